@@ -1,0 +1,76 @@
+"""What the engine asks of the runner in one step, and what comes back: plain data, no tensors.
+
+A step is a list of slices, one per sequence, context and generation alike: the tokens of the sequence whose keys and values are to be
+computed now. A slice that reaches the sequence's last token also samples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sluice.ring.errors import Fault
+from sluice.ring.params import SamplingParams
+from sluice.ring.wire import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to sample."""
+
+    sampling: SamplingParams
+    sequence: int
+    """Index of the sequence in its request; together with seed and position the key of its noise."""
+    position: int
+    """Offset of the new token in the continuation, from 0."""
+    prompt: Sequence[int]
+    """Token ids; read only when a penalty is set. Owned by the engine: do not keep."""
+    output: Sequence[int]
+    """Token ids so far. Owned by the engine: do not keep."""
+    banned: tuple[int, ...] = ()
+    """Ids that may not come now: end and stop ids before min_tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One sequence's part in a step."""
+
+    tokens: Sequence[int]
+    """At least one token id."""
+    start: int
+    """Position of the first of them in the sequence; everything before it is in the cache."""
+    block_table: Sequence[int]
+    """Blocks that hold positions 0 to start + len(tokens) - 1, and possibly more."""
+    draws: tuple[Draw, ...] = ()
+    """All from the logits after the last token: none mid-context, one per sequence of the request after its context, else one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The work of one step. Copies come first, in order."""
+
+    slices: tuple[Slice, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+    """(from block, to block): a forked sequence gets its own copy of a partly filled block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One sampled token, or why there is none."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+    """When the draw's sampling.logprobs is set."""
+    fault: Fault | None = None
+    """The sequence ends with it; `token` means nothing."""
+
+
+class Runner(Protocol):
+    """Computes steps. The engine calls it from one thread."""
+
+    num_blocks: int
+    """Size of the block pool."""
+    tokens_per_block: int
+
+    def run(self, step: Step) -> list[Drawn]:
+        """One result per draw, in order of slices and their draws. Raises on a fault of the whole step."""
+        ...

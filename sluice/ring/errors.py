@@ -1,0 +1,66 @@
+"""Why an output ended, and what can go wrong: each error code with its gRPC status and whether to try again."""
+
+from enum import Enum, IntEnum
+
+import msgspec
+
+
+class FinishReason(IntEnum):
+    """Why a sequence ended. Up to TIME_LIMIT the numbers are those of sluice.v1.FinishReason."""
+
+    RUNNING = 0
+    EOS = 1
+    STOP_STRING = 2
+    STOP_TOKEN = 3
+    LENGTH = 4
+    ABORTED = 5
+    TIME_LIMIT = 6
+    ERROR = 7
+    """Travels the ring as a terminal with a `Fault`; towards the client it becomes a gRPC status."""
+
+
+class ErrorCode(Enum):
+    """The `reason` of google.rpc.ErrorInfo: name, gRPC status, seconds after which a retry makes sense (None: never)."""
+
+    INVALID_ARGUMENT = ("INVALID_ARGUMENT", None)
+    CONTEXT_OVERFLOW = ("INVALID_ARGUMENT", None)
+    MODEL_NOT_FOUND = ("NOT_FOUND", None)
+    DUPLICATE_REQUEST = ("ALREADY_EXISTS", None)
+    NOT_BUILT_YET = ("UNIMPLEMENTED", None)
+    OVERLOADED = ("RESOURCE_EXHAUSTED", 1.0)
+    NO_ENGINE = ("UNAVAILABLE", 1.0)
+    NO_DETOKENIZER = ("UNAVAILABLE", 1.0)
+    ENGINE_LOST = ("UNAVAILABLE", 0.5)
+    DETOKENIZER_LOST = ("UNAVAILABLE", 0.5)
+    ROWS_LOST = ("UNAVAILABLE", 0.5)
+    DRAINING = ("UNAVAILABLE", 0.5)
+    NOTHING_TO_SAMPLE = ("INVALID_ARGUMENT", None)
+    STEP_FAILED = ("INTERNAL", None)
+    TEXT_FAILED = ("INTERNAL", None)
+    INTERNAL = ("INTERNAL", None)
+
+    # Enum members with equal values would become aliases of each other: the name is part of the value.
+    def __new__(cls, status: str, retry_after: float | None) -> "ErrorCode":
+        member = object.__new__(cls)
+        member._value_ = len(cls.__members__)
+        member.status = status
+        member.retry_after = retry_after
+        return member
+
+    status: str
+    """Name of the gRPC status code."""
+    retry_after: float | None
+    """Seconds, for google.rpc.RetryInfo."""
+
+
+class Fault(msgspec.Struct, frozen=True, array_like=True):
+    """What went wrong with one request, as it crosses the ring in a terminal row."""
+
+    code: str
+    """Name of an `ErrorCode`."""
+    message: str
+
+    @property
+    def error_code(self) -> ErrorCode:
+        """The code; INTERNAL for a name that this build does not know."""
+        return ErrorCode.__members__.get(self.code, ErrorCode.INTERNAL)

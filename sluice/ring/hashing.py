@@ -1,0 +1,48 @@
+"""Hashes that must be equal in every process: the KV block chain and rendezvous placement."""
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+DIGEST_BYTES = 16
+
+
+def root_hash(fingerprint: str, salt: str = "", adapter: str = "") -> bytes:
+    """Start of a block chain: prefixes are shared only inside one (weights, salt, adapter) domain."""
+    digest = blake2b(digest_size=DIGEST_BYTES, person=b"sluice-root")
+    for part in (fingerprint, salt, adapter):
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.digest()
+
+
+def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Hash of one full block of tokens that follows `parent`, the hash of the block before it or the root."""
+    packed = array("I", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return blake2b(parent + packed.tobytes(), digest_size=DIGEST_BYTES, person=b"sluice-block").digest()
+
+
+def block_chain(root: bytes, tokens: Sequence[int], tokens_per_block: int) -> list[bytes]:
+    """Hashes of the full blocks of `tokens`, first block first."""
+    chain: list[bytes] = []
+    parent = root
+    for end in range(tokens_per_block, len(tokens) + 1, tokens_per_block):
+        parent = block_hash(parent, tokens[end - tokens_per_block : end])
+        chain.append(parent)
+    return chain
+
+
+def rendezvous(key: str, nodes: Iterable[str]) -> list[str]:
+    """Nodes in order of preference for `key` (highest random weight, Thaler and Ravishankar 1998).
+
+    When a node goes, only its own keys move.
+    """
+
+    def weight(node: str) -> bytes:
+        return blake2b(f"{key}\0{node}".encode(), digest_size=8).digest()
+
+    return sorted(nodes, key=lambda node: (weight(node), node), reverse=True)

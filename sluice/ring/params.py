@@ -1,0 +1,72 @@
+"""What a request asks for: one definition, on the wire and in the services. Past the router every field is present and in range."""
+
+import msgspec
+
+GREEDY_TEMPERATURE = 1e-5
+"""A temperature below this is greedy."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token is chosen. Order: logit bias, bans, penalties, temperature, top-k, top-p, min-p (as in transformers)."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over prompt and output (CTRL, arXiv:1909.05858)."""
+    presence_penalty: float = 0.0
+    """Over the output."""
+    frequency_penalty: float = 0.0
+    """Over the output."""
+    seed: int = 0
+    """Unsigned 64 bits; the router draws one when the client gave none."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty: all."""
+    logprobs: int | None = None
+    """Best alternatives to report with each chosen token; None reports nothing, 0 only the chosen one."""
+
+    @property
+    def greedy(self) -> bool:
+        """The most likely token is taken; no noise."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def penalized(self) -> bool:
+        """Some penalty looks at the tokens so far."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+class StopParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When the engine stops a sequence. Stop strings are the detokenizer's: see `TextParams`."""
+
+    max_tokens: int
+    """New tokens, at least 1; prompt + max_tokens fits the context."""
+    min_tokens: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    """The model's own; empty with ignore_eos."""
+    stop_token_ids: tuple[int, ...] = ()
+    """The caller's."""
+
+
+class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the detokenizer turns a stream's tokens into text."""
+
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    min_tokens: int = 0
+    """A stop string completed by an earlier token than this (1-based) does not count."""
+    skip_special_tokens: bool = True
+    interval: int = 1
+    """Tokens per row at least, but for a sequence's last row; 0: one row at the end."""
+
+
+def derive_seed(seed: int, sequence: int) -> int:
+    """Seed of one of n sequences: sequence 0 keeps the request's own, so that n = 1 and a single request agree.
+
+    The others step by the 64-bit golden ratio (SplitMix64, Steele et al. 2014), so neighbouring seeds do not collide for small n.
+    """
+    return (seed + sequence * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF

@@ -1,0 +1,68 @@
+"""How a service reads its settings: by flag, environment, YAML file, default, in that order; unknown keys are refused."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, TypeVar, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, CliSettingsSource
+
+
+class ServiceSettings(BaseSettings):
+    """Base of each service's config. A field is the flag --some-field and the variable SLUICE_SERVICE_SOME_FIELD."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)  # type: ignore[assignment]
+
+    config: str | None = Field(None, description="YAML file of settings; flags and environment variables come first")
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def load_settings(settings: type[S], program: str, prefix: str, argv: Sequence[str] | None = None) -> S:
+    """Read `settings`; environment variables begin with `prefix`. Ends the process with a clear message on bad input."""
+    flags = CliSettingsSource(
+        settings,
+        cli_prog_name=program,
+        cli_parse_args=list(sys.argv[1:] if argv is None else argv),
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )()
+    found = _read_environment(settings, prefix) | flags
+    try:
+        return settings.model_validate(_read_yaml(found.get("config")) | found)
+    except ValidationError as error:
+        problems = [f"  {'.'.join(map(str, e['loc']))}: {e['msg']} (got {e.get('input')!r})" for e in error.errors()]
+        raise SystemExit(f"{program}: wrong settings\n" + "\n".join(problems)) from error
+
+
+def _read_yaml(file: str | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        with open(file, encoding="utf-8") as stream:
+            found = yaml.safe_load(stream) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise SystemExit(f"cannot read the settings file {file}: {error}") from error
+    if not isinstance(found, dict):
+        raise SystemExit(f"the settings file {file} must hold keys and values")
+    return found
+
+
+def _read_environment(settings: type[BaseModel], prefix: str) -> dict[str, Any]:
+    names = {f"{prefix}{name.upper()}": name for name in settings.model_fields}
+    given = {variable: value for variable, value in os.environ.items() if variable.startswith(prefix)}
+    unknown = sorted(given.keys() - names.keys())
+    if unknown:
+        raise SystemExit(f"unknown settings in the environment: {', '.join(unknown)}")
+    return {names[variable]: _from_text(settings, names[variable], text) for variable, text in given.items()}
+
+
+def _from_text(settings: type[BaseModel], name: str, text: str) -> Any:
+    if get_origin(settings.model_fields[name].annotation) is tuple:
+        return [part for part in text.split(",") if part]
+    return text

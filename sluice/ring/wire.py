@@ -1,0 +1,322 @@
+"""The messages of the ring: msgspec Structs in MessagePack, one per engine step and receiver, with rows in columns.
+
+Every row carries (request, attempt, sequence, offset). `request` is a number that the router draws at random; the caller's own
+request id is for people and logs. Column lengths are checked on decoding, so a decoded message can be walked without care.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.params import SamplingParams, StopParams, TextParams
+
+VERSION = 1
+"""Grows with every incompatible change; a lane refuses frames of another version."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of everything that a lane carries."""
+
+
+class Hello(Message, frozen=True):
+    """router → engine, detokenizer, every second: beats go to `address` until the hellos stop."""
+
+    router: str
+    address: str
+
+
+class Submit(Message, frozen=True):
+    """router → engine: one attempt at one request. The next hops travel with it."""
+
+    request: int
+    attempt: int
+    engine_epoch: int
+    """Incarnation that this was meant for; another one drops it."""
+    name: str
+    """The caller's request id, for logs."""
+    prompt: list[int]
+    n: int
+    sampling: SamplingParams
+    stopping: StopParams
+    text: TextParams
+    priority: int
+    """Higher runs first: 1 low, 2 normal, 3 high."""
+    salt: str
+    time_limit: float | None
+    """Seconds from the receipt of this message."""
+    detokenizer: str
+    """Address of the inbox that gets the tokens."""
+    router: str
+    """Address of the inbox that gets the text."""
+
+
+class Cancel(Message, frozen=True):
+    """router → engine: end a request, or one sequence of it, with ABORTED. Unknown ones are ignored."""
+
+    request: int
+    attempt: int
+    engine_epoch: int
+    sequence: int | None = None
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True):
+    """A stream begins: sent with or before the first row of a request, when its first step is scheduled or it is refused."""
+
+    request: int
+    attempt: int
+    n: int
+    text: TextParams
+    router: str
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True):
+    """`Open`, as the detokenizer hands it on to the router."""
+
+    request: int
+    attempt: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log of the probability of one chosen token, before temperature, penalties and filters."""
+
+    logprob: float
+    rank: int
+    """1-based."""
+    top: list[tuple[int, float]]
+    """Most likely tokens, best first."""
+
+
+class Times(msgspec.Struct, frozen=True, array_like=True):
+    """Where a sequence's time went, in seconds of the engine's clock."""
+
+    queue: float
+    context: float
+    generation: float
+
+
+class End(msgspec.Struct, frozen=True, array_like=True):
+    """The terminal of a sequence: exactly one, on its last row."""
+
+    reason: FinishReason
+    times: Times
+    stop_token: int | None = None
+    stop_string: str | None = None
+    fault: Fault | None = None
+    """With ERROR only."""
+
+
+class TokenRow(NamedTuple):
+    """One sequence's news in a step, as one row of a `TokenBatch`."""
+
+    request: int
+    attempt: int
+    sequence: int
+    offset: int
+    """Index of the first token in the continuation."""
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    """One per token, or empty."""
+    end: End | None
+
+
+class TextRow(NamedTuple):
+    """One sequence's news as one row of a `TextBatch`. `text` may lag behind the tokens (half characters, possible stops)."""
+
+    request: int
+    attempt: int
+    sequence: int
+    offset: int
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    text: str
+    end: End | None
+
+
+class TokenBatch(Message, frozen=True):
+    """engine → detokenizer: what the rows of one step (or of several, when the lane was full) brought."""
+
+    engine: str
+    engine_epoch: int
+    opens: list[Open]
+    request: list[int]
+    attempt: list[int]
+    sequence: list[int]
+    offset: list[int]
+    count: list[int]
+    tokens: list[int]
+    logprobs: dict[int, list[TokenLogprob]]
+    """By row; only rows that asked for them."""
+    ends: dict[int, End]
+    """By row."""
+
+    def __post_init__(self) -> None:
+        _check_columns(self)
+
+    @classmethod
+    def of(cls, engine: str, engine_epoch: int, opens: list[Open], rows: list[TokenRow]) -> "TokenBatch":
+        """Rows into columns."""
+        return cls(engine, engine_epoch, opens, *_columns(rows))
+
+    def rows(self) -> Iterator[TokenRow]:
+        """Columns into rows."""
+        at = 0
+        for i, count in enumerate(self.count):
+            yield TokenRow(
+                self.request[i],
+                self.attempt[i],
+                self.sequence[i],
+                self.offset[i],
+                self.tokens[at : at + count],
+                self.logprobs.get(i, []),
+                self.ends.get(i),
+            )
+            at += count
+
+
+class TextBatch(Message, frozen=True):
+    """detokenizer → router."""
+
+    detokenizer: str
+    started: list[Started]
+    request: list[int]
+    attempt: list[int]
+    sequence: list[int]
+    offset: list[int]
+    count: list[int]
+    tokens: list[int]
+    logprobs: dict[int, list[TokenLogprob]]
+    ends: dict[int, End]
+    text: list[str]
+
+    def __post_init__(self) -> None:
+        _check_columns(self)
+        if len(self.text) != len(self.request):
+            raise ValueError(f"text has {len(self.text)} rows, request has {len(self.request)}")
+
+    @classmethod
+    def of(cls, detokenizer: str, started: list[Started], rows: list[TextRow]) -> "TextBatch":
+        """Rows into columns."""
+        return cls(detokenizer, started, *_columns(rows), text=[row.text for row in rows])
+
+    def rows(self) -> Iterator[TextRow]:
+        """Columns into rows."""
+        at = 0
+        for i, count in enumerate(self.count):
+            yield TextRow(
+                self.request[i],
+                self.attempt[i],
+                self.sequence[i],
+                self.offset[i],
+                self.tokens[at : at + count],
+                self.logprobs.get(i, []),
+                self.text[i],
+                self.ends.get(i),
+            )
+            at += count
+
+
+class Pulse(Message, frozen=True):
+    """engine → detokenizer, every second: the engine lives, and a lost last message shows as a gap."""
+
+    engine: str
+    engine_epoch: int
+
+
+class StepStats(msgspec.Struct, frozen=True, array_like=True):
+    """The engine at its latest step; the fields of sluice.v1.EngineStats, where they are explained."""
+
+    iteration: int = 0
+    active_requests: int = 0
+    max_requests: int = 0
+    queued_requests: int = 0
+    scheduled_requests: int = 0
+    context_requests: int = 0
+    generation_requests: int = 0
+    paused_requests: int = 0
+    total_context_tokens: int = 0
+    micro_batch_id: int = 0
+    total_generation_tokens: int = 0
+    empty_generation_slots: int = 0
+    max_kv_blocks: int = 0
+    free_kv_blocks: int = 0
+    used_kv_blocks: int = 0
+    tokens_per_kv_block: int = 0
+    prefix_cache_hit_ratio: float = 0.0
+    tokens_per_second: float = 0.0
+
+
+class EngineBeat(Message, frozen=True):
+    """engine → router on the side lane, every half second."""
+
+    engine: str
+    epoch: int
+    """Drawn at every start of the process."""
+    address: str
+    fingerprint: str
+    """Of the model folder; the root of block hashes."""
+    max_sequence_tokens: int
+    """Longest prompt plus output that this engine can hold."""
+    draining: bool
+    stats: StepStats
+
+
+class DetokenizerBeat(Message, frozen=True):
+    """detokenizer → router on the side lane, every half second."""
+
+    detokenizer: str
+    epoch: int
+    address: str
+    draining: bool
+    streams: int
+    queue_depth: int
+    tokens_per_second: float
+
+
+ToEngine = Hello | Submit | Cancel
+ToDetokenizer = Hello | TokenBatch | Pulse
+ToRouter = TextBatch | EngineBeat | DetokenizerBeat
+
+
+def _columns(
+    rows: list[TokenRow] | list[TextRow],
+) -> tuple[
+    list[int],
+    list[int],
+    list[int],
+    list[int],
+    list[int],
+    list[int],
+    dict[int, list[TokenLogprob]],
+    dict[int, End],
+]:
+    return (
+        [row.request for row in rows],
+        [row.attempt for row in rows],
+        [row.sequence for row in rows],
+        [row.offset for row in rows],
+        [len(row.tokens) for row in rows],
+        [token for row in rows for token in row.tokens],
+        {i: row.logprobs for i, row in enumerate(rows) if row.logprobs},
+        {i: row.end for i, row in enumerate(rows) if row.end is not None},
+    )
+
+
+def _check_columns(batch: TokenBatch | TextBatch) -> None:
+    size = len(batch.request)
+    for name in ("attempt", "sequence", "offset", "count"):
+        if len(getattr(batch, name)) != size:
+            raise ValueError(f"{name} has {len(getattr(batch, name))} rows, request has {size}")
+    if min(batch.count, default=0) < 0 or sum(batch.count) != len(batch.tokens):
+        raise ValueError(f"{len(batch.tokens)} tokens for counts that sum to {sum(batch.count)}")
+    for rows in (batch.logprobs, batch.ends):
+        if any(not 0 <= row < size for row in rows):
+            raise ValueError(f"a row outside 0..{size - 1}")
+    for row, logprobs in batch.logprobs.items():
+        if len(logprobs) != batch.count[row]:
+            raise ValueError(f"{len(logprobs)} logprobs for {batch.count[row]} tokens")
