@@ -1,0 +1,86 @@
+"""The Python standard library's own source, as training documents."""
+
+import ast
+import random
+import sysconfig
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+Message = dict[str, str]
+
+# Tests repeat themselves; the others are tables and prose rather than code.
+_SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "pydoc_data", "encodings", "__pycache__"}
+_HELD_OUT_SHARE = 0.03
+_CHAT_SHARE = 0.1
+_MAX_BODY_LINES = 30
+_SYSTEM = "You complete Python code."
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Source files, and conversations made from the functions in them."""
+
+    files: tuple[str, ...]
+    chats: tuple[tuple[Message, ...], ...]
+
+
+def read(seed: int) -> tuple[Corpus, Corpus]:
+    """Training and held-out corpus of the running interpreter, split by file. Depends on the seed and Python's version."""
+    rng = random.Random(seed)
+    files = list(_source_files())
+    rng.shuffle(files)
+    held_out = max(1, round(len(files) * _HELD_OUT_SHARE))
+    return _corpus(files[held_out:], rng), _corpus(files[:held_out], rng)
+
+
+def _source_files() -> Iterator[str]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for file in sorted(root.rglob("*.py")):
+        folders = file.relative_to(root).parts[:-1]
+        if _SKIPPED_FOLDERS.isdisjoint(folders):
+            yield file.read_text(encoding="utf-8", errors="replace")
+
+
+def _corpus(files: list[str], rng: random.Random) -> Corpus:
+    functions = [function for text in files for function in _functions(text)]
+    rng.shuffle(functions)
+    budget = _CHAT_SHARE * sum(map(len, files))
+    chats = []
+    for header, docstring, body in functions:
+        budget -= len(header) + len(body)
+        if budget < 0:
+            break
+        chats.append(tuple(_conversation(header, docstring, body, rng)))
+    return Corpus(tuple(files), tuple(chats))
+
+
+def _functions(text: str) -> Iterator[tuple[str, str, str]]:
+    """(signature with docstring, first paragraph of the docstring, body) of each short documented function."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:  # lib2to3 and others ship files that are wrong on purpose
+        return
+    lines = text.splitlines(keepends=True)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef) or len(node.body) < 2:
+            continue
+        docstring, end = ast.get_docstring(node), node.body[0].end_lineno
+        if not docstring or end is None or node.end_lineno is None or not 0 < node.end_lineno - end <= _MAX_BODY_LINES:
+            continue
+        source = textwrap.dedent("".join(lines[node.lineno - 1 : node.end_lineno])).splitlines(keepends=True)
+        head = end - node.lineno + 1
+        yield "".join(source[:head]), docstring.split("\n\n")[0], "".join(source[head:]).rstrip()
+
+
+def _conversation(header: str, docstring: str, body: str, rng: random.Random) -> Iterator[Message]:
+    if rng.random() < 0.5:
+        yield {"role": "system", "content": _SYSTEM}
+    if rng.random() < 0.5:
+        yield {"role": "user", "content": f"Complete this function:\n\n{header.rstrip()}"}
+        yield {"role": "assistant", "content": body}
+    else:
+        name = header.removeprefix("def ").split("(")[0]
+        yield {"role": "user", "content": f"Write the function `{name}`: {' '.join(docstring.split())}"}
+        yield {"role": "assistant", "content": header + body}
