@@ -1,7 +1,7 @@
 """What the engine asks of the runner in one step, and what comes back: plain data, no tensors.
 
-A step is a list of slices, one per sequence, context and generation alike: the tokens of the sequence whose keys and values are to be
-computed now. A slice that reaches the sequence's last token also samples.
+A step is a list of slices, one per sequence, context and generation alike: the tokens of the sequence whose keys and
+values are to be computed now. A slice that reaches the sequence's last token also samples.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Slice:
     block_table: Sequence[int]
     """Blocks that hold positions 0 to start + len(tokens) - 1, and possibly more."""
     draws: tuple[Draw, ...] = ()
-    """All from the logits after the last token: none mid-context, one per sequence of the request after its context, else one."""
+    """All from the logits after the last token: none mid-context, one per sequence after its context, else one."""
 
 
 @dataclass(frozen=True, slots=True)

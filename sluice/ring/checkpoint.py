@@ -1,4 +1,4 @@
-"""A model folder in Hugging Face layout: what the services read from it besides weights, and the fingerprint they agree by."""
+"""A model folder in Hugging Face layout: what services read from it besides weights, and a fingerprint to agree by."""
 
 import json
 from dataclasses import dataclass

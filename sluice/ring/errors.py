@@ -20,7 +20,20 @@ class FinishReason(IntEnum):
 
 
 class ErrorCode(Enum):
-    """The `reason` of google.rpc.ErrorInfo: name, gRPC status, seconds after which a retry makes sense (None: never)."""
+    """The `reason` of google.rpc.ErrorInfo, with its gRPC status and when a retry makes sense."""
+
+    status: str
+    """Name of the gRPC status code."""
+    retry_after: float | None
+    """Seconds, for google.rpc.RetryInfo."""
+
+    def __new__(cls, status: str, retry_after: float | None) -> "ErrorCode":
+        """Numbered, because members with equal values would be aliases of one another."""
+        member = object.__new__(cls)
+        member._value_ = len(cls.__members__)
+        member.status = status
+        member.retry_after = retry_after
+        return member
 
     INVALID_ARGUMENT = ("INVALID_ARGUMENT", None)
     CONTEXT_OVERFLOW = ("INVALID_ARGUMENT", None)
@@ -38,19 +51,6 @@ class ErrorCode(Enum):
     STEP_FAILED = ("INTERNAL", None)
     TEXT_FAILED = ("INTERNAL", None)
     INTERNAL = ("INTERNAL", None)
-
-    # Enum members with equal values would become aliases of each other: the name is part of the value.
-    def __new__(cls, status: str, retry_after: float | None) -> "ErrorCode":
-        member = object.__new__(cls)
-        member._value_ = len(cls.__members__)
-        member.status = status
-        member.retry_after = retry_after
-        return member
-
-    status: str
-    """Name of the gRPC status code."""
-    retry_after: float | None
-    """Seconds, for google.rpc.RetryInfo."""
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):

@@ -1,8 +1,9 @@
 """A lane: a bounded, numbered ZeroMQ pipe from one sender to one inbox that reports "full" and "gap".
 
-Each service binds one `Inbox`; whoever sends to it opens a `Lane` of its own. A frame is a fixed header (magic, version, the
-lane's epoch, the frame's number in it) and a MessagePack body. The receiver follows the numbers, so whatever ZeroMQ loses (a peer
-that dies, a closed pipe) shows as a `Gap` at the next frame; senders with nothing to say send a beat, so there is a next frame.
+Each service binds one `Inbox`; whoever sends to it opens a `Lane` of its own. A frame is a fixed header (magic,
+version, the lane's epoch, the frame's number in it) and a MessagePack body. The receiver follows the numbers, so whatever ZeroMQ
+loses (a peer that dies, a closed pipe) shows as a `Gap` at the next frame; senders with nothing to say send a beat, so
+there is a next frame.
 """
 
 import os
@@ -35,7 +36,7 @@ class Gap(NamedTuple):
 class Lane:
     """The sending end. Not thread-safe.
 
-    `capacity` is ZeroMQ's high-water mark in messages; its pipes hold a few more on either side (see docs/architecture.md).
+    `capacity` is ZeroMQ's high-water mark in messages; its pipes and the kernel's buffers hold some more.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, capacity: int = 64) -> None:
@@ -53,12 +54,21 @@ class Lane:
     def send(self, message: Message) -> bool:
         """Hand a message to ZeroMQ without waiting. False: the lane is full and the message stays with the caller."""
         frame = HEADER.pack(MAGIC, VERSION, self.epoch, self.sent) + self._encoder.encode(message)
+        if not (self._try(frame) or (self._has_room() and self._try(frame))):
+            return False
+        self.sent += 1
+        return True
+
+    def _try(self, frame: bytes) -> bool:
         try:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             return False
-        self.sent += 1
         return True
+
+    def _has_room(self) -> bool:
+        # A non-blocking send looks at the receiver's credits only every few million cycles; reading EVENTS always does.
+        return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLOUT)
 
     def close(self, linger: float = 0.0) -> None:
         """Close, after at most `linger` seconds for what ZeroMQ still holds."""
@@ -89,7 +99,7 @@ class Inbox(Generic[M]):
         self._socket.set(zmq.LINGER, 0)
         _make_folder(address)
         self._socket.bind(address)
-        self.address: str = self._socket.get(zmq.LAST_ENDPOINT).decode()
+        self.address = bytes(self._socket.get(zmq.LAST_ENDPOINT)).decode()
 
     @property
     def fd(self) -> int:
@@ -101,7 +111,10 @@ class Inbox(Generic[M]):
         return bool(self._socket.poll(int(seconds * 1000), zmq.POLLIN))
 
     def receive(self, limit: int = 256) -> list[M | Gap]:
-        """What has arrived, at most about `limit` messages, oldest first; never waits. A gap stands before the frame that showed it."""
+        """What has arrived, at most about `limit` messages, oldest first; never waits.
+
+        A gap stands before the frame that showed it.
+        """
         received: list[M | Gap] = []
         while len(received) < limit:
             try:

@@ -1,4 +1,7 @@
-"""What a request asks for: one definition, on the wire and in the services. Past the router every field is present and in range."""
+"""What a request asks for: one definition, on the wire and in the services.
+
+Past the router every field is present and in range.
+"""
 
 import msgspec
 
@@ -7,7 +10,10 @@ GREEDY_TEMPERATURE = 1e-5
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the next token is chosen. Order: logit bias, bans, penalties, temperature, top-k, top-p, min-p (as in transformers)."""
+    """How the next token is chosen.
+
+    Applied in this order: logit bias, bans, penalties, temperature, top-k, top-p, min-p (as in transformers).
+    """
 
     temperature: float = 1.0
     top_k: int = 0
@@ -67,6 +73,6 @@ class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):
 def derive_seed(seed: int, sequence: int) -> int:
     """Seed of one of n sequences: sequence 0 keeps the request's own, so that n = 1 and a single request agree.
 
-    The others step by the 64-bit golden ratio (SplitMix64, Steele et al. 2014), so neighbouring seeds do not collide for small n.
+    The others step by the 64-bit golden ratio (SplitMix64, Steele et al. 2014): neighbouring seeds stay apart.
     """
     return (seed + sequence * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF

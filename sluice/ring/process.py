@@ -11,7 +11,7 @@ PARENT_VARIABLE = "SLUICE_PARENT_PID"
 
 
 def die_with_parent() -> None:
-    """Where the launcher started us, get SIGTERM when it dies (Linux; elsewhere the launcher's own clean-up has to do)."""
+    """Where the launcher started us, get SIGTERM when it dies (on Linux; elsewhere its own clean-up has to do)."""
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is None or sys.platform != "linux":
         return

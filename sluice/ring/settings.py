@@ -1,4 +1,4 @@
-"""How a service reads its settings: by flag, environment, YAML file, default, in that order; unknown keys are refused."""
+"""How a service reads its settings: flag, environment, YAML file, default, in that order; unknown keys are refused."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ S = TypeVar("S", bound=ServiceSettings)
 
 
 def load_settings(settings: type[S], program: str, prefix: str, argv: Sequence[str] | None = None) -> S:
-    """Read `settings`; environment variables begin with `prefix`. Ends the process with a clear message on bad input."""
+    """Read `settings`; environment variables begin with `prefix`. Bad input ends the process with a clear message."""
     flags = CliSettingsSource(
         settings,
         cli_prog_name=program,

@@ -1,10 +1,11 @@
 """The messages of the ring: msgspec Structs in MessagePack, one per engine step and receiver, with rows in columns.
 
-Every row carries (request, attempt, sequence, offset). `request` is a number that the router draws at random; the caller's own
-request id is for people and logs. Column lengths are checked on decoding, so a decoded message can be walked without care.
+Every row carries (request, attempt, sequence, offset). `request` is a number that the router draws at random; the
+caller's own request id is for people and logs. Column lengths are checked on decoding, so a decoded message can be
+walked without care.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -62,7 +63,7 @@ class Cancel(Message, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True):
-    """A stream begins: sent with or before the first row of a request, when its first step is scheduled or it is refused."""
+    """A stream begins: sent with or before its first row, when its first step is scheduled or it is refused."""
 
     request: int
     attempt: int
@@ -126,7 +127,7 @@ class TokenRow(NamedTuple):
 
 
 class TextRow(NamedTuple):
-    """One sequence's news as one row of a `TextBatch`. `text` may lag behind the tokens (half characters, possible stops)."""
+    """One sequence's news as one row of a `TextBatch`. `text` may lag behind the tokens: half characters, stops."""
 
     request: int
     attempt: int
@@ -284,7 +285,7 @@ ToRouter = TextBatch | EngineBeat | DetokenizerBeat
 
 
 def _columns(
-    rows: list[TokenRow] | list[TextRow],
+    rows: Sequence[TokenRow | TextRow],
 ) -> tuple[
     list[int],
     list[int],

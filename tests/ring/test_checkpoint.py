@@ -1,0 +1,52 @@
+import json
+
+import pytest
+
+from sluice.ring.checkpoint import CheckpointError, open_checkpoint
+from sluice.tiny_model import path
+
+
+def copy_of_tiny(tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((path() / name).read_bytes())
+    return tmp_path
+
+
+def test_the_model_in_the_box_opens():
+    checkpoint = open_checkpoint(str(path()), "tiny")
+    assert checkpoint.name == "tiny"
+    assert checkpoint.eos_token_ids
+    assert checkpoint.chat_template
+    assert checkpoint.max_context_tokens >= 1024
+    assert checkpoint.fingerprint == open_checkpoint(str(path())).fingerprint
+
+
+def test_the_fingerprint_follows_the_files(tmp_path):
+    folder = copy_of_tiny(tmp_path)
+    before = open_checkpoint(str(folder)).fingerprint
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 1}))
+    assert open_checkpoint(str(folder)).fingerprint != before
+
+
+def test_eos_ids_fall_back_to_the_config(tmp_path):
+    folder = copy_of_tiny(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 7}))
+    assert open_checkpoint(str(folder)).eos_token_ids == (7,)
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./nothing", "nothing"])
+def test_what_is_no_model_is_named(model):
+    with pytest.raises(CheckpointError, match=r"nothing|no/such"):
+        open_checkpoint(model)
+
+
+def test_broken_and_missing_files_are_named(tmp_path):
+    folder = copy_of_tiny(tmp_path)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        open_checkpoint(str(folder))
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        open_checkpoint(str(folder))

@@ -1,0 +1,35 @@
+import subprocess
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.ring.hashing import block_chain, rendezvous, root_hash
+
+tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
+
+
+@given(tokens, tokens, st.integers(1, 8))
+def test_chains_agree_exactly_as_far_as_full_blocks_do(one, other, size):
+    root = root_hash("weights")
+    shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    same = sum(a == b for a, b in zip(block_chain(root, one, size), block_chain(root, other, size), strict=False))
+    assert same == shared // size
+
+
+def test_salt_adapter_and_none_are_three_domains():
+    assert len({root_hash("m"), root_hash("m", salt="x"), root_hash("m", adapter="x"), root_hash("mx")}) == 4
+
+
+def test_hashes_are_equal_in_another_process():
+    code = "from sluice.ring.hashing import *; print(block_chain(root_hash('m', 's'), range(32), 16)[-1].hex())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == block_chain(root_hash("m", "s"), range(32), 16)[-1].hex()
+
+
+@given(st.sets(st.text(max_size=5), min_size=2, max_size=8))
+def test_when_a_node_goes_only_its_own_keys_move(nodes):
+    gone = min(nodes)
+    for key in map(str, range(20)):
+        before = rendezvous(key, nodes)
+        assert rendezvous(key, nodes - {gone}) == [node for node in before if node != gone]

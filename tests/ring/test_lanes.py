@@ -1,0 +1,150 @@
+import os
+import time
+
+import pytest
+import zmq
+
+from sluice.ring.lanes import HEADER, MAGIC, Gap, Inbox, Lane
+from sluice.ring.wire import VERSION, Hello, Pulse, ToDetokenizer
+
+
+@pytest.fixture
+def context():
+    with zmq.Context() as context:
+        yield context
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def address(request, tmp_path):
+    return f"ipc://{tmp_path}/inbox" if request.param == "ipc" else "tcp://127.0.0.1:*"
+
+
+@pytest.fixture
+def inbox(context, address):
+    inbox = Inbox(context, address, ToDetokenizer, capacity=8)
+    yield inbox
+    inbox.close()
+
+
+def pulse(number: int) -> Pulse:
+    return Pulse("engine", number)
+
+
+def take(inbox: Inbox, count: int, seconds: float = 5.0) -> list:
+    received = []
+    end = time.monotonic() + seconds
+    while len(received) < count and time.monotonic() < end:
+        inbox.wait(0.05)
+        received += inbox.receive()
+    return received
+
+
+def test_messages_arrive_in_order(context, inbox):
+    lane = Lane(context, inbox.address)
+    for number in range(50):
+        assert lane.send(pulse(number))
+    assert take(inbox, 50) == [pulse(number) for number in range(50)]
+    lane.close()
+
+
+def test_a_slow_consumer_shows_as_full_and_loses_nothing(context, inbox):
+    lane = Lane(context, inbox.address, capacity=8)
+    sent = refused = 0
+    received = []
+    while sent < 5000:
+        if lane.send(pulse(sent)):
+            sent += 1
+        else:
+            refused += 1
+            inbox.wait(0.1)
+            received += inbox.receive(limit=3)
+    received += take(inbox, sent - len(received))
+    assert refused > 0
+    assert received == [pulse(number) for number in range(sent)]
+    lane.close()
+
+
+def test_what_is_sent_before_the_peer_is_there_arrives(context, tmp_path):
+    address = f"ipc://{tmp_path}/later"
+    lane = Lane(context, address)
+    assert lane.send(pulse(0))
+    assert lane.send(pulse(1))
+    inbox = Inbox(context, address, ToDetokenizer)
+    assert take(inbox, 2) == [pulse(0), pulse(1)]
+    lane.close()
+    inbox.close()
+
+
+def test_a_full_lane_to_nobody_says_so(context, tmp_path):
+    lane = Lane(context, f"ipc://{tmp_path}/nobody", capacity=4)
+    assert [lane.send(pulse(i)) for i in range(6)] == [True] * 4 + [False] * 2
+    lane.close()
+
+
+def test_a_lost_frame_shows_as_a_gap(context, inbox):
+    lane = Lane(context, inbox.address)
+    lane.send(pulse(0))
+    lane.sent += 2
+    lane.send(pulse(3))
+    assert take(inbox, 3) == [pulse(0), Gap(lane.epoch, 2), pulse(3)]
+    assert inbox.gaps == 1
+    lane.close()
+
+
+def test_a_restarted_receiver_learns_that_frames_went_to_its_predecessor(context, tmp_path):
+    address = f"ipc://{tmp_path}/inbox"
+    first = Inbox(context, address, ToDetokenizer)
+    lane = Lane(context, address)
+    lane.send(pulse(0))
+    assert take(first, 1) == [pulse(0)]
+    first.close()
+    second = Inbox(context, address, ToDetokenizer)
+    number = 0
+    received = []
+    while not received and number < 100:
+        number += 1
+        lane.send(pulse(number))
+        received = take(second, 2, 0.05)
+    gap, first_seen = received[:2]
+    assert gap == Gap(lane.epoch, first_seen.engine_epoch)
+    lane.close()
+    second.close()
+
+
+def test_repeated_numbers_are_dropped(context, inbox):
+    lane = Lane(context, inbox.address)
+    lane.send(pulse(0))
+    lane.send(pulse(1))
+    lane.sent = 0
+    lane.send(pulse(99))
+    lane.sent = 2
+    lane.send(pulse(2))
+    assert take(inbox, 3) == [pulse(0), pulse(1), pulse(2)]
+    assert inbox.malformed == 1
+    lane.close()
+
+
+def test_hostile_frames_are_dropped_and_counted(context, inbox):
+    hostile = [b"", b"x", os.urandom(100), MAGIC, HEADER.pack(MAGIC, VERSION + 1, 1, 0) + b"\xc0"]
+    hostile += [HEADER.pack(MAGIC, VERSION, 1, 0) + body for body in (b"", b"\xc1", b"\x91" * 5000, os.urandom(64))]
+    stranger = context.socket(zmq.PUSH)
+    stranger.connect(inbox.address)
+    for frame in hostile:
+        stranger.send(frame)
+    lane = Lane(context, inbox.address)
+    end = time.monotonic() + 5
+    received = []
+    while inbox.malformed < len(hostile) and time.monotonic() < end:
+        received += take(inbox, 1, 0.1)
+    assert lane.send(Hello("router", "ipc:///r"))
+    assert received + take(inbox, 1) == [Hello("router", "ipc:///r")]
+    assert inbox.malformed == len(hostile)
+    stranger.close(linger=0)
+    lane.close()
+
+
+def test_closing_an_inbox_removes_its_ipc_file(context, tmp_path):
+    inbox = Inbox(context, f"ipc://{tmp_path}/deep/inbox", ToDetokenizer)
+    assert (tmp_path / "deep" / "inbox").exists()
+    inbox.close()
+    assert not (tmp_path / "deep" / "inbox").exists()

@@ -1,0 +1,61 @@
+import pytest
+from pydantic import Field
+
+from sluice.ring.settings import ServiceSettings, load_settings
+
+
+class Settings(ServiceSettings):
+    """A service of a test."""
+
+    model: str = Field(description="Model folder")
+    port: int = Field(8080, ge=1, description="Port")
+    engines: tuple[str, ...] = Field((), description="Addresses")
+
+
+def load(*argv: str) -> Settings:
+    return load_settings(Settings, "service", "SLUICE_TEST_", argv)
+
+
+def test_flag_before_environment_before_file_before_default(monkeypatch, tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("model: from-file\nport: 1\n")
+    assert load("--config", str(file)).model == "from-file"
+    monkeypatch.setenv("SLUICE_TEST_PORT", "2")
+    assert load("--config", str(file)).port == 2
+    assert load("--config", str(file), "--port", "3").port == 3
+    monkeypatch.setenv("SLUICE_TEST_CONFIG", str(file))
+    assert load() == load("--config", str(file))
+    assert load().engines == ()
+
+
+def test_lists_by_repeated_flag_by_comma_and_by_environment(monkeypatch):
+    assert load("--model", "m", "--engines", "a", "--engines", "b").engines == ("a", "b")
+    assert load("--model", "m", "--engines", "a,b").engines == ("a", "b")
+    monkeypatch.setenv("SLUICE_TEST_ENGINES", "a,b")
+    assert load("--model", "m").engines == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (("--port", "1"), "model"),
+        (("--model", "m", "--port", "0"), "port"),
+        (("--model", "m", "--config", "/no"), "/no"),
+    ],
+)
+def test_bad_settings_end_the_process_and_are_named(argv, named):
+    with pytest.raises(SystemExit, match=named):
+        load(*argv)
+
+
+def test_unknown_keys_are_refused_wherever_they_stand(monkeypatch, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        load("--model", "m", "--prot", "1")
+    assert "--prot" in capsys.readouterr().err
+    file = tmp_path / "settings.yaml"
+    file.write_text("modell: m\n")
+    with pytest.raises(SystemExit, match="modell"):
+        load("--model", "m", "--config", str(file))
+    monkeypatch.setenv("SLUICE_TEST_PROT", "1")
+    with pytest.raises(SystemExit, match="SLUICE_TEST_PROT"):
+        load("--model", "m")
