@@ -1,9 +1,9 @@
 """A lane: a bounded, numbered ZeroMQ pipe from one sender to one inbox that reports "full" and "gap".
 
 Each service binds one `Inbox`; whoever sends to it opens a `Lane` of its own. A frame is a fixed header (magic,
-version, the lane's epoch, the frame's number in it) and a MessagePack body. The receiver follows the numbers, so whatever ZeroMQ
-loses (a peer that dies, a closed pipe) shows as a `Gap` at the next frame; senders with nothing to say send a beat, so
-there is a next frame.
+version, the lane's epoch, the frame's number in it) and a MessagePack body. The receiver follows the numbers, so
+whatever ZeroMQ loses (a peer that dies, a closed pipe) shows as a `Gap` at the next frame; senders with nothing to say
+send a beat, so there is a next frame.
 """
 
 import os
