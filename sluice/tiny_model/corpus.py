@@ -27,7 +27,7 @@ class Corpus:
 
 
 def read(seed: int) -> tuple[Corpus, Corpus]:
-    """Training and held-out corpus of the running interpreter, split by file. Depends on the seed and Python's version."""
+    """Training and held-out corpus of the running interpreter, split by file, the same for the same seed and Python."""
     rng = random.Random(seed)
     files = list(_source_files())
     rng.shuffle(files)

@@ -15,14 +15,17 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from sluice.tiny_model import batches, corpus, tokenizer
+from sluice.tiny_model.muon import Muon
 from sluice.tiny_model.schedule import Schedule
 
 VOCAB_SIZE = 4096
 MAX_LENGTH = 2048
 WINDOW = 512  # tokens per row on the plateau; the decay trains at MAX_LENGTH
 BATCH_TOKENS = 4096
-LEARNING_RATE = 2e-3
+LEARNING_RATE = 3e-3
 SAVE_EVERY_S = 600
+
+Optimizers = tuple[torch.optim.Optimizer, ...]
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,6 @@ def build(ids: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=stop_ids[1],
-        pad_token_id=stop_ids[1],
     )
     model = Qwen3ForCausalLM(config)
     model.generation_config = GenerationConfig(
@@ -66,12 +68,12 @@ def build(ids: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return model
 
 
-def optimizer(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only."""
-    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
-    vectors = [weight for weight in model.parameters() if weight.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.98), fused=True)
+def optimizers(model: Qwen3ForCausalLM) -> Optimizers:
+    """Muon for the layers' matrices, AdamW for the embedding and the norms."""
+    matrices = [weight for name, weight in model.named_parameters() if name.endswith("_proj.weight")]
+    others = [weight for name, weight in model.named_parameters() if not name.endswith("_proj.weight")]
+    adamw = torch.optim.AdamW(others, lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    return Muon(matrices, lr=LEARNING_RATE), adamw
 
 
 def loss_of(model: Qwen3ForCausalLM, batch: Tensor) -> Tensor:
@@ -88,14 +90,16 @@ def held_out_loss(model: Qwen3ForCausalLM, tokens: Tensor, max_batches: int | No
     return sum(losses) / len(losses)
 
 
-def train_step(model: Qwen3ForCausalLM, adamw: torch.optim.AdamW, batch: Tensor, rate: float) -> float:
-    for group in adamw.param_groups:
-        group["lr"] = LEARNING_RATE * rate
+def train_step(model: Qwen3ForCausalLM, steppers: Optimizers, batch: Tensor, rate: float) -> float:
+    """One update at `rate` times the peak learning rate; returns the loss before it."""
     loss = loss_of(model, batch)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    adamw.step()
-    adamw.zero_grad(set_to_none=True)
+    for stepper in steppers:
+        for group in stepper.param_groups:
+            group["lr"] = LEARNING_RATE * rate
+        stepper.step()
+        stepper.zero_grad(set_to_none=True)
     return loss.item()
 
 
@@ -114,13 +118,13 @@ class Run:
 
     def train(self) -> None:
         """Train to the schedule's end; saves every SAVE_EVERY_S seconds and at the end."""
-        adamw, windows = optimizer(self.model), batches.Windows(self.train_tokens, self.seed)
+        steppers, windows = optimizers(self.model), batches.Windows(self.train_tokens, self.seed)
         task = self.progress.add_task("training", total=self.schedule.total, loss=0.0)
         loss, saved, step = 0.0, time.monotonic(), 0
         while not self.schedule.done(step):
             length = MAX_LENGTH if self.schedule.decaying(step) else WINDOW
             batch = windows.next(length, BATCH_TOKENS // length)
-            now = train_step(self.model, adamw, batch, self.schedule.rate(step))
+            now = train_step(self.model, steppers, batch, self.schedule.rate(step))
             step += 1
             loss = loss + (now - loss) * max(0.01, 1 / step)
             self.schedule.observe(step)
