@@ -72,6 +72,8 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
     router: str
     prompt_tokens: int
     cached_tokens: int
+    queue: float = 0.0
+    """Seconds before its first step: `Times.queue` of a terminal that the detokenizer writes itself."""
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
