@@ -12,7 +12,7 @@ from sluice.tiny_model.tokenizer import END_OF_TEXT
 
 def pack(corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int) -> Tensor:
     """All documents in shuffled order, each followed by `<|endoftext|>`: int64 [tokens]."""
-    chats = [tokenizer.apply_chat_template(list(chat), tokenize=False) for chat in corpus.chats]
+    chats = [str(tokenizer.apply_chat_template(list(chat), tokenize=False)) for chat in corpus.chats]
     encoded = tokenizer.backend_tokenizer.encode_batch_fast([text + END_OF_TEXT for text in (*corpus.files, *chats)])
     order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(seed)).tolist()
     return torch.cat([torch.tensor(encoded[index].ids) for index in order])

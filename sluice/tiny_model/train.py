@@ -59,11 +59,11 @@ def build(ids: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=stop_ids[1],
+        eos_token_id=ids.eos_token_id,
     )
     model = Qwen3ForCausalLM(config)
     model.generation_config = GenerationConfig(
-        do_sample=True, temperature=0.7, top_k=40, top_p=0.95, eos_token_id=stop_ids, pad_token_id=stop_ids[1]
+        do_sample=True, temperature=0.7, top_k=40, top_p=0.95, eos_token_id=stop_ids, pad_token_id=ids.eos_token_id
     )
     return model
 
@@ -148,7 +148,7 @@ class Run:
             train_loss=round(train_loss, 4),
             held_out_loss=round(held_out_loss(self.model, self.held_out_tokens, max_batches), 4),
         )
-        half = Qwen3ForCausalLM(self.model.config).to(torch.bfloat16)
+        half = Qwen3ForCausalLM(self.model.config).bfloat16()
         half.load_state_dict(self.model.state_dict())
         half.generation_config = self.model.generation_config
         half.save_pretrained(self.out)
