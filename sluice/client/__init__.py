@@ -1,0 +1,62 @@
+"""Clients of a Sluice server: `Client` blocks, `AsyncClient` is for asyncio; both raise `SluiceError`."""
+
+from sluice.client.async_client import AsyncClient
+from sluice.client.client import Client
+from sluice.client.connection import DEFAULT_ADDRESS
+from sluice.client.errors import (
+    AlreadyExists,
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    NotImplementedByServer,
+    Overloaded,
+    ServerError,
+    SluiceError,
+    Unavailable,
+    Violation,
+)
+from sluice.client.options import Message, Options, Prompt
+from sluice.client.results import (
+    Chunk,
+    FinishReason,
+    Generation,
+    Output,
+    Tensor,
+    Timings,
+    Tokenization,
+    TokenLogprob,
+    Usage,
+)
+from sluice.client.streams import AsyncStream, Stream
+
+__all__ = [
+    "DEFAULT_ADDRESS",
+    "AlreadyExists",
+    "AsyncClient",
+    "AsyncStream",
+    "Cancelled",
+    "Chunk",
+    "Client",
+    "DeadlineExceeded",
+    "FinishReason",
+    "Generation",
+    "InvalidRequest",
+    "Message",
+    "ModelNotFound",
+    "NotImplementedByServer",
+    "Options",
+    "Output",
+    "Overloaded",
+    "Prompt",
+    "ServerError",
+    "SluiceError",
+    "Stream",
+    "Tensor",
+    "Timings",
+    "TokenLogprob",
+    "Tokenization",
+    "Unavailable",
+    "Usage",
+    "Violation",
+]

@@ -1,0 +1,139 @@
+"""What can go wrong, as exceptions: read from the gRPC status and the google.rpc details that come with it."""
+# ruff: noqa: N818
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+DETAILS_KEY = "grpc-status-details-bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One field of the request that the server cannot accept."""
+
+    field: str
+    """Path in the request message."""
+    description: str
+
+
+class SluiceError(Exception):
+    """Base of everything that a client raises for a failed call."""
+
+    retryable: ClassVar[bool] = False
+    """The same call may succeed later."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "",
+        violations: tuple[Violation, ...] = (),
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+        """The server's own code, such as "CONTEXT_OVERFLOW"; empty where it gave none."""
+        self.violations = violations
+        """Fields at fault; empty but for InvalidRequest."""
+        self.retry_after = retry_after
+        """Seconds after which a retry makes sense, if the server said so."""
+
+
+class InvalidRequest(SluiceError):
+    """A field is out of range or refused: see `violations`."""
+
+
+class ModelNotFound(SluiceError):
+    """No such model is served."""
+
+
+class AlreadyExists(SluiceError):
+    """A live request has this request_id."""
+
+
+class Overloaded(SluiceError):
+    """The server's queue is full: try again after `retry_after` seconds."""
+
+    retryable = True
+
+
+class Unavailable(SluiceError):
+    """The server cannot be reached, is draining, or lost the part that served this request."""
+
+    retryable = True
+
+
+class NotImplementedByServer(SluiceError):
+    """The server knows the option or call but does not have it yet."""
+
+
+class DeadlineExceeded(SluiceError):
+    """The call's timeout passed."""
+
+
+class Cancelled(SluiceError):
+    """The call was cancelled, on either side."""
+
+
+class ServerError(SluiceError):
+    """The server failed, or broke the protocol."""
+
+
+_BY_STATUS: dict[grpc.StatusCode, type[SluiceError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: ModelNotFound,
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.UNIMPLEMENTED: NotImplementedByServer,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: Cancelled,
+}
+
+
+def from_call_error(error: BaseException) -> SluiceError:
+    """The exception for a failed call of grpc.aio, where asyncio.CancelledError means that this side ended the call."""
+    if isinstance(error, asyncio.CancelledError):
+        return Cancelled("the call was cancelled by closing its client")
+    return from_rpc_error(error)
+
+
+def is_task_cancelled() -> bool:
+    """Whether an asyncio.CancelledError is meant for this task, not only for its call."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def from_rpc_error(error: Any) -> SluiceError:
+    """The exception for a grpc.RpcError of a call: one that also has code(), details() and trailing_metadata()."""
+    status = _status(error)
+    reason, violations, retry_after = "", [], None
+    for detail in status.details:
+        if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+            found = error_details_pb2.BadRequest.FromString(detail.value)
+            violations += [Violation(each.field, each.description) for each in found.field_violations]
+        elif detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            reason = error_details_pb2.ErrorInfo.FromString(detail.value).reason
+        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
+            retry_after = delay.seconds + delay.nanos / 1e9
+    kind = _BY_STATUS.get(error.code(), ServerError)
+    message = error.details() or error.code().name
+    return kind(message, reason=reason, violations=tuple(violations), retry_after=retry_after)
+
+
+def _status(error: Any) -> status_pb2.Status:
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY:
+            try:
+                return status_pb2.Status.FromString(value)
+            except DecodeError:
+                break
+    return status_pb2.Status()

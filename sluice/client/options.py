@@ -1,0 +1,78 @@
+"""What a caller can ask for: the prompt, and the options of `generate` and `stream`, named as in the .proto files."""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal, TypedDict
+
+Message = Mapping[str, str]
+"""One chat message: "role" ("system", "user", "assistant", "tool"), "content", for a tool's answer "tool_call_id"."""
+
+Prompt = str | Sequence[int] | Sequence[Message]
+"""Text, token ids, or the messages of a chat (the server applies the model's chat template)."""
+
+Seconds = float | timedelta
+
+
+class Options(TypedDict, total=False):
+    """Options of one generation. What is left out, or None, is unset: the server's default holds.
+
+    Meaning and range of each are documented at the field of the same name in sluice/v1/generation.proto and
+    sampling.proto. Fields that are messages there take a mapping of the same shape, such as
+    `guided={"regex": "[a-z]+"}` or `kv_cache={"salt": "tenant"}`.
+    """
+
+    request_id: str | None
+    model: str | None
+    n: int | None
+    best_of: int | None
+    lora_id: str | None
+    prompt_adapter_id: str | None
+    priority: Literal["low", "normal", "high"] | None
+    time_limit: Seconds | None
+    add_special_tokens: bool | None
+    truncate_prompt_tokens: int | None
+    guided: Mapping[str, Any] | None
+    kv_cache: Mapping[str, Any] | None
+    resume: Sequence[Mapping[str, Any]] | None
+    speculation: Mapping[str, Any] | None
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    seed: int | None
+    logit_bias: Mapping[int, float] | None
+    bad_token_ids: Sequence[int] | None
+    bad_words: Sequence[str] | None
+    allowed_token_ids: Sequence[int] | None
+    no_repeat_ngram_size: int | None
+    beam_search: Mapping[str, Any] | None
+    logits_processors: Sequence[str] | None
+
+    max_tokens: int | None
+    min_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    include_stop_in_output: bool | None
+
+    token_ids: bool | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+    echo: bool | None
+    stream_interval: int | None
+    skip_special_tokens: bool | None
+    timings: bool | None
+    context_logits: bool | None
+    generation_logits: bool | None
+    tensors: Sequence[Mapping[str, Any]] | None
+
+    tools_json: str | None
+    template_kwargs: Mapping[str, Any] | None
+    continue_final_message: bool | None
+
+
+OPTION_NAMES = frozenset(Options.__annotations__)

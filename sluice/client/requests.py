@@ -1,0 +1,119 @@
+"""Builds request messages, the same for both clients.
+
+Each option of a generation goes to the field of its name, in the first of the request's messages that has one.
+"""
+
+from collections.abc import Mapping, MutableSequence, Sequence
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message as ProtoMessage
+from grpc_health.v1 import health_pb2
+
+from sluice.client.errors import InvalidRequest, Violation
+from sluice.client.options import OPTION_NAMES, Prompt
+from sluice.v1 import generation_pb2 as pb
+
+PARTS = ("sampling", "stopping", "output", "chat", "")
+"""Messages of the spec that hold options, in order of search; the last is the spec itself."""
+
+
+def generate_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
+    """For the unary call; raises as `build_spec`."""
+    return pb.GenerateRequest(spec=build_spec(prompt, options))
+
+
+def stream_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateStreamRequest:
+    """For the stream; raises as `build_spec`."""
+    return pb.GenerateStreamRequest(spec=build_spec(prompt, options))
+
+
+def abort_request(request_id: str, reason: str) -> pb.AbortRequest:
+    """To stop a request."""
+    return pb.AbortRequest(request_id=request_id, reason=reason)
+
+
+def tokenize_request(text: str, model: str, add_special_tokens: bool | None, offsets: bool) -> pb.TokenizeRequest:
+    """Raises InvalidRequest for text that is no Unicode."""
+    request = pb.TokenizeRequest(model=model, add_special_tokens=add_special_tokens, offsets=offsets)
+    _assign(request, "text", text, "text")
+    return request
+
+
+def detokenize_request(token_ids: Sequence[int], model: str, skip_special_tokens: bool | None) -> pb.DetokenizeRequest:
+    """Raises InvalidRequest for ids that are negative or wider than 32 bits."""
+    request = pb.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
+    _assign(request, "token_ids", list(token_ids), "token_ids")
+    return request
+
+
+def health_request(service: str) -> health_pb2.HealthCheckRequest:
+    """For the standard health service."""
+    return health_pb2.HealthCheckRequest(service=service)
+
+
+def build_spec(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerationSpec:
+    """The request for a prompt and options.
+
+    Raises TypeError for an unknown option or a value of the wrong type, InvalidRequest for one that cannot be sent.
+    """
+    _refuse_unknown(options)
+    spec = pb.GenerationSpec()
+    _set_prompt(spec, prompt)
+    for name, value in options.items():
+        if value is not None:
+            _set_option(spec, name, value)
+    return spec
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    for name in options.keys() - OPTION_NAMES:
+        close = get_close_matches(name, OPTION_NAMES, n=1)
+        raise TypeError(f"unknown option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+
+
+def _set_prompt(spec: pb.GenerationSpec, prompt: Prompt) -> None:
+    if isinstance(prompt, str):
+        _assign(spec, "text", prompt, "prompt")
+        return
+    if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Sequence):
+        raise TypeError(f"a prompt is text, token ids or chat messages, not {type(prompt).__name__}")
+    if prompt and isinstance(prompt[0], Mapping):
+        _assign(spec, "chat", {"messages": list(prompt)}, "prompt")
+    else:
+        _assign(spec, "token_ids", {"ids": list(prompt)}, "prompt")
+
+
+def _set_option(spec: pb.GenerationSpec, name: str, value: Any) -> None:
+    part = next(part for part in PARTS if name in _part_type(part).fields_by_name)
+    if part == "chat" and spec.WhichOneof("prompt") != "chat":
+        raise TypeError(f"{name!r} is an option of chat prompts only")
+    message = getattr(spec, part) if part else spec
+    _assign(message, name, value, f"{part}.{name}" if part else name)
+
+
+def _part_type(part: str) -> Any:
+    return pb.GenerationSpec.DESCRIPTOR.fields_by_name[part].message_type if part else pb.GenerationSpec.DESCRIPTOR
+
+
+def _assign(message: ProtoMessage, name: str, value: Any, path: str) -> None:
+    field = message.DESCRIPTOR.fields_by_name[name]
+    try:
+        # A string is a sequence of strings too: one stop string, not one for each of its letters.
+        if isinstance(value, str) and isinstance(getattr(message, name), MutableSequence):
+            value = [value]
+        message.MergeFrom(type(message)(**{name: _convert(field, value)}))
+    except ValueError as error:
+        raise InvalidRequest(f"{path}: {error}", violations=(Violation(path, str(error)),)) from error
+    except TypeError as error:
+        raise TypeError(f"{path}: {error}") from error
+
+
+def _convert(field: Any, value: Any) -> Any:
+    if field.enum_type is not None:
+        return f"{field.enum_type.name}_{value}".upper()
+    if field.message_type is Duration.DESCRIPTOR and not isinstance(value, timedelta):
+        return timedelta(seconds=value)
+    return value

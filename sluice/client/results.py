@@ -1,0 +1,253 @@
+"""What comes back: frozen values read from the protobuf messages."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from google.protobuf.duration_pb2 import Duration
+from grpc_health.v1 import health_pb2
+
+from sluice.v1 import generation_pb2 as pb
+
+
+class FinishReason(StrEnum):
+    """Why an output ended; the names of sluice.v1.FinishReason in lower case."""
+
+    EOS = "eos"
+    STOP_STRING = "stop_string"
+    STOP_TOKEN = "stop_token"  # noqa: S105
+    LENGTH = "length"
+    ABORTED = "aborted"
+    TIME_LIMIT = "time_limit"
+    UNKNOWN = "unknown"
+    """A newer server's reason, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and the natural log of its probability."""
+
+    token_id: int
+    token: bytes
+    logprob: float | None
+    """None for the first prompt token."""
+    rank: int
+    """1-based."""
+    top: tuple["TokenLogprob", ...]
+    """Best alternatives, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts, over all outputs."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    accepted_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time went, in seconds."""
+
+    queue: float
+    prefill: float
+    decode: float
+    time_to_first_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Rows of a tensor that was asked for; see sluice.v1.TensorChunk."""
+
+    index: int
+    name: str
+    start: int
+    context: bool
+    shape: tuple[int, ...]
+    dtype: str
+    data: bytes
+    """Row-major, little-endian."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One finished output of a generation."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    """Empty unless token_ids=True was asked for."""
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: FinishReason
+    stop_string: str | None
+    stop_token_id: int | None
+    seed: int | None
+    cumulative_logprob: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The answer to `generate`. `text` and `finish_reason` are those of the first output."""
+
+    request_id: str
+    outputs: tuple[Output, ...]
+    usage: Usage
+    timings: Timings | None
+    prompt_logprobs: tuple[TokenLogprob, ...]
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def text(self) -> str:
+        """Text of the first output."""
+        return self.outputs[0].text
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first output ended."""
+        return self.outputs[0].finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """News of one output in a stream: text, a tensor, or its end, which is the chunk with a `finish_reason`."""
+
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    """Empty unless token_ids=True was asked for."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    token_offset: int = 0
+    """Position of the first new token in the output."""
+    token_count: int = 0
+    """New tokens, also where their ids were not asked for."""
+    finish_reason: FinishReason | None = None
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+    completion_tokens: int | None = None
+    """All tokens of this output; with `finish_reason` only."""
+    cumulative_logprob: float | None = None
+    tensor: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """A text's token ids and, where asked for, the range of code points (first, one past the last) of each."""
+
+    token_ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...]
+
+
+def read_generation(response: pb.GenerateResponse) -> Generation:
+    """The unary answer."""
+    return Generation(
+        request_id=response.request_id,
+        outputs=tuple(_read_output(output) for output in response.outputs),
+        usage=read_usage(response.usage),
+        timings=read_timings(response.timings) if response.HasField("timings") else None,
+        prompt_logprobs=read_logprobs(response.prompt_logprobs),
+        tensors=tuple(read_tensor(tensor) for tensor in response.tensors),
+    )
+
+
+def read_tokenization(response: pb.TokenizeResponse) -> Tokenization:
+    """Token ids, with offsets if asked for."""
+    return Tokenization(tuple(response.token_ids), tuple((offset.start, offset.end) for offset in response.offsets))
+
+
+def is_serving(response: health_pb2.HealthCheckResponse) -> bool:
+    """Of the standard health service."""
+    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def read_delta(delta: pb.Delta) -> Chunk:
+    """New text."""
+    return Chunk(
+        index=delta.index,
+        text=delta.text,
+        token_ids=tuple(delta.token_ids),
+        logprobs=read_logprobs(delta.logprobs),
+        token_offset=delta.token_offset,
+        token_count=delta.token_count,
+    )
+
+
+def read_finished(finished: pb.Finished) -> Chunk:
+    """The end of an output."""
+    return Chunk(
+        index=finished.index,
+        token_offset=finished.completion_tokens,
+        finish_reason=_read_reason(finished.finish_reason),
+        stop_string=finished.stop_string if finished.HasField("stop_string") else None,
+        stop_token_id=finished.stop_token_id if finished.HasField("stop_token_id") else None,
+        completion_tokens=finished.completion_tokens,
+        cumulative_logprob=finished.cumulative_logprob if finished.HasField("cumulative_logprob") else None,
+    )
+
+
+def read_usage(usage: pb.Usage) -> Usage:
+    """Token counts."""
+    return Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.accepted_draft_tokens)
+
+
+def read_timings(timings: pb.Timings) -> Timings:
+    """Durations as seconds."""
+    return Timings(
+        _seconds(timings.queue),
+        _seconds(timings.prefill),
+        _seconds(timings.decode),
+        _seconds(timings.time_to_first_token),
+    )
+
+
+def read_tensor(tensor: pb.TensorChunk) -> Tensor:
+    """Rows of a tensor."""
+    return Tensor(
+        index=tensor.index,
+        name=tensor.name,
+        start=tensor.start,
+        context=tensor.context,
+        shape=tuple(tensor.shape),
+        dtype=tensor.dtype,
+        data=tensor.data,
+    )
+
+
+def read_logprobs(entries: Iterable[pb.TokenLogprob]) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities with their alternatives."""
+    return tuple(
+        TokenLogprob(
+            token_id=entry.token_id,
+            token=entry.token,
+            logprob=entry.logprob if entry.HasField("logprob") else None,
+            rank=entry.rank,
+            top=read_logprobs(entry.top),
+        )
+        for entry in entries
+    )
+
+
+def _read_output(output: pb.Output) -> Output:
+    return Output(
+        index=output.index,
+        text=output.text,
+        token_ids=tuple(output.token_ids),
+        logprobs=read_logprobs(output.logprobs),
+        finish_reason=_read_reason(output.finish_reason),
+        stop_string=output.stop_string if output.HasField("stop_string") else None,
+        stop_token_id=output.stop_token_id if output.HasField("stop_token_id") else None,
+        seed=output.seed if output.HasField("seed") else None,
+        cumulative_logprob=output.cumulative_logprob if output.HasField("cumulative_logprob") else None,
+    )
+
+
+def _read_reason(number: int) -> FinishReason:
+    known = pb.FinishReason.DESCRIPTOR.values_by_number.get(number)
+    if known is None or number == pb.FINISH_REASON_UNSPECIFIED:
+        return FinishReason.UNKNOWN
+    return FinishReason(known.name.removeprefix("FINISH_REASON_").lower())
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9

@@ -1,0 +1,219 @@
+"""Both clients against a scripted server: results, streams, and how streams end early."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import grpc
+import pytest
+
+from sluice import AsyncClient, Client
+from sluice.client import Cancelled, Chunk, FinishReason, ServerError, Unavailable
+from tests.fakes.server import Failure
+
+
+def test_importing_sluice_stays_light() -> None:
+    code = "import sluice, sluice.ring.errors, sys; sys.exit('grpc' in sys.modules or 'google.protobuf' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_unknown_name_of_the_package() -> None:
+    import sluice
+
+    with pytest.raises(AttributeError, match="Clint"):
+        _ = sluice.Clint
+
+
+async def test_generate(script, address) -> None:
+    with Client(address) as client:
+        generation = client.generate("x", max_tokens=5)
+    assert generation.text == "Hello, world"
+    assert generation.request_id == "r1"
+    assert generation.finish_reason is FinishReason.STOP_STRING
+    output = generation.outputs[0]
+    assert (output.stop_string, output.stop_token_id, output.seed) == ("!", None, 7)
+    assert (generation.usage.prompt_tokens, generation.usage.completion_tokens, generation.usage.cached_tokens) == (
+        3,
+        3,
+        2,
+    )
+    assert generation.timings is None
+    assert script.seen[-1].spec.stopping.max_tokens == 5
+    async with AsyncClient(address) as client:
+        assert await client.generate("x", max_tokens=5) == generation
+
+
+async def test_stream(script, address) -> None:
+    with Client(address) as client:
+        stream = client.stream("x", token_ids=True)
+        assert stream.usage is None
+        chunks = list(stream)
+    assert [chunk.text for chunk in chunks] == ["Hello", ", ", "world", ""]
+    assert [chunk.token_ids for chunk in chunks] == [(0,), (1,), (2,), ()]
+    assert chunks[1] == Chunk(index=0, text=", ", token_ids=(1,), token_offset=1, token_count=1)
+    assert [chunk.finish_reason for chunk in chunks] == [None, None, None, FinishReason.LENGTH]
+    assert chunks[-1].completion_tokens == 3
+    assert (stream.request_id, stream.seed, stream.prompt_tokens, stream.cached_tokens) == ("r1", 7, 3, 2)
+    assert stream.usage is not None
+    assert stream.usage.completion_tokens == 3
+    assert list(stream) == []
+    async with AsyncClient(address) as client:
+        async_stream = client.stream("x", token_ids=True)
+        assert [chunk async for chunk in async_stream] == chunks
+    assert async_stream.usage == stream.usage
+
+
+async def test_stream_that_fails_in_the_middle(script, address) -> None:
+    script.failure, script.fail_after = Failure(grpc.StatusCode.UNAVAILABLE, "engine lost"), 2
+    got = []
+    with Client(address) as client, pytest.raises(Unavailable, match="engine lost"):
+        got.extend(chunk.text for chunk in client.stream("x"))
+    async with AsyncClient(address) as client:
+        stream = client.stream("x")
+        with pytest.raises(Unavailable, match="engine lost"):
+            _ = [got.append(chunk.text) async for chunk in stream]
+        assert stream.usage is None
+    assert set(got) <= {"Hello", ", "}
+
+
+@pytest.mark.parametrize("flaw", ["lose_event", "omit_done"])
+async def test_loss_is_seen(script, address, flaw) -> None:
+    setattr(script, flaw, True)
+    with Client(address) as client, pytest.raises(ServerError, match="stream"):
+        list(client.stream("x"))
+    async with AsyncClient(address) as client:
+        with pytest.raises(ServerError, match="stream"):
+            _ = [chunk async for chunk in client.stream("x")]
+
+
+def leave_by_close(client: Client) -> None:
+    stream = client.stream("x")
+    next(stream)
+    stream.close()
+    assert list(stream) == []
+
+
+def leave_by_with(client: Client) -> None:
+    with client.stream("x") as stream:
+        next(stream)
+
+
+def leave_by_break(client: Client) -> None:
+    for _ in client.stream("x"):
+        break
+
+
+def leave_by_exception(client: Client) -> None:
+    with suppress(ZeroDivisionError), client.stream("x") as stream:
+        _ = [1 / 0 for _ in stream]
+
+
+@pytest.mark.parametrize("leave", [leave_by_close, leave_by_with, leave_by_break, leave_by_exception])
+def test_leaving_a_stream_cancels_it(script, address, leave) -> None:
+    script.hangs = True
+    with Client(address) as client:
+        leave(client)
+        assert script.gone.wait(5)
+
+
+async def leave_async_by_close(client: AsyncClient) -> None:
+    stream = client.stream("x")
+    await anext(stream)
+    stream.close()
+    assert [chunk async for chunk in stream] == []
+
+
+async def leave_async_by_with(client: AsyncClient) -> None:
+    async with client.stream("x") as stream:
+        await anext(stream)
+
+
+async def leave_async_by_break(client: AsyncClient) -> None:
+    async for _ in client.stream("x"):
+        break
+
+
+async def leave_async_by_task(client: AsyncClient) -> None:
+    async def read() -> None:
+        async for _ in client.stream("x"):
+            pass
+
+    task = asyncio.create_task(read())
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize(
+    "leave", [leave_async_by_close, leave_async_by_with, leave_async_by_break, leave_async_by_task]
+)
+async def test_leaving_an_async_stream_cancels_it(script, address, leave) -> None:
+    script.hangs = True
+    async with AsyncClient(address) as client:
+        await leave(client)
+        assert await asyncio.to_thread(script.gone.wait, 5)
+
+
+def test_close_from_another_thread_ends_the_stream(script, address) -> None:
+    script.hangs = True
+    with Client(address) as client:
+        stream = client.stream("x")
+        threading.Timer(0.1, stream.close).start()
+        assert [chunk.text for chunk in stream] == ["Hello", ", ", "world"]
+
+
+async def test_close_from_another_task_ends_the_stream(script, address) -> None:
+    script.hangs = True
+    async with AsyncClient(address) as client:
+        stream = client.stream("x")
+        asyncio.get_running_loop().call_later(0.1, stream.close)
+        assert [chunk.text async for chunk in stream] == ["Hello", ", ", "world"]
+
+
+async def test_closing_the_client_under_a_call(script, address) -> None:
+    script.hangs = True
+    client = AsyncClient(address)
+    stream, unary = client.stream("x"), asyncio.create_task(client.generate("x"))
+    await anext(stream)
+    await client.close()
+    with pytest.raises(Cancelled):
+        _ = [chunk async for chunk in stream]
+    with pytest.raises(Cancelled):
+        await unary
+    blocking = Client(address)
+    threading.Timer(0.1, blocking.close).start()
+    with pytest.raises(Cancelled):
+        list(blocking.stream("x"))
+
+
+def test_async_client_needs_a_loop() -> None:
+    with pytest.raises(RuntimeError):
+        AsyncClient()
+
+
+async def test_other_calls(script, address) -> None:
+    with Client(address, metadata=(("authorization", "Bearer t"),)) as client:
+        assert client.abort("r1", "why") is True
+        assert script.seen[-1].reason == "why"
+        assert script.metadata[-1]["authorization"] == "Bearer t"
+        assert client.abort("r2") is False
+        assert client.tokenize("ab").token_ids == (97, 98)
+        assert client.tokenize("ab", offsets=True).offsets == ((0, 1), (1, 2))
+        assert not script.seen[-1].HasField("add_special_tokens")
+        assert client.detokenize([97, 98], skip_special_tokens=False) == "ab"
+        assert script.seen[-1].HasField("skip_special_tokens")
+        assert [model.name for model in client.models()] == ["tiny"]
+        assert client.health() is True
+        assert client.health("nothing.Here") is False
+        assert len(client.stats().engines) == 0
+    async with AsyncClient(address) as client:
+        assert await client.abort("r1") is True
+        assert (await client.tokenize("ab")).token_ids == (97, 98)
+        assert await client.detokenize([97, 98]) == "ab"
+        assert [model.name for model in await client.models()] == ["tiny"]
+        assert await client.health() is True
+        assert await client.health("nothing.Here") is False
+        assert len((await client.stats()).engines) == 0

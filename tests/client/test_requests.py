@@ -1,0 +1,135 @@
+"""Prompts and options become the right fields of the request."""
+
+from datetime import timedelta
+
+import pytest
+
+from sluice.client import InvalidRequest, Options
+from sluice.client.requests import build_spec
+from sluice.v1 import generation_pb2 as pb
+
+PROMPT_AND_PARTS = {"text", "token_ids", "chat", "sampling", "stopping", "output"}
+
+
+def test_every_field_of_the_contract_is_an_option() -> None:
+    spec = pb.GenerationSpec.DESCRIPTOR.fields_by_name
+    fields = set(spec) - PROMPT_AND_PARTS
+    for part in ("sampling", "stopping", "output"):
+        fields |= set(spec[part].message_type.fields_by_name)
+    fields |= set(spec["chat"].message_type.fields_by_name) - {"messages"}
+    assert fields == set(Options.__annotations__)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("hi", pb.GenerationSpec(text="hi")),
+        ("", pb.GenerationSpec(text="")),
+        ([1, 2], pb.GenerationSpec(token_ids=pb.TokenIds(ids=[1, 2]))),
+        ((), pb.GenerationSpec(token_ids=pb.TokenIds())),
+        (
+            [{"role": "user", "content": "hi"}],
+            pb.GenerationSpec(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="hi")])),
+        ),
+    ],
+)
+def test_prompts(prompt, expected) -> None:
+    assert build_spec(prompt, {}) == expected
+
+
+@pytest.mark.parametrize("prompt", [b"bytes", 5, None, {"role": "user", "content": "x"}, [1.5], ["a"]])
+def test_wrong_prompt_type(prompt) -> None:
+    with pytest.raises(TypeError):
+        build_spec(prompt, {})
+
+
+def test_options_go_to_their_messages() -> None:
+    spec = build_spec(
+        "x",
+        {
+            "temperature": 0.0,
+            "seed": 2**64 - 1,
+            "logit_bias": {5: -1.5},
+            "max_tokens": 9,
+            "stop": "END",
+            "n": 3,
+            "token_ids": True,
+            "logprobs": 0,
+            "priority": "high",
+            "time_limit": 1.5,
+            "kv_cache": {"salt": "a", "decode_duration": timedelta(seconds=2)},
+            "guided": {"choice": {"choices": ["yes", "no"]}},
+            "resume": [{"index": 0, "token_ids": [1]}],
+            "model": None,
+        },
+    )
+    assert spec.sampling.HasField("temperature")
+    assert spec.sampling.temperature == 0.0
+    assert spec.sampling.seed == 2**64 - 1
+    assert dict(spec.sampling.logit_bias) == {5: -1.5}
+    assert spec.stopping.max_tokens == 9
+    assert list(spec.stopping.stop) == ["END"]
+    assert spec.n == 3
+    assert spec.output.token_ids is True
+    assert spec.output.HasField("logprobs")
+    assert spec.priority == pb.PRIORITY_HIGH
+    assert spec.time_limit.ToTimedelta() == timedelta(seconds=1.5)
+    assert spec.kv_cache.salt == "a"
+    assert spec.kv_cache.decode_duration.seconds == 2
+    assert list(spec.guided.choice.choices) == ["yes", "no"]
+    assert list(spec.resume[0].token_ids) == [1]
+    assert spec.model == ""
+
+
+def test_what_is_not_given_is_unset() -> None:
+    spec = build_spec("x", {"temperature": None, "stop": None})
+    assert spec == pb.GenerationSpec(text="x")
+
+
+def test_several_stops() -> None:
+    assert list(build_spec("x", {"stop": ("a", "b")}).stopping.stop) == ["a", "b"]
+
+
+def test_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"unknown option 'temprature'; did you mean 'temperature'\?"):
+        build_spec("x", {"temprature": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({"top_k": -1}, "sampling.top_k"),
+        ({"seed": 2**64}, "sampling.seed"),
+        ({"max_tokens": 2**32}, "stopping.max_tokens"),
+        ({"stop": ["\ud800"]}, "stopping.stop"),
+        ({"priority": "urgent"}, "priority"),
+        ({"guided": {"rgx": "x"}}, "guided"),
+        ({"logit_bias": {-1: 0.5}}, "sampling.logit_bias"),
+    ],
+)
+def test_values_that_cannot_be_sent_name_their_field(options, path) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        build_spec("x", options)
+    assert [violation.field for violation in caught.value.violations] == [path]
+
+
+@pytest.mark.parametrize("prompt", [[-1], [2**32], "\ud800", [{"role": "user", "text": "x"}]])
+def test_prompts_that_cannot_be_sent(prompt) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        build_spec(prompt, {})
+    assert caught.value.violations[0].field == "prompt"
+
+
+@pytest.mark.parametrize("options", [{"temperature": "hot"}, {"max_tokens": 1.5}, {"stop": [1]}])
+def test_wrong_types(options) -> None:
+    with pytest.raises(TypeError, match=next(iter(options))):
+        build_spec("x", options)
+
+
+def test_chat_options_need_a_chat() -> None:
+    chat = [{"role": "user", "content": "x"}]
+    spec = build_spec(chat, {"continue_final_message": True, "template_kwargs": {"enable_thinking": False}})
+    assert spec.chat.continue_final_message
+    assert spec.chat.template_kwargs["enable_thinking"] is False
+    with pytest.raises(TypeError, match="chat prompts only"):
+        build_spec("x", {"continue_final_message": True})

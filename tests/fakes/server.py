@@ -1,0 +1,181 @@
+"""A gRPC server with scripted answers: what the clients and the command line are tested against."""
+# ruff: noqa: N802
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from sluice.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
+
+DETAILS_KEY = "grpc-status-details-bin"
+
+
+@dataclass
+class Failure:
+    """A status with google.rpc details."""
+
+    code: grpc.StatusCode
+    message: str = "it failed"
+    details: tuple[Any, ...] = ()
+
+    def abort(self, context: Any) -> None:
+        """Raises."""
+        status = status_pb2.Status(code=self.code.value[0], message=self.message)
+        for detail in self.details:
+            packed = AnyMessage()
+            packed.Pack(detail)
+            status.details.append(packed)
+        context.set_trailing_metadata([(DETAILS_KEY, status.SerializeToString())])
+        context.abort(self.code, self.message)
+
+
+def bad_request(field_name: str, description: str) -> Failure:
+    """INVALID_ARGUMENT with a field violation."""
+    violation = error_details_pb2.BadRequest.FieldViolation(field=field_name, description=description)
+    return Failure(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        f"{field_name}: {description}",
+        (
+            error_details_pb2.BadRequest(field_violations=[violation]),
+            error_details_pb2.ErrorInfo(reason="INVALID_ARGUMENT", domain="sluice"),
+        ),
+    )
+
+
+@dataclass
+class Script:
+    """What the fake answers, and what it saw."""
+
+    texts: list[str] = field(default_factory=lambda: ["Hello", ", ", "world"])
+    failure: Failure | None = None
+    fail_after: int | None = None
+    """Send this many deltas before the failure."""
+    hangs: bool = False
+    """After the deltas, wait until the client goes."""
+    lose_event: bool = False
+    """Leave out the number of the second event."""
+    omit_done: bool = False
+    seen: list[Any] = field(default_factory=list)
+    metadata: list[dict[str, Any]] = field(default_factory=list)
+    gone: threading.Event = field(default_factory=threading.Event)
+    """A stream has ended, on either side."""
+    health: dict[str, int] = field(default_factory=lambda: {"": health_pb2.HealthCheckResponse.SERVING})
+    stats: admin_pb2.Stats = field(default_factory=admin_pb2.Stats)
+
+
+class FakeServer(
+    generation_pb2_grpc.GenerationServiceServicer,
+    admin_pb2_grpc.ModelServiceServicer,
+    admin_pb2_grpc.AdminServiceServicer,
+    health_pb2_grpc.HealthServicer,
+):
+    """All services, by one script."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    def Generate(self, request: Any, context: Any) -> Any:
+        self._note(request, context)
+        if self.script.hangs:
+            self._hang(context)
+        text = "".join(self.script.texts)
+        output = generation_pb2.Output(
+            text=text, finish_reason=generation_pb2.FINISH_REASON_STOP_STRING, stop_string="!", seed=7
+        )
+        usage = generation_pb2.Usage(prompt_tokens=3, completion_tokens=len(self.script.texts), cached_tokens=2)
+        return generation_pb2.GenerateResponse(request_id="r1", outputs=[output], usage=usage)
+
+    def GenerateStream(self, request: Any, context: Any) -> Iterator[Any]:
+        self._note(request, context, fail=self.script.fail_after is None)
+        context.add_callback(self.script.gone.set)
+        number = 0
+        for event in self._events():
+            number += 2 if self.script.lose_event and number == 1 else 1
+            event.sequence = number
+            yield event
+            if self.script.fail_after is not None and number > self.script.fail_after and self.script.failure:
+                self.script.failure.abort(context)
+        if self.script.hangs:
+            self._hang(context)
+
+    def _events(self) -> Iterator[Any]:
+        event = generation_pb2.GenerateStreamResponse
+        yield event(started=generation_pb2.Started(request_id="r1", prompt_tokens=3, cached_tokens=2, seed=7))
+        for offset, text in enumerate(self.script.texts):
+            yield event(delta=generation_pb2.Delta(text=text, token_ids=[offset], token_offset=offset, token_count=1))
+        if self.script.hangs:
+            return
+        count = len(self.script.texts)
+        reason = generation_pb2.FINISH_REASON_LENGTH
+        yield event(finished=generation_pb2.Finished(finish_reason=reason, completion_tokens=count))
+        if not self.script.omit_done:
+            usage = generation_pb2.Usage(prompt_tokens=3, completion_tokens=count, cached_tokens=2)
+            yield event(done=generation_pb2.Done(usage=usage))
+
+    def _hang(self, context: Any) -> None:
+        while context.is_active():
+            time.sleep(0.005)
+
+    def Abort(self, request: Any, context: Any) -> Any:
+        self._note(request, context)
+        return generation_pb2.AbortResponse(aborted=request.request_id == "r1")
+
+    def Tokenize(self, request: Any, context: Any) -> Any:
+        self._note(request, context)
+        offsets = [generation_pb2.Offset(start=i, end=i + 1) for i in range(len(request.text))]
+        return generation_pb2.TokenizeResponse(
+            token_ids=[ord(letter) for letter in request.text], offsets=offsets if request.offsets else []
+        )
+
+    def Detokenize(self, request: Any, context: Any) -> Any:
+        self._note(request, context)
+        return generation_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+
+    def ListModels(self, request: Any, context: Any) -> Any:
+        self._note(request, context)
+        return admin_pb2.ListModelsResponse(models=[admin_pb2.Model(name="tiny", max_context_tokens=1024)])
+
+    def GetStats(self, request: Any, context: Any) -> Any:
+        self._note(request, context)
+        return admin_pb2.GetStatsResponse(stats=self.script.stats)
+
+    def Check(self, request: Any, context: Any) -> Any:
+        if request.service not in self.script.health:
+            context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+        return health_pb2.HealthCheckResponse(status=self.script.health[request.service])
+
+    def _note(self, request: Any, context: Any, fail: bool = True) -> None:
+        self.script.seen.append(request)
+        self.script.metadata.append(dict(context.invocation_metadata()))
+        if fail and self.script.failure is not None:
+            self.script.failure.abort(context)
+
+
+# Calls that no test needs answer UNIMPLEMENTED, as the generated base classes do.
+FakeServer.__abstractmethods__ = frozenset()
+
+
+@contextmanager
+def serve(script: Script) -> Iterator[str]:
+    """A running fake; gives its address."""
+    servicer: Any = FakeServer(script)
+    server = grpc.server(ThreadPoolExecutor(8))
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+    admin_pb2_grpc.add_ModelServiceServicer_to_server(servicer, server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
