@@ -1,0 +1,130 @@
+"""The engine: take, schedule, run, commit, emit, in one thread. It knows neither sockets nor tensors."""
+
+from collections.abc import Callable, Iterable
+
+from structlog.stdlib import BoundLogger
+
+from engine_worker.intake import Intake
+from engine_worker.kvcache.cache import KvCache
+from engine_worker.live import Live
+from engine_worker.outbox import Outbox
+from engine_worker.planning import Part, parts_of, step_of
+from engine_worker.scheduling.simple import Schedule, SimpleScheduler
+from engine_worker.stats import Stats
+from engine_worker.step import Drawn, Runner
+from sluice.ring.errors import ErrorCode, Fault, FinishReason
+from sluice.ring.wire import Cancel, Submit
+
+STEP_FAILED = Fault(ErrorCode.STEP_FAILED.name, "the engine failed at this request; its log has the details")
+
+
+class Engine:
+    """The parts around the loop are its attributes: `intake`, `live`, `outbox`, `stats`."""
+
+    def __init__(
+        self,
+        receive: Callable[[], Iterable[Submit | Cancel]],
+        intake: Intake,
+        live: Live,
+        scheduler: SimpleScheduler,
+        runner: Runner,
+        cache: KvCache,
+        outbox: Outbox,
+        stats: Stats,
+        clock: Callable[[], float],
+        log: BoundLogger,
+    ) -> None:
+        """`receive` gives what has come in and does not wait; `clock` counts seconds and never goes back."""
+        self.intake = intake
+        self.live = live
+        self.outbox = outbox
+        self.stats = stats
+        self._receive = receive
+        self._scheduler = scheduler
+        self._runner = runner
+        self._cache = cache
+        self._clock = clock
+        self._log = log
+
+    def step(self) -> bool:
+        """One turn of the loop; False when there was nothing to compute."""
+        start = self._take()
+        schedule, parts = self._schedule(start)
+        drawn = self._run(parts)
+        end = self._commit(parts, drawn)
+        self._emit(schedule, drawn, start, end)
+        return bool(parts)
+
+    def check(self) -> None:
+        """Raise CacheCorrupt unless the block pool's books balance. For when there is nothing else to do."""
+        self._cache.check()
+
+    def flush_cache(self) -> int:
+        """Forget the prefix cache; returns the number of blocks freed."""
+        return self._cache.flush()
+
+    def end_all(self, fault: Fault) -> int:
+        """End whatever lives with an error; returns how many requests that were."""
+        requests, now = list(self.live.requests.values()), self._clock()
+        for request in requests:
+            self.live.end_request(request, FinishReason.ERROR, now, fault=fault)
+        self.outbox.flush()
+        return len(requests)
+
+    def _take(self) -> float:
+        now = self._clock()
+        self.intake.take(self._receive(), now)
+        self.live.expire(now)
+        return now
+
+    def _schedule(self, now: float) -> tuple[Schedule, list[Part]]:
+        schedule = self._scheduler.schedule(self.live.active)
+        for sequence, _ in schedule.context:
+            request = sequence.request
+            if request.scheduled_at is None:
+                self.live.open(request, sequence.num_computed, now)
+                self._cache.note_prompt(request.num_prompt, sequence.num_computed)
+        return schedule, parts_of(schedule)
+
+    def _run(self, parts: list[Part]) -> list[Drawn] | None:
+        """What was drawn, one per drawer; None where the step failed."""
+        if not parts:
+            return []
+        try:
+            drawn = self._runner.run(step_of(parts))
+            if len(drawn) != sum(len(part.drawers) for part in parts):
+                raise RuntimeError(f"the runner drew {len(drawn)} tokens")
+        except Exception:  # noqa: BLE001 - whatever it was, only the sequences of this step pay for it
+            self._log.exception("step_failed", requests=sorted({part.sequence.request.spec.name for part in parts}))
+            return None
+        return drawn
+
+    def _commit(self, parts: list[Part], drawn: list[Drawn] | None) -> float:
+        now = self._clock()
+        if drawn is None:
+            self._fail(parts, now)
+            return now
+        results = iter(drawn)
+        for sequence, num_tokens, drawers in parts:
+            self._cache.commit(sequence, num_tokens)
+            for drawer in drawers:
+                result = next(results)
+                if result.fault is None:
+                    self.live.append(drawer, result.token, result.logprob, now)
+                else:
+                    self.live.end(drawer, FinishReason.ERROR, now, fault=result.fault)
+        return now
+
+    def _fail(self, parts: list[Part], now: float) -> None:
+        """Nothing of the step counts. Whoever awaited a prompt that was in it ends with it."""
+        for sequence, _, _ in parts:
+            awaiting = [] if sequence.output else sequence.request.awaiting()
+            for failed in reversed([sequence, *awaiting]):
+                self.live.end(failed, FinishReason.ERROR, now, fault=STEP_FAILED)
+
+    def _emit(self, schedule: Schedule, drawn: list[Drawn] | None, start: float, end: float) -> None:
+        self.outbox.flush()
+        if schedule.context or schedule.generation:
+            self.stats.stepped(schedule, len(drawn or ()), start, end)
+        else:
+            self.stats.rested(end)

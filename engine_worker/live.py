@@ -1,0 +1,118 @@
+"""The requests that the engine holds: the one place where they begin, and where each of their sequences ends, once."""
+
+from bisect import bisect_left, insort
+from operator import attrgetter
+
+from engine_worker.kvcache.cache import KvCache
+from engine_worker.outbox import Outbox
+from engine_worker.request import Request, Sequence, State
+from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.wire import End, Open, Submit, Times, TokenLogprob, TokenRow
+
+IN_ORDER = attrgetter("order")
+
+
+class Live:
+    """Live requests by number, and their sequences in order.
+
+    `active` holds the sequences that compete for memory: all that live, but those that await their request's prompt.
+    """
+
+    def __init__(self, cache: KvCache, outbox: Outbox) -> None:
+        self.requests: dict[int, Request] = {}
+        self.active: list[Sequence] = []
+        self._cache = cache
+        self._outbox = outbox
+
+    def begin(self, request: Request) -> None:
+        """Take a request in whose number is not live. Raises ValueError if its detokenizer's address is none."""
+        self._outbox.connect(request.spec.detokenizer)
+        self.requests[request.spec.request] = request
+        self._activate(request.sequences[0])
+
+    def refuse(self, spec: Submit, fault: Fault) -> None:
+        """Answer a request that is not taken in. Raises ValueError if its detokenizer's address is none."""
+        self._outbox.connect(spec.detokenizer)
+        self._outbox.open(spec.detokenizer, _opened(spec, 0, 0.0))
+        end = End(FinishReason.ERROR, Times(0.0, 0.0, 0.0), fault=fault)
+        for index in range(spec.n):
+            self._outbox.put(spec.detokenizer, TokenRow(spec.request, spec.attempt, index, 0, [], [], end))
+        self._outbox.disconnect(spec.detokenizer)
+
+    def open(self, request: Request, cached_tokens: int, now: float) -> None:
+        """The first step of a request is scheduled, or it ends before that."""
+        request.scheduled_at = now
+        self._outbox.open(request.spec.detokenizer, _opened(request.spec, cached_tokens, now - request.arrived_at))
+
+    def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:
+        """A sequence got its next token, which may end it."""
+        if not sequence.output:
+            sequence.first_token_at = now
+        sequence.output.append(token)
+        logprobs = [] if logprob is None else [logprob]
+        reason = sequence.finish_reason()
+        if reason is not FinishReason.RUNNING:
+            self.end(sequence, reason, now, tokens=[token], logprobs=logprobs)
+            return
+        self._tell(sequence, [token], logprobs, None)
+        if sequence.state is State.AWAITING:
+            self._activate(sequence)
+
+    def end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now: float,
+        tokens: list[int] | None = None,
+        logprobs: list[TokenLogprob] | None = None,
+        fault: Fault | None = None,
+    ) -> None:
+        """End a sequence, its newest `tokens` in the same row. Its blocks go back. An ended one is left alone."""
+        if sequence.state is State.ENDED:
+            return
+        request = sequence.request
+        if request.scheduled_at is None:
+            self.open(request, 0, now)
+        stop_token = sequence.output[-1] if reason is FinishReason.STOP_TOKEN else None
+        end = End(reason, sequence.times(now), stop_token=stop_token, fault=fault)
+        self._tell(sequence, tokens or [], logprobs or [], end)
+        self._withdraw(sequence)
+        request.num_live -= 1
+        if not request.num_live:
+            del self.requests[request.spec.request]
+            self._outbox.disconnect(request.spec.detokenizer)
+
+    def end_request(self, request: Request, reason: FinishReason, now: float, fault: Fault | None = None) -> None:
+        """End all its sequences, the last first, so that none takes the prompt over from one before it."""
+        for sequence in reversed(request.sequences):
+            self.end(sequence, reason, now, fault=fault)
+
+    def expire(self, now: float) -> None:
+        """End the requests whose time limit was reached."""
+        for request in [request for request in self.requests.values() if request.deadline <= now]:
+            self.end_request(request, FinishReason.TIME_LIMIT, now)
+
+    def _activate(self, sequence: Sequence) -> None:
+        sequence.state = State.WAITING
+        insort(self.active, sequence, key=IN_ORDER)
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        """Out of memory and out of line. If it was to compute the prompt for others, the next of them does."""
+        computes_prompt = sequence.state is not State.AWAITING and not sequence.output
+        if sequence.state is not State.AWAITING:
+            del self.active[bisect_left(self.active, sequence.order, key=IN_ORDER)]
+        self._cache.release(sequence)
+        sequence.state = State.ENDED
+        if computes_prompt:
+            for heir in sequence.request.awaiting()[:1]:
+                self._activate(heir)
+
+    def _tell(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprob], end: End | None) -> None:
+        spec = sequence.request.spec
+        offset = len(sequence.output) - len(tokens)
+        row = TokenRow(spec.request, spec.attempt, sequence.index, offset, tokens, logprobs, end)
+        self._outbox.put(spec.detokenizer, row)
+
+
+def _opened(spec: Submit, cached_tokens: int, queue: float) -> Open:
+    return Open(spec.request, spec.attempt, spec.n, spec.text, spec.router, len(spec.prompt), cached_tokens, queue)

@@ -1,0 +1,162 @@
+"""What the engine has to say to the detokenizers: rows by address, joined while a lane is full. Nothing here waits."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from structlog.stdlib import BoundLogger
+
+from sluice.ring.wire import Message, Open, Pulse, TokenBatch, TokenRow
+
+PULSE_SECONDS = 1.0
+FORGET_SECONDS = 60.0
+"""After this long, what a lane could not get rid of is given up, and a lane that no request uses is closed."""
+TOKENS_PER_MESSAGE = 8192
+
+
+class SendLane(Protocol):
+    """The part of `sluice.ring.lanes.Lane` that is needed here."""
+
+    def ready(self) -> bool:
+        """Whether a message would be taken now."""
+        ...
+
+    def send(self, message: Message) -> bool:
+        """False: the lane is full and the message stays with the caller."""
+        ...
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close, after at most `linger` seconds for what it still holds."""
+        ...
+
+
+class _Peer:
+    """One detokenizer: its lane, what waits for it, and how many live requests use it."""
+
+    def __init__(self, lane: SendLane, now: float) -> None:
+        self.lane = lane
+        self.users = 0
+        self.used_at = self.moved_at = now
+        self.opens: list[Open] = []
+        self.rows: dict[tuple[int, int, int], TokenRow] = {}
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self.rows or self.opens)
+
+
+class Outbox:
+    """Rows for every detokenizer in use.
+
+    What a full lane leaves behind is joined per sequence, so it is at most the tokens of the requests that live, or
+    ended within FORGET_SECONDS. `lost` counts rows that were given up.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        epoch: int,
+        open_lane: Callable[[str], SendLane],
+        clock: Callable[[], float],
+        log: BoundLogger,
+    ) -> None:
+        """`open_lane` raises ValueError for an address that is none; `clock` counts seconds."""
+        self.lost = 0
+        self._engine = engine
+        self._epoch = epoch
+        self._open_lane = open_lane
+        self._clock = clock
+        self._log = log
+        self._peers: dict[str, _Peer] = {}
+        self._pulsed_at = clock()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a lane was full and something still has to go out."""
+        return any(peer.waiting for peer in self._peers.values())
+
+    def connect(self, address: str) -> None:
+        """A request begins to use this address. Raises ValueError if it is none."""
+        peer = self._peers.get(address)
+        if peer is None:
+            peer = self._peers[address] = _Peer(self._open_lane(address), self._clock())
+        peer.users += 1
+
+    def disconnect(self, address: str) -> None:
+        """The request's last row has been put."""
+        peer = self._peers[address]
+        peer.users -= 1
+        peer.used_at = self._clock()
+
+    def open(self, address: str, opened: Open) -> None:
+        """A stream begins; before its first row."""
+        self._peers[address].opens.append(opened)
+
+    def put(self, address: str, row: TokenRow) -> None:
+        """A sequence's news; the lists in it belong to the outbox from now on."""
+        rows = self._peers[address].rows
+        key = row[:3]
+        held = rows.get(key)
+        if held is None:
+            rows[key] = row
+            return
+        held.tokens.extend(row.tokens)
+        held.logprobs.extend(row.logprobs)
+        if row.end is not None:
+            rows[key] = held._replace(end=row.end)
+
+    def flush(self) -> None:
+        """Send what the lanes take."""
+        for peer in self._peers.values():
+            while peer.waiting and peer.lane.ready() and self._send_some(peer):
+                pass
+
+    def tick(self) -> None:
+        """At least every second: pulse, give up what a dead lane holds, close lanes that are done with."""
+        now = self._clock()
+        if now - self._pulsed_at < PULSE_SECONDS:
+            return
+        self._pulsed_at = now
+        for address, peer in list(self._peers.items()):
+            if peer.lane.ready() and peer.lane.send(Pulse(self._engine, self._epoch)):
+                peer.moved_at = now
+            elif now - peer.moved_at >= FORGET_SECONDS:
+                self._give_up(address, peer)
+            if not peer.users and now - peer.used_at >= FORGET_SECONDS:
+                self._close(address)
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close every lane, after at most `linger` seconds each for what was sent."""
+        for address in list(self._peers):
+            self._close(address, linger)
+
+    def _send_some(self, peer: _Peer) -> bool:
+        """Send all that waits or, if it is much, the oldest part; False if the lane was full after all."""
+        keys, tokens = [], 0
+        for key, row in peer.rows.items():
+            if tokens >= TOKENS_PER_MESSAGE:
+                break
+            keys.append(key)
+            tokens += len(row.tokens)
+        batch = TokenBatch.of(self._engine, self._epoch, peer.opens, [peer.rows[key] for key in keys])
+        if not peer.lane.send(batch):
+            return False
+        peer.opens = []
+        peer.moved_at = self._clock()
+        if len(keys) == len(peer.rows):
+            peer.rows = {}
+        else:
+            for key in keys:
+                del peer.rows[key]
+        return True
+
+    def _give_up(self, address: str, peer: _Peer) -> None:
+        if not peer.waiting:
+            return
+        self.lost += len(peer.rows)
+        self._log.error("rows_lost", detokenizer=address, rows=len(peer.rows), opens=len(peer.opens))
+        peer.rows, peer.opens = {}, []
+
+    def _close(self, address: str, linger: float = 0.0) -> None:
+        peer = self._peers.pop(address)
+        self._give_up(address, peer)
+        peer.lane.close(linger)

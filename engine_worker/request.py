@@ -1,0 +1,134 @@
+"""A request as the engine holds it, and its sequences: plain state.
+
+A sequence has no context phase and no generation phase: its first `num_computed` tokens have keys and values in its
+blocks, and every step lets it catch up with the tokens it has.
+"""
+
+from collections import abc
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
+
+from sluice.ring.errors import FinishReason
+from sluice.ring.wire import Submit, Times
+
+
+class State(Enum):
+    """Where a sequence stands."""
+
+    AWAITING = "awaiting"
+    """Another sequence of its request computes the prompt for it; it asks for no memory yet."""
+    WAITING = "waiting"
+    """It has not held memory yet."""
+    RUNNING = "running"
+    """It holds blocks."""
+    PAUSED = "paused"
+    """It gave its blocks back for others and will compute its tokens again."""
+    ENDED = "ended"
+    """Its terminal is in the outbox."""
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One sampled continuation. `blocks`, `num_computed`, `chain` and `copy` are the KV cache's to write."""
+
+    request: "Request"
+    index: int
+    """In its request, from 0."""
+    state: State
+    order: tuple[int, int, int]
+    """Who goes first: priority, then arrival, then index. The least is served first and paused last."""
+    output: list[int] = field(default_factory=list)
+    """The continuation so far."""
+    first_token_at: float | None = None
+
+    blocks: list[int] = field(default_factory=list)
+    """Block table: block i holds positions i * tokens_per_block and on. Empty: it holds no memory."""
+    num_computed: int = 0
+    """Tokens, from the first, whose keys and values are in `blocks`."""
+    chain: list[bytes] = field(default_factory=list)
+    """Hashes of its first full blocks, as far as somebody asked for them."""
+    copy: tuple[int, int] | None = None
+    """(from block, to block) to be copied before the sequence runs; the former is held until then."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return self.request.num_prompt + len(self.output)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens to be computed before the next can be drawn; at least 1 in a sequence that lives."""
+        return self.request.num_prompt + len(self.output) - self.num_computed
+
+    @property
+    def generating(self) -> bool:
+        """Only its newest output token is to be computed."""
+        return bool(self.output) and self.num_pending == 1
+
+    def tokens_between(self, start: int, end: int) -> abc.Sequence[int]:
+        """Token ids at positions start to end - 1 of prompt and output."""
+        prompt, size = self.request.spec.prompt, self.request.num_prompt
+        if start >= size:
+            return self.output[start - size : end - size]
+        if end <= size:
+            return prompt[start:end]
+        return prompt[start:] + self.output[: end - size]
+
+    def finish_reason(self) -> FinishReason:
+        """Why the newest output token ends the sequence; RUNNING if it does not. The token stays in the output."""
+        stopping = self.request.spec.stopping
+        token, count = self.output[-1], len(self.output)
+        if count > stopping.min_tokens:
+            if token in stopping.eos_token_ids:
+                return FinishReason.EOS
+            if token in stopping.stop_token_ids:
+                return FinishReason.STOP_TOKEN
+        return FinishReason.LENGTH if count >= stopping.max_tokens else FinishReason.RUNNING
+
+    def times(self, now: float) -> Times:
+        """Where its time went until now."""
+        scheduled = now if self.request.scheduled_at is None else self.request.scheduled_at
+        first = now if self.first_token_at is None else self.first_token_at
+        return Times(scheduled - self.request.arrived_at, first - scheduled, now - first)
+
+
+class Request:
+    """What was submitted, and its n sequences. The first that lives computes the prompt; the others await that."""
+
+    __slots__ = (
+        "arrived_at",
+        "banned",
+        "deadline",
+        "max_tokens",
+        "num_live",
+        "num_prompt",
+        "root",
+        "scheduled_at",
+        "sequences",
+        "spec",
+    )
+
+    def __init__(self, spec: Submit, root: bytes, number: int, now: float) -> None:
+        """`root` starts its block hashes, `number` grows with each arrival, `now` is the engine's clock in seconds."""
+        self.spec = spec
+        self.root = root
+        self.num_prompt = len(spec.prompt)
+        self.max_tokens = self.num_prompt + spec.stopping.max_tokens
+        """Prompt and output at their longest."""
+        self.banned = spec.stopping.eos_token_ids + spec.stopping.stop_token_ids if spec.stopping.min_tokens else ()
+        """Ids that may not come before min_tokens."""
+        self.arrived_at = now
+        self.deadline = inf if spec.time_limit is None else now + spec.time_limit
+        self.scheduled_at: float | None = None
+        """When its first step was scheduled and its stream opened."""
+        self.sequences = tuple(
+            Sequence(self, index, State.AWAITING if index else State.WAITING, (-spec.priority, number, index))
+            for index in range(spec.n)
+        )
+        self.num_live = spec.n
+        """Sequences that have not ended."""
+
+    def awaiting(self) -> list[Sequence]:
+        """Sequences that still await the prompt."""
+        return [sequence for sequence in self.sequences if sequence.state is State.AWAITING]

@@ -1,0 +1,1 @@
+"""Who holds memory, and who runs in the next step: two questions, two small interchangeable classes."""
