@@ -1,0 +1,104 @@
+"""One service as a child process, whose log is read to its end."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from sluice.launch.logs import Observe, ignore, parse_line
+from sluice.ring.process import PARENT_VARIABLE
+
+Role = Literal["router", "engine", "detok"]
+
+TAIL_LINES = 40
+MAX_LINE_BYTES = 1 << 16
+
+
+class Child:
+    """A started process. `observe` gets its log lines and `ended` the child itself, both from its reader thread.
+
+    The process ends with the thread that made it (see `die_with_parent`). Raises OSError when it cannot be started.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        role: Role,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        observe: Observe,
+        ended: Callable[["Child"], None],
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        """Its last lines."""
+        self._observe = observe
+        self._ended = ended
+        # In a process group of its own, Ctrl-C in the terminal reaches the launcher only, which then drains in order.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**environment, PARENT_VARIABLE: str(os.getpid())},
+            process_group=0,
+        )
+        self._reader = threading.Thread(target=self._read, name=f"log of {name}", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        code = self._process.poll()
+        if code is None:
+            return "still runs"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+    def terminate(self) -> None:
+        """Ask it to drain and end."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+    def wait(self, timeout: float) -> bool:
+        """Whether it ended, and its log was read, within this many seconds."""
+        try:
+            self._process.wait(max(timeout, 0))
+        except subprocess.TimeoutExpired:
+            return False
+        self._reader.join(1)
+        return True
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None  # noqa: S101
+        with self._process.stdout as stream:
+            while raw := stream.readline(MAX_LINE_BYTES):
+                text = raw.decode("utf-8", "replace").rstrip()
+                if text:
+                    self.tail.append(text)
+                    self._show(text)
+        self._process.wait()
+        self._ended(self)
+
+    def _show(self, text: str) -> None:
+        try:
+            self._observe(parse_line(self.name, text))
+        except (OSError, SystemExit):
+            # Nobody reads our own output any more; the child's must still be read, or it would block.
+            self._observe = ignore

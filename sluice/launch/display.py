@@ -1,0 +1,84 @@
+"""Shows the services' log on our stderr: for a person on a terminal, else the JSON lines as they are."""
+
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from sluice.launch.logs import LogLine
+
+SHOWN_EVENTS = ("loading", "request")
+STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
+UNSHOWN_FIELDS = ("event", "level", "timestamp", "service")
+
+
+class Display:
+    """An `Observe` for a ring, and a context manager. If not `verbose` it shows loading, requests and problems only."""
+
+    def __init__(self, verbose: bool = False, console: Console | None = None) -> None:
+        self._verbose = verbose
+        self._console = console or Console(file=sys.stderr)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._loading: dict[str, TaskID] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, line: LogLine) -> None:
+        """Show one line, or leave it out."""
+        if not (self._verbose or line.is_problem or line.event in SHOWN_EVENTS):
+            return
+        if not self._console.is_terminal:
+            print(line.text, file=self._console.file, flush=True)
+        elif line.event == "loading":
+            with self._lock:
+                self._show_loading(line)
+        else:
+            self._console.print(_readable(line), highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> "Display":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loading:
+            self._progress.stop()
+
+    def _show_loading(self, line: LogLine) -> None:
+        done, total = float(line.fields.get("done", 0)), float(line.fields.get("total", 0))
+        self._progress.start()
+        if line.child not in self._loading:
+            self._loading[line.child] = self._progress.add_task(f"loading {line.child}", total=total)
+        self._progress.update(self._loading[line.child], completed=done, total=total)
+        if all(task.finished for task in self._progress.tasks):
+            self._progress.stop()
+
+
+def _readable(line: LogLine) -> Text:
+    if not line.fields:
+        return Text(f"{line.child}: {line.text}", style="dim")
+    level = str(line.fields.get("level", ""))
+    who = line.event if line.event == "request" else f"{line.child} {line.event}"
+    details = [f"{key}={_short(value)}" for key, value in line.fields.items() if key not in UNSHOWN_FIELDS]
+    problem = [level] if level in STYLES else []
+    return Text(" ".join([_clock(line.fields), *problem, who, *details]), style=STYLES.get(level, "dim"))
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _clock(fields: Mapping[str, Any]) -> str:
+    try:
+        return datetime.fromisoformat(str(fields.get("timestamp"))).astimezone().strftime("%H:%M:%S")
+    except ValueError:
+        return datetime.now().astimezone().strftime("%H:%M:%S")

@@ -1,0 +1,55 @@
+"""What is shown of the services' logs: to a person, and to a log collector."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from sluice.launch import Display
+from sluice.launch.logs import parse_line
+
+
+def show(lines: list[str], terminal: bool, verbose: bool = False) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=200, color_system=None)
+    with Display(verbose, console) as display:
+        for line in lines:
+            display(parse_line("engine-0", line))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def line(event: str, level: str = "info", **fields: object) -> str:
+    return json.dumps({"event": event, "level": level, "timestamp": "2026-01-02T03:04:05Z", "service": "x", **fields})
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_is_shown(terminal: bool) -> None:
+    shown = show(
+        [line("detail"), line("odd", "warning", queue=5), line("request", outcome="ok"), "Traceback …", "[1]"], terminal
+    )
+    assert "detail" not in shown
+    for expected in ("odd", "request", "Traceback …", "[1]"):
+        assert expected in shown
+    assert "detail" in show([line("detail")], terminal, verbose=True)
+
+
+def test_json_passes_through_where_nobody_watches() -> None:
+    lines = [line("request", text="[bold]x[/bold]"), line("loading", done=1, total=2)]
+    assert show(lines, terminal=False).splitlines() == lines
+
+
+def test_people_read_short_lines() -> None:
+    shown = show([line("odd", "warning", queue=5, seconds=0.123456, text="[bold]x[/bold]")], terminal=True)
+    assert "warning engine-0 odd queue=5 seconds=0.123 text=[bold]x[/bold]" in shown
+    assert "{" not in shown
+
+
+def test_loading_is_a_bar() -> None:
+    shown = show([line("loading", done=done, total=4) for done in range(5)], terminal=True)
+    assert "loading engine-0" in shown
+    assert "100 %" in shown
+
+
+def test_loading_of_unknown_length() -> None:
+    assert "loading engine-0" in show([line("loading", done=0, total=0), line("loading")], terminal=True)

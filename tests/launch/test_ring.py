@@ -1,0 +1,199 @@
+"""The launcher with stand-in services: order, readiness, deaths, and that nothing is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sluice import Client
+from sluice.launch import LogLine, Ring, RingError
+from sluice.ring.checkpoint import CheckpointError
+from sluice.ring.process import PARENT_VARIABLE
+
+SERVICES = Path(__file__).parents[1] / "fakes" / "services.py"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Arguments of a ring of stand-ins that keep notes in tmp_path."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return {"python": (sys.executable, str(SERVICES), str(tmp_path)), "start_timeout": 30}
+
+
+def notes(folder: Path, name: str) -> dict:
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def wait_until(condition, seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def sockets_folder(folder: Path) -> Path:
+    return Path(notes(folder, "router")["flags"]["--listen"].removeprefix("ipc://")).parent
+
+
+def test_starts_serves_and_ends_in_order(fake, tmp_path) -> None:
+    with Ring(engines=2, detokenizers=3, engine_args={"kv_cache_tokens": 512, "attention": None}, **fake) as ring:
+        assert sorted(ring.pids) == ["detok-0", "detok-1", "detok-2", "engine-0", "engine-1", "router"]
+        assert ring.can_serve
+        with Client(ring.address) as client:
+            assert client.health()
+        pids = list(ring.pids.values())
+        sockets = sockets_folder(tmp_path)
+        assert sockets.is_dir()
+        assert sockets.stat().st_mode & 0o077 == 0
+    assert not any(map(is_alive, pids))
+    assert not sockets.exists()
+    ended = {name: int((tmp_path / f"{name}.ended").read_text()) for name in ring.pids}
+    engines, detokenizers = ("engine-0", "engine-1"), ("detok-0", "detok-1", "detok-2")
+    assert ended["router"] < min(ended[name] for name in engines)
+    assert max(ended[name] for name in engines) < min(ended[name] for name in detokenizers)
+
+
+def test_command_lines(fake, tmp_path) -> None:
+    with Ring(engines=2, name="mine", engine_args={"kv_cache_tokens": 512}, router_args={"max_queue": 3}, **fake):
+        pass
+    router, engine = notes(tmp_path, "router"), notes(tmp_path, "engine-1")
+    assert router["module"] == "router"
+    assert router["flags"]["--engines"].split(",") == [
+        notes(tmp_path, f"engine-{i}")["flags"]["--listen"] for i in range(2)
+    ]
+    assert router["flags"]["--detokenizers"].split(",") == [
+        notes(tmp_path, f"detok-{i}")["flags"]["--listen"] for i in range(2)
+    ]
+    assert router["flags"]["--max-queue"] == "3"
+    assert engine["flags"]["--name"] == "mine"
+    assert engine["flags"]["--kv-cache-tokens"] == "512"
+    assert int(engine["flags"]["--threads"]) >= 1
+    assert all(len(notes(tmp_path, name)["flags"]["--listen"]) < 107 for name in ("router", "engine-0", "detok-1"))
+
+
+def test_long_temporary_folder_gives_short_sockets(fake, tmp_path, monkeypatch) -> None:
+    deep = tmp_path / ("x" * 90)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with Ring(**fake):
+        assert len(notes(tmp_path, "router")["flags"]["--listen"]) < 107
+    assert list(deep.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["router", "engine-0", "detok-1"])
+def test_death_at_start_shows_last_lines_and_leaves_nothing(fake, tmp_path, name) -> None:
+    (tmp_path / f"{name}.do").write_text("die")
+    ring = Ring(**fake)
+    with pytest.raises(RingError, match=f"{name} ended with code 3") as caught:
+        ring.start()
+    assert caught.value.tail == ("Traceback: it broke",)
+    assert not any(map(is_alive, ring.pids.values()))
+
+
+def test_start_timeout(fake, tmp_path) -> None:
+    (tmp_path / "router.do").write_text("hang")
+    ring = Ring(**{**fake, "start_timeout": 0.5})
+    with pytest.raises(RingError, match=r"waited 0.5 s for the router"):
+        ring.start()
+    assert not any(map(is_alive, ring.pids.values()))
+
+
+def test_exception_inside_leaves_nothing(fake, tmp_path) -> None:
+    def work() -> None:
+        with Ring(**fake) as ring:
+            pids.extend(ring.pids.values())
+            raise KeyError("x")
+
+    pids: list[int] = []
+    with pytest.raises(KeyError):
+        work()
+    assert pids
+    assert not any(map(is_alive, pids))
+
+
+def test_a_child_that_ignores_the_signal_is_killed(fake, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("sluice.launch.ring.KILL_AFTER_SECONDS", 0.3)
+    (tmp_path / "engine-0.do").write_text("deaf")
+    with Ring(drain_timeout=0, **fake) as ring:
+        pass
+    assert ring.children["engine-0"].ending == "was killed by SIGKILL"
+    assert (tmp_path / "detok-0.ended").exists()
+
+
+def test_deaths_while_serving(fake) -> None:
+    with Ring(engines=2, **fake) as ring:
+        deaths = ring.deaths()
+        os.kill(ring.pids["engine-0"], signal.SIGKILL)
+        child = next(deaths)
+        assert (child.name, child.ending) == ("engine-0", "was killed by SIGKILL")
+        assert ring.can_serve
+        os.kill(ring.pids["engine-1"], signal.SIGKILL)
+        assert next(deaths).name == "engine-1"
+        assert not ring.can_serve
+
+
+def test_log_lines_are_observed(fake) -> None:
+    lines: list[LogLine] = []
+    with Ring(observe=lines.append, **fake):
+        pass
+    assert [line.fields["done"] for line in lines if line.child == "engine-0" and line.event == "loading"] == [
+        0,
+        50,
+        100,
+    ]
+    assert [line.event for line in lines if line.child == "router"] == ["ready", "something odd", "detail", "request"]
+
+
+def test_an_observer_that_fails_to_write_does_not_block_the_ring(fake) -> None:
+    def broken(line: LogLine) -> None:
+        raise BrokenPipeError
+
+    with Ring(observe=broken, **fake) as ring:
+        assert ring.can_serve
+
+
+def test_children_die_with_a_killed_launcher(fake, tmp_path) -> None:
+    code = (
+        "import sys, time; from sluice.launch import Ring\n"
+        f"with Ring(python={fake['python']!r}) as ring: print('up', flush=True); time.sleep(60)"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT)
+    with launcher:
+        try:
+            assert launcher.stdout is not None
+            assert launcher.stdout.readline() == b"up\n"
+            pids = [notes(tmp_path, name)["pid"] for name in ("router", "engine-0", "detok-0", "detok-1")]
+            assert all(map(is_alive, pids))
+        finally:
+            launcher.kill()
+    assert wait_until(lambda: not any(map(is_alive, pids)))
+
+
+def test_wrong_model_and_options(fake, tmp_path) -> None:
+    with pytest.raises(CheckpointError, match="no/such/folder"):
+        Ring("no/such/folder")
+    with pytest.raises(ValueError, match="engines must be at least 1, not 0"):
+        Ring(engines=0)
+    with pytest.raises(TypeError, match="wings"):
+        Ring(wings=2)
+
+
+def test_parent_is_told(fake, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(PARENT_VARIABLE, "1")
+    with Ring(**fake) as ring:
+        environment = Path(f"/proc/{ring.pids['router']}/environ").read_bytes().split(b"\0")
+    assert f"{PARENT_VARIABLE}={os.getpid()}".encode() in environment
