@@ -1,0 +1,108 @@
+"""The real engine over the real runner, with lanes in memory: whole requests in, token ids out."""
+
+import time
+from pathlib import Path
+
+import structlog
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.load import load_runner
+
+from engine_worker.assembly import Batching, assemble
+from engine_worker.intake import Terms
+from engine_worker.outbox import Outbox
+from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.params import SamplingParams, StopParams, TextParams
+from sluice.ring.wire import Submit
+from tests.fakes.lane import Receiver, Stream
+
+EPOCH = 1
+QUIET = structlog.make_filtering_bound_logger(60)
+
+
+class EngineHarness:
+    """Submit, run until nothing lives, read the streams. The block pool is checked whenever nothing lives."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_batch_size: int = 64,
+        max_tokens_per_step: int = 2048,
+        chunked_context: bool = True,
+        kv_cache_tokens: int = 64 * 1024,
+        tokens_per_block: int = 16,
+        attention: str = "cpu",
+    ) -> None:
+        checkpoint = open_checkpoint(str(folder))
+        config = RunnerConfig(
+            device="cpu",
+            dtype="float32",
+            attention=attention,
+            tokens_per_block=tokens_per_block,
+            kv_cache_tokens=kv_cache_tokens,
+            max_batch_size=max_batch_size,
+            max_tokens_per_step=max_tokens_per_step,
+        )
+        runner = load_runner(checkpoint, config, lambda done, total: None)
+        longest = min(checkpoint.max_context_tokens, runner.num_blocks * runner.tokens_per_block)
+        log = structlog.wrap_logger(None, wrapper_class=QUIET)
+        self.receiver = Receiver()
+        self.pauses = 0
+        self._inbox: list[Submit] = []
+        self._numbers = iter(range(1, 1 << 30))
+        self.engine = assemble(
+            runner,
+            Terms(EPOCH, checkpoint.fingerprint, checkpoint.vocab_size, longest, max_requests=1024),
+            Batching(max_batch_size, max_tokens_per_step, chunked_context),
+            self._receive,
+            Outbox("engine", EPOCH, self.receiver.open_lane, time.monotonic, log),
+            time.monotonic,
+            log,
+        )
+
+    def submit(
+        self, prompt: list[int], sampling: SamplingParams, max_tokens: int, *, n: int = 1, salt: str = ""
+    ) -> int:
+        number = next(self._numbers)
+        self._inbox.append(
+            Submit(
+                request=number,
+                attempt=0,
+                engine_epoch=EPOCH,
+                name=str(number),
+                prompt=prompt,
+                n=n,
+                sampling=sampling,
+                stopping=StopParams(max_tokens=max_tokens),
+                text=TextParams(),
+                priority=2,
+                salt=salt,
+                time_limit=None,
+                detokenizer="mem://detokenizer",
+                router="mem://router",
+            )
+        )
+        return number
+
+    def run(self) -> None:
+        while self.engine.step() or self.engine.live.requests:
+            self.pauses = max(self.pauses, self.engine.stats.latest.paused_requests)
+            self.receiver.read()
+        self.receiver.read()
+        self.engine.check()
+
+    def stream(self, request: int, sequence: int = 0) -> Stream:
+        return self.receiver.streams[request, 0, sequence]
+
+    def generate(self, prompts: list[list[int]], sampling: SamplingParams, max_tokens: int) -> list[list[int]]:
+        """All at once, in flight together as far as the batch size allows."""
+        numbers = [self.submit(prompt, sampling, max_tokens) for prompt in prompts]
+        self.run()
+        return [self.stream(number).tokens for number in numbers]
+
+    def cached_tokens(self, request: int) -> int:
+        return self.receiver.opens[request, 0].cached_tokens
+
+    def _receive(self) -> list[Submit]:
+        messages, self._inbox = self._inbox, []
+        return messages

@@ -1,0 +1,101 @@
+"""Many streams over several engines and detokenizers: the same texts as alone, load on all, every block back."""
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+
+from sluice import AsyncClient
+from sluice.launch import Ring
+
+STREAMS = 64
+
+
+@pytest.fixture(scope="module")
+def wide_ring():
+    with Ring(engines=2, detokenizers=3, engine_args={"kv_cache_tokens": 16384}) as ring:
+        yield ring
+
+
+def request(i: int) -> dict:
+    """Every kind in turn: greedy, seeded, with a stop string, with penalties, n = 2."""
+    kinds = [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "top_p": 0.9, "seed": i},
+        {"temperature": 0.0, "stop": [":", "return"]},
+        {"temperature": 0.8, "top_k": 20, "repetition_penalty": 1.2, "seed": i},
+        {"temperature": 1.0, "seed": i, "n": 2},
+    ]
+    return {
+        "prompt": f"class Thing{i}:\n    def method_{i % 7}(self, ",
+        "max_tokens": 24 + i % 9,
+        **kinds[i % len(kinds)],
+    }
+
+
+async def streamed(client: AsyncClient, spec: dict) -> dict[int, tuple[str, str, int]]:
+    """By output: text, reason, completion tokens; checks the offsets on the way."""
+    texts: Counter = Counter()
+    offsets: Counter = Counter()
+    ends = {}
+    async for chunk in client.stream(**spec):
+        assert chunk.token_offset == offsets[chunk.index]
+        offsets[chunk.index] += chunk.token_count
+        texts[chunk.index] = (texts[chunk.index] or "") + chunk.text
+        if chunk.finish_reason is not None:
+            ends[chunk.index] = (str(chunk.finish_reason), chunk.completion_tokens)
+    return {index: (texts[index] or "", *ends[index]) for index in sorted(ends)}
+
+
+async def stats_until(client: AsyncClient, quiet, seconds: float = 15.0):
+    end = time.monotonic() + seconds
+    while not quiet(stats := await client.stats()) and time.monotonic() < end:
+        await asyncio.sleep(0.1)
+    return stats
+
+
+def nothing_held(stats) -> bool:
+    return not any(engine.active_requests or engine.used_kv_blocks for engine in stats.engines) and not any(
+        detokenizer.streams for detokenizer in stats.detokenizers
+    )
+
+
+async def test_64_streams_equal_the_single_runs_and_use_everything(wide_ring):
+    async with AsyncClient(wide_ring.address, timeout=90) as client:
+        alone = [await streamed(client, request(i)) for i in range(STREAMS)]
+        together = asyncio.gather(*(streamed(client, request(i)) for i in range(STREAMS)))
+        busy: Counter = Counter()
+        while not together.done():
+            stats = await client.stats()
+            busy.update(engine.engine_id for engine in stats.engines if engine.active_requests)
+            busy.update(detok.detokenizer_id for detok in stats.detokenizers if detok.streams)
+            await asyncio.sleep(0.05)
+        assert await together == alone
+        assert set(busy) == {"engine-0", "engine-1", "detok-0", "detok-1", "detok-2"}
+        assert nothing_held(await stats_until(client, nothing_held))
+
+
+async def test_a_whole_result_equals_the_stream(wide_ring):
+    async with AsyncClient(wide_ring.address, timeout=90) as client:
+        for i in range(10):
+            whole = await client.generate(**request(i))
+            found = {o.index: (o.text, str(o.finish_reason)) for o in whole.outputs}
+            assert found == {index: end[:2] for index, end in (await streamed(client, request(i))).items()}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_cancel_in_the_middle_of_each_of_64_frees_every_block(wide_ring, n):
+    async def cancelled(client: AsyncClient, i: int) -> None:
+        chunks = 0
+        async with client.stream(f"# file {i}\nimport ", max_tokens=1500, ignore_eos=True, seed=i, n=n) as stream:
+            async for _ in stream:
+                chunks += 1
+                if chunks > 1 + i % 11:
+                    break
+
+    async with AsyncClient(wide_ring.address, timeout=90) as client:
+        await asyncio.gather(*(cancelled(client, i) for i in range(STREAMS)))
+        stats = await stats_until(client, nothing_held)
+        assert nothing_held(stats), stats
+        assert all(engine.free_kv_blocks == engine.max_kv_blocks for engine in stats.engines)

@@ -1,0 +1,95 @@
+"""What the ring sends is what the tokenizer decodes: streamed, whole, at every stop."""
+
+import asyncio
+
+import pytest
+from tokenizers import Tokenizer
+
+from sluice import AsyncClient, tiny_model
+
+PROMPTS = [
+    '"""Umlauts: äöü, emoji: 😀🎉',
+    "def f(x):\n    ",
+    "# \u200d\u0301 日本語",
+    "<|im_start|>user\nhi<|im_end|>",
+    "\xff\x00",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.from_file(str(tiny_model.path() / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("interval", [1, 7])
+async def test_text_is_the_tokenizers_decode_of_the_ids(ring, tokenizer, skip, interval):
+    async def check(client: AsyncClient, prompt: str, seed: int) -> None:
+        # A high temperature without filters draws lone bytes, half characters and special tokens.
+        spec = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "seed": seed, "max_tokens": 120, "ignore_eos": True}
+        spec |= {"token_ids": True, "skip_special_tokens": skip}
+        ids: list[int] = []
+        text = ""
+        async for chunk in client.stream(prompt, stream_interval=interval, **spec):
+            ids += chunk.token_ids
+            text += chunk.text
+        assert len(ids) == 120
+        assert text == tokenizer.decode(ids, skip_special_tokens=skip)
+        (whole,) = (await client.generate(prompt, **spec)).outputs
+        assert (whole.text, list(whole.token_ids)) == (text, ids)
+
+    async with AsyncClient(ring.address, timeout=60) as client:
+        await asyncio.gather(*(check(client, prompt, seed) for prompt in PROMPTS for seed in range(4)))
+
+
+async def test_a_stop_at_every_place_cuts_text_and_tokens(ring, tokenizer):
+    async with AsyncClient(ring.address, timeout=60) as client:
+        spec = {"temperature": 0.9, "seed": 3, "max_tokens": 40, "ignore_eos": True, "token_ids": True}
+        (free,) = (await client.generate("def walk(path):\n", **spec)).outputs
+
+        async def check(start: int, length: int, include: bool) -> None:
+            stop = free.text[start : start + length]
+            (cut,) = (
+                await client.generate("def walk(path):\n", stop=[stop], include_stop_in_output=include, **spec)
+            ).outputs
+            at = free.text.index(stop)
+            assert cut.text == free.text[: at + (len(stop) if include else 0)]
+            assert (cut.finish_reason, cut.stop_string) == ("stop_string", stop)
+            assert cut.token_ids == free.token_ids[: len(cut.token_ids)]
+            assert stop in tokenizer.decode(list(cut.token_ids))
+            assert stop not in tokenizer.decode(list(cut.token_ids[:-1]))
+
+        places = range(0, len(free.text) - 5, 3)
+        await asyncio.gather(*(check(start, 1 + start % 5, bool(start % 2)) for start in places))
+
+
+async def test_echo_puts_the_prompt_first(ring):
+    async with AsyncClient(ring.address, timeout=60) as client:
+        spec = {"temperature": 0.0, "max_tokens": 8}
+        plain = await client.generate("import os", **spec)
+        echoed = await client.generate("import os", echo=True, **spec)
+        assert echoed.text == "import os" + plain.text
+        assert echoed.usage.completion_tokens == plain.usage.completion_tokens
+
+
+async def test_logprobs_of_the_chosen_tokens_sum_up(ring):
+    async with AsyncClient(ring.address, timeout=60) as client:
+        found = await client.generate("import os", temperature=0.0, max_tokens=8, logprobs=3, token_ids=True)
+        (output,) = found.outputs
+        assert [entry.token_id for entry in output.logprobs] == list(output.token_ids)
+        assert all(entry.rank == 1 and len(entry.top) == 3 for entry in output.logprobs)
+        assert all(entry.top[0].token_id == entry.token_id for entry in output.logprobs)
+        assert output.cumulative_logprob == pytest.approx(sum(entry.logprob for entry in output.logprobs), abs=1e-4)
+        assert b"".join(entry.token for entry in output.logprobs).decode("utf-8", "replace") == output.text
+
+
+async def test_the_cached_prefix_is_counted_inside_one_salt(ring):
+    async with AsyncClient(ring.address, timeout=60) as client:
+        prompt = "# a long prefix " * 20
+        spec = {"temperature": 0.0, "max_tokens": 4}
+        first = await client.generate(prompt, kv_cache={"salt": "a"}, **spec)
+        again = await client.generate(prompt, kv_cache={"salt": "a"}, **spec)
+        other = await client.generate(prompt, kv_cache={"salt": "b"}, **spec)
+        assert first.usage.cached_tokens == other.usage.cached_tokens == 0
+        assert again.usage.cached_tokens >= again.usage.prompt_tokens - 16
+        assert first.text == again.text == other.text
