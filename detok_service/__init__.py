@@ -1,0 +1,1 @@
+"""Tokens in, text out: incremental exact decoding and stop strings."""

@@ -1,0 +1,72 @@
+"""`python -m detok_service`: one detokenizer process."""
+
+import secrets
+import time
+
+import structlog
+import zmq
+
+from detok_service.config import DetokenizerSettings, read_settings
+from detok_service.service import BEAT_SECONDS, Identity, Service
+from detok_service.tokenizers import TokenizerError, load_decoders
+from sluice.ring.checkpoint import CheckpointError, open_checkpoint
+from sluice.ring.lanes import Inbox, Lane
+from sluice.ring.process import die_with_parent, on_stop_signal
+from sluice.ring.wire import ToDetokenizer
+from sluice.telemetry import configure
+
+FULL_LANE_SECONDS = 0.01
+"""Between two looks at full lanes."""
+LINGER_SECONDS = 1.0
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT, then drain. Exit status 0 after a drain, 1 when it cannot start."""
+    die_with_parent()
+    settings = read_settings()
+    log = configure("detok_service", settings.log_level).bind(id=settings.id)
+    try:
+        checkpoint = open_checkpoint(settings.model, settings.name)
+        decoders = load_decoders(checkpoint.tokenizer_file)
+    except (CheckpointError, TokenizerError) as error:
+        raise SystemExit(f"python -m detok_service: {error}") from error
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        inbox: Inbox[ToDetokenizer] = Inbox(context, settings.listen, ToDetokenizer)  # type: ignore[arg-type]
+    except zmq.ZMQError as error:
+        raise SystemExit(f"python -m detok_service: cannot listen on {settings.listen}: {error}") from error
+    address = settings.advertise or inbox.address
+    identity = Identity(settings.id, secrets.randbits(63), address)
+    service = Service(identity, decoders, lambda to: Lane(context, to), settings.max_streams, log)
+    on_stop_signal(service.drain)
+    log.info("ready", address=address, model=checkpoint.name, decoder=decoders.kind)
+    serve(service, inbox, settings, log)
+    inbox.close()
+    context.term()
+
+
+def serve(
+    service: Service, inbox: "Inbox[ToDetokenizer]", settings: DetokenizerSettings, log: structlog.stdlib.BoundLogger
+) -> None:
+    """Until it is drained, or the time for that is over."""
+    draining_since = None
+    while draining_since is None or not drained(service, time.monotonic() - draining_since, settings.drain_timeout):
+        until_beat = max(0.0, service.beat_at - time.monotonic())
+        inbox.wait(min(until_beat, FULL_LANE_SECONDS) if service.waiting else until_beat)
+        service.handle(inbox.receive())
+        service.tick()
+        if service.draining and draining_since is None:
+            log.info("draining", streams=service.streams)
+            draining_since = time.monotonic()
+    service.close(LINGER_SECONDS)
+    log.info("stopped", unknown_rows=service.unknown_rows, gaps=service.gaps, malformed=inbox.malformed)
+
+
+def drained(service: Service, seconds: float, timeout: float) -> bool:
+    """Whether a service that has been draining for so long may go: for one beat's time new streams may still come."""
+    idle = not service.streams and not service.waiting
+    return seconds >= timeout or (idle and seconds >= BEAT_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

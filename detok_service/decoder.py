@@ -1,0 +1,221 @@
+"""Incremental decoders: the pieces of text that they return, joined, equal the tokenizer's decode of all tokens.
+
+One decoder serves one sequence. `feed` takes the next tokens and returns the text that is now certain; `flush` returns
+what the end of the sequence decides. How tokens are cut into calls makes no difference to the text after the last of
+them. The tables are built once (see tokenizers.py) and shared.
+"""
+
+from codecs import utf_8_decode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+REPLACEMENT = "\ufffd"
+MAX_UNSETTLED = 16
+"""Tokens after which a `WindowDecoder` no longer waits for the rest of a character."""
+
+
+class TextError(Exception):
+    """The tokenizer could not decode some tokens."""
+
+
+class Decoder(Protocol):
+    """One sequence's tokens into text."""
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """Text that these tokens make certain. Raises TextError."""
+        ...
+
+    def flush(self) -> str:
+        """The rest, after the last token."""
+        ...
+
+
+class BytesByToken(dict[int, bytes]):
+    """Token id to its bytes; ids that stand for no text have none."""
+
+    def __missing__(self, token: int) -> bytes:
+        return b""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteTable:
+    """A byte-level vocabulary."""
+
+    bytes_of: BytesByToken
+    text_of: dict[int, str]
+    """Only tokens that are whole characters by themselves."""
+
+
+class ByteDecoder:
+    """Tokens are bytes, and the bytes are UTF-8; invalid ones become U+FFFD as soon as they are known to be invalid.
+
+    Rust's from_utf8_lossy and Python's "replace" both put one U+FFFD for each maximal ill-formed subpart (Unicode 3.9).
+    """
+
+    __slots__ = ("_bytes_of", "_rest", "_text_of")
+
+    def __init__(self, table: ByteTable) -> None:
+        self._bytes_of = table.bytes_of
+        self._text_of = table.text_of
+        self._rest = b""
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """See Decoder."""
+        rest = self._rest
+        if not rest and len(tokens) == 1:
+            text = self._text_of.get(tokens[0])
+            if text is not None:
+                return text
+        data = rest + b"".join(map(self._bytes_of.__getitem__, tokens))
+        text, used = utf_8_decode(data, "replace", False)
+        self._rest = data[used:]
+        return text
+
+    def flush(self) -> str:
+        """See Decoder."""
+        text, _ = utf_8_decode(self._rest, "replace", True)
+        self._rest = b""
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class PieceTable:
+    """A vocabulary whose tokens are pieces of text, or single bytes in between (SentencePiece's byte fallback)."""
+
+    pieces: dict[int, str | bytes]
+    """By token id; bytes where the token is one byte. Ids that stand for no text are missing."""
+    first: dict[int, str | bytes] | None = None
+    """What stands at the start of a sequence instead, where that differs."""
+    strip: str = ""
+    """Character dropped from the start of the text,"""
+    strip_count: int = 0
+    """at most so many times."""
+
+
+class PieceDecoder:
+    """Tokens are pieces; a run of byte tokens is text when the whole run is UTF-8, else one U+FFFD for each byte.
+
+    So a run is held until it ends or can no longer be valid, whichever comes first.
+    """
+
+    __slots__ = ("_first", "_pieces", "_run", "_strip", "_strip_left")
+
+    def __init__(self, table: PieceTable) -> None:
+        self._pieces = table.pieces
+        self._first = table.first
+        self._strip = table.strip
+        self._strip_left = table.strip_count
+        self._run: _ByteRun | None = None
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """See Decoder."""
+        out = []
+        for token in tokens:
+            piece = self._pieces.get(token)
+            if piece is None:
+                continue
+            if self._first is not None:
+                piece = self._first[token]
+                self._first = None
+            if isinstance(piece, bytes):
+                if self._run is None:
+                    self._run = _ByteRun()
+                out.append(self._run.feed(piece))
+                continue
+            if self._run is not None:
+                out.append(self._run.end())
+                self._run = None
+            out.append(piece)
+        text = "".join(out)
+        return self._stripped(text) if self._strip_left else text
+
+    def flush(self) -> str:
+        """See Decoder."""
+        run, self._run = self._run, None
+        return self._stripped(run.end()) if run is not None else ""
+
+    def _stripped(self, text: str) -> str:
+        start = 0
+        while start < len(text) and self._strip_left:
+            if text[start] == self._strip:
+                start += 1
+                self._strip_left -= 1
+            else:
+                self._strip_left = 0
+        return text[start:]
+
+
+class _ByteRun:
+    """Byte tokens in a row."""
+
+    __slots__ = ("_length", "_rest", "_texts", "_valid")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._rest = b""
+        self._length = 0
+        self._valid = True
+
+    def feed(self, byte: bytes) -> str:
+        self._length += 1
+        if not self._valid:
+            return REPLACEMENT
+        data = self._rest + byte
+        try:
+            text, used = utf_8_decode(data, "strict", False)
+        except UnicodeDecodeError:
+            self._valid = False
+            return REPLACEMENT * self._length
+        self._texts.append(text)
+        self._rest = data[used:]
+        return ""
+
+    def end(self) -> str:
+        if not self._valid:
+            return ""
+        return REPLACEMENT * self._length if self._rest else "".join(self._texts)
+
+
+class WindowDecoder:
+    """Any other tokenizer: decode a window of the last tokens with and without the new one; the difference is its text.
+
+    Exact where a token's text depends on the tokens just before it and on no later ones. Text that ends in U+FFFD waits
+    for the rest of its character, at most MAX_UNSETTLED tokens, so the work per token is bounded.
+    """
+
+    __slots__ = ("_decode", "_known", "_settled", "_window")
+
+    def __init__(self, decode: Callable[[list[int]], str], known: frozenset[int]) -> None:
+        self._decode = decode
+        self._known = known
+        self._window: list[int] = []
+        self._settled = 0
+        """Tokens at the start of the window whose text has been returned."""
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """See Decoder."""
+        out = []
+        for token in tokens:
+            if token in self._known:
+                self._window.append(token)
+                text = self._new_text()
+                if not text.endswith(REPLACEMENT) or len(self._window) - self._settled >= MAX_UNSETTLED:
+                    out.append(text)
+                    self._settle()
+        return "".join(out)
+
+    def flush(self) -> str:
+        """See Decoder."""
+        text = self._new_text()
+        self._window.clear()
+        self._settled = 0
+        return text
+
+    def _new_text(self) -> str:
+        before = self._decode(self._window[: self._settled]) if self._settled else ""
+        return self._decode(self._window)[len(before) :] if self._window else ""
+
+    def _settle(self) -> None:
+        del self._window[: self._settled]
+        self._settled = len(self._window)

@@ -1,0 +1,92 @@
+"""What goes to one router: rows of the streams that have something to say, one message per drain of the inbox."""
+
+from typing import Protocol
+
+from detok_service.stream import Stream
+from sluice.ring.wire import Message, Started, TextBatch
+
+MAX_BATCH_TOKENS = 16_384
+"""A message is closed when it holds so many."""
+RETRY_SECONDS = 0.01
+"""Between two tries of a full lane; each try encodes a message anew."""
+
+
+class Sender(Protocol):
+    """What an outlet needs of a `sluice.ring.lanes.Lane`."""
+
+    def send(self, message: Message) -> bool:
+        """False: the lane is full."""
+        ...
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close, after at most `linger` seconds for what is still held."""
+        ...
+
+
+class Outlet:
+    """The sending end of one router's lane.
+
+    While the lane is full each stream keeps its own text, joined, and the outlet only the list of them: memory is
+    bounded by the live tokens, and no other router waits.
+    """
+
+    def __init__(self, lane: Sender, detokenizer: str, now: float) -> None:
+        self.heard = now
+        """When the router last gave a sign of life, or a stream first named it."""
+        self.greeted = False
+        """It said hello: it wants beats."""
+        self._lane = lane
+        self._detokenizer = detokenizer
+        self._started: list[Started] = []
+        self._streams: list[Stream] = []
+        self._unsent: TextBatch | None = None
+        self._retry_at = now
+
+    @property
+    def waiting(self) -> int:
+        """Rows not yet handed to the lane."""
+        return len(self._started) + len(self._streams) + (len(self._unsent.request) if self._unsent else 0)
+
+    def start(self, started: Started) -> None:
+        """A request's streams begin."""
+        self._started.append(started)
+
+    def add(self, stream: Stream) -> None:
+        """The stream has a row to send."""
+        if not stream.listed:
+            stream.listed = True
+            self._streams.append(stream)
+
+    def send(self, message: Message) -> bool:
+        """A message that is worth nothing later, such as a beat: sent now or not at all."""
+        return self._lane.send(message)
+
+    def flush(self, now: float) -> None:
+        """Send as much as the lane takes."""
+        if self._unsent is not None and now < self._retry_at:
+            return
+        while self._unsent is not None or self._started or self._streams:
+            batch = self._unsent or self._batch()
+            self._unsent = None
+            if not self._lane.send(batch):
+                self._unsent = batch
+                self._retry_at = now + RETRY_SECONDS
+                return
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close the lane."""
+        self._lane.close(linger)
+
+    def _batch(self) -> TextBatch:
+        streams = self._streams
+        rows = []
+        tokens = 0
+        for stream in streams:
+            if tokens >= MAX_BATCH_TOKENS:
+                break
+            stream.listed = False
+            tokens += stream.waiting
+            rows.append(stream.row())
+        started, self._started = self._started, []
+        self._streams = streams[len(rows) :]
+        return TextBatch.of(self._detokenizer, started, rows)

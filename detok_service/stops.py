@@ -1,0 +1,108 @@
+"""Stop strings in text that comes in pieces, across any borders.
+
+The earliest end wins; of stops that end there, the longest. What could still become a stop is held back: the longest
+end of the text that begins some stop, and nothing more. Where a stop is shown too, nothing need be held.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+
+class StopStrings:
+    """Aho-Corasick automaton over code points (Aho and Corasick 1975). State 0 is the root. Read-only, shared."""
+
+    __slots__ = ("children", "depth", "fail", "first", "match")
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self.children: list[dict[str, int]] = [{}]
+        self.depth = [0]
+        """Code points of the text's end that the state stands for."""
+        self.fail = [0]
+        """The state of the longest shorter end."""
+        self.match: list[str | None] = [None]
+        """The longest stop that ends here."""
+        for stop in stops:
+            self._add(stop)
+        self._link()
+        self.first = frozenset(self.children[0])
+
+    def step(self, state: int, char: str) -> int:
+        """The state after one more code point; constant work on average."""
+        while state and char not in self.children[state]:
+            state = self.fail[state]
+        return self.children[state].get(char, 0)
+
+    def open_end(self, state: int) -> int:
+        """The longest end of this state's text that can grow into a stop: a whole stop that begins no other cannot."""
+        while state and not self.children[state]:
+            state = self.fail[state]
+        return state
+
+    def _add(self, stop: str) -> None:
+        state = 0
+        for char in stop:
+            if char not in self.children[state]:
+                self.children[state][char] = len(self.children)
+                self.children.append({})
+                self.depth.append(self.depth[state] + 1)
+                self.fail.append(0)
+                self.match.append(None)
+            state = self.children[state][char]
+        if state:
+            self.match[state] = stop
+
+    def _link(self) -> None:
+        queue = deque(self.children[0].values())
+        while queue:
+            state = queue.popleft()
+            if self.match[state] is None:
+                self.match[state] = self.match[self.fail[state]]
+            for char, child in self.children[state].items():
+                self.fail[child] = self.step(self.fail[state], char)
+                queue.append(child)
+
+
+class StopSearch:
+    """One sequence's search: text goes in, what may be shown comes out."""
+
+    __slots__ = ("_held", "_include", "_state", "_stops", "found")
+
+    def __init__(self, stops: StopStrings, include: bool) -> None:
+        self._stops = stops
+        self._include = include
+        self._state = 0
+        self._held = ""
+        self.found: str | None = None
+        """The stop that ended the text."""
+
+    def feed(self, text: str, counts: bool) -> str:
+        """More text; returns what may be shown now. A stop completed while `counts` is false is text like any other."""
+        if not self._state and self._stops.first.isdisjoint(text):
+            return text
+        stops = self._stops
+        state = self._state
+        text, before = self._held + text, len(self._held)
+        for end in range(before, len(text)):
+            state = stops.step(state, text[end])
+            match = stops.match[state]
+            if match is None:
+                continue
+            if counts:
+                return self._cut(text[: end + 1], match)
+            state = stops.open_end(state)
+        self._state = state
+        if self._include:
+            return text
+        shown = len(text) - stops.depth[state]
+        self._held = text[shown:]
+        return text[:shown]
+
+    def flush(self) -> str:
+        """What was held back, once no more text can come."""
+        text, self._held, self._state = self._held, "", 0
+        return text
+
+    def _cut(self, text: str, stop: str) -> str:
+        self.found = stop
+        self._held, self._state = "", 0
+        return text if self._include else text[: -len(stop)]

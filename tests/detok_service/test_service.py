@@ -1,0 +1,320 @@
+import structlog
+from structlog.testing import capture_logs
+
+from detok_service.decoder import TextError
+from detok_service.outlet import MAX_BATCH_TOKENS
+from detok_service.service import SILENCE_SECONDS, Identity, Service
+from detok_service.tokenizers import Decoders
+from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.lanes import Gap
+from sluice.ring.params import TextParams
+from sluice.ring.wire import End, Hello, Open, Pulse, Started, Times, TokenBatch, TokenLogprob, TokenRow
+from tests.fakes.lanes import FakeLane
+
+LENGTH = End(FinishReason.LENGTH, Times(1.0, 2.0, 3.0))
+POISON = 13
+
+
+class Letters:
+    """Token 0 is "a", and so on; POISON raises."""
+
+    def feed(self, tokens):
+        if POISON in tokens:
+            raise TextError("poison")
+        return "".join(chr(ord("a") + token) for token in tokens)
+
+    def flush(self):
+        return ""
+
+
+class Bench:
+    """A service with lanes in memory and a clock by hand."""
+
+    def __init__(self, max_streams=1000, new=Letters):
+        self.now = 100.0
+        self.lanes = {}
+        self.service = Service(
+            Identity("detok", 9, "inbox"),
+            Decoders("letters", new, new),
+            self._open,
+            max_streams,
+            structlog.get_logger(),
+            lambda: self.now,
+        )
+
+    def _open(self, address):
+        self.lanes[address] = FakeLane()
+        return self.lanes[address]
+
+    def handle(self, *messages):
+        self.service.handle(messages)
+
+    def beat(self, seconds=0.5):
+        self.now += seconds
+        self.service.tick()
+
+    def texts(self, address="router"):
+        """By (request, sequence): text and the finish reason or fault code."""
+        found = {}
+        for row in self.lanes[address].rows():
+            text, end = found.get((row.request, row.sequence), ("", None))
+            assert end is None, "a row after the terminal"
+            if row.end is not None:
+                end = row.end.fault.error_code if row.end.fault else row.end.reason
+            found[row.request, row.sequence] = (text + row.text, end)
+        return found
+
+
+def opened(request, n=1, router="router", **text):
+    return Open(request, 1, n, TextParams(**text), router, 5, 2)
+
+
+def row(request, offset, tokens, end=None, sequence=0, logprobs=()):
+    return TokenRow(request, 1, sequence, offset, list(tokens), list(logprobs), end)
+
+
+def batch(*rows, opens=(), engine="engine", epoch=1):
+    return TokenBatch.of(engine, epoch, list(opens), list(rows))
+
+
+def test_a_stream_from_open_to_end():
+    bench = Bench()
+    bench.handle(batch(row(1, 0, [0]), row(1, 0, [1], sequence=1), opens=[opened(1, n=2)]))
+    bench.handle(batch(row(1, 1, [2], LENGTH), row(1, 1, [3], sequence=1)))
+    bench.handle(batch(row(1, 2, [4], LENGTH, sequence=1)))
+    first = bench.lanes["router"].batches[0]
+    assert (first.detokenizer, first.started) == ("detok", [Started(1, 1, 5, 2)])
+    assert bench.texts() == {(1, 0): ("ac", FinishReason.LENGTH), (1, 1): ("bde", FinishReason.LENGTH)}
+    assert len(bench.lanes["router"].batches) == 3
+    assert bench.service.streams == 0
+
+
+def test_a_backlog_is_joined_per_sequence_before_it_is_decoded():
+    feeds = []
+
+    class Recording(Letters):
+        def feed(self, tokens):
+            feeds.append(list(tokens))
+            return super().feed(tokens)
+
+    bench = Bench(new=Recording)
+    steps = [batch(row(1, i, [i], logprobs=[TokenLogprob(0.0, i, [])]), row(2, i, [i])) for i in range(1, 9)]
+    bench.handle(batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1), opened(2)]))
+    feeds.clear()
+    bench.handle(*steps)
+    assert feeds == [[*range(1, 9)]] * 2
+    sent = bench.lanes["router"].batches
+    assert len(sent) == 2
+    assert [(r.offset, r.text) for r in sent[1].rows()] == [(1, "bcdefghi")] * 2
+    assert [one.rank for one in next(sent[1].rows()).logprobs] == [*range(1, 9)]
+
+
+def test_output_goes_to_the_router_of_each_stream_in_one_batch_each():
+    bench = Bench()
+    opens = [opened(request, router=f"router-{request % 3}") for request in range(9)]
+    bench.handle(batch(*(row(request, 0, [0]) for request in range(9)), opens=opens))
+    for number in range(3):
+        (sent,) = bench.lanes[f"router-{number}"].batches
+        assert sent.request == [number, number + 3, number + 6]
+        assert [started.request for started in sent.started] == sent.request
+
+
+def test_after_its_own_stop_a_stream_swallows_the_engine_rows():
+    bench = Bench()
+    bench.handle(batch(row(1, 0, [0, 1, 2]), opens=[opened(1, stop=("b",))]))
+    assert bench.texts() == {(1, 0): ("a", FinishReason.STOP_STRING)}
+    assert bench.service.streams == 0
+    bench.handle(batch(row(1, 3, [3])), batch(row(1, 4, [4])))
+    bench.handle(batch(row(1, 5, [], LENGTH)))
+    assert bench.texts() == {(1, 0): ("a", FinishReason.STOP_STRING)}
+    assert (bench.service.unknown_rows, len(bench.service._closed)) == (0, 0)
+
+
+def test_a_stop_and_the_engine_terminal_in_one_drain():
+    bench = Bench()
+    bench.handle(batch(row(1, 0, [0, 1]), opens=[opened(1, stop=("b",))]), batch(row(1, 2, [2], LENGTH)))
+    assert bench.texts() == {(1, 0): ("a", FinishReason.STOP_STRING)}
+    assert (bench.service.streams, len(bench.service._closed)) == (0, 0)
+
+
+def test_a_fault_stays_in_its_stream():
+    bench = Bench()
+    bench.handle(batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1), opened(2)]))
+    with capture_logs() as logs:
+        bench.handle(batch(row(1, 1, [POISON]), row(2, 1, [1])))
+    bench.handle(batch(row(1, 2, [2], LENGTH), row(2, 2, [2], LENGTH)))
+    assert bench.texts() == {(1, 0): ("a", ErrorCode.TEXT_FAILED), (2, 0): ("abc", FinishReason.LENGTH)}
+    assert [entry["event"] for entry in logs] == ["text failed"]
+
+
+def test_a_hole_fails_its_stream_only():
+    bench = Bench()
+    bench.handle(batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1), opened(2)]))
+    bench.handle(batch(row(1, 2, [2]), row(2, 1, [1])))
+    bench.handle(batch(row(1, 3, [], LENGTH), row(2, 2, [], LENGTH)))
+    assert bench.texts() == {(1, 0): ("a", ErrorCode.ROWS_LOST), (2, 0): ("ab", FinishReason.LENGTH)}
+
+
+def test_a_gap_fails_the_streams_of_that_engine():
+    """A terminal may have been among the messages that never came: without this its stream would hang."""
+    bench = Bench()
+    bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]), batch(row(2, 0, [0]), opens=[opened(2)], engine="other"))
+    with capture_logs() as logs:
+        bench.handle(
+            batch(row(1, 1, [1])),
+            Gap(77, 3),
+            batch(row(1, 9, [2]), row(3, 0, [0]), opens=[opened(3)]),
+            batch(row(2, 1, [1]), engine="other"),
+        )
+    assert bench.texts() == {
+        (1, 0): ("ab", ErrorCode.ROWS_LOST),
+        (2, 0): ("ab", None),
+        (3, 0): ("a", None),
+    }
+    assert (bench.service.gaps, bench.service.unknown_rows) == (1, 0)
+    assert logs[0]["missed"] == 3
+    bench.handle(Gap(77, 1), Pulse("engine", 1))
+    assert bench.texts()[3, 0] == ("a", ErrorCode.ROWS_LOST)
+
+
+def test_a_gap_of_a_router_lane_harms_nobody():
+    bench = Bench()
+    bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]))
+    bench.handle(Gap(5, 1), Hello("router", "router"), Pulse("engine", 1))
+    assert bench.texts() == {(1, 0): ("a", None)}
+
+
+def test_rows_whose_open_was_lost_are_reported_once_to_every_router():
+    bench = Bench()
+    bench.handle(Hello("one", "router"), Hello("two", "router-2"), batch(opens=[opened(9, router="router-3")]))
+    bench.handle(batch(row(1, 5, [1])), batch(row(1, 6, [1])))
+    bench.handle(batch(row(1, 7, [1], LENGTH)))
+    for address in ("router", "router-2"):
+        assert bench.texts(address) == {(1, 0): ("", ErrorCode.ROWS_LOST)}
+    assert bench.texts("router-3") == {}
+    assert (bench.service.unknown_rows, len(bench.service._closed)) == (1, 0)
+
+
+def test_beyond_max_streams_requests_are_refused_whole():
+    bench = Bench(max_streams=3)
+    bench.handle(batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1, n=2), opened(2, n=2)]))
+    bench.handle(batch(row(2, 1, [1]), row(2, 0, [], LENGTH, sequence=1), row(1, 1, [1], LENGTH)))
+    assert bench.texts() == {
+        (1, 0): ("ab", FinishReason.LENGTH),
+        (2, 0): ("", ErrorCode.OVERLOADED),
+        (2, 1): ("", ErrorCode.OVERLOADED),
+    }
+    assert (bench.service.streams, bench.service.unknown_rows) == (1, 0)
+
+
+def test_a_full_lane_joins_loses_nothing_and_stops_nobody():
+    bench = Bench()
+    opens = [opened(request, router=router) for request, router in [(1, "slow"), (2, "slow"), (3, "quick")]]
+    bench.handle(batch(opens=opens))
+    slow, quick = bench.lanes["slow"], bench.lanes["quick"]
+    slow.room = 0
+    steps = 200
+    for step in range(steps):
+        bench.now += 0.001
+        end = LENGTH if step == steps - 1 else None
+        bench.handle(batch(*(row(request, step, [step % 10], end) for request in (1, 2, 3))))
+        assert len(quick.batches) == step + 2
+    assert slow.refused < steps / 5
+    assert bench.service.waiting == 2 + 2
+    slow.room = 1 << 60
+    bench.now += 1.0
+    bench.handle()
+    assert bench.service.waiting == 0
+    assert len(slow.batches) == 3
+    text = "abcdefghij" * (steps // 10)
+    assert bench.texts("slow") == {(1, 0): (text, FinishReason.LENGTH), (2, 0): (text, FinishReason.LENGTH)}
+    assert bench.texts("quick") == {(3, 0): (text, FinishReason.LENGTH)}
+
+
+def test_one_message_is_bounded():
+    bench = Bench()
+    bench.handle(batch(opens=[opened(request) for request in range(10)]))
+    tokens = [1] * (MAX_BATCH_TOKENS // 3)
+    bench.handle(batch(*(row(request, 0, tokens) for request in range(10))))
+    sent = bench.lanes["router"].batches[1:]
+    assert [len(one.request) for one in sent] == [4, 4, 2]
+    assert {text for text, _ in bench.texts().values()} == {"b" * len(tokens)}
+
+
+def test_beats_go_to_routers_that_said_hello():
+    bench = Bench()
+    bench.handle(Hello("r", "router"), batch(row(1, 0, [0, 1, 2]), opens=[opened(1, router="other")]))
+    bench.beat(0.0)
+    bench.lanes["other"].room = 0
+    bench.handle(batch(row(1, 3, [0, 1, 2, 3])), batch(row(1, 7, [0])))
+    bench.beat(0.4)
+    bench.beat(0.1)
+    _, beat = bench.lanes["router"].beats
+    assert (beat.detokenizer, beat.epoch, beat.address, beat.draining) == ("detok", 9, "inbox", False)
+    assert (beat.streams, beat.queue_depth, beat.tokens_per_second) == (1, 3, 10.0)
+    assert bench.lanes["other"].beats == []
+    bench.service.drain()
+    bench.service.tick()
+    assert bench.lanes["router"].beats[-1].draining
+
+
+def test_streams_of_a_silent_engine_epoch_end():
+    bench = Bench()
+    bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]), batch(row(2, 0, [0]), opens=[opened(2)], epoch=2))
+    bench.handle(batch(row(3, 0, [1]), opens=[opened(3, stop=("b",))]))
+    for _ in range(int(SILENCE_SECONDS) + 1):
+        bench.handle(Hello("r", "router"), Pulse("engine", 2))
+        bench.beat(1.0)
+    assert bench.texts() == {
+        (1, 0): ("a", ErrorCode.ENGINE_LOST),
+        (2, 0): ("a", None),
+        (3, 0): ("", FinishReason.STOP_STRING),
+    }
+    assert (bench.service.streams, len(bench.service._closed)) == (1, 0)
+
+
+def test_streams_of_a_silent_router_are_freed():
+    bench = Bench()
+    bench.handle(Hello("r", "router"), batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1), opened(2, router="x")]))
+    gone, kept = bench.lanes["x"], bench.lanes["router"]
+    gone.room = 0
+    for _ in range(int(SILENCE_SECONDS) + 1):
+        bench.handle(Hello("r", "router"), Pulse("engine", 1))
+        bench.beat(1.0)
+    assert (gone.closed, kept.closed, bench.service.streams) == (True, False, 1)
+    bench.handle(batch(row(1, 1, [1], LENGTH), row(2, 1, [1], LENGTH)))
+    assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
+    assert (bench.service.waiting, len(bench.service._closed)) == (0, 0)
+
+
+def test_close_ends_what_lives():
+    bench = Bench()
+    bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]))
+    bench.service.close(linger=1.0)
+    assert bench.texts() == {(1, 0): ("a", ErrorCode.DRAINING)}
+    assert bench.lanes["router"].closed
+
+
+def test_a_hundred_thousand_live_streams():
+    bench = Bench(max_streams=100_000)
+    size, requests = 1000, range(100_000)
+    for start in requests[::size]:
+        some = range(start, start + size)
+        bench.handle(batch(*(row(request, 0, [0]) for request in some), opens=[opened(request) for request in some]))
+    assert bench.service.streams == 100_000
+    bench.beat()
+    for start in requests[::size]:
+        bench.handle(batch(*(row(request, 1, [1], LENGTH) for request in range(start, start + size))))
+    assert bench.service.streams == 0
+    assert len(bench.service._closed) == 0
+    assert bench.service.waiting == 0
+    assert set(bench.texts().values()) == {("ab", FinishReason.LENGTH)}
+    assert len(bench.texts()) == 100_000
+
+
+def test_ended_streams_leave_no_state_behind():
+    bench = Bench(max_streams=10)
+    for request in range(50):
+        bench.handle(batch(row(request, 0, [1]), opens=[opened(request, stop=("b",))]))
+    assert bench.service.streams == 0
+    assert len(bench.service._closed) == 10

@@ -1,0 +1,116 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detok_service.stops import StopSearch, StopStrings
+
+PIECES = st.lists(st.text("ab", max_size=4), max_size=12)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+def oracle(pieces, flush, stops, min_tokens, include):
+    """(text, tokens, stop), from the definition: look at every end of the whole text, earliest first."""
+    full = ""
+    for count, piece in [*enumerate(pieces, 1), (len(pieces), flush)]:
+        for char in piece:
+            full += char
+            found = [stop for stop in stops if full.endswith(stop)]
+            if found and count >= min_tokens:
+                stop = max(found, key=len)
+                return full if include else full[: -len(stop)], count, stop
+    return full, len(pieces), None
+
+
+def may_grow(text, stops):
+    """The longest end of the text that begins a stop and is not the whole of it."""
+    return max((n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
+
+
+def run(pieces, flush, stops, min_tokens, include):
+    """(text, tokens, stop), and what had been shown after each token."""
+    search = StopSearch(StopStrings(stops), include)
+    shown, after = "", []
+    for count, piece in [*enumerate(pieces, 1), (len(pieces), flush)]:
+        shown += search.feed(piece, count >= min_tokens)
+        if search.found is not None:
+            return (shown, count, search.found), after
+        after.append(shown)
+    return (shown + search.flush(), len(pieces), None), after
+
+
+@given(PIECES, st.text("ab", max_size=3), STOPS, st.integers(0, 8), st.booleans())
+def test_against_the_oracle(pieces, flush, stops, min_tokens, include):
+    got, _ = run(pieces, flush, stops, min_tokens, include)
+    assert got == oracle(pieces, flush, stops, min_tokens, include)
+
+
+@given(PIECES, STOPS, st.integers(0, 8))
+def test_what_can_still_become_a_stop_is_held_and_nothing_more(pieces, stops, min_tokens):
+    _, after = run(pieces, "", stops, min_tokens, include=False)
+    for count, shown in enumerate(after[: len(pieces)], 1):
+        text = "".join(pieces[:count])
+        assert shown == text[: len(text) - may_grow(text, stops)]
+
+
+@given(PIECES, STOPS)
+def test_nothing_is_held_where_the_stop_is_shown(pieces, stops):
+    _, after = run(pieces, "", stops, 0, include=True)
+    for count, shown in enumerate(after[: len(pieces)], 1):
+        assert shown == "".join(pieces[:count])
+
+
+@pytest.mark.parametrize("stop", ["</s>", "\n\nUser:", "🙂\u200d🚀", "e\u0301", "aa"])
+@pytest.mark.parametrize("include", [False, True])
+def test_split_at_every_position(stop, include):
+    for first in range(len(stop) + 1):
+        for second in range(first, len(stop) + 1):
+            pieces = ["before " + stop[:first], stop[first:second], stop[second:] + " after"]
+            (text, _, found), after = run(pieces, "", [stop], 0, include)
+            assert (text, found) == ("before " + (stop if include else ""), stop)
+            if not include:
+                assert all("before ".startswith(shown) for shown in after)
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "shown", "found"),
+    [
+        ("xaby", ["ab", "abc"], "x", "ab"),
+        ("xabcy", ["abc", "ab"], "x", "ab"),
+        ("xabcd", ["bc", "abcd"], "xa", "bc"),
+        ("xabc", ["c", "bc", "abc"], "x", "abc"),
+        ("aabab", ["abab"], "a", "abab"),
+        ("abcabd", ["abd"], "abc", "abd"),
+        ("ab", ["b", "b"], "a", "b"),
+        ("abc", [""], "abc", None),
+    ],
+)
+def test_overlaps_and_prefixes(text, stops, shown, found):
+    for pieces in ([text], list(text)):
+        (got, _, stop), _ = run(pieces, "", stops, 0, include=False)
+        assert (got, stop) == (shown, found)
+
+
+def test_a_stop_before_min_tokens_is_text():
+    (text, tokens, found), after = run(["a.", "b.", "c.", "d"], "", ["."], 3, include=False)
+    assert (text, tokens, found) == ("a.b.c", 3, ".")
+    assert after == ["a.", "a.b."]
+
+
+def test_a_stop_that_began_before_min_tokens_counts():
+    assert run(["xa", "b"], "", ["ab"], 2, include=False)[0] == ("x", 2, "ab")
+
+
+def test_a_long_search_is_linear_work():
+    class Counting(StopStrings):
+        steps = 0
+
+        def step(self, state, char):
+            Counting.steps += 1
+            return super().step(state, char)
+
+    stops = Counting(["a" * 200 + "b"])
+    Counting.steps = 0
+    search = StopSearch(stops, include=False)
+    shown = "".join(search.feed("a", True) for _ in range(10_000)) + search.flush()
+    assert shown == "a" * 10_000
+    assert Counting.steps == 10_000
