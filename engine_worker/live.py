@@ -48,7 +48,7 @@ class Live:
         """A sequence got its next token, which may end it."""
         if not sequence.output:
             sequence.first_token_at = now
-        sequence.output.append(token)
+        sequence.append(token)
         logprobs = [] if logprob is None else [logprob]
         reason = sequence.finish_reason()
         if reason is not FinishReason.RUNNING:

@@ -38,8 +38,10 @@ class Sequence:
     state: State
     order: tuple[int, int, int]
     """Who goes first: priority, then arrival, then index. The least is served first and paused last."""
+    num_tokens: int
+    """Prompt and output so far."""
     output: list[int] = field(default_factory=list)
-    """The continuation so far."""
+    """The continuation so far; it grows by `append`."""
     first_token_at: float | None = None
 
     blocks: list[int] = field(default_factory=list)
@@ -52,19 +54,19 @@ class Sequence:
     """(from block, to block) to be copied before the sequence runs; the former is held until then."""
 
     @property
-    def num_tokens(self) -> int:
-        """Prompt and output so far."""
-        return self.request.num_prompt + len(self.output)
-
-    @property
     def num_pending(self) -> int:
         """Tokens to be computed before the next can be drawn; at least 1 in a sequence that lives."""
-        return self.request.num_prompt + len(self.output) - self.num_computed
+        return self.num_tokens - self.num_computed
 
     @property
     def generating(self) -> bool:
         """Only its newest output token is to be computed."""
-        return bool(self.output) and self.num_pending == 1
+        return self.num_tokens == self.num_computed + 1 and bool(self.output)
+
+    def append(self, token: int) -> None:
+        """Its next token."""
+        self.output.append(token)
+        self.num_tokens += 1
 
     def tokens_between(self, start: int, end: int) -> abc.Sequence[int]:
         """Token ids at positions start to end - 1 of prompt and output."""
@@ -123,7 +125,13 @@ class Request:
         self.scheduled_at: float | None = None
         """When its first step was scheduled and its stream opened."""
         self.sequences = tuple(
-            Sequence(self, index, State.AWAITING if index else State.WAITING, (-spec.priority, number, index))
+            Sequence(
+                request=self,
+                index=index,
+                state=State.AWAITING if index else State.WAITING,
+                order=(-spec.priority, number, index),
+                num_tokens=self.num_prompt,
+            )
             for index in range(spec.n)
         )
         self.num_live = spec.n

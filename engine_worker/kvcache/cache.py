@@ -1,7 +1,6 @@
 """Who holds which blocks: block tables, given out and taken back whole."""
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, abc
 
 from engine_worker.kvcache.forecast import Forecast
 from engine_worker.kvcache.pool import BlockPool, CacheCorruptError
@@ -36,20 +35,26 @@ class KvCache:
         """To try who would fit, without moving a block."""
         return Forecast(self.pool, self._prefixes, self.tokens_per_block)
 
-    def allocate(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+    def allocate(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
         """Give each of these blocks for all its tokens, all or nothing for each one; returns those that have them.
 
         What is found in the cache is held for all of them before a new block is taken: none evicts another's prefix.
         """
-        plans = [(sequence, None if sequence.blocks else self._pin(sequence)) for sequence in sequences]
-        return [sequence for sequence, pinned in plans if self._complete(sequence, pinned)]
+        size = self.tokens_per_block
+        pinned = {sequence: self._pin(sequence) for sequence in sequences if not sequence.blocks}
+        return [
+            sequence
+            for sequence in sequences
+            if sequence.num_tokens <= len(sequence.blocks) * size or self._complete(sequence, pinned.get(sequence))
+        ]
 
     def commit(self, sequence: Sequence, count: int) -> None:
         """The next `count` tokens of a holder were computed."""
-        start = sequence.num_computed
-        sequence.num_computed = start + count
+        start, size = sequence.num_computed, self.tokens_per_block
+        end = sequence.num_computed = start + count
         self._drop_copy(sequence)
-        self._prefixes.publish(sequence, start, start + count)
+        if start // size < end // size:
+            self._prefixes.publish(sequence, range(start // size, end // size))
 
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's blocks back. Its tail goes first, so of a cached prefix the tail is evicted first."""

@@ -19,6 +19,8 @@ class Forecast:
 
     def grow(self, sequence: Sequence) -> bool:
         """Blocks for all tokens of a holder; where they are not there, False, and nothing changes."""
+        if sequence.num_tokens <= len(sequence.blocks) * self._tokens_per_block:
+            return True
         lacking = self._lacking(sequence, len(sequence.blocks))
         if lacking > self.available:
             return False

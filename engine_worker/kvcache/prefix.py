@@ -45,12 +45,11 @@ class PrefixFinder:
             return Prefix(matched, len(matched) * size)
         return Prefix(source.blocks[:whole], num_prompt, source.blocks[whole] if rest else None)
 
-    def publish(self, sequence: Sequence, start: int, end: int) -> None:
-        """Positions start to end - 1 were computed: blocks that they filled can be found from now on."""
-        if not self._reuse:
-            return
-        for index in range(start // self._tokens_per_block, end // self._tokens_per_block):
-            self._pool.publish(sequence.blocks[index], self._content(sequence, index))
+    def publish(self, sequence: Sequence, indexes: range) -> None:
+        """These blocks of its table are full and computed: they can be found from now on."""
+        if self._reuse:
+            for index in indexes:
+                self._pool.publish(sequence.blocks[index], self._content(sequence, index))
 
     def _match(self, sequence: Sequence) -> list[int]:
         found: list[int] = []

@@ -1,0 +1,124 @@
+"""What a step holds: budgets, chunks, order."""
+
+import pytest
+
+from sluice.ring.wire import StepStats
+from tests.fakes.engine import EngineBench
+
+
+def sizes(bench: EngineBench) -> list[list[int]]:
+    """Tokens of every slice of every step."""
+    return [[len(part.tokens) for part in step.slices] for step in bench.runner.steps]
+
+
+@pytest.mark.parametrize("budget", range(1, 24))
+def test_chunk_edges_change_nothing(budget):
+    bench = EngineBench(max_batch_size=1, max_tokens_per_step=budget)
+    request = bench.submit(range(21), max_tokens=4)
+    bench.run()
+    assert bench.output(request) == bench.expected(request)
+    context = [sum(step) for step in sizes(bench)][: -(-21 // budget)]
+    assert sum(context) == 21
+    assert max(context) <= budget
+
+
+@pytest.mark.parametrize("first", range(1, 12))
+def test_chunk_edges_with_a_prefix_in_the_cache(first):
+    """Every split of a prompt into a part that another request left in the cache and chunks of three tokens."""
+    bench = EngineBench(max_batch_size=1, max_tokens_per_step=3)
+    bench.submit(range(first), max_tokens=1)
+    request = bench.submit(range(12), max_tokens=5)
+    bench.run()
+    assert bench.output(request) == bench.expected(request)
+    assert bench.receiver.opens[request, 0].cached_tokens == first // 4 * 4
+
+
+def test_generation_goes_first_and_context_gets_what_is_left():
+    bench = EngineBench(max_batch_size=4, max_tokens_per_step=8)
+    bench.submit([1, 2], max_tokens=6)
+    bench.step()
+    bench.submit(range(10, 30), max_tokens=3)
+    bench.submit(range(40, 45), max_tokens=3)
+    bench.run()
+    assert sizes(bench)[:6] == [[2], [1, 7], [1, 7], [1, 6, 1], [1, 1, 4], [1, 1, 1]]
+
+
+def test_the_stats_of_a_step():
+    bench = EngineBench(max_batch_size=3, max_tokens_per_step=8, max_requests=5)
+    bench.submit([1, 2], max_tokens=6)
+    bench.step()
+    bench.submit(range(10, 30), max_tokens=3)
+    for _ in range(3):
+        bench.submit(range(40, 45), max_tokens=3)
+    bench.step()
+    assert bench.engine.stats.latest == StepStats(
+        iteration=2,
+        active_requests=5,
+        max_requests=5,
+        queued_requests=2,
+        scheduled_requests=2,
+        context_requests=1,
+        generation_requests=1,
+        total_context_tokens=7,
+        max_kv_blocks=64,
+        free_kv_blocks=64 - 1 - 5 - 2,
+        used_kv_blocks=8,
+        tokens_per_kv_block=4,
+        tokens_per_second=2.0,
+    )
+
+
+def test_without_chunks_a_context_waits_until_it_fits_whole():
+    bench = EngineBench(max_batch_size=4, max_tokens_per_step=8, chunked_context=False)
+    requests = [bench.submit(range(at, at + size), max_tokens=3) for at, size in [(0, 5), (20, 5), (40, 3), (60, 2)]]
+    bench.run()
+    assert sizes(bench)[:3] == [[5], [1, 5], [1, 1, 3, 2]]
+    assert all(bench.output(request) == bench.expected(request) for request in requests)
+
+
+def test_without_chunks_a_context_over_the_budget_runs_when_it_is_first():
+    bench = EngineBench(max_batch_size=4, max_tokens_per_step=8, chunked_context=False)
+    short = bench.submit([1], max_tokens=4)
+    long = bench.submit(range(30), max_tokens=2)
+    after = bench.submit([2, 3], max_tokens=2)
+    bench.run()
+    assert sizes(bench)[:3] == [[1], [1, 30], [1, 1, 2]]
+    assert all(bench.output(request) == bench.expected(request) for request in (short, long, after))
+
+
+def test_the_batch_is_bounded():
+    bench = EngineBench(max_batch_size=3)
+    requests = [bench.submit([i, i + 1], max_tokens=3) for i in range(8)]
+    bench.run()
+    assert max(map(len, sizes(bench))) == 3
+    assert all(bench.output(request) == bench.expected(request) for request in requests)
+
+
+def test_priority_then_arrival():
+    bench = EngineBench(max_batch_size=1)
+    running = bench.submit([1], max_tokens=5)
+    bench.step()
+    low = bench.submit([2], max_tokens=1, priority=1)
+    normal = bench.submit([3], max_tokens=1)
+    normal_later = bench.submit([4], max_tokens=1)
+    high = bench.submit([5], max_tokens=1, priority=3)
+    order = []
+    while bench.engine.live.requests or bench.inbox:
+        bench.step()
+        order += [key[0] for key, stream in bench.receiver.streams.items() if stream.end and key[0] not in order]
+    assert order == [running, high, normal, normal_later, low]
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(0, 8), (9, 8)])
+def test_a_batch_that_would_starve_contexts_is_refused(size, tokens):
+    with pytest.raises(ValueError, match="max_batch_size must be from 1 to max_tokens_per_step"):
+        EngineBench(max_batch_size=size, max_tokens_per_step=tokens)
+
+
+def test_requests_in_flight_are_left_out():
+    bench = EngineBench()
+    bench.submit([1], request=11)
+    bench.submit([2], request=12)
+    bench.step()
+    schedule = bench.engine._scheduler.schedule(bench.engine.live.active, {11})
+    assert [sequence.request.spec.request for sequence in schedule.generation] == [12]

@@ -1,0 +1,73 @@
+"""A step that raises: its sequences end with an error, nobody else, and the engine goes on."""
+
+import pytest
+
+from sluice.ring.errors import Fault, FinishReason
+from tests.fakes.engine import EngineBench
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_sequences_of_the_step_end(when):
+    bench = EngineBench(max_batch_size=2)
+    failing = [bench.submit([1, 2, 3]), bench.submit([4, 5])]
+    waiting = bench.submit([6, 7])
+    bench.step()
+    bench.runner.fail = when
+    bench.run()
+    assert [bench.fault(request) for request in failing] == ["STEP_FAILED"] * 2
+    assert [len(bench.output(request)) for request in failing] == [1, 1]
+    assert bench.output(waiting) == bench.expected(waiting)
+    later = bench.submit([1, 2, 3])
+    bench.run()
+    assert bench.output(later) == bench.expected(later)
+
+
+def test_whoever_is_not_in_the_step_goes_on():
+    """Under a budget of two tokens the second context is not in the step; later resumed ones are not either."""
+    bench = EngineBench(max_batch_size=2, max_tokens_per_step=2)
+    failing, other = bench.submit(range(8)), bench.submit(range(20, 26))
+    bench.runner.fail = "after"
+    bench.run()
+    assert bench.fault(failing) == "STEP_FAILED"
+    assert bench.output(other) == bench.expected(other)
+
+
+def test_all_sequences_that_await_the_prompt_end_with_it():
+    bench = EngineBench(max_tokens_per_step=8)
+    request = bench.submit(range(20), n=5)
+    bench.step()
+    bench.runner.fail = "after"
+    bench.run()
+    assert [bench.ended(request, i) for i in range(5)] == [FinishReason.ERROR] * 5
+    assert len(bench.runner.steps) == 2
+
+
+def test_a_step_with_copies_that_fails():
+    bench = EngineBench(max_batch_size=3)
+    request = bench.submit(range(6), n=6, seed=2)
+    bench.step()
+    bench.runner.fail = "before"
+    bench.run()
+    assert [bench.ended(request, i) for i in range(6)] == [FinishReason.ERROR] * 3 + [FinishReason.LENGTH] * 3
+    for sequence in (3, 4, 5):
+        assert bench.output(request, sequence) == bench.expected(request, sequence)
+
+
+def test_a_runner_that_draws_too_few():
+    bench = EngineBench()
+    run = bench.runner.run
+    bench.runner.run = lambda step: run(step)[1:]
+    request = bench.submit([1])
+    bench.step()
+    bench.runner.run = run
+    bench.run()
+    assert bench.fault(request) == "STEP_FAILED"
+
+
+def test_ending_everything():
+    bench = EngineBench(max_batch_size=1)
+    requests = [bench.submit([i], max_tokens=50, n=2) for i in range(3)]
+    bench.step()
+    assert bench.engine.end_all(Fault("DRAINING", "bye")) == 3
+    bench.step()
+    assert [bench.fault(request, i) for request in requests for i in range(2)] == ["DRAINING"] * 6

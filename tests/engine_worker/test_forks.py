@@ -1,0 +1,104 @@
+"""n sequences of one request: the prompt computed once, everything after it each one's own."""
+
+import pytest
+
+from sluice.ring.errors import FinishReason
+from sluice.ring.params import derive_seed
+from tests.fakes.engine import EngineBench
+
+
+def good(bench: EngineBench, request: int) -> bool:
+    n = bench.specs[request, 0].n
+    return [bench.output(request, i) for i in range(n)] == [bench.expected(request, i) for i in range(n)]
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize("size", range(1, 14))
+def test_the_prompt_is_computed_once(size, reuse):
+    bench = EngineBench(max_tokens_per_step=8, block_reuse=reuse)
+    request = bench.submit(range(size), max_tokens=6, n=4, seed=3)
+    bench.run()
+    assert good(bench, request)
+    assert bench.runner.computed == size + 4 * 5
+    copies = [copy for step in bench.runner.steps for copy in step.copies]
+    assert len(copies) == (3 if size % 4 else 0)
+
+
+def test_a_sequence_is_a_single_request_with_the_derived_seed():
+    bench = EngineBench()
+    several = bench.submit(range(7), n=4, seed=11)
+    single = [bench.submit(range(7), seed=derive_seed(11, i)) for i in range(4)]
+    bench.run()
+    outputs = [bench.output(several, i) for i in range(4)]
+    assert outputs == [bench.output(request) for request in single]
+    assert len(set(map(tuple, outputs))) == 4
+
+
+def test_shared_blocks_are_held_once():
+    bench = EngineBench()
+    bench.submit(range(18), max_tokens=6, n=4)
+    bench.step()
+    bench.step()
+    assert bench.engine.stats.latest.used_kv_blocks == 4 + 4
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize("num_blocks", [8, 9, 11, 16, 60])
+def test_more_sequences_than_fit(num_blocks, reuse):
+    bench = EngineBench(num_blocks=num_blocks, max_batch_size=4, block_reuse=reuse)
+    request = bench.submit(range(19), max_tokens=13, n=10)
+    bench.run()
+    assert good(bench, request)
+
+
+def test_128_sequences_in_a_small_pool():
+    bench = EngineBench(num_blocks=12, max_batch_size=8)
+    request = bench.submit(range(10), max_tokens=9, n=128)
+    bench.run()
+    assert good(bench, request)
+
+
+def test_sequences_that_came_too_late_for_a_place_still_fork():
+    bench = EngineBench(max_batch_size=2, block_reuse=False)
+    request = bench.submit(range(10), max_tokens=6, n=6)
+    bench.run()
+    assert good(bench, request)
+    # The last ones may find nobody to fork from; without forks each of the five would compute the prompt.
+    assert bench.runner.computed < 10 + 6 * 5 + 10 * 5
+
+
+def test_the_prompt_is_the_first_sequences_end():
+    """The first token ends sequence 0 before anybody could fork from it."""
+    for reuse in (True, False):
+        bench = EngineBench(block_reuse=reuse)
+        first = bench.submit(range(10), max_tokens=1)
+        bench.run()
+        request = bench.submit(range(10), max_tokens=5, n=3, eos_token_ids=(bench.output(first)[0],))
+        bench.run()
+        assert good(bench, request)
+        assert bench.ended(request, 0) is FinishReason.EOS
+
+
+def test_one_token_each():
+    bench = EngineBench()
+    request = bench.submit(range(10), max_tokens=1, n=5)
+    bench.run()
+    assert good(bench, request)
+
+
+def test_a_source_may_end_before_the_copy_is_made():
+    """Sequence 2's copy waits for a place in a step while its source ends and others take blocks."""
+    bench = EngineBench(num_blocks=16, max_batch_size=4, max_tokens_per_step=4)
+    request = bench.submit(range(6), max_tokens=8, n=4)
+    while not any(sequence.copy for sequence in bench.cache.holders):
+        schedule = bench.engine._scheduler.schedule(bench.engine.live.active)
+        if not any(sequence.copy for sequence in bench.cache.holders):
+            assert schedule
+            bench.step()
+    source = bench.engine.live.requests[request].sequences[0]
+    assert source.blocks[1] in [sequence.copy[0] for sequence in bench.cache.holders if sequence.copy]
+    bench.cancel(request, 0)
+    bench.submit(range(40, 60), max_tokens=3)
+    bench.run()
+    for sequence in (1, 2, 3):
+        assert bench.output(request, sequence) == bench.expected(request, sequence)

@@ -1,0 +1,24 @@
+"""What holds no tensors runs without torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT_TORCH = [
+    "engine_worker.assembly",
+    "engine_worker.config",
+    "engine_worker.engine",
+    "engine_worker.kvcache.cache",
+    "engine_worker.outbox",
+    "engine_worker.request",
+    "engine_worker.scheduling.simple",
+    "engine_worker.step",
+    "engine_worker.worker",
+]
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_without_torch(module):
+    code = f"import {module}, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,101 @@
+"""Requests that are refused, and messages that are dropped."""
+
+import pytest
+
+from sluice.ring.errors import FinishReason
+from tests.fakes.engine import EPOCH, EngineBench
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        ({"prompt": range(30), "max_tokens": 3}, "CONTEXT_OVERFLOW"),
+        ({"prompt": range(90), "max_tokens": 1}, "CONTEXT_OVERFLOW"),
+        ({"prompt": [], "max_tokens": 1}, "INVALID_ARGUMENT"),
+        ({"prompt": [1], "max_tokens": 0}, "INVALID_ARGUMENT"),
+        ({"prompt": [1, 97]}, "INVALID_ARGUMENT"),
+        ({"prompt": [-1, 2]}, "INVALID_ARGUMENT"),
+    ],
+)
+def test_refused_at_once_while_others_go_on(asked, code):
+    bench = EngineBench(num_blocks=8)
+    neighbour = bench.submit([1, 2, 3])
+    bench.step()
+    request = bench.submit(**asked, n=3)
+    bench.step()
+    for sequence in range(3):
+        assert bench.fault(request, sequence) == code
+        assert bench.output(request, sequence) == []
+    assert bench.receiver.opens[request, 0].n == 3
+    bench.run()
+    assert bench.output(neighbour) == bench.expected(neighbour)
+
+
+def test_what_just_fits_is_taken():
+    bench = EngineBench(num_blocks=8)
+    request = bench.submit(range(29), max_tokens=3, n=4)
+    bench.run()
+    assert [bench.ended(request, i) for i in range(4)] == [FinishReason.LENGTH] * 4
+
+
+def test_the_queue_is_bounded():
+    bench = EngineBench(max_requests=3)
+    requests = [bench.submit([i]) for i in range(5)]
+    bench.step()
+    assert [bench.fault(request) for request in requests[3:]] == ["OVERLOADED"] * 2
+    bench.run()
+    assert all(bench.output(request) == bench.expected(request) for request in requests[:3])
+
+
+def test_a_draining_engine_takes_nothing_and_ends_what_it_has():
+    bench = EngineBench()
+    request = bench.submit([1])
+    bench.step()
+    bench.engine.intake.draining = True
+    late = bench.submit([2])
+    bench.run()
+    assert bench.fault(late) == "DRAINING"
+    assert bench.output(request) == bench.expected(request)
+
+
+def test_a_live_duplicate_of_the_same_attempt_leaves_the_first_alone():
+    bench = EngineBench()
+    request = bench.submit([1, 2], request=9)
+    bench.step()
+    bench.submit([3, 4], request=9)
+    bench.run()
+    assert bench.output(request) == bench.expected(request)
+    assert bench.engine.intake.dropped == {"duplicate": 1}
+
+
+def test_another_attempt_at_a_live_request_is_refused():
+    bench = EngineBench()
+    bench.submit([1, 2], request=9)
+    bench.step()
+    bench.submit([1, 2], request=9, attempt=1)
+    bench.run()
+    assert bench.fault(9, attempt=1) == "DUPLICATE_REQUEST"
+    assert bench.output(9) == bench.expected(9)
+
+
+def test_messages_for_another_incarnation_are_dropped():
+    bench = EngineBench()
+    request = bench.submit([1], epoch=EPOCH)
+    bench.submit([1], epoch=EPOCH - 1)
+    bench.cancel(request, epoch=EPOCH - 1)
+    bench.run()
+    assert bench.engine.intake.dropped == {"other_epoch": 2}
+    assert len(bench.receiver.streams) == 1
+    assert bench.output(request) == bench.expected(request)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [({"detokenizer": "nowhere"}, "bad_address"), ({"n": 0}, "invalid"), ({"n": 129}, "invalid")],
+)
+def test_what_cannot_be_answered_is_counted(asked, reason):
+    bench = EngineBench()
+    bench.submit([1], **asked)
+    bench.run()
+    assert bench.engine.intake.dropped == {reason: 1}
+    assert not bench.engine.live.requests

@@ -1,0 +1,151 @@
+"""An engine around a scripted runner and lanes in memory, with a clock that stands still until it is told."""
+
+import structlog
+
+from engine_worker.assembly import Batching, assemble
+from engine_worker.intake import Terms
+from engine_worker.outbox import Outbox
+from engine_worker.request import State
+from sluice.ring.errors import FinishReason
+from sluice.ring.params import SamplingParams, StopParams, TextParams
+from sluice.ring.wire import Cancel, Submit
+from tests.fakes.lane import Receiver, Stream
+from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
+
+EPOCH = 7
+
+
+class Clock:
+    """Seconds."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class EngineBench:
+    """Submits, steps and checks: after every step the pool's books balance and the runner saw a sound cache."""
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        tokens_per_block: int = 4,
+        max_batch_size: int = 8,
+        max_tokens_per_step: int = 32,
+        chunked_context: bool = True,
+        block_reuse: bool = True,
+        max_requests: int = 64,
+        max_sequence_tokens: int | None = None,
+    ) -> None:
+        self.clock = Clock()
+        self.receiver = Receiver()
+        self.runner = ScriptedRunner(num_blocks, tokens_per_block)
+        self.inbox: list[Submit | Cancel] = []
+        self.specs: dict[tuple[int, int], Submit] = {}
+        log = structlog.get_logger()
+        outbox = Outbox("engine", EPOCH, self.receiver.open_lane, self.clock, log)
+        longest = max_sequence_tokens or num_blocks * tokens_per_block
+        self.engine = assemble(
+            self.runner,
+            Terms(EPOCH, "fingerprint", VOCAB, longest, max_requests),
+            Batching(max_batch_size, max_tokens_per_step, chunked_context, block_reuse),
+            self._receive,
+            outbox,
+            self.clock,
+            log,
+        )
+        self.cache = self.engine._cache
+
+    def submit(
+        self,
+        prompt,
+        max_tokens: int = 8,
+        *,
+        request: int | None = None,
+        attempt: int = 0,
+        n: int = 1,
+        seed: int = 0,
+        priority: int = 2,
+        salt: str = "",
+        time_limit: float | None = None,
+        detokenizer: str = "mem://a",
+        epoch: int = EPOCH,
+        logprobs: int | None = None,
+        **stopping,
+    ) -> int:
+        number = len(self.specs) + 1 if request is None else request
+        spec = Submit(
+            request=number,
+            attempt=attempt,
+            engine_epoch=epoch,
+            name=f"request-{number}",
+            prompt=list(prompt),
+            n=n,
+            sampling=SamplingParams(seed=seed, logprobs=logprobs),
+            stopping=StopParams(max_tokens=max_tokens, **stopping),
+            text=TextParams(),
+            priority=priority,
+            salt=salt,
+            time_limit=time_limit,
+            detokenizer=detokenizer,
+            router="mem://router",
+        )
+        self.inbox.append(spec)
+        self.specs.setdefault((number, attempt), spec)
+        return number
+
+    def cancel(self, request: int, sequence: int | None = None, *, attempt: int = 0, epoch: int = EPOCH) -> None:
+        self.inbox.append(Cancel(request, attempt, epoch, sequence))
+
+    def step(self) -> bool:
+        ran = self.engine.step()
+        self.clock.now += 0.01
+        self.check()
+        self.receiver.read()
+        return ran
+
+    def run(self, limit: int = 10_000) -> int:
+        """Step until nothing lives; returns the number of steps."""
+        for steps in range(limit):
+            if not self.step() and not self.engine.live.requests:
+                return steps
+        raise AssertionError(f"still busy after {limit} steps")
+
+    def stream(self, request: int, sequence: int = 0, attempt: int = 0) -> Stream:
+        return self.receiver.streams[request, attempt, sequence]
+
+    def output(self, request: int, sequence: int = 0) -> list[int]:
+        return self.stream(request, sequence).tokens
+
+    def ended(self, request: int, sequence: int = 0) -> FinishReason | None:
+        end = self.stream(request, sequence).end
+        return None if end is None else end.reason
+
+    def fault(self, request: int, sequence: int = 0, attempt: int = 0) -> str:
+        return self.stream(request, sequence, attempt).end.fault.code
+
+    def expected(self, request: int, sequence: int = 0, attempt: int = 0) -> list[int]:
+        spec = self.specs[request, attempt]
+        return continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence)
+
+    def check(self) -> None:
+        self.cache.check()
+        assert self.runner.violations == []
+        live = self.engine.live
+        assert [s.order for s in live.active] == sorted(s.order for s in live.active)
+        assert set(self.cache.holders) == {s for s in live.active if s.state is State.RUNNING}
+        for request in live.requests.values():
+            assert request.num_live == sum(s.state is not State.ENDED for s in request.sequences) > 0
+            for sequence in request.sequences:
+                assert (sequence in live.active) == (sequence.state not in (State.AWAITING, State.ENDED))
+        stats = self.engine.stats.latest
+        assert stats.free_kv_blocks + stats.used_kv_blocks == stats.max_kv_blocks
+        if not live.requests:
+            assert not live.active
+            assert stats.used_kv_blocks == 0 == len(self.cache.holders)
+
+    def _receive(self):
+        messages, self.inbox = self.inbox, []
+        return messages

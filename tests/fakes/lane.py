@@ -1,0 +1,76 @@
+"""Lanes in memory, and a receiver of token rows that accepts no repetition, no hole and no second terminal."""
+
+from sluice.ring.wire import End, Message, Open, Pulse, TokenBatch
+
+
+class MemoryLane:
+    """A lane whose far end takes a message whenever it is not full."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.full = False
+        self.closed = False
+        self.messages: list[Message] = []
+
+    def ready(self) -> bool:
+        return not self.full
+
+    def send(self, message: Message) -> bool:
+        if self.full:
+            return False
+        self.messages.append(message)
+        return True
+
+    def close(self, linger: float = 0.0) -> None:
+        self.closed = True
+
+
+class Stream:
+    """One sequence as the detokenizer sees it."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.logprobs: list = []
+        self.end: End | None = None
+
+
+class Receiver:
+    """Reads the messages of memory lanes as a detokenizer would."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, MemoryLane] = {}
+        self.opens: dict[tuple[int, int], Open] = {}
+        self.streams: dict[tuple[int, int, int], Stream] = {}
+        self.pulses = 0
+        self.batches = 0
+
+    def open_lane(self, address: str) -> MemoryLane:
+        if "://" not in address:
+            raise ValueError(address)
+        self.lanes[address] = MemoryLane(address)
+        return self.lanes[address]
+
+    def read(self) -> None:
+        for lane in self.lanes.values():
+            for message in lane.messages:
+                if isinstance(message, Pulse):
+                    self.pulses += 1
+                else:
+                    self._take(message)
+            lane.messages.clear()
+
+    def _take(self, batch: TokenBatch) -> None:
+        self.batches += 1
+        for opened in batch.opens:
+            key = (opened.request, opened.attempt)
+            assert key not in self.opens, f"{key} opened twice"
+            self.opens[key] = opened
+            for sequence in range(opened.n):
+                self.streams[*key, sequence] = Stream()
+        for row in batch.rows():
+            stream = self.streams[row.request, row.attempt, row.sequence]
+            assert stream.end is None, f"{row} after its terminal"
+            assert row.offset == len(stream.tokens), f"{row} at {len(stream.tokens)}"
+            stream.tokens += row.tokens
+            stream.logprobs += row.logprobs
+            stream.end = row.end
