@@ -76,14 +76,14 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
 
 def _set_prompt(spec: pb.GenerationSpec, prompt: Prompt) -> None:
     if isinstance(prompt, str):
-        _assign(spec, "text", prompt, "prompt")
+        _assign(spec, "text", prompt, "spec.text")
         return
     if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Sequence):
         raise TypeError(f"a prompt is text, token ids or chat messages, not {type(prompt).__name__}")
     if prompt and isinstance(prompt[0], Mapping):
-        _assign(spec, "chat", {"messages": list(prompt)}, "prompt")
+        _assign(spec, "chat", {"messages": list(prompt)}, "spec.chat")
     else:
-        _assign(spec, "token_ids", {"ids": list(prompt)}, "prompt")
+        _assign(spec, "token_ids", {"ids": list(prompt)}, "spec.token_ids")
 
 
 def _set_option(spec: pb.GenerationSpec, name: str, value: Any) -> None:
@@ -91,7 +91,7 @@ def _set_option(spec: pb.GenerationSpec, name: str, value: Any) -> None:
     if part == "chat" and spec.WhichOneof("prompt") != "chat":
         raise TypeError(f"{name!r} is an option of chat prompts only")
     message = getattr(spec, part) if part else spec
-    _assign(message, name, value, f"{part}.{name}" if part else name)
+    _assign(message, name, value, f"spec.{part}.{name}" if part else f"spec.{name}")
 
 
 def _part_type(part: str) -> Any:

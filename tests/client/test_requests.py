@@ -98,13 +98,13 @@ def test_unknown_option_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("options", "path"),
     [
-        ({"top_k": -1}, "sampling.top_k"),
-        ({"seed": 2**64}, "sampling.seed"),
-        ({"max_tokens": 2**32}, "stopping.max_tokens"),
-        ({"stop": ["\ud800"]}, "stopping.stop"),
-        ({"priority": "urgent"}, "priority"),
-        ({"guided": {"rgx": "x"}}, "guided"),
-        ({"logit_bias": {-1: 0.5}}, "sampling.logit_bias"),
+        ({"top_k": -1}, "spec.sampling.top_k"),
+        ({"seed": 2**64}, "spec.sampling.seed"),
+        ({"max_tokens": 2**32}, "spec.stopping.max_tokens"),
+        ({"stop": ["\ud800"]}, "spec.stopping.stop"),
+        ({"priority": "urgent"}, "spec.priority"),
+        ({"guided": {"rgx": "x"}}, "spec.guided"),
+        ({"logit_bias": {-1: 0.5}}, "spec.sampling.logit_bias"),
     ],
 )
 def test_values_that_cannot_be_sent_name_their_field(options, path) -> None:
@@ -113,11 +113,19 @@ def test_values_that_cannot_be_sent_name_their_field(options, path) -> None:
     assert [violation.field for violation in caught.value.violations] == [path]
 
 
-@pytest.mark.parametrize("prompt", [[-1], [2**32], "\ud800", [{"role": "user", "text": "x"}]])
-def test_prompts_that_cannot_be_sent(prompt) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "path"),
+    [
+        ([-1], "spec.token_ids"),
+        ([2**32], "spec.token_ids"),
+        ("\ud800", "spec.text"),
+        ([{"role": "user", "text": "x"}], "spec.chat"),
+    ],
+)
+def test_prompts_that_cannot_be_sent(prompt, path) -> None:
     with pytest.raises(InvalidRequest) as caught:
         build_spec(prompt, {})
-    assert caught.value.violations[0].field == "prompt"
+    assert caught.value.violations[0].field == path
 
 
 @pytest.mark.parametrize("options", [{"temperature": "hot"}, {"max_tokens": 1.5}, {"stop": [1]}])

@@ -1,0 +1,45 @@
+"""All commands under one name."""
+
+from typing import Annotated
+
+import typer
+
+from sluice import __version__
+from sluice.cli.chat import chat
+from sluice.cli.generate import generate
+from sluice.cli.health import health
+from sluice.cli.protos import protos
+from sluice.cli.serve import serve
+
+app = typer.Typer(
+    name="sluice",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode=None,
+)
+app.command()(serve)
+app.command()(generate)
+app.command()(chat)
+app.command()(health)
+app.add_typer(protos, name="protos")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"sluice {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Serves large language models over gRPC."""
+
+
+def main() -> None:
+    """Entry point."""
+    app()

@@ -1,0 +1,51 @@
+"""What the commands share: the server's address, the options of a generation, errors in one line."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from sluice.client import SluiceError, Unavailable
+
+Address = Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")]
+MaxTokens = Annotated[int | None, typer.Option(help="New tokens at most; default: what fits the model's context")]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy; default: the model's")]
+TopK = Annotated[int | None, typer.Option(help="Sample from the k most likely tokens; 0 is off")]
+TopP = Annotated[float | None, typer.Option(help="Sample from the most likely tokens of this probability mass")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text")]
+
+
+def notes() -> Console:
+    """Where everything goes that is not the answer itself: stderr."""
+    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+
+def complain(message: str) -> None:
+    """Say what went wrong, in one line."""
+    notes().print(f"error: {' '.join(message.split())}", style="red", markup=False)
+
+
+def fail(message: str) -> typer.Exit:
+    """Say what went wrong; raise what this returns, to end with exit code 1."""
+    complain(message)
+    return typer.Exit(1)
+
+
+@contextmanager
+def one_line_errors(address: str) -> Iterator[None]:
+    """Turn a failed call into one line on stderr and exit code 1."""
+    try:
+        yield
+    except SluiceError as error:
+        raise fail(describe(error, address)) from error
+
+
+def describe(error: SluiceError, address: str) -> str:
+    """The error for a person."""
+    if isinstance(error, Unavailable) and not error.reason:
+        cause = error.message.rsplit(": ", 1)[-1]
+        return f"no Sluice server answers at {address} ({cause}); start one with: sluice serve"
+    return error.message

@@ -1,0 +1,61 @@
+"""`sluice health`: is it serving, and what is behind it."""
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from sluice.cli.common import Address, one_line_errors
+from sluice.client import DEFAULT_ADDRESS, Client
+from sluice.v1 import admin_pb2
+
+SERVICES = ("", "sluice.v1.GenerationService", "sluice.v1.ModelService", "sluice.v1.AdminService")
+TIMEOUT_SECONDS = 5.0
+FILE_WIDTH = 160
+"""Columns where the output is no terminal."""
+
+
+def health(address: Address = DEFAULT_ADDRESS) -> None:
+    """Show the state of the server, its engines and detokenizers. The exit code is 1 if it is not serving."""
+    with one_line_errors(address), Client(address, timeout=TIMEOUT_SECONDS) as client:
+        states = {service: client.health(service) for service in SERVICES}
+        stats = client.stats()
+        models = client.models()
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    console.print(f"{address} serves {', '.join(model.name for model in models) or 'no model'}", markup=False)
+    for table in (_services(states), _engines(stats), _detokenizers(stats)):
+        console.print(table)
+    if not states[""]:
+        raise typer.Exit(1)
+
+
+def _services(states: dict[str, bool]) -> Table:
+    table = Table("service", "state", box=SIMPLE)
+    for service, serving in states.items():
+        table.add_row(service or "all", "[green]serving[/green]" if serving else "[red]not serving[/red]")
+    return table
+
+
+def _engines(stats: admin_pb2.Stats) -> Table:
+    table = Table("engine", "active", "queued", "paused", "KV blocks", "reuse", "tokens/s", "state", box=SIMPLE)
+    for engine in stats.engines:
+        table.add_row(
+            engine.engine_id,
+            f"{engine.active_requests} of {engine.max_requests}",
+            str(engine.queued_requests),
+            str(engine.paused_requests),
+            f"{engine.used_kv_blocks} of {engine.max_kv_blocks}",
+            f"{engine.prefix_cache_hit_ratio:.0%}",
+            f"{engine.tokens_per_second:.0f}",
+            "draining" if engine.draining else "serving",
+        )
+    return table
+
+
+def _detokenizers(stats: admin_pb2.Stats) -> Table:
+    table = Table("detokenizer", "streams", "waiting", "tokens/s", box=SIMPLE)
+    for each in stats.detokenizers:
+        table.add_row(each.detokenizer_id, str(each.streams), str(each.queue_depth), f"{each.tokens_per_second:.0f}")
+    return table

@@ -1,0 +1,52 @@
+"""`sluice protos`: the public contract, for clients in other languages."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from google.rpc import status_pb2
+
+import sluice
+from sluice.cli.common import fail
+
+OURS = "sluice/v1"
+GOOGLE = ("google/rpc/status.proto", "google/rpc/error_details.proto")
+"""What reading the details of an error takes."""
+
+protos = typer.Typer(no_args_is_help=True, help="The .proto files of the public contract.")
+
+
+@protos.callback()
+def group() -> None:
+    """The .proto files of the public contract."""
+
+
+@protos.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made if need be; files in it are replaced")],
+) -> None:
+    """Write the .proto files into a folder, with those of google.rpc that errors use."""
+    try:
+        for path, content in contract().items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            print(target)
+    except OSError as error:
+        raise fail(f"cannot write the .proto files: {error}") from error
+
+
+def contract() -> dict[str, bytes]:
+    """Content by path, as import statements name it."""
+    ours = {f"{OURS}/{file.name}": file.read_bytes() for file in sorted((_root() / OURS).glob("*.proto"))}
+    google = Path(status_pb2.__file__).parents[2]
+    return ours | {path: (google / path).read_bytes() for path in GOOGLE}
+
+
+def _root() -> Path:
+    """The folder protos/: in the installed package, or beside it in a checkout."""
+    package = Path(sluice.__file__).parent
+    for root in (package / "protos", package.parent / "protos"):
+        if (root / OURS).is_dir():
+            return root
+    raise FileNotFoundError("this installation has no .proto files")

@@ -1,0 +1,134 @@
+"""`sluice serve`: a whole ring on this machine."""
+
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sluice.cli.common import complain, describe, fail, notes
+from sluice.cli.generate import print_stream
+from sluice.client import DEFAULT_ADDRESS, Client, SluiceError
+from sluice.launch import Display, Ring, RingError
+from sluice.ring.checkpoint import CheckpointError
+
+EXAMPLE = "def fibonacci(n):"
+DEMO_TOKENS = 96
+INTERRUPTED = 130
+DEFAULT_PORT = int(DEFAULT_ADDRESS.rsplit(":", 1)[1])
+
+
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(help="Checkpoint folder or hub id; default: the model in the box")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Served name of the model; default: its folder's")] = None,
+    host: Annotated[str, typer.Option(help="Interface to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any")] = DEFAULT_PORT,
+    engines: Annotated[int, typer.Option(min=1, help="Engine processes")] = 1,
+    detokenizers: Annotated[int, typer.Option(min=1, help="Detokenizer processes")] = 2,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads per engine; default: the cores, shared out")
+    ] = None,
+    kv_cache_tokens: Annotated[int | None, typer.Option(min=1, help="KV cache per engine, in tokens")] = None,
+    max_batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step")] = None,
+    max_tokens_per_step: Annotated[
+        int | None, typer.Option(min=1, help="Context and generation tokens per step")
+    ] = None,
+    attention: Annotated[str | None, typer.Option(help="Attention backend")] = None,
+    drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds for live streams to end after Ctrl-C")] = 10.0,
+    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the ring to get ready")] = 600.0,
+    demo: Annotated[str | None, typer.Option(metavar="TEXT", help="Complete this text once ready")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show everything that the services log")] = False,
+) -> None:
+    """Serve a model: start router, engines and detokenizers as processes here. Ctrl-C drains, twice stops at once."""
+    engine_args = {
+        "threads": threads,
+        "kv_cache_tokens": kv_cache_tokens,
+        "max_batch_size": max_batch_size,
+        "max_tokens_per_step": max_tokens_per_step,
+        "attention": attention,
+    }
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        with Display(verbose) as display:
+            ring = Ring(
+                model,
+                name=name,
+                engines=engines,
+                detokenizers=detokenizers,
+                host=host,
+                port=port,
+                engine_args={key: value for key, value in engine_args.items() if value is not None},
+                drain_timeout=drain_timeout,
+                start_timeout=start_timeout,
+                observe=display,
+            )
+            run(ring, demo)
+    except KeyboardInterrupt:
+        notes().print("stopped", style="dim")
+        raise typer.Exit(INTERRUPTED) from None
+    except CheckpointError as error:
+        raise fail(str(error)) from error
+    except RingError as error:
+        for line in error.tail:
+            notes().print(line, markup=False)
+        raise fail(error.message) from error
+
+
+def run(ring: Ring, demo: str | None) -> None:
+    """Serve until Ctrl-C, or until nothing is left that can."""
+    notes().print(f"starting {_parts(ring)} …", style="dim")
+    with ring:
+        try:
+            announce(ring)
+            if demo is not None:
+                show_demo(ring, demo)
+            watch(ring)
+        except KeyboardInterrupt:
+            notes().print("\ndraining; Ctrl-C again stops at once", style="dim")
+
+
+def announce(ring: Ring) -> None:
+    """The one line that says that it is ready, on stdout."""
+    port = ring.address.rsplit(":", 1)[1]
+    where = [] if int(port) == DEFAULT_PORT else ["--address", ring.address]
+    call = " ".join([_program(), "generate", *where, f'"{EXAMPLE}"'])
+    print(f"ready: {ring.plan.name} on {ring.address}, {_parts(ring)}. Try: {call}", flush=True)
+
+
+def show_demo(ring: Ring, text: str) -> None:
+    """Complete a text on the terminal; a failure is told and serving goes on."""
+    print(f"\n{text}", end="", flush=True)
+    with Client(ring.address) as client:
+        try:
+            print_stream(client.stream(text, max_tokens=DEMO_TOKENS, temperature=0))
+        except SluiceError as error:
+            complain(describe(error, ring.address))
+
+
+def watch(ring: Ring) -> None:
+    """Tell of children that end. Raises typer.Exit when no router, no engine or no detokenizer is left."""
+    for child in ring.deaths():
+        complain(f"{child.name} (pid {child.pid}) {child.ending}")
+        if not ring.can_serve:
+            raise fail(f"no {child.role} is left: stopping")
+
+
+def _program() -> str:
+    """How to call this command in another terminal."""
+    if shutil.which("sluice"):
+        return "sluice"
+    called = Path(sys.argv[0])
+    return f"{sys.executable} -m sluice" if called.name == "__main__.py" else str(called)
+
+
+def _parts(ring: Ring) -> str:
+    engines, detokenizers = ring.plan.engines, ring.plan.detokenizers
+    return (
+        f"1 router, {engines} engine{'s' if engines > 1 else ''}, "
+        f"{detokenizers} detokenizer{'s' if detokenizers > 1 else ''}"
+    )

@@ -1,0 +1,96 @@
+"""`sluice generate`."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import grpc
+import pytest
+
+from tests.fakes.server import Failure, bad_request
+
+
+def test_only_the_text_goes_to_stdout(sluice, script) -> None:
+    script.texts = ["def f():", "\n    return 1\n"]
+    result = sluice("generate", "x")
+    assert result.exit_code == 0
+    assert result.stdout == "def f():\n    return 1\n"
+    assert result.stderr == ""
+
+
+def test_text_without_a_last_newline_gets_one(sluice) -> None:
+    assert sluice("generate", "x").stdout == "Hello, world\n"
+
+
+def test_options(sluice, script) -> None:
+    result = sluice(
+        *("generate", "hi", "--max-tokens", "5", "--temperature", "0", "--seed", "3"),
+        *("--stop", "a", "--stop", "b", "--top-k", "4", "--top-p", "0.5", "--echo"),
+    )
+    assert result.exit_code == 0
+    spec = script.seen[-1].spec
+    assert spec.text == "hi"
+    assert spec.stopping.max_tokens == 5
+    assert list(spec.stopping.stop) == ["a", "b"]
+    assert spec.sampling.HasField("temperature")
+    assert (spec.sampling.temperature, spec.sampling.seed, spec.sampling.top_k, spec.sampling.top_p) == (0, 3, 4, 0.5)
+    assert spec.output.echo
+
+
+def test_unset_options_stay_unset(sluice, script) -> None:
+    sluice("generate", "hi")
+    spec = script.seen[-1].spec
+    assert (spec.sampling.ListFields(), spec.stopping.ListFields(), spec.output.ListFields()) == ([], [], [])
+
+
+def test_prompt_from_stdin(sluice, script) -> None:
+    sluice("generate", "-", stdin="from a pipe")
+    assert script.seen[-1].spec.text == "from a pipe"
+
+
+def test_refused_request_is_one_line(sluice, script) -> None:
+    script.failure = bad_request("spec.sampling.top_p", "is 5,\nmust be in (0, 1]")
+    result = sluice("generate", "x", "--top-p", "5")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == "error: spec.sampling.top_p: is 5, must be in (0, 1]\n"
+
+
+def test_value_that_cannot_be_sent(sluice) -> None:
+    result = sluice("generate", "x", "--max-tokens", "-1")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: spec.stopping.max_tokens")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["health"], ["chat"]])
+def test_nobody_listens(sluice, command) -> None:
+    result = sluice(*command, "--address", "127.0.0.1:1")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "error: no Sluice server answers at 127.0.0.1:1 (Connection refused); start one with: sluice serve\n"
+    )
+
+
+def test_a_lost_engine_is_not_a_lost_server(sluice, script) -> None:
+    from google.rpc import error_details_pb2
+
+    info = error_details_pb2.ErrorInfo(reason="ENGINE_LOST", domain="sluice")
+    script.failure, script.fail_after = Failure(grpc.StatusCode.UNAVAILABLE, "the engine is lost", (info,)), 2
+    result = sluice("generate", "x")
+    assert result.exit_code == 1
+    assert result.stderr == "error: the engine is lost\n"
+
+
+def test_a_terminal_gets_a_summary(address) -> None:
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "sluice", "generate", "x", "--address", address]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave)
+    os.close(slave)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.read() == b"Hello, world\n"
+    shown = os.read(master, 4096).decode()
+    assert "3 prompt tokens (2 cached) · 3 new" in shown
+    assert "ended by length" in shown

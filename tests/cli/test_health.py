@@ -1,0 +1,22 @@
+"""`sluice health`."""
+
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+
+def test_serving(sluice, script) -> None:
+    script.health["sluice.v1.GenerationService"] = HealthCheckResponse.SERVING
+    script.stats.engines.add(
+        engine_id="engine-0", active_requests=3, max_requests=64, used_kv_blocks=10, max_kv_blocks=99, draining=True
+    )
+    script.stats.detokenizers.add(detokenizer_id="detok-0", streams=5)
+    result = sluice("health")
+    assert result.exit_code == 0
+    for expected in ("serves tiny", "engine-0", "3 of 64", "10 of 99", "draining", "detok-0", "not serving"):
+        assert expected in result.stdout
+
+
+def test_not_serving(sluice, script) -> None:
+    script.health[""] = HealthCheckResponse.NOT_SERVING
+    result = sluice("health")
+    assert result.exit_code == 1
+    assert "not serving" in result.stdout

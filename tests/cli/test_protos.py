@@ -1,0 +1,43 @@
+"""`sluice protos export`: what is written is a complete contract."""
+
+import subprocess
+import sys
+
+from google.protobuf import descriptor_pb2
+
+from sluice.v1 import generation_pb2
+
+
+def test_exported_files_compile_on_their_own(sluice, tmp_path) -> None:
+    folder = tmp_path / "new" / "folder"
+    result = sluice("protos", "export", str(folder))
+    assert result.exit_code == 0
+    paths = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.proto"))
+    assert paths == [
+        "google/rpc/error_details.proto",
+        "google/rpc/status.proto",
+        "sluice/v1/admin.proto",
+        "sluice/v1/generation.proto",
+        "sluice/v1/sampling.proto",
+    ]
+    assert sorted(result.stdout.split()) == sorted(str(folder / path) for path in paths)
+    compiled = tmp_path / "set"
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--descriptor_set_out={compiled}", *paths]
+    subprocess.run(command, check=True)
+    found = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes())
+    ours = next(file for file in found.file if file.name == "sluice/v1/generation.proto")
+    for file in (ours, expected := descriptor_pb2.FileDescriptorProto()):
+        file.ClearField("source_code_info")
+    generation_pb2.DESCRIPTOR.CopyToProto(expected)
+    assert [message.name for message in ours.message_type] == [message.name for message in expected.message_type]
+
+
+def test_a_folder_that_cannot_be_written(sluice, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    result = sluice("protos", "export", str(tmp_path / "file"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: cannot write the .proto files")
+
+
+def test_version(sluice) -> None:
+    assert sluice("--version").stdout.startswith("sluice 0.")

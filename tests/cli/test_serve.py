@@ -1,0 +1,157 @@
+"""`sluice serve` with stand-in services; tests/system has the real ones."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SERVICES = ROOT / "tests" / "fakes" / "services.py"
+
+CODE = """
+import sys
+from sluice.cli import app
+from sluice.launch import plan, ring
+ring.Plan = lambda **options: plan.Plan(**options, python=(sys.executable, {services!r}, {folder!r}))
+sys.argv = ["sluice", "serve", "--port", "0", *{arguments!r}]
+app()
+"""
+
+
+class Serving:
+    """A `sluice serve` process."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        code = CODE.format(services=str(SERVICES), folder=str(folder), arguments=arguments)
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            process_group=0,
+        )
+
+    def ready(self) -> str:
+        """Waits for the first line."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def pid(self, name: str) -> int:
+        import json
+
+        return json.loads((self.folder / f"{name}.json").read_text())["pid"]
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code and what else was printed; fails if a child is left."""
+        out, err = self.process.communicate(timeout=30)
+        for note in self.folder.glob("*.json"):
+            with pytest.raises(ProcessLookupError):
+                os.kill(self.pid(note.stem), 0)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def serving(tmp_path):
+    started: list[Serving] = []
+
+    def start(*arguments: str) -> Serving:
+        started.append(Serving(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ready_line_and_clean_end(serving, number) -> None:
+    serve = serving("--engines", "2")
+    line = serve.ready()
+    assert line.startswith("ready: tiny on 127.0.0.1:")
+    assert "1 router, 2 engines, 2 detokenizers" in line
+    assert " generate --address 127.0.0.1:" in line
+    assert line.endswith('"def fibonacci(n):"\n')
+    # The terminal sends Ctrl-C to the whole foreground group; the services must not get it.
+    os.killpg(serve.process.pid, number)
+    code, out, err = serve.end()
+    assert code == 0
+    assert out == ""
+    assert "draining" in err
+    assert all((serve.folder / f"{name}.ended").exists() for name in ("router", "engine-1", "detok-0"))
+    assert '"event": "something odd"' in err
+    assert '"event": "request"' in err
+    assert '"event": "detail"' not in err
+
+
+def test_demo(serving) -> None:
+    serve = serving("--demo", "def f():", "--verbose")
+    serve.ready()
+    assert serve.process.stdout is not None
+    assert serve.process.stdout.readline() == "\n"
+    assert serve.process.stdout.readline() == "def f():Hello, world\n"
+    assert serve.process.poll() is None
+    serve.process.send_signal(signal.SIGINT)
+    code, _, err = serve.end()
+    assert code == 0
+    assert '"event": "detail"' in err
+
+
+def test_second_interrupt_stops_at_once(serving, tmp_path) -> None:
+    (tmp_path / "router.do").write_text("deaf")
+    serve = serving("--drain-timeout", "60")
+    serve.ready()
+    start = time.monotonic()
+    serve.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert serve.process.poll() is None
+    serve.process.send_signal(signal.SIGINT)
+    assert serve.end()[0] == 130
+    assert time.monotonic() - start < 30
+
+
+def test_a_dead_detokenizer_is_told_and_the_ring_goes_on(serving) -> None:
+    serve = serving()
+    serve.ready()
+    os.kill(serve.pid("detok-0"), signal.SIGKILL)
+    assert serve.process.stderr is not None
+    lines = iter(serve.process.stderr.readline, "")
+    assert any("detok-0" in line and "was killed by SIGKILL" in line for line in lines)
+    assert serve.process.poll() is None
+    os.kill(serve.pid("engine-0"), signal.SIGKILL)
+    assert any("no engine is left: stopping" in line for line in lines)
+    assert serve.end()[0] == 1
+
+
+def test_a_death_at_start_shows_why(serving, tmp_path) -> None:
+    (tmp_path / "engine-0.do").write_text("die")
+    serve = serving()
+    code, out, err = serve.end()
+    assert code == 1
+    assert out == ""
+    assert "Traceback: it broke" in err
+    assert err.endswith("error: engine-0 ended with code 3 while starting\n")
+
+
+def test_interrupt_while_starting(serving, tmp_path) -> None:
+    (tmp_path / "router.do").write_text("hang")
+    serve = serving()
+    while not (tmp_path / "router.json").exists():
+        time.sleep(0.02)
+    serve.process.send_signal(signal.SIGINT)
+    assert serve.end()[0] == 130
+
+
+def test_a_wrong_model_is_one_line(sluice, tmp_path) -> None:
+    result = sluice("serve", str(tmp_path / "nothing"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert "nothing" in result.stderr
+    assert result.stderr.count("\n") == 1
