@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -36,16 +36,16 @@ def request(i: int) -> dict:
 
 async def streamed(client: AsyncClient, spec: dict) -> dict[int, tuple[str, str, int]]:
     """By output: text, reason, completion tokens; checks the offsets on the way."""
-    texts: Counter = Counter()
-    offsets: Counter = Counter()
+    texts: defaultdict[int, str] = defaultdict(str)
+    offsets: Counter[int] = Counter()
     ends = {}
     async for chunk in client.stream(**spec):
         assert chunk.token_offset == offsets[chunk.index]
         offsets[chunk.index] += chunk.token_count
-        texts[chunk.index] = (texts[chunk.index] or "") + chunk.text
+        texts[chunk.index] += chunk.text
         if chunk.finish_reason is not None:
             ends[chunk.index] = (str(chunk.finish_reason), chunk.completion_tokens)
-    return {index: (texts[index] or "", *ends[index]) for index in sorted(ends)}
+    return {index: (texts[index], *ends[index]) for index in sorted(ends)}
 
 
 async def stats_until(client: AsyncClient, quiet, seconds: float = 15.0):
