@@ -66,11 +66,27 @@ class Display:
 def _readable(line: LogLine) -> Text:
     if not line.fields:
         return Text(f"{line.child}: {line.text}", style="dim")
+    if line.event == "request":
+        return Text(f"{_clock(line.fields)} {describe_request(line.fields)}", style="dim")
     level = str(line.fields.get("level", ""))
-    who = line.event if line.event == "request" else f"{line.child} {line.event}"
     details = [f"{key}={_short(value)}" for key, value in line.fields.items() if key not in UNSHOWN_FIELDS]
     problem = [level] if level in STYLES else []
-    return Text(" ".join([_clock(line.fields), *problem, who, *details]), style=STYLES.get(level, "dim"))
+    return Text(
+        " ".join([_clock(line.fields), *problem, line.child, line.event, *details]), style=STYLES.get(level, "dim")
+    )
+
+
+def describe_request(fields: Mapping[str, Any]) -> str:
+    """The router's line about an ended request, for a person."""
+    parts = [f"request {fields.get('request_id', '(refused)')} {fields.get('outcome', '')}"]
+    if "prompt_tokens" in fields:
+        cached = f" ({fields['cached_tokens']} cached)" if fields.get("cached_tokens") else ""
+        parts.append(f"{fields['prompt_tokens']} prompt tokens{cached}, {fields.get('completion_tokens', 0)} new")
+    if fields.get("first_token_seconds") is not None:
+        parts.append(f"first after {_short(fields['first_token_seconds'])} s")
+    if "seconds" in fields:
+        parts.append(f"{_short(fields['seconds'])} s")
+    return " · ".join(parts)
 
 
 def _short(value: Any) -> str:

@@ -53,3 +53,17 @@ def test_loading_is_a_bar() -> None:
 
 def test_loading_of_unknown_length() -> None:
     assert "loading engine-0" in show([line("loading", done=0, total=0), line("loading")], terminal=True)
+
+
+def test_requests_are_one_short_line() -> None:
+    fields = {
+        "prompt_tokens": 12,
+        "cached_tokens": 8,
+        "completion_tokens": 96,
+        "seconds": 0.81234,
+        "engine": "engine-0",
+    }
+    request = line("request", request_id="r1", outcome="EOS", first_token_seconds=0.0123, **fields)
+    shown = show([request, line("request", outcome="MODEL_NOT_FOUND")], terminal=True)
+    assert "request r1 EOS · 12 prompt tokens (8 cached), 96 new · first after 0.0123 s · 0.812 s\n" in shown
+    assert "request (refused) MODEL_NOT_FOUND\n" in shown

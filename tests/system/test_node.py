@@ -1,0 +1,58 @@
+"""Done means 5: a Node client, from the exported .proto files alone."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sluice import Client
+from sluice.cli import app
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "node"
+
+pytestmark = pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="needs node and npm")
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory) -> Path:
+    """The example, installed as its README says."""
+    folder = tmp_path_factory.mktemp("node")
+    for name in ("package.json", "package-lock.json", "generate.mjs"):
+        shutil.copy(EXAMPLE / name, folder)
+    assert CliRunner().invoke(app, ["protos", "export", str(folder / "protos")]).exit_code == 0
+    install = ["npm", "ci", "--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund"]
+    subprocess.run(install, cwd=folder, check=True, capture_output=True, timeout=100)
+    return folder
+
+
+def run(example: Path, address: str, prompt: str, spec: dict) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["node", "generate.mjs", prompt, json.dumps(spec)],
+        cwd=example,
+        env={**os.environ, "SLUICE_ADDRESS": address},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_completion_streams(ring, example) -> None:
+    prompt = "def fibonacci(n):"
+    with Client(ring.address) as client:
+        expected = client.generate(prompt, temperature=0, max_tokens=32).text
+    found = run(example, ring.address, prompt, {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 32}})
+    assert (found.returncode, found.stderr, found.stdout) == (0, "", expected + "\n")
+
+
+def test_a_bad_request_names_its_fields(ring, example) -> None:
+    found = run(example, ring.address, "x", {"sampling": {"temperature": 9, "top_p": 0}})
+    assert found.returncode == 1
+    assert found.stdout == ""
+    violations = json.loads(found.stderr)
+    assert {violation["field"] for violation in violations} == {"spec.sampling.temperature", "spec.sampling.top_p"}
+    assert all(violation["description"] for violation in violations)

@@ -1,0 +1,132 @@
+"""`sluice serve` as a user runs it: ready line, generate, health, Ctrl-C, nothing left behind."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+READY = re.compile(
+    r'ready: (\S+) on (\S+), 1 router, 1 engine, 2 detokenizers\. Try: .* generate .*"def fibonacci\(n\):"'
+)
+
+
+def sluice(*arguments: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "sluice", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+        **options,
+    )
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes below this one."""
+    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(child): int(parent) for child, parent in map(str.split, listing.splitlines())}
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def alive(pids: set[int]) -> set[int]:
+    return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
+
+
+@pytest.fixture
+def serve():
+    """Starts `sluice serve` and gives the process; whatever happens it is ended."""
+    started: list[subprocess.Popen] = []
+
+    def start(*arguments: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "sluice", "serve", *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, cwd=ROOT, process_group=0, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_serve_from_start_to_end(serve) -> None:
+    process = serve("--port", "0")
+    line = process.stdout.readline()
+    match = READY.fullmatch(line.strip())
+    assert match, line
+    name, address = match.groups()
+    assert name == "tiny"
+    children = descendants(process.pid)
+    assert len(children) >= 4
+
+    options = ("--address", address, "--max-tokens", "24", "--temperature", "0")
+    first = sluice("generate", "def fibonacci(n):", *options)
+    assert (first.returncode, first.stderr) == (0, "")
+    assert first.stdout.strip()
+    assert sluice("generate", "def fibonacci(n):", *options).stdout == first.stdout
+    refused = sluice("generate", "x", "--address", address, "--temperature", "9")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: spec.sampling.temperature")
+
+    chat = sluice("chat", "--address", address, "--max-tokens", "8", "--temperature", "0", input="hi\nagain\n")
+    assert (chat.returncode, chat.stderr) == (0, "")
+
+    health = sluice("health", "--address", address)
+    assert health.returncode == 0
+    for expected in ("serves tiny", "engine-0", "detok-0", "detok-1", "serving"):
+        assert expected in health.stdout
+
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "")
+    assert "draining" in err
+    assert err.count('"event": "request"') == 5
+    assert "fibonacci" not in err
+    assert not alive(children)
+    assert sluice("health", "--address", address).returncode == 1
+
+
+def test_demo_streams_and_serving_goes_on(serve) -> None:
+    process = serve("--port", "0", "--demo", "def fibonacci(n):")
+    lines = [process.stdout.readline() for _ in range(4)]
+    assert READY.fullmatch(lines[0].strip())
+    assert lines[2].startswith("def fibonacci(n):")
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_a_live_stream_ends_well_while_draining(serve) -> None:
+    process = serve("--port", "0")
+    address = READY.fullmatch(process.stdout.readline().strip()).group(2)
+    command = [sys.executable, "-m", "sluice", "generate", "import os\n", "--address", address, "--max-tokens", "200"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as client:
+        assert client.stdout.read(1)
+        process.send_signal(signal.SIGTERM)
+        client.stdout.read()
+        assert client.wait(30) == 0
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_a_port_in_use_is_a_clear_error(serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        process = serve("--port", port)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert out == ""
+    assert port in err
+    assert err.splitlines()[-1].startswith("error: router ended with code 1 while starting")
+    assert "Traceback" not in err
