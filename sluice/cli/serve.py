@@ -35,9 +35,11 @@ def serve(
     kv_cache_tokens: Annotated[int | None, typer.Option(min=1, help="KV cache per engine, in tokens")] = None,
     max_batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step")] = None,
     max_tokens_per_step: Annotated[
-        int | None, typer.Option(min=1, help="Context and generation tokens per step")
+        int | None, typer.Option(min=1, help="Tokens computed per step, prompts' too")
     ] = None,
-    attention: Annotated[str | None, typer.Option(help="Attention backend")] = None,
+    attention: Annotated[str | None, typer.Option(help="Attention backend; default: the best for the device")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU where there is one")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the fastest")] = None,
     drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds for live streams to end after Ctrl-C")] = 10.0,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the ring to get ready")] = 600.0,
     demo: Annotated[str | None, typer.Option(metavar="TEXT", help="Complete this text once ready")] = None,
@@ -50,6 +52,8 @@ def serve(
         "max_batch_size": max_batch_size,
         "max_tokens_per_step": max_tokens_per_step,
         "attention": attention,
+        "device": device,
+        "dtype": dtype,
     }
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)

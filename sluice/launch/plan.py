@@ -16,6 +16,9 @@ Arguments = Mapping[str, Any]
 PYTHON = (sys.executable, "-P")
 """Runs a module; -P keeps a router.py in the user's folder from being taken for ours."""
 
+KV_MEMORY_FRACTION = 0.5
+"""Part of the machine's free memory that goes to the KV caches of all its engines, unless told otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -58,7 +61,10 @@ def services(plan: Plan, folder: Path) -> list[Service]:
     detokenizers = [f"detok-{i}" for i in range(plan.detokenizers)]
     peers = {"engines": _sockets(folder, engines), "detokenizers": _sockets(folder, detokenizers)}
     listen = {"host": plan.host, "port": plan.port}
-    threads = {"threads": max(1, usable_cores() // plan.engines)}
+    share: Arguments = {
+        "threads": max(1, usable_cores() // plan.engines),
+        "kv_memory_fraction": KV_MEMORY_FRACTION / plan.engines,
+    }
 
     def service(name: str, role: Role, module: str, own: Arguments, given: Arguments) -> Service:
         common = {
@@ -71,7 +77,7 @@ def services(plan: Plan, folder: Path) -> list[Service]:
         return Service(name, role, [*plan.python, "-m", module, *_flags({**common, **own, **given})])
 
     return [
-        *(service(name, "engine", "engine_worker", threads, plan.engine_args) for name in engines),
+        *(service(name, "engine", "engine_worker", share, plan.engine_args) for name in engines),
         *(service(name, "detok", "detok_service", {}, plan.detokenizer_args) for name in detokenizers),
         service("router", "router", "router", {**peers, **listen}, plan.router_args),
     ]

@@ -82,6 +82,7 @@ def test_command_lines(fake, tmp_path) -> None:
     assert engine["flags"]["--name"] == "mine"
     assert engine["flags"]["--kv-cache-tokens"] == "512"
     assert int(engine["flags"]["--threads"]) >= 1
+    assert float(engine["flags"]["--kv-memory-fraction"]) == 0.25
     assert all(len(notes(tmp_path, name)["flags"]["--listen"]) < 107 for name in ("router", "engine-0", "detok-1"))
 
 
