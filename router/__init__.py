@@ -1,0 +1,1 @@
+"""gRPC in, ring out: validate → tokenize → admit → place → dispatch → stream."""

@@ -1,0 +1,48 @@
+"""python -m router"""
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from router.config import RouterSettings, read_settings
+from router.discovery import AddressError
+from router.service import Router
+from sluice import telemetry
+from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from sluice.ring.process import die_with_parent
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT. Ends the process with a clear message where it cannot start."""
+    settings = read_settings()
+    die_with_parent()
+    try:
+        checkpoint = open_checkpoint(settings.model, settings.name)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(settings, checkpoint))
+    except (CheckpointError, AddressError, OSError, RuntimeError) as error:
+        raise SystemExit(f"python -m router: {error}") from error
+
+
+async def _serve(settings: RouterSettings, checkpoint: Checkpoint) -> None:
+    logger = telemetry.configure("router", settings.log_level)
+    router = Router(settings, checkpoint, logger)
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    await router.start()
+    await stopping.wait()
+    logger.info("draining", seconds=settings.drain_timeout)
+    await router.stop()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    main()

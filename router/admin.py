@@ -1,0 +1,92 @@
+"""sluice.v1.AdminService: what the beats say, and draining."""
+
+import asyncio
+from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
+
+import msgspec
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from router.drain import Drain
+from router.errors import Context, RequestError, Violation
+from router.members import Members
+from router.models import not_built_yet
+from router.validate.spec import seconds
+from sluice.ring.wire import DetokenizerBeat, EngineBeat
+from sluice.v1 import admin_pb2 as pb
+
+SHORTEST_INTERVAL = 0.1
+LONGEST_INTERVAL = 86_400.0
+
+
+class AdminService:
+    """Each method answers one call."""
+
+    def __init__(self, members: Members, drain: Drain, drain_seconds: float) -> None:
+        self._members = members
+        self._drain = drain
+        self._drain_seconds = drain_seconds
+        self._start = _now()
+
+    async def get_server_info(self, _: pb.GetServerInfoRequest, __: Context) -> pb.GetServerInfoResponse:
+        """About this router."""
+        return pb.GetServerInfoResponse(version=_version(), start_time=self._start, draining=self._drain.begun)
+
+    async def get_stats(self, _: pb.GetStatsRequest, __: Context) -> pb.GetStatsResponse:
+        """The latest beats."""
+        return pb.GetStatsResponse(stats=self._stats())
+
+    async def stream_stats(self, request: pb.StreamStatsRequest, context: Context) -> None:
+        """The latest beats, again and again."""
+        interval = seconds(request.interval) if request.HasField("interval") else 1.0
+        if not SHORTEST_INTERVAL <= interval <= LONGEST_INTERVAL:
+            description = f"is {interval:g} s, must be in [{SHORTEST_INTERVAL:g}, {LONGEST_INTERVAL:g}] s"
+            raise RequestError.invalid([Violation("interval", description)])
+        while True:
+            await context.write(pb.StreamStatsResponse(stats=self._stats()))
+            await asyncio.sleep(interval)
+
+    async def drain(self, request: pb.DrainRequest, _: Context) -> pb.DrainResponse:
+        """For good; the process lives on until it gets a signal."""
+        timeout = seconds(request.timeout) if request.HasField("timeout") else self._drain_seconds
+        if not 0 <= timeout <= LONGEST_INTERVAL:
+            description = f"is {timeout:g} s, must be in [0, {LONGEST_INTERVAL:g}] s"
+            raise RequestError.invalid([Violation("timeout", description)])
+        return pb.DrainResponse(aborted=await self._drain.run(timeout))
+
+    async def flush_cache(self, _: pb.FlushCacheRequest, __: Context) -> NoReturn:
+        """Not built yet."""
+        raise not_built_yet("AdminService.FlushCache")
+
+    def _stats(self) -> pb.Stats:
+        return pb.Stats(
+            time=_now(),
+            engines=[_engine(peer.beat) for peer in self._members.engines.heard if peer.beat],
+            detokenizers=[_detokenizer(peer.beat) for peer in self._members.detokenizers.heard if peer.beat],
+        )
+
+
+def _engine(beat: EngineBeat) -> pb.EngineStats:
+    return pb.EngineStats(engine_id=beat.engine, draining=beat.draining, **msgspec.structs.asdict(beat.stats))
+
+
+def _detokenizer(beat: DetokenizerBeat) -> pb.DetokenizerStats:
+    return pb.DetokenizerStats(
+        detokenizer_id=beat.detokenizer,
+        streams=beat.streams,
+        queue_depth=beat.queue_depth,
+        tokens_per_second=beat.tokens_per_second,
+    )
+
+
+def _now() -> Timestamp:
+    now = Timestamp()
+    now.GetCurrentTime()
+    return now
+
+
+def _version() -> str:
+    try:
+        return version("sluice")
+    except PackageNotFoundError:
+        return "unknown"

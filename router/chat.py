@@ -1,0 +1,142 @@
+"""The model's chat template, rendered as transformers' `apply_chat_template` does: same sandbox and filters."""
+
+import json
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import ext, nodes, parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from router.errors import RequestError, Violation
+from router.validate.prompt import ChatPrompt
+from router.validate.violations import shown
+from sluice.ring.checkpoint import CheckpointError
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+FINAL_MESSAGE_END = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class ChatTemplate:
+    """A compiled template with the model's special tokens. Raises CheckpointError where it cannot be compiled."""
+
+    def __init__(self, source: str, tokenizer_config: dict[str, Any]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals.update(
+            raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_PlainDict(), namespace=_PlainNamespace
+        )
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise CheckpointError(f"the chat template cannot be read: line {error.lineno}: {error.message}") from error
+        self._special_tokens = _special_tokens(tokenizer_config)
+
+    def render(self, chat: ChatPrompt) -> str:
+        """Text of the prompt. Raises RequestError where the template refuses the messages."""
+        messages: list[dict[str, str]] = [dict(message) for message in chat.messages]
+        if chat.continue_final_message:
+            messages[-1]["content"] += FINAL_MESSAGE_END
+        variables = {"documents": None} | self._special_tokens | chat.variables
+        variables |= {
+            "messages": messages,
+            "tools": chat.tools,
+            "add_generation_prompt": chat.add_generation_prompt,
+        }
+        try:
+            text = self._template.render(variables)
+        except Exception as error:  # a template is a program: whatever it raises is about this chat
+            raise _refused(f"the chat template refuses these messages: {shown(str(error))}") from error
+        return _cut_after_final_message(text, chat.messages[-1]["content"]) if chat.continue_final_message else text
+
+
+class GenerationBlock(ext.Extension):
+    """{% generation %}…{% endgeneration %}: marks what the assistant said, for training. Here only its text counts."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 reads it from the class
+
+    def parse(self, parser: parser.Parser) -> nodes.Node:
+        """The block is its body."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Macro) -> str:
+        return str(caller())
+
+
+class _PlainDict:
+    """`dict(...)` for templates, without the type's other doors."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _PlainNamespace(Namespace):
+    """A namespace that keeps no underscored names."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # No named self, as in jinja2's own class: `namespace(self=...)` stays possible.
+        self, args = args[0], args[1:]
+        attributes = dict(*args, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace keeps no underscored name such as {name!r}")
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    found = {name: tokenizer_config.get(name) for name in SPECIAL_TOKENS}
+    return {name: _content(token) for name, token in found.items() if token is not None}
+
+
+def _content(token: str | dict[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _cut_after_final_message(text: str, final_message: str) -> str:
+    mark = FINAL_MESSAGE_END.strip()
+    if mark not in text or final_message.strip() not in text:
+        raise _refused("the chat template does not show the final message, so that it cannot be continued")
+    end = text.rindex(mark)
+    # A template that trims its messages has taken the mark's space; then the message's own end goes too.
+    kept = text[end : end + len(FINAL_MESSAGE_END)] == FINAL_MESSAGE_END
+    return text[:end] if kept else text[:end].rstrip()
+
+
+def _refused(description: str) -> RequestError:
+    return RequestError.invalid([Violation("spec.chat", description)])

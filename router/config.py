@@ -1,0 +1,102 @@
+"""Settings of the router, read here and nowhere else."""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from sluice.ring.settings import ServiceSettings, load_settings
+
+ENVIRONMENT = "SLUICE_ROUTER_"
+PROMPT_BYTES_PER_TOKEN = 32
+SMALLEST_PROMPT_BYTES = 64 << 10
+LARGEST_PROMPT_BYTES = 8 << 20
+
+
+class RouterSettings(ServiceSettings):
+    """Takes gRPC calls and sends them round the ring. Knows engines and detokenizers by address."""
+
+    model: str = Field(description="folder or hub id of the model; its config and tokenizer files are read, no weights")
+    name: str | None = Field(None, description="served name of the model; default: the folder's")
+    engines: tuple[str, ...] = Field(
+        (), description="engine inboxes: tcp://host:port, ipc:///path, or dns://name:port, resolved again and again"
+    )
+    detokenizers: tuple[str, ...] = Field((), description="detokenizer inboxes, written like those of engines")
+    host: str = Field("127.0.0.1", description="interface of the gRPC server")
+    port: int = Field(50051, ge=0, le=65535, description="port of the gRPC server; 0: any")
+    listen: str = Field(
+        "tcp://127.0.0.1:*", description="address of the ring inbox: ipc:///path or tcp://host:port (port *: any)"
+    )
+    advertise: str | None = Field(None, description="address by which others reach the inbox; default: the bound one")
+    id: str = Field(
+        default_factory=lambda: f"router-{socket.gethostname()}-{os.getpid()}", description="name of this process"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
+    drain_timeout: float = Field(10.0, ge=0, description="seconds that live requests have to end after SIGTERM")
+
+    max_live: int = Field(4096, ge=1, description="requests on the ring at most; engines may hold fewer")
+    max_waiting: int = Field(1024, ge=0, description="requests waiting for admission at most; more get OVERLOADED")
+    max_waiting_tokens: int = Field(4_000_000, ge=0, description="prompt tokens waiting for admission at most")
+    peer_timeout: float = Field(5.0, gt=0, description="seconds without a beat after which a peer is lost")
+    peer_wait: float = Field(5.0, ge=0, description="seconds a request waits for an engine and a detokenizer")
+    resolve_interval: float = Field(5.0, gt=0, description="seconds between two look-ups of the peers' names")
+    cached_blocks: int = Field(65_536, ge=0, description="block hashes remembered per engine, for placement")
+
+    text_threads: int = Field(2, ge=1, description="threads that tokenize")
+    max_texts: int = Field(1024, ge=1, description="texts waiting for those threads at most; more get OVERLOADED")
+    max_message_bytes: int = Field(16 << 20, ge=1 << 16, description="largest gRPC message taken")
+    max_prompt_bytes: int | None = Field(
+        None, ge=1, description="largest text prompt; default: 32 bytes per token of the model's context, up to 8 MiB"
+    )
+    max_n: int = Field(128, ge=1, le=128, description="outputs per request at most")
+    max_logprobs: int = Field(20, ge=0, le=20, description="alternatives per token at most")
+    max_stop_strings: int = Field(32, ge=0, description="stop strings per request at most")
+    max_stop_bytes: int = Field(1024, ge=1, description="bytes of one stop string at most")
+    max_logit_bias: int = Field(1024, ge=0, description="logit_bias entries at most")
+    max_listed_ids: int = Field(16_384, ge=0, description="ids in bad, allowed or stop_token_ids at most")
+    max_messages: int = Field(4096, ge=1, description="messages of a chat at most")
+    max_salt_bytes: int = Field(256, ge=0, description="bytes of kv_cache.salt at most")
+    max_time_limit: float = Field(86_400.0, gt=0, description="largest time_limit, in seconds")
+
+    def limits(self, context_tokens: int) -> "Limits":
+        """The bounds of one request, for a model with this longest context."""
+        by_context = min(max(context_tokens * PROMPT_BYTES_PER_TOKEN, SMALLEST_PROMPT_BYTES), LARGEST_PROMPT_BYTES)
+        return Limits(
+            prompt_bytes=self.max_prompt_bytes or by_context,
+            prompt_ids=self.max_message_bytes // 4,
+            n=self.max_n,
+            logprobs=self.max_logprobs,
+            stop_strings=self.max_stop_strings,
+            stop_bytes=self.max_stop_bytes,
+            logit_bias=self.max_logit_bias,
+            listed_ids=self.max_listed_ids,
+            messages=self.max_messages,
+            salt_bytes=self.max_salt_bytes,
+            time_limit=self.max_time_limit,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Largest values that one request may ask for."""
+
+    prompt_bytes: int
+    prompt_ids: int
+    n: int
+    logprobs: int
+    stop_strings: int
+    stop_bytes: int
+    logit_bias: int
+    listed_ids: int
+    messages: int
+    salt_bytes: int
+    time_limit: float
+    """Seconds."""
+
+
+def read_settings(argv: Sequence[str] | None = None) -> RouterSettings:
+    """From flags, environment (SLUICE_ROUTER_…), YAML file, defaults. Ends the process on bad input."""
+    return load_settings(RouterSettings, "python -m router", ENVIRONMENT, argv)

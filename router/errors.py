@@ -1,0 +1,91 @@
+"""What a client is told when its request cannot be served: a gRPC status with google.rpc details."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc import StatusCode, aio
+
+from sluice.ring.errors import ErrorCode
+
+DOMAIN = "sluice"
+MAX_VIOLATION_BYTES = 3000
+"""Of all violations in one answer: clients take 8 KiB of metadata, in base64."""
+MAX_MESSAGE_CHARACTERS = 400
+
+Context: TypeAlias = aio.ServicerContext[Any, Any]
+
+
+class Violation(NamedTuple):
+    """One field that cannot be taken as it is."""
+
+    field: str
+    """Path from the request message, such as "spec.sampling.temperature"."""
+    description: str
+    """What is wrong, with the value and the limit."""
+
+
+class RequestError(Exception):
+    """Ends one call with the status that belongs to its code."""
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str,
+        violations: Iterable[Violation] = (),
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.violations = tuple(violations)
+        self.metadata = dict(metadata or {})
+
+    @classmethod
+    def invalid(cls, violations: Sequence[Violation], code: ErrorCode = ErrorCode.INVALID_ARGUMENT) -> "RequestError":
+        """For one or more fields; the message names the first."""
+        first = violations[0]
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+        return cls(code, f"{first.field}: {first.description}{more}", violations)
+
+    def status(self) -> status_pb2.Status:
+        """google.rpc.Status with ErrorInfo, and BadRequest and RetryInfo where they say something."""
+        status = status_pb2.Status(
+            code=code_pb2.Code.Value(self.code.status), message=self.message[:MAX_MESSAGE_CHARACTERS]
+        )
+        details: list[Message] = [
+            error_details_pb2.ErrorInfo(reason=self.code.name, domain=DOMAIN, metadata=self.metadata)
+        ]
+        if self.violations:
+            details.append(_bad_request(self.violations))
+        if self.code.retry_after is not None:
+            details.append(error_details_pb2.RetryInfo(retry_delay=duration(self.code.retry_after)))
+        for detail in details:
+            status.details.add().Pack(detail)
+        return status
+
+
+def duration(seconds: float) -> Duration:
+    """A non-negative number of seconds as google.protobuf.Duration."""
+    nanos = round(max(seconds, 0.0) * 1e9)
+    return Duration(seconds=nanos // 10**9, nanos=nanos % 10**9)
+
+
+async def abort(context: Context, error: RequestError) -> NoReturn:
+    """End the call. Where nothing was written yet no initial metadata goes out, and a client's retry policy can act."""
+    status = error.status()
+    details = (("grpc-status-details-bin", status.SerializeToString()),)
+    await context.abort(StatusCode[error.code.status], status.message, details)
+    raise AssertionError("abort does not return")
+
+
+def _bad_request(violations: Sequence[Violation]) -> error_details_pb2.BadRequest:
+    found = error_details_pb2.BadRequest()
+    for i, violation in enumerate(violations):
+        if found.ByteSize() > MAX_VIOLATION_BYTES:
+            found.field_violations.add(field="", description=f"and {len(violations) - i} more")
+            break
+        found.field_violations.add(field=violation.field, description=violation.description)
+    return found

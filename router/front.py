@@ -1,0 +1,118 @@
+"""The front door: every generation, unary or stream, goes through `Front.serve` on its way in and out."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from router.admission import Admission
+from router.config import Limits
+from router.dispatch import Dispatcher
+from router.errors import RequestError
+from router.model import Model
+from router.requests import Live, Requests
+from router.text import Text
+from router.validate.context import fit
+from router.validate.spec import parse
+from sluice.ring.errors import FinishReason
+from sluice.v1 import generation_pb2
+
+
+class Front:
+    """validate → tokenize → admit → place → dispatch, then the caller's answer, then one line in the log."""
+
+    def __init__(
+        self,
+        model: Model,
+        limits: Limits,
+        text: Text,
+        requests: Requests,
+        admission: Admission,
+        dispatcher: Dispatcher,
+        logger: structlog.stdlib.BoundLogger,
+    ) -> None:
+        self._model = model
+        self._limits = limits
+        self._text = text
+        self._requests = requests
+        self._admission = admission
+        self._dispatcher = dispatcher
+        self._logger = logger
+
+    @asynccontextmanager
+    async def serve(self, message: generation_pb2.GenerationSpec, streaming: bool) -> AsyncIterator[Live]:
+        """A request on the ring, or one that ended while it waited; whatever ends the body ends the request.
+
+        Raises RequestError.
+        """
+        try:
+            live = self._requests.enter(parse(message, self._model, self._limits, streaming))
+        except RequestError as error:
+            self._logger.info("request", outcome=error.code.name, stream=streaming)
+            raise
+        outcome = "CANCELLED"
+        try:
+            await self._bring_to_ring(live)
+            yield live
+            outcome = ",".join(sorted({log.end.reason.name for log in live.log.sequences if log.end}))
+        except RequestError as error:
+            outcome = error.code.name
+            raise
+        except Exception:
+            outcome = "INTERNAL"
+            raise
+        finally:
+            self._leave(live)
+            self._report(live, outcome)
+
+    async def abort(self, request_id: str) -> bool:
+        """Stop a live request; False where there is none."""
+        live = self._requests.find(request_id)
+        if live is not None:
+            self._dispatcher.abort(live)
+        return live is not None
+
+    async def _bring_to_ring(self, live: Live) -> None:
+        live.queue = asyncio.timeout(live.spec.time_limit)
+        try:
+            async with live.queue:
+                await self._prepare(live)
+        except TimeoutError:
+            if not live.queue.expired():
+                raise
+        if live.submitted is None:
+            live.log.finish(FinishReason.ABORTED if live.aborted else FinishReason.TIME_LIMIT)
+
+    async def _prepare(self, live: Live) -> None:
+        live.prompt = await self._text.tokens(live.spec.prompt, live.spec.keep_prompt_tokens)
+        fit(live.spec, len(live.prompt), self._dispatcher.context_tokens)
+        live.permit = await self._admission.acquire(live.spec.priority, len(live.prompt))
+        await self._dispatcher.submit(live)
+
+    def _leave(self, live: Live) -> None:
+        live.log.close()
+        self._dispatcher.cancel(live)
+        self._requests.leave(live)
+        if live.route is None and live.permit is not None:
+            live.permit.release()
+
+    def _report(self, live: Live, outcome: str) -> None:
+        started = live.log.started
+        now = time.monotonic()
+        self._logger.info(
+            "request",
+            request_id=live.spec.request_id,
+            outcome=outcome,
+            stream=live.spec.streaming,
+            n=live.spec.n,
+            prompt_tokens=len(live.prompt),
+            cached_tokens=started.cached_tokens if started else 0,
+            completion_tokens=sum(log.received for log in live.log.sequences),
+            seconds=round(now - live.arrived, 6),
+            queue_seconds=round((live.submitted or now) - live.arrived, 6),
+            first_token_seconds=round(live.first_delta - live.arrived, 6) if live.first_delta else None,
+            engine=live.engine,
+            detokenizer=live.detokenizer,
+        )

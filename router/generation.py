@@ -1,0 +1,82 @@
+"""sluice.v1.GenerationService."""
+
+from collections.abc import Sequence
+
+import structlog
+
+from router.config import Limits
+from router.errors import Context
+from router.front import Front
+from router.messages import Writer
+from router.model import Model
+from router.requests import Live
+from router.stream import Stream, wait_for_end
+from router.text import Text
+from router.validate.spec import check_model
+from router.validate.violations import Violations, shown
+from sluice.v1 import generation_pb2 as pb
+
+MAX_REASON_CHARACTERS = 200
+
+
+class GenerationService:
+    """Each method answers one call."""
+
+    def __init__(
+        self, front: Front, text: Text, model: Model, limits: Limits, logger: structlog.stdlib.BoundLogger
+    ) -> None:
+        self._front = front
+        self._text = text
+        self._model = model
+        self._limits = limits
+        self._logger = logger
+
+    async def generate(self, request: pb.GenerateRequest, _: Context) -> pb.GenerateResponse:
+        """All of it at once."""
+        async with self._front.serve(request.spec, streaming=False) as live:
+            await wait_for_end(live)
+            return Writer(live, self._text.token_bytes).response(await self._prompt_text(live))
+
+    async def generate_stream(self, request: pb.GenerateStreamRequest, context: Context) -> None:
+        """Event by event."""
+        async with self._front.serve(request.spec, streaming=True) as live:
+            prompt_text = await self._prompt_text(live)
+            await Stream(live, Writer(live, self._text.token_bytes), context.write).run(prompt_text)
+
+    async def abort(self, request: pb.AbortRequest, _: Context) -> pb.AbortResponse:
+        """Its stream ends with ABORTED; its id is free at once."""
+        bad = Violations()
+        if not request.request_id:
+            bad.add("request_id", "is empty")
+        bad.raise_if_any()
+        aborted = await self._front.abort(request.request_id)
+        reason = request.reason[:MAX_REASON_CHARACTERS]
+        self._logger.info("abort", request_id=shown(request.request_id), aborted=aborted, reason=reason)
+        return pb.AbortResponse(aborted=aborted)
+
+    async def tokenize(self, request: pb.TokenizeRequest, _: Context) -> pb.TokenizeResponse:
+        """As a text prompt would be."""
+        check_model(request.model, self._model, "model")
+        bad = Violations()
+        bad.at_most("text", len(request.text.encode()), self._limits.prompt_bytes, "bytes")
+        bad.raise_if_any()
+        add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        found = await self._text.encode(request.text, add_special_tokens)
+        offsets = [pb.Offset(start=start, end=end) for start, end in found.offsets] if request.offsets else ()
+        return pb.TokenizeResponse(token_ids=found.ids, offsets=offsets)
+
+    async def detokenize(self, request: pb.DetokenizeRequest, _: Context) -> pb.DetokenizeResponse:
+        """As the joined text of a stream of these ids would be."""
+        check_model(request.model, self._model, "model")
+        bad = Violations()
+        if bad.at_most("token_ids", len(request.token_ids), self._limits.prompt_ids, "ids"):
+            bad.token_ids("token_ids", request.token_ids, self._model.vocab_size)
+        bad.raise_if_any()
+        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        return pb.DetokenizeResponse(text=await self._decode(request.token_ids, skip))
+
+    async def _prompt_text(self, live: Live) -> str:
+        return await self._decode(live.prompt, live.spec.text.skip_special_tokens) if live.spec.echo else ""
+
+    async def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return await self._text.decode(list(ids), skip_special_tokens)

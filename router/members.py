@@ -1,0 +1,137 @@
+"""Who belongs to the ring now: hellos out, beats in, names resolved again, silence noticed."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+import zmq
+
+from router.discovery import Addresses
+from router.errors import RequestError
+from router.peers import B, DetokenizerPeer, EnginePeer, Heard, Peers
+from sluice.ring.errors import ErrorCode
+from sluice.ring.wire import DetokenizerBeat, EngineBeat, Hello
+
+HELLO_SECONDS = 1.0
+TICK_SECONDS = 0.25
+
+OnLost = Callable[[EnginePeer | DetokenizerPeer, bool], None]
+"""The peer, and whether it is gone for good: restarted, or off the list."""
+
+
+class Members:
+    """All peers of both kinds. `on_lost` learns of those that fall silent or go, `on_change` of any news."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        hello: Hello,
+        engines: Addresses,
+        detokenizers: Addresses,
+        timeout: float,
+        logger: structlog.stdlib.BoundLogger,
+    ) -> None:
+        self.engines: Peers[EngineBeat] = Peers(context, hello, timeout)
+        self.detokenizers: Peers[DetokenizerBeat] = Peers(context, hello, timeout)
+        self.ready = asyncio.Event()
+        """Set while at least one engine and one detokenizer take work."""
+        self._addresses = (engines, detokenizers)
+        self._logger = logger
+        self._warned: set[str] = set()
+        self._on_lost: OnLost = lambda _, __: None
+        self._on_change: Callable[[], None] = lambda: None
+
+    async def run(self, on_lost: OnLost, on_change: Callable[[], None], resolve_seconds: float) -> None:
+        """Until cancelled."""
+        self._on_lost, self._on_change = on_lost, on_change
+        self.engines.set_addresses(self._addresses[0].unresolved)
+        self.detokenizers.set_addresses(self._addresses[1].unresolved)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._resolve(resolve_seconds))
+            tasks.create_task(self._greet())
+            tasks.create_task(self._watch())
+
+    def hear(self, beat: EngineBeat | DetokenizerBeat) -> bool:
+        """Take a beat; False where nobody known sent it."""
+        if isinstance(beat, EngineBeat):
+            return self._hear(self.engines, beat, beat.engine)
+        return self._hear(self.detokenizers, beat, beat.detokenizer)
+
+    async def wait(self, deadline: float) -> None:
+        """Until the ring is ready. Raises RequestError at the deadline (on time.monotonic's clock)."""
+        if self.ready.is_set():
+            return
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                await self.ready.wait()
+        except TimeoutError:
+            if not self.engines.usable:
+                raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive") from None
+            raise RequestError(ErrorCode.NO_DETOKENIZER, "no detokenizer is known to be alive") from None
+
+    def close(self) -> None:
+        """Close all lanes."""
+        self.engines.close()
+        self.detokenizers.close()
+
+    def _hear(self, peers: Peers[B], beat: B, name: str) -> bool:
+        heard, former = peers.hear(beat, time.monotonic())
+        if heard is Heard.UNKNOWN and beat.address not in self._warned and len(self._warned) < 1000:
+            self._warned.add(beat.address)
+            self._logger.warning("beat from an address that is not configured", peer=name, address=beat.address)
+        if former is not None:
+            self._logger.warning("peer restarted", peer=name, address=beat.address)
+            self._on_lost(former, True)
+            former.lane.close()
+        if heard is Heard.NEW:
+            self._logger.info("peer heard", peer=name, address=beat.address, draining=beat.draining)
+        self._changed()
+        return heard in (Heard.SAME, Heard.NEW)
+
+    def _changed(self) -> None:
+        if self.engines.usable and self.detokenizers.usable:
+            self.ready.set()
+        else:
+            self.ready.clear()
+        self._on_change()
+
+    async def _greet(self) -> None:
+        while True:
+            self.engines.greet()
+            self.detokenizers.greet()
+            await asyncio.sleep(HELLO_SECONDS)
+
+    async def _watch(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            # A pause of this whole process is no silence of the others: their beats wait in the inbox.
+            late = now - last - TICK_SECONDS
+            last = now
+            if late > TICK_SECONDS:
+                self._forgive(late)
+            self._check(self.engines, now)
+            self._check(self.detokenizers, now)
+
+    def _forgive(self, seconds: float) -> None:
+        self.engines.forgive(seconds)
+        self.detokenizers.forgive(seconds)
+
+    def _check(self, peers: Peers[B], now: float) -> None:
+        for peer in peers.fall_silent(now):
+            self._logger.warning("peer lost", peer=peer.name, address=peer.address)
+            self._on_lost(peer, False)
+            self._changed()
+
+    async def _resolve(self, interval: float) -> None:
+        while True:
+            self._follow(self.engines, await self._addresses[0].look_up())
+            self._follow(self.detokenizers, await self._addresses[1].look_up())
+            await asyncio.sleep(interval)
+
+    def _follow(self, peers: Peers[B], addresses: dict[str, frozenset[str]]) -> None:
+        for gone in peers.set_addresses(addresses):
+            self._on_lost(gone, True)
+            gone.lane.close()

@@ -1,0 +1,149 @@
+"""Engines and detokenizers, known by address and alive by heartbeat."""
+
+from enum import Enum
+from typing import Generic, TypeVar
+
+import zmq
+
+from sluice.ring.lanes import Lane
+from sluice.ring.wire import DetokenizerBeat, EngineBeat, Hello
+
+B = TypeVar("B", EngineBeat, DetokenizerBeat)
+
+
+class Peer(Generic[B]):
+    """One incarnation of the process behind an address, and the lane to it."""
+
+    def __init__(self, address: str, aliases: frozenset[str], lane: Lane) -> None:
+        self.address = address
+        self.aliases = aliases
+        self.lane = lane
+        self.beat: B | None = None
+        self.heard = 0.0
+        """When its last beat came, on the monotonic clock."""
+        self.alive = False
+
+    @property
+    def name(self) -> str:
+        """Its id, or its address before it was heard."""
+        if self.beat is None:
+            return self.address
+        return self.beat.engine if isinstance(self.beat, EngineBeat) else self.beat.detokenizer
+
+    @property
+    def epoch(self) -> int:
+        """Of its incarnation; 0 before it was heard."""
+        return self.beat.epoch if self.beat else 0
+
+    @property
+    def usable(self) -> bool:
+        """It takes new work."""
+        return self.alive and self.beat is not None and not self.beat.draining
+
+
+EnginePeer = Peer[EngineBeat]
+DetokenizerPeer = Peer[DetokenizerBeat]
+
+
+class Heard(Enum):
+    """What a beat told."""
+
+    UNKNOWN = 0
+    """It came from nobody that the settings list."""
+    STALE = 1
+    """From an incarnation that has been replaced."""
+    SAME = 2
+    """From a peer that was alive."""
+    NEW = 3
+    """From a peer that was not: for the first time, or again."""
+
+
+class Peers(Generic[B]):
+    """All peers of one kind."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", hello: Hello, timeout: float) -> None:
+        self.unknown = 0
+        """Beats of peers that are not configured."""
+        self._context = context
+        self._hello = hello
+        self._timeout = timeout
+        self._peers: dict[str, Peer[B]] = {}
+        self._replaced: dict[str, int] = {}
+
+    @property
+    def heard(self) -> list[Peer[B]]:
+        """Those that are alive, draining or not."""
+        return [peer for peer in self._peers.values() if peer.alive]
+
+    @property
+    def usable(self) -> list[Peer[B]]:
+        """Those that take new work."""
+        return [peer for peer in self._peers.values() if peer.usable]
+
+    def set_addresses(self, addresses: dict[str, frozenset[str]]) -> list[Peer[B]]:
+        """Follow the addresses; the caller closes the lanes of those that went, which it returns.
+
+        A peer that is still alive stays until it falls silent.
+        """
+        gone = [peer for address, peer in self._peers.items() if address not in addresses and not peer.alive]
+        for peer in gone:
+            del self._peers[peer.address]
+            self._replaced.pop(peer.address, None)
+        for address, aliases in addresses.items():
+            if address in self._peers:
+                self._peers[address].aliases = aliases
+            else:
+                self._peers[address] = self._new(address, aliases)
+        return gone
+
+    def greet(self) -> None:
+        """Say hello to all. Where a lane is full the peer has not read the hellos before: this one is not missed."""
+        for peer in self._peers.values():
+            peer.lane.send(self._hello)
+
+    def hear(self, beat: B, now: float) -> tuple[Heard, Peer[B] | None]:
+        """Take a beat: what it told, and the former incarnation of its sender if that is lost now.
+
+        The caller closes the former's lane.
+        """
+        peer = next((peer for peer in self._peers.values() if beat.address in peer.aliases), None)
+        if peer is None:
+            self.unknown += 1
+            return Heard.UNKNOWN, None
+        former = None
+        if peer.beat is not None and peer.epoch != beat.epoch:
+            if self._replaced.get(peer.address) == beat.epoch:
+                return Heard.STALE, None
+            former = peer
+            peer = self._replace(peer)
+        heard = Heard.SAME if peer.alive else Heard.NEW
+        peer.beat, peer.heard, peer.alive = beat, now, True
+        return heard, former
+
+    def fall_silent(self, now: float) -> list[Peer[B]]:
+        """Mark the peers that have not been heard for the timeout, and return them."""
+        lost = [peer for peer in self._peers.values() if peer.alive and now - peer.heard > self._timeout]
+        for peer in lost:
+            peer.alive = False
+        return lost
+
+    def forgive(self, seconds: float) -> None:
+        """This process itself stood still for so long: their silence then says nothing."""
+        for peer in self._peers.values():
+            peer.heard += seconds
+
+    def close(self) -> None:
+        """Close all lanes."""
+        for peer in self._peers.values():
+            peer.lane.close(linger=0.2)
+        self._peers.clear()
+
+    def _replace(self, former: Peer[B]) -> Peer[B]:
+        self._replaced[former.address] = former.epoch
+        former.alive = False
+        self._peers[former.address] = peer = self._new(former.address, former.aliases)
+        peer.lane.send(self._hello)
+        return peer
+
+    def _new(self, address: str, aliases: frozenset[str]) -> Peer[B]:
+        return Peer(address, aliases, Lane(self._context, address))

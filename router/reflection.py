@@ -1,0 +1,37 @@
+"""Server reflection, v1 and v1alpha: the same messages under two names."""
+
+from collections.abc import Sequence
+
+import grpc
+from google.protobuf import descriptor_pool, json_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_reflection.v1alpha import reflection_pb2 as pb
+from grpc_reflection.v1alpha._async import ReflectionServicer
+
+V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
+V1 = "grpc.reflection.v1.ServerReflection"
+V1_FILE = "grpc/reflection/v1/reflection.proto"
+
+
+def reflection_handlers(services: Sequence[str]) -> list[grpc.GenericRpcHandler]:
+    """Handlers that tell of `services` and of reflection itself."""
+    _describe_v1()
+    servicer = ReflectionServicer((*services, V1, V1ALPHA))
+    method = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=pb.ServerReflectionRequest.FromString,
+        response_serializer=pb.ServerReflectionResponse.SerializeToString,
+    )
+    return [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method}) for name in (V1, V1ALPHA)]
+
+
+def _describe_v1() -> None:
+    """Put v1's file into the pool, so that a client which looks up every listed service finds it. Only names differ."""
+    pool = descriptor_pool.Default()
+    try:
+        pool.FindFileByName(V1_FILE)
+    except KeyError:
+        alpha = FileDescriptorProto()
+        pb.DESCRIPTOR.CopyToProto(alpha)
+        text = json_format.MessageToJson(alpha).replace("v1alpha", "v1")
+        pool.AddSerializedFile(json_format.Parse(text, FileDescriptorProto()).SerializeToString())

@@ -1,0 +1,128 @@
+"""The requests in this router, from the front door to their last terminal: by the caller's id and by ring number."""
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from router.admission import Permit
+from router.errors import RequestError
+from router.log import RequestLog
+from router.peers import DetokenizerPeer, EnginePeer
+from router.placement import Choice
+from router.validate.spec import Spec
+from sluice.ring.errors import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where an attempt went."""
+
+    engine: EnginePeer
+    detokenizer: DetokenizerPeer
+    choice: Choice
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """One request. The front door owns it until its answer ends, the dispatcher until its last terminal."""
+
+    number: int
+    spec: Spec
+    log: RequestLog
+    arrived: float = field(default_factory=time.monotonic)
+    attempt: int = 0
+    prompt: list[int] = field(default_factory=list)
+    permit: Permit | None = None
+    route: Route | None = None
+    """Set while it is on the ring."""
+    submitted: float | None = None
+    first_delta: float | None = None
+    engine: str | None = None
+    detokenizer: str | None = None
+    begun: bool = False
+    """Its first token has come."""
+    aborted: bool = False
+    cancelled: bool = False
+    """A cancel for all of it is on its way to the engine."""
+    ended: set[int] = field(default_factory=set)
+    """Sequences whose terminal has come over the ring."""
+    queue: asyncio.Timeout | None = None
+    """Open while it waits for admission and for the ring; bounded by its time limit."""
+
+
+class Requests:
+    """The table of them."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        """No new ones: draining."""
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._by_id: dict[str, Live] = {}
+        self._open: set[Live] = set()
+        self._on_ring: dict[int, Live] = {}
+
+    @property
+    def open(self) -> list[Live]:
+        """Those whose answer has not ended."""
+        return list(self._open)
+
+    @property
+    def on_ring(self) -> list[Live]:
+        """Those with terminals still to come."""
+        return list(self._on_ring.values())
+
+    def enter(self, spec: Spec) -> Live:
+        """A new one. Raises RequestError DUPLICATE_REQUEST while another live one has its id, DRAINING when closed."""
+        if self.closed:
+            raise RequestError(ErrorCode.DRAINING, "the router is draining")
+        if spec.request_id in self._by_id:
+            raise RequestError(
+                ErrorCode.DUPLICATE_REQUEST,
+                f"a request with the id {spec.request_id!r} is live",
+                metadata={"request_id": spec.request_id},
+            )
+        keep_ids = spec.token_ids or spec.sampling.logprobs is not None
+        live = Live(self._new_number(), spec, RequestLog(spec.n, keep_ids))
+        self._by_id[spec.request_id] = live
+        self._open.add(live)
+        self.idle.clear()
+        return live
+
+    def find(self, request_id: str) -> Live | None:
+        """The live one with this id that was not aborted."""
+        return self._by_id.get(request_id)
+
+    def numbered(self, number: int) -> Live | None:
+        """One on the ring."""
+        return self._on_ring.get(number)
+
+    def free_id(self, live: Live) -> None:
+        """Another one may have its id now."""
+        if self._by_id.get(live.spec.request_id) is live:
+            del self._by_id[live.spec.request_id]
+
+    def leave(self, live: Live) -> None:
+        """Its answer has ended."""
+        self.free_id(live)
+        self._open.discard(live)
+        if not self._open:
+            self.idle.set()
+
+    def put_on_ring(self, live: Live, route: Route) -> None:
+        """It was submitted."""
+        live.route = route
+        live.submitted = time.monotonic()
+        live.engine, live.detokenizer = route.engine.name, route.detokenizer.name
+        self._on_ring[live.number] = live
+
+    def take_off_ring(self, live: Live) -> None:
+        """Nothing more will come of it."""
+        self._on_ring.pop(live.number, None)
+        live.route = None
+
+    def _new_number(self) -> int:
+        while (number := secrets.randbits(63)) in self._on_ring:
+            pass
+        return number

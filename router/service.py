@@ -1,0 +1,160 @@
+"""The router's parts, put together: what starts, in which order, and how it stops."""
+
+import asyncio
+
+import structlog
+import zmq
+from grpc import aio
+
+from router.admin import AdminService
+from router.admission import Admission
+from router.config import RouterSettings
+from router.discovery import Addresses
+from router.dispatch import Dispatcher
+from router.drain import Drain
+from router.front import Front
+from router.generation import GenerationService
+from router.health import SERVICE as HEALTH
+from router.health import HealthService
+from router.inbox import RouterInbox
+from router.members import Members
+from router.model import describe
+from router.models import ModelService
+from router.placement import Placement
+from router.reflection import reflection_handlers
+from router.requests import Requests
+from router.rpc import handler
+from router.text import Text
+from sluice.ring.checkpoint import Checkpoint
+from sluice.ring.lanes import Gap
+from sluice.ring.wire import DetokenizerBeat, EngineBeat, Hello, TextBatch, ToRouter
+from sluice.v1 import admin_pb2, generation_pb2
+
+GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
+MODELS = admin_pb2.DESCRIPTOR.services_by_name["ModelService"]
+ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+KEEPALIVE_MILLISECONDS = 20_000
+STOP_SECONDS = 0.5
+"""Calls that never end of themselves (Watch, StreamStats) are cut after this."""
+
+
+class Router:
+    """One router: a gRPC server before, the ring behind. Make it on a running event loop.
+
+    Raises CheckpointError, AddressError, ZMQError; `start` raises RuntimeError where the port cannot be bound.
+    """
+
+    def __init__(self, settings: RouterSettings, checkpoint: Checkpoint, logger: structlog.stdlib.BoundLogger) -> None:
+        self.settings = settings
+        self.port = settings.port
+        self._logger = logger
+        self._model = describe(checkpoint)
+        self._limits = settings.limits(self._model.max_context_tokens)
+        self._text = Text(checkpoint, settings.text_threads, settings.max_texts, 2 * self._limits.prompt_bytes)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        engines, detokenizers = Addresses(settings.engines), Addresses(settings.detokenizers)
+        self._inbox = RouterInbox(self._context, settings.listen, self._handle, logger)
+        self.address = settings.advertise or self._inbox.address
+        hello = Hello(settings.id, self.address)
+        self._members = Members(self._context, hello, engines, detokenizers, settings.peer_timeout, logger)
+        self._requests = Requests()
+        self._admission = Admission(settings.max_live, settings.max_waiting, settings.max_waiting_tokens)
+        self._placement = Placement(settings.cached_blocks)
+        self._dispatcher = Dispatcher(
+            self._requests,
+            self._members,
+            self._placement,
+            self.address,
+            self._model.max_context_tokens,
+            settings.peer_wait,
+        )
+        self._drain = Drain(self._requests, self._dispatcher, self._changed)
+        self._names = [service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH)]
+        self._health = HealthService(self._names)
+        self._gap = False
+        self._members_task: asyncio.Task[None] | None = None
+        self._server = self._make_server()
+
+    async def start(self) -> None:
+        """Listen, and begin to greet peers."""
+        self.port = self._server.add_insecure_port(f"{self.settings.host}:{self.settings.port}")
+        self._inbox.start()
+        self._members_task = asyncio.create_task(
+            self._members.run(self._dispatcher.lose_peer, self._changed, self.settings.resolve_interval)
+        )
+        await self._server.start()
+        self._logger.info(
+            "ready",
+            address=f"{self.settings.host}:{self.port}",
+            inbox=self.address,
+            model=self._model.name,
+            router=self.settings.id,
+        )
+
+    async def stop(self, drain_seconds: float | None = None) -> None:
+        """Drain, then close everything."""
+        aborted = await self._drain.run(self.settings.drain_timeout if drain_seconds is None else drain_seconds)
+        await self._server.stop(STOP_SECONDS)
+        if self._members_task is not None:
+            self._members_task.cancel()
+            await asyncio.gather(self._members_task, return_exceptions=True)
+        self._dispatcher.close()
+        self._inbox.close()
+        self._members.close()
+        self._context.term()
+        self._text.close()
+        self._logger.info("stopped", aborted=aborted)
+
+    def _make_server(self) -> aio.Server:
+        most = self.settings.max_message_bytes
+        server = aio.server(
+            options=[
+                ("grpc.max_receive_message_length", most),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+                # A client whose machine is gone must not keep its requests running.
+                ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
+                ("grpc.keepalive_timeout_ms", KEEPALIVE_MILLISECONDS // 2),
+            ]
+        )
+        front = Front(
+            self._model, self._limits, self._text, self._requests, self._admission, self._dispatcher, self._logger
+        )
+        generation = GenerationService(front, self._text, self._model, self._limits, self._logger)
+        admin = AdminService(self._members, self._drain, self.settings.drain_timeout)
+        server.add_generic_rpc_handlers(
+            (
+                handler(GENERATION, generation, self._logger),
+                handler(MODELS, ModelService(self._model, self._dispatcher), self._logger),
+                handler(ADMIN, admin, self._logger),
+                handler(HEALTH, self._health, self._logger),
+                *reflection_handlers(self._names),
+            )
+        )
+        return server
+
+    def _handle(self, message: ToRouter | Gap) -> None:
+        if isinstance(message, Gap):
+            self._gap = True
+            return
+        gap, self._gap = self._gap, False
+        if isinstance(message, EngineBeat):
+            if self._members.hear(message):
+                self._placement.hear_engine(message)
+                self._update_capacity()
+            return
+        if gap:
+            # The frame after a gap is of the same lane, so it tells whose messages were lost.
+            self._logger.warning("messages lost", detokenizer=message.detokenizer)
+            self._dispatcher.lose_rows(message.detokenizer)
+        if isinstance(message, TextBatch):
+            self._dispatcher.take(message)
+        elif isinstance(message, DetokenizerBeat) and self._members.hear(message):
+            self._placement.hear_detokenizer(message)
+
+    def _changed(self) -> None:
+        self._health.set(self._members.ready.is_set() and not self._requests.closed)
+
+    def _update_capacity(self) -> None:
+        held = sum(peer.beat.stats.max_requests for peer in self._members.engines.usable if peer.beat)
+        self._admission.capacity = min(self.settings.max_live, held or self.settings.max_live)

@@ -1,0 +1,83 @@
+"""The one coroutine that writes a stream: it takes whatever has come since its last write, joined."""
+
+import time
+from collections.abc import Awaitable, Callable
+
+from router.log import SequenceLog
+from router.messages import Writer
+from router.requests import Live
+from sluice.v1 import generation_pb2 as pb
+
+Write = Callable[[pb.GenerateStreamResponse], Awaitable[None]]
+
+
+class Stream:
+    """Events of one request: Started, Delta…, Finished per output, Done, numbered from 1."""
+
+    def __init__(self, live: Live, writer: Writer, write: Write) -> None:
+        self._live = live
+        self._log = live.log
+        self._writer = writer
+        self._write = write
+        self._sequence = 0
+
+    async def run(self, prompt_text: str) -> None:
+        """Write everything; `prompt_text` comes before the text of each output. Raises the request's RequestError.
+
+        An error that comes before the start leaves nothing written, no metadata either.
+        """
+        await wait_for_start(self._live)
+        await self._send(started=self._writer.started())
+        if prompt_text:
+            for log in self._log.sequences:
+                await self._send(delta=pb.Delta(index=log.index, text=prompt_text))
+        while True:
+            while self._log.news:
+                await self._send_news(self._log.news.popleft())
+            if self._log.complete:
+                break
+            if self._log.fault is not None:
+                raise self._log.fault
+            await self._log.changed()
+        await self._send(done=self._writer.done())
+
+    async def _send_news(self, log: SequenceLog) -> None:
+        log.listed = False
+        end = log.end
+        delta = self._writer.delta(log)
+        if delta is not None:
+            if self._live.first_delta is None:
+                self._live.first_delta = time.monotonic()
+            await self._send(delta=delta)
+        if end is not None:
+            await self._send(finished=self._writer.finished(log, end))
+
+    async def _send(
+        self,
+        started: pb.Started | None = None,
+        delta: pb.Delta | None = None,
+        finished: pb.Finished | None = None,
+        done: pb.Done | None = None,
+    ) -> None:
+        self._sequence += 1
+        await self._write(
+            pb.GenerateStreamResponse(
+                sequence=self._sequence, started=started, delta=delta, finished=finished, done=done
+            )
+        )
+
+
+async def wait_for_start(live: Live) -> None:
+    """Until the engine has begun, or everything has ended without it. Raises the request's RequestError."""
+    while live.log.fault is None and live.log.started is None and not live.log.complete:
+        await live.log.changed()
+    if live.log.fault is not None:
+        raise live.log.fault
+
+
+async def wait_for_end(live: Live) -> None:
+    """Until every sequence has ended. Raises the request's RequestError."""
+    while live.log.fault is None and not live.log.complete:
+        await live.log.changed()
+    if live.log.fault is not None:
+        raise live.log.fault

@@ -1,0 +1,121 @@
+"""Text to tokens and back, in a few threads: the library works outside Python's lock, the event loop never waits."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+from tokenizers import Tokenizer
+
+from router.chat import ChatTemplate
+from router.errors import RequestError, Violation
+from router.validate.prompt import ChatPrompt, IdsPrompt, Prompt
+from router.vocabulary import TokenBytes
+from sluice.ring.checkpoint import Checkpoint, CheckpointError
+from sluice.ring.errors import ErrorCode
+
+T = TypeVar("T")
+
+
+class Encoding(NamedTuple):
+    """Tokens of a text."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    """Ranges of Unicode code points, one per id."""
+
+
+class Text:
+    """The model's tokenizer and chat template. Raises CheckpointError where they cannot be read.
+
+    At most `max_waiting` texts wait for the threads; the next one gets OVERLOADED.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, threads: int, max_waiting: int, max_rendered_bytes: int) -> None:
+        self._tokenizer = _load(checkpoint)
+        self._template = (
+            ChatTemplate(checkpoint.chat_template, checkpoint.tokenizer_config) if checkpoint.chat_template else None
+        )
+        self._max_waiting = max_waiting
+        self._max_rendered_bytes = max_rendered_bytes
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="text")
+        self.token_bytes = TokenBytes(self._tokenizer)
+
+    async def tokens(self, prompt: Prompt, keep: int | None = None) -> list[int]:
+        """Token ids of a prompt, the last `keep` of them where that is given. Raises RequestError."""
+        if isinstance(prompt, IdsPrompt):
+            ids = list(prompt.ids)
+        else:
+            ids = await self._run(lambda: self._encode_prompt(prompt))
+        return ids if keep is None else ids[-keep:]
+
+    async def encode(self, text: str, add_special_tokens: bool) -> Encoding:
+        """Ids and offsets of a text."""
+
+        def work() -> Encoding:
+            found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return Encoding(found.ids, found.offsets)
+
+        return await self._run(work)
+
+    async def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Text of ids, U+FFFD for broken bytes."""
+        return await self._run(lambda: str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)))
+
+    def close(self) -> None:
+        """Let the threads end; what waits is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _encode_prompt(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, IdsPrompt):
+            return list(prompt.ids)
+        text = self._render(prompt) if isinstance(prompt, ChatPrompt) else prompt.text
+        return list(self._tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens).ids)
+
+    def _render(self, chat: ChatPrompt) -> str:
+        if self._template is None:
+            raise RequestError.invalid([Violation(chat.field, "the model has no chat template")])
+        text = self._template.render(chat)
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size > self._max_rendered_bytes:
+            description = f"the chat template makes {size} bytes of it, at most {self._max_rendered_bytes} are taken"
+            raise RequestError.invalid([Violation(chat.field, description)])
+        return text
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        with self._lock:
+            if self._waiting >= self._max_waiting:
+                message = f"{self._waiting} texts wait to be tokenized or decoded, at most {self._max_waiting} may"
+                raise RequestError(ErrorCode.OVERLOADED, message)
+            self._waiting += 1
+        future = self._threads.submit(_guarded, work)
+        # Counted until the work has ended, not until a cancelled caller went away.
+        future.add_done_callback(self._done)
+        return await asyncio.wrap_future(future)
+
+    def _done(self, _: "Future[T]") -> None:
+        with self._lock:
+            self._waiting -= 1
+
+
+def _guarded(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except BaseException as error:
+        # A panic in the library's Rust is no Exception in Python, and would end more than this request.
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise RequestError(ErrorCode.TEXT_FAILED, f"the tokenizer raised {type(error).__name__}") from error
+
+
+def _load(checkpoint: Checkpoint) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(checkpoint.tokenizer_file))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{checkpoint.tokenizer_file} is no tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

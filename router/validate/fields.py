@@ -1,0 +1,97 @@
+"""Which fields of GenerationSpec are honoured, and which are refused by name because they are not built yet.
+
+Every field of the .proto stands in exactly one of the two tables; a test walks the descriptor.
+"""
+
+from google.protobuf.message import Message
+
+from router.errors import RequestError, Violation
+from sluice.ring.errors import ErrorCode
+
+NESTED = frozenset({"chat", "chat.messages", "kv_cache", "output", "sampling", "stopping", "token_ids"})
+"""Messages whose own fields are listed one by one."""
+
+HONOURED = frozenset(
+    {
+        "request_id",
+        "model",
+        "text",
+        "token_ids.ids",
+        "chat.messages.role",
+        "chat.messages.content",
+        "chat.messages.tool_call_id",
+        "chat.tools_json",
+        "chat.template_kwargs",
+        "chat.continue_final_message",
+        "sampling.temperature",
+        "sampling.top_k",
+        "sampling.top_p",
+        "sampling.min_p",
+        "sampling.repetition_penalty",
+        "sampling.presence_penalty",
+        "sampling.frequency_penalty",
+        "sampling.seed",
+        "sampling.logit_bias",
+        "sampling.bad_token_ids",
+        "sampling.allowed_token_ids",
+        "stopping.max_tokens",
+        "stopping.min_tokens",
+        "stopping.stop",
+        "stopping.stop_token_ids",
+        "stopping.ignore_eos",
+        "stopping.include_stop_in_output",
+        "n",
+        "output.token_ids",
+        "output.logprobs",
+        "output.echo",
+        "output.stream_interval",
+        "output.skip_special_tokens",
+        "output.timings",
+        "kv_cache.salt",
+        "priority",
+        "time_limit",
+        "add_special_tokens",
+        "truncate_prompt_tokens",
+    }
+)
+
+REFUSED = frozenset(
+    {
+        "sampling.bad_words",
+        "sampling.no_repeat_ngram_size",
+        "sampling.beam_search",
+        "sampling.logits_processors",
+        "guided",
+        "output.prompt_logprobs",
+        "output.context_logits",
+        "output.generation_logits",
+        "output.tensors",
+        "lora_id",
+        "kv_cache.prompt_retention",
+        "kv_cache.decode_priority",
+        "kv_cache.decode_duration",
+        "best_of",
+        "resume",
+        "prompt_adapter_id",
+        "speculation",
+    }
+)
+
+
+def refuse_unbuilt(spec: Message) -> None:
+    """Raise RequestError NOT_BUILT_YET naming every refused field that is set."""
+    found = [f"spec.{path}" for path in sorted(REFUSED) if _is_set(spec, path)]
+    if found:
+        raise RequestError(
+            ErrorCode.NOT_BUILT_YET,
+            f"not built yet: {', '.join(found)}",
+            [Violation(path, "is not built yet: leave it unset") for path in found],
+        )
+
+
+def _is_set(spec: Message, path: str) -> bool:
+    message = spec
+    *parents, name = path.split(".")
+    for parent in parents:
+        message = getattr(message, parent)
+    return any(field.name == name for field, _ in message.ListFields())

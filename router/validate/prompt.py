@@ -1,0 +1,156 @@
+"""The prompt in its three forms: text, token ids, a chat."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import struct_pb2
+
+from router.config import Limits
+from router.model import Model
+from router.validate.violations import Violations, shown
+from sluice.v1 import generation_pb2
+
+ROLES = ("system", "user", "assistant", "tool")
+RESERVED_VARIABLES = frozenset({"messages", "tools", "continue_final_message"})
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """To be tokenized."""
+
+    text: str
+    add_special_tokens: bool
+    field: str = "spec.text"
+
+
+@dataclass(frozen=True, slots=True)
+class IdsPrompt:
+    """Tokenized by the caller; every id is in the vocabulary."""
+
+    ids: tuple[int, ...]
+    field: str = "spec.token_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """To be rendered by the model's chat template, then tokenized."""
+
+    messages: tuple[dict[str, str], ...]
+    tools: list[dict[str, Any]] | None
+    variables: dict[str, Any]
+    continue_final_message: bool
+    add_generation_prompt: bool
+    add_special_tokens: bool
+    field: str = "spec.chat"
+
+
+Prompt = TextPrompt | IdsPrompt | ChatPrompt
+
+
+def parse_prompt(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> Prompt:
+    """Exactly one form, within its limits. What it returns means nothing once `bad` holds something."""
+    kind = spec.WhichOneof("prompt")
+    if kind == "token_ids":
+        return _ids(spec, model, limits, bad)
+    if kind == "chat":
+        return _chat(spec, model, limits, bad)
+    if kind is None:
+        bad.add("spec.prompt", "is unset: give text, token_ids or chat")
+    size = len(spec.text.encode())
+    bad.at_most("spec.text", size, limits.prompt_bytes, "bytes")
+    return TextPrompt(spec.text, spec.add_special_tokens if spec.HasField("add_special_tokens") else True)
+
+
+def _ids(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> IdsPrompt:
+    field = "spec.token_ids.ids"
+    ids = tuple(spec.token_ids.ids)
+    if not ids:
+        bad.add(field, "is empty: a prompt has at least one token")
+    elif bad.at_most(field, len(ids), limits.prompt_ids, "ids") and max(ids) >= model.vocab_size:
+        bad.token_ids(field, ids, model.vocab_size)
+    if spec.HasField("add_special_tokens") and spec.add_special_tokens:
+        bad.add("spec.add_special_tokens", "is true, but token ids are taken as they are: it goes with text or chat")
+    return IdsPrompt(ids)
+
+
+def _chat(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> ChatPrompt:
+    chat = spec.chat
+    if not model.has_chat:
+        bad.add("spec.chat", f"the model {model.name} has no chat template")
+    if bad.at_most("spec.chat", chat.ByteSize(), limits.prompt_bytes, "bytes"):
+        _check_messages(chat, limits, bad)
+    variables = _variables(chat.template_kwargs)
+    for name in sorted(RESERVED_VARIABLES & variables.keys()):
+        bad.add(f"spec.chat.template_kwargs.{name}", "is set by the server")
+    return ChatPrompt(
+        messages=tuple(_message(message) for message in chat.messages),
+        tools=_tools(chat.tools_json, limits, bad),
+        variables=variables,
+        continue_final_message=chat.continue_final_message,
+        add_generation_prompt=_add_generation_prompt(chat, variables, bad),
+        add_special_tokens=spec.add_special_tokens,
+    )
+
+
+def _check_messages(chat: generation_pb2.ChatPrompt, limits: Limits, bad: Violations) -> None:
+    if not chat.messages:
+        bad.add("spec.chat.messages", "is empty: a chat has at least one message")
+    if not bad.at_most("spec.chat.messages", len(chat.messages), limits.messages, "messages"):
+        return
+    for i, message in enumerate(chat.messages):
+        if message.role not in ROLES:
+            bad.add(f"spec.chat.messages[{i}].role", f"is {shown(message.role)}, must be one of {', '.join(ROLES)}")
+        if message.tool_call_id and message.role != "tool":
+            bad.add(f"spec.chat.messages[{i}].tool_call_id", f"is set, but the role is {shown(message.role)}, not tool")
+
+
+def _message(message: generation_pb2.ChatMessage) -> dict[str, str]:
+    found = {"role": message.role, "content": message.content}
+    if message.tool_call_id:
+        found["tool_call_id"] = message.tool_call_id
+    return found
+
+
+def _tools(text: str, limits: Limits, bad: Violations) -> list[dict[str, Any]] | None:
+    if not text or len(text) > limits.prompt_bytes:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        bad.add("spec.chat.tools_json", f"is no JSON: {shown(str(error))}")
+        return None
+    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+        bad.add("spec.chat.tools_json", "must be a JSON array of objects")
+        return None
+    return found or None
+
+
+def _add_generation_prompt(chat: generation_pb2.ChatPrompt, variables: dict[str, Any], bad: Violations) -> bool:
+    """On, unless the last message goes on or a template variable of that name says otherwise."""
+    wanted = variables.pop("add_generation_prompt", not chat.continue_final_message)
+    if not isinstance(wanted, bool):
+        bad.add("spec.chat.template_kwargs.add_generation_prompt", f"is {shown(wanted)}, must be true or false")
+        return False
+    if wanted and chat.continue_final_message:
+        bad.add("spec.chat.continue_final_message", "does not go together with add_generation_prompt")
+    return bool(wanted)
+
+
+def _variables(struct: struct_pb2.Struct) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in struct.fields.items()}
+
+
+def _plain(value: struct_pb2.Value) -> Any:
+    """JSON as json.loads would give it: a whole number is an int, which templates print without a point."""
+    kind = value.WhichOneof("kind")
+    if kind == "struct_value":
+        return _variables(value.struct_value)
+    if kind == "list_value":
+        return [_plain(item) for item in value.list_value.values]
+    if kind == "number_value":
+        number = value.number_value
+        return int(number) if number.is_integer() else number
+    if kind == "null_value" or kind is None:
+        return None
+    return getattr(value, kind)

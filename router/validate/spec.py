@@ -1,0 +1,163 @@
+"""One request, bounded: what `parse` makes of a sluice.v1.GenerationSpec."""
+
+import os
+import re
+import time
+from dataclasses import dataclass
+
+from google.protobuf.duration_pb2 import Duration
+
+from router.config import Limits
+from router.errors import RequestError
+from router.model import Model
+from router.validate.fields import refuse_unbuilt
+from router.validate.prompt import Prompt, parse_prompt
+from router.validate.sampling import parse_sampling
+from router.validate.stopping import Stopping, parse_stopping
+from router.validate.violations import Violations, shown
+from sluice.ring.errors import ErrorCode
+from sluice.ring.params import SamplingParams, TextParams
+from sluice.v1 import generation_pb2
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Every field present and in range; only the prompt's tokens are still to be found."""
+
+    request_id: str
+    prompt: Prompt
+    keep_prompt_tokens: int | None
+    """Keep only so many, the last ones."""
+    sampling: SamplingParams
+    stopping: Stopping
+    text: TextParams
+    n: int
+    priority: int
+    """1 low, 2 normal, 3 high."""
+    salt: str
+    time_limit: float | None
+    """Seconds, from the request's arrival."""
+    token_ids: bool
+    """Return ids."""
+    echo: bool
+    timings: bool
+    streaming: bool
+
+
+def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, streaming: bool) -> Spec:
+    """Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else INVALID_ARGUMENT with every bad field."""
+    check_model(spec.model, model, "spec.model")
+    refuse_unbuilt(spec)
+    bad = Violations()
+    stopping = parse_stopping(spec.stopping, model, limits, bad)
+    found = Spec(
+        request_id=_request_id(spec.request_id, bad),
+        prompt=parse_prompt(spec, model, limits, bad),
+        keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
+        sampling=parse_sampling(spec.sampling, _logprobs(spec.output, limits, bad), model, limits, bad),
+        stopping=stopping,
+        text=_text_params(spec.output, stopping, model, streaming, bad),
+        n=_n(spec, limits, bad),
+        priority=_priority(spec.priority, bad),
+        salt=_salt(spec.kv_cache, limits, bad),
+        time_limit=_time_limit(spec, limits, bad),
+        token_ids=spec.output.token_ids,
+        echo=spec.output.echo,
+        timings=spec.output.timings,
+        streaming=streaming,
+    )
+    bad.raise_if_any()
+    return found
+
+
+def check_model(name: str, model: Model, field: str) -> None:
+    """The served name, or empty for the default. Raises RequestError MODEL_NOT_FOUND."""
+    if name not in ("", model.name):
+        raise RequestError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"{field} is {shown(name)}; the model served here is {model.name!r}",
+            metadata={"model": shown(name), "served": model.name},
+        )
+
+
+def seconds(duration: Duration) -> float:
+    """A protobuf duration as a number."""
+    return duration.seconds + duration.nanos / 1e9
+
+
+def new_request_id() -> str:
+    """A UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random bits."""
+    value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    text = f"{value:032x}"
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def _request_id(given: str, bad: Violations) -> str:
+    if given and not REQUEST_ID.fullmatch(given):
+        bad.add("spec.request_id", f"is {shown(given)}, must be up to 128 bytes of [A-Za-z0-9._:-]")
+    return given or new_request_id()
+
+
+def _keep_prompt_tokens(spec: generation_pb2.GenerationSpec, bad: Violations) -> int | None:
+    if not spec.HasField("truncate_prompt_tokens"):
+        return None
+    if spec.truncate_prompt_tokens == 0:
+        bad.add("spec.truncate_prompt_tokens", "is 0, must be at least 1")
+    return spec.truncate_prompt_tokens
+
+
+def _logprobs(output: generation_pb2.OutputOptions, limits: Limits, bad: Violations) -> int | None:
+    if not output.HasField("logprobs"):
+        return None
+    if output.logprobs > limits.logprobs:
+        bad.add("spec.output.logprobs", f"is {output.logprobs}, must be in [0, {limits.logprobs}]")
+    return output.logprobs
+
+
+def _text_params(
+    output: generation_pb2.OutputOptions, stopping: Stopping, model: Model, streaming: bool, bad: Violations
+) -> TextParams:
+    interval = output.stream_interval if output.HasField("stream_interval") else 1
+    if interval == 0:
+        bad.add("spec.output.stream_interval", "is 0, must be at least 1")
+    return TextParams(
+        stop=stopping.strings,
+        include_stop=stopping.include_stop,
+        min_tokens=stopping.min_tokens,
+        skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
+        interval=min(interval, model.max_context_tokens) if streaming else 0,
+    )
+
+
+def _n(spec: generation_pb2.GenerationSpec, limits: Limits, bad: Violations) -> int:
+    n = spec.n if spec.HasField("n") else 1
+    if not 1 <= n <= limits.n:
+        bad.add("spec.n", f"is {n}, must be in [1, {limits.n}]")
+        return 1
+    return n
+
+
+def _priority(value: int, bad: Violations) -> int:
+    if value == generation_pb2.PRIORITY_UNSPECIFIED:
+        return int(generation_pb2.PRIORITY_NORMAL)
+    if value not in generation_pb2.Priority.values():
+        bad.add("spec.priority", f"is {value}, must be one of {', '.join(generation_pb2.Priority.keys())}")
+    return value
+
+
+def _salt(options: generation_pb2.KvCacheOptions, limits: Limits, bad: Violations) -> str:
+    bad.at_most("spec.kv_cache.salt", len(options.salt.encode()), limits.salt_bytes, "bytes")
+    return options.salt
+
+
+def _time_limit(spec: generation_pb2.GenerationSpec, limits: Limits, bad: Violations) -> float | None:
+    if not spec.HasField("time_limit"):
+        return None
+    limit = seconds(spec.time_limit)
+    if not 0 < limit <= limits.time_limit:
+        bad.add("spec.time_limit", f"is {limit:g} s, must be in (0, {limits.time_limit:g}] s")
+    return limit

@@ -1,0 +1,242 @@
+"""A fake engine and a fake detokenizer behind real ZeroMQ inboxes: they answer a router's submits with scripted rows."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import zmq
+
+from sluice.ring.errors import FinishReason
+from sluice.ring.lanes import Gap, Inbox, Lane
+from sluice.ring.wire import (
+    Cancel,
+    DetokenizerBeat,
+    End,
+    EngineBeat,
+    Hello,
+    Message,
+    Started,
+    StepStats,
+    Submit,
+    TextBatch,
+    TextRow,
+    Times,
+    ToDetokenizer,
+    ToEngine,
+)
+
+BEAT_SECONDS = 0.05
+TIMES = Times(0.25, 0.5, 0.75)
+
+
+def end(reason: FinishReason, **fields) -> End:
+    return End(reason, TIMES, **fields)
+
+
+@dataclass
+class Call:
+    """One submit at a fake engine, and the way back to its router."""
+
+    submit: Submit
+    engine: "FakeEngine"
+    cancelled: set[int] = field(default_factory=set)
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def send(self, *rows: TextRow, start: bool = False, cached: int = 0) -> None:
+        submit = self.submit
+        started = [Started(submit.request, submit.attempt, len(submit.prompt), cached)] if start else []
+        await self.engine.ring.detokenizers[submit.detokenizer].send(submit.router, started, list(rows))
+
+    def row(self, offset, tokens, text="", sequence=0, end=None, logprobs=()) -> TextRow:
+        return TextRow(
+            self.submit.request, self.submit.attempt, sequence, offset, list(tokens), list(logprobs), text, end
+        )
+
+
+Script = Callable[[Call], Awaitable[None]]
+
+
+def token_at(submit: Submit, sequence: int, offset: int) -> int:
+    return (sum(submit.prompt) + 31 * sequence + 7 * offset) % 4000
+
+
+def text_of(tokens) -> str:
+    return "".join(f"<{token}>" for token in tokens)
+
+
+async def generate(call: Call, pause: float = 0.0, most: int = 24) -> None:
+    """Up to `most` tokens per sequence, one row each; ends with LENGTH, or ABORTED when cancelled."""
+    submit = call.submit
+    length = min(submit.stopping.max_tokens, most)
+    await call.send(start=True, cached=len(submit.prompt) // 2)
+    live = set(range(submit.n))
+    for offset in range(length):
+        rows = []
+        for sequence in sorted(live):
+            if sequence in call.cancelled:
+                rows.append(call.row(offset, [], "", sequence, end(FinishReason.ABORTED)))
+                live.discard(sequence)
+                continue
+            token = token_at(submit, sequence, offset)
+            last = end(FinishReason.LENGTH) if offset == length - 1 else None
+            rows.append(call.row(offset, [token], text_of([token]), sequence, last))
+        await call.send(*rows)
+        if pause:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(call.stopped.wait(), pause)
+
+
+async def hang(call: Call) -> None:
+    """Says nothing until it is cancelled, then ends every sequence with ABORTED."""
+    await call.send(start=True)
+    await call.stopped.wait()
+    await call.send(*(call.row(0, [], "", i, end(FinishReason.ABORTED)) for i in range(call.submit.n)))
+
+
+class FakePeer:
+    """An inbox, the routers that said hello, and beats to them."""
+
+    kinds: type
+
+    def __init__(self, ring: "FakeRing", name: str) -> None:
+        self.ring = ring
+        self.name = name
+        self.epoch = random.getrandbits(63)
+        self.draining = False
+        self.beating = True
+        self.reading = True
+        self.inbox = Inbox(ring.context, f"ipc://{ring.folder}/{name}", self.kinds)
+        self.address = self.inbox.address
+        self.lanes: dict[str, Lane] = {}
+        self.greeted: set[str] = set()
+        self.tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._beat())}
+
+    def lane(self, address: str) -> Lane:
+        if address not in self.lanes:
+            self.lanes[address] = Lane(self.ring.context, address)
+        return self.lanes[address]
+
+    def beat(self) -> Message:
+        raise NotImplementedError
+
+    def take(self, message: object) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for lane in self.lanes.values():
+            lane.close()
+        self.inbox.close()
+
+    async def _read(self) -> None:
+        while True:
+            for message in self.inbox.receive() if self.reading else ():
+                if isinstance(message, Hello):
+                    self.greeted.add(message.address)
+                elif not isinstance(message, Gap):
+                    self.take(message)
+            await asyncio.sleep(0.001)
+
+    async def _beat(self) -> None:
+        while True:
+            if self.beating:
+                for address in self.greeted:
+                    self.lane(address).send(self.beat())
+            await asyncio.sleep(BEAT_SECONDS)
+
+
+class FakeEngine(FakePeer):
+    """Runs `ring.script` for each submit."""
+
+    kinds = ToEngine
+
+    def __init__(self, ring: "FakeRing", name: str) -> None:
+        self.calls: list[Call] = []
+        self.cancels: list[Cancel] = []
+        self.stats = StepStats(max_requests=1000, tokens_per_kv_block=16, max_kv_blocks=1000)
+        self.max_sequence_tokens = 2048
+        super().__init__(ring, name)
+
+    def beat(self) -> EngineBeat:
+        return EngineBeat(
+            self.name,
+            self.epoch,
+            self.address,
+            "fingerprint",
+            self.max_sequence_tokens,
+            self.draining,
+            self.stats,
+        )
+
+    def take(self, message: Submit | Cancel) -> None:
+        if message.engine_epoch != self.epoch:
+            return
+        if isinstance(message, Submit):
+            call = Call(message, self)
+            self.calls.append(call)
+            task = asyncio.create_task(self.ring.script(call))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+            return
+        self.cancels.append(message)
+        for call in self.calls:
+            if call.submit.request == message.request:
+                every = range(call.submit.n) if message.sequence is None else (message.sequence,)
+                call.cancelled.update(every)
+                if len(call.cancelled) == call.submit.n:
+                    call.stopped.set()
+
+
+class FakeDetokenizer(FakePeer):
+    """Sends what scripts tell it to."""
+
+    kinds = ToDetokenizer
+
+    def beat(self) -> DetokenizerBeat:
+        return DetokenizerBeat(self.name, self.epoch, self.address, self.draining, 0, 0, 0.0)
+
+    def take(self, message: object) -> None:
+        raise AssertionError(f"a router sent {message}")
+
+    async def send(self, router: str, started: list[Started], rows: list[TextRow]) -> None:
+        batch = TextBatch.of(self.name, started, rows)
+        while not self.lane(router).send(batch):
+            await asyncio.sleep(0.001)
+
+
+class FakeRing:
+    """Any number of both, in one folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.context: zmq.Context = zmq.Context()
+        self.engines: dict[str, FakeEngine] = {}
+        self.detokenizers: dict[str, FakeDetokenizer] = {}
+        self.script: Script = generate
+
+    def add_engine(self, name: str = "engine") -> FakeEngine:
+        engine = FakeEngine(self, name)
+        self.engines[engine.address] = engine
+        return engine
+
+    def add_detokenizer(self, name: str = "detok") -> FakeDetokenizer:
+        detokenizer = FakeDetokenizer(self, name)
+        self.detokenizers[detokenizer.address] = detokenizer
+        return detokenizer
+
+    @property
+    def calls(self) -> list[Call]:
+        return [call for engine in self.engines.values() for call in engine.calls]
+
+    @property
+    def cancels(self) -> list[Cancel]:
+        return [cancel for engine in self.engines.values() for cancel in engine.cancels]
+
+    async def close(self) -> None:
+        for peer in (*self.engines.values(), *self.detokenizers.values()):
+            await peer.close()
+        self.context.term()

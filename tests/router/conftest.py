@@ -1,0 +1,156 @@
+import asyncio
+import contextlib
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from google.rpc import error_details_pb2, status_pb2
+
+from router.config import RouterSettings
+from router.service import Router
+from sluice.ring.checkpoint import open_checkpoint
+from sluice.tiny_model import path
+from sluice.v1 import admin_pb2, generation_pb2_grpc
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1.admin_pb2_grpc import AdminServiceStub, ModelServiceStub
+from tests.fakes.ring_peers import FakeRing
+
+
+@dataclass
+class Client:
+    """The stubs of one channel to one router."""
+
+    router: Router
+    channel: grpc.aio.Channel
+    logs: list[dict[str, Any]]
+
+    def __post_init__(self):
+        self.generation = generation_pb2_grpc.GenerationServiceStub(self.channel)
+        self.models = ModelServiceStub(self.channel)
+        self.admin = AdminServiceStub(self.channel)
+
+    def stream(self, spec: pb.GenerationSpec, **options):
+        return self.generation.GenerateStream(pb.GenerateStreamRequest(spec=spec), **options)
+
+    async def events(self, spec: pb.GenerationSpec, **options) -> list[pb.GenerateStreamResponse]:
+        return [event async for event in self.stream(spec, **options)]
+
+    async def generate(self, spec: pb.GenerationSpec, **options) -> pb.GenerateResponse:
+        return await self.generation.Generate(pb.GenerateRequest(spec=spec), **options)
+
+    async def until_serving(self) -> None:
+        await self.until(lambda: self.router._members.ready.is_set())
+
+    @staticmethod
+    async def until(condition, seconds: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            await asyncio.sleep(0.005)
+
+    def lines(self, event: str = "request") -> list[dict[str, Any]]:
+        return [line for line in self.logs if line["event"] == event]
+
+
+@pytest.fixture
+def folder():
+    # Short: the path of a Unix socket has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="sl") as folder:
+        yield folder
+
+
+@pytest.fixture
+async def ring(folder):
+    ring = FakeRing(folder)
+    yield ring
+    await ring.close()
+
+
+@pytest.fixture(scope="session")
+def checkpoint():
+    return open_checkpoint(str(path()), "tiny")
+
+
+@pytest.fixture
+async def start(ring, folder, checkpoint):
+    """Starts routers on the fake ring; settings by keyword."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(wait: bool = True, **settings) -> Client:
+            settings = {
+                "model": str(checkpoint.path),
+                "engines": tuple(ring.engines),
+                "detokenizers": tuple(ring.detokenizers),
+                "listen": f"ipc://{folder}/router",
+                "port": 0,
+            } | settings
+            logs: list[dict[str, Any]] = []
+
+            def keep(_, __, event):
+                logs.append(event)
+                raise structlog.DropEvent
+
+            logger = structlog.wrap_logger(None, processors=[structlog.processors.format_exc_info, keep])
+            router = Router(RouterSettings.model_validate(settings), checkpoint, logger)
+            await router.start()
+            stack.push_async_callback(router.stop, 0.0)
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{router.port}", options=[("grpc.use_local_subchannel_pool", 1)])
+            stack.push_async_callback(channel.close)
+            client = Client(router, channel, logs)
+            if wait:
+                await client.until_serving()
+            return client
+
+        yield start
+
+
+@pytest.fixture
+async def client(ring, start) -> Client:
+    """One engine, one detokenizer, one router."""
+    ring.add_engine()
+    ring.add_detokenizer()
+    return await start()
+
+
+class Details:
+    """google.rpc details of a failed call."""
+
+    def __init__(self, error: grpc.aio.AioRpcError) -> None:
+        self.error = error
+        self.code = error.code()
+        metadata = dict(error.trailing_metadata() or ())
+        status = status_pb2.Status.FromString(metadata["grpc-status-details-bin"])
+        found = {detail.TypeName(): detail for detail in status.details}
+        self.info = self._unpack(found, error_details_pb2.ErrorInfo)
+        self.bad = self._unpack(found, error_details_pb2.BadRequest)
+        self.retry = self._unpack(found, error_details_pb2.RetryInfo)
+
+    @property
+    def fields(self) -> list[str]:
+        return [violation.field for violation in self.bad.field_violations] if self.bad else []
+
+    def _unpack(self, found, kind):
+        detail = found.get(kind.DESCRIPTOR.full_name)
+        if detail is None:
+            return None
+        message = kind()
+        assert detail.Unpack(message)
+        return message
+
+
+async def refused(call) -> Details:
+    """The details of a call (or of an iteration) that must fail."""
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return Details(error.value)
+
+
+def text_spec(text: str = "def f(x):", **fields) -> pb.GenerationSpec:
+    return pb.GenerationSpec(text=text, **fields)
+
+
+STATS = admin_pb2.GetStatsRequest()
