@@ -1,0 +1,143 @@
+"""The engine on the ring: its inbox and lanes, its beats, its end."""
+
+import secrets
+import time
+
+import zmq
+from structlog.stdlib import BoundLogger
+
+from engine_worker.assembly import Batching, assemble
+from engine_worker.beats import BEAT_SECONDS, Beats, Listeners
+from engine_worker.config import EngineSettings
+from engine_worker.intake import Terms
+from engine_worker.kvcache.pool import CacheCorruptError
+from engine_worker.outbox import Outbox
+from engine_worker.step import Runner
+from sluice.ring.checkpoint import Checkpoint
+from sluice.ring.errors import ErrorCode, Fault
+from sluice.ring.lanes import Gap, Inbox, Lane
+from sluice.ring.wire import Cancel, EngineBeat, Hello, Submit, ToEngine
+
+REST_SECONDS = 0.25
+"""Between two looks at the clock while nothing comes in."""
+FULL_LANE_SECONDS = 0.01
+"""Between two looks at full lanes while there is nothing to compute."""
+LINGER_SECONDS = 1.0
+
+
+class Worker:
+    """One engine process. `serve` runs the step loop in the caller's thread until `stop` has let it drain."""
+
+    def __init__(self, settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log: BoundLogger) -> None:
+        """Binds the inbox. Raises zmq.ZMQError where that fails."""
+        self._settings = settings
+        self._log = log
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._inbox: Inbox[ToEngine] = Inbox(self._context, settings.listen, ToEngine)  # type: ignore[arg-type]
+        self.address = settings.advertise or self._inbox.address
+        pool = runner.num_blocks * runner.tokens_per_block
+        self.terms = Terms(
+            epoch=secrets.randbits(63),
+            fingerprint=checkpoint.fingerprint,
+            vocab_size=checkpoint.vocab_size,
+            max_sequence_tokens=min(checkpoint.max_context_tokens, pool),
+            max_requests=settings.max_requests,
+        )
+        self._outbox = Outbox(settings.id, self.terms.epoch, self._open_lane, time.monotonic, log)
+        batching = Batching(
+            settings.max_batch_size, settings.max_tokens_per_step, settings.chunked_context, settings.block_reuse
+        )
+        self._engine = assemble(runner, self.terms, batching, self._receive, self._outbox, time.monotonic, log)
+        self._listeners = Listeners()
+        self._beats = Beats(self._context, self._listeners, self._beat, log)
+        self._checked = True
+        self._stops = 0
+        self._draining_since: float | None = None
+
+    def stop(self) -> None:
+        """Take nothing new, let live requests end, then let `serve` return; called again: end them now. Signal-safe."""
+        self._stops += 1
+
+    def serve(self) -> None:
+        """The loop. Raises RuntimeError if the beats die, for then no router knows this engine any more."""
+        self._beats.start()
+        try:
+            while not self._drained():
+                if self._engine.step():
+                    self._checked = False
+                else:
+                    self._rest()
+                self._outbox.tick()
+                if not self._beats.is_alive():
+                    raise RuntimeError("the beats have stopped")
+        finally:
+            self._close()
+
+    def _rest(self) -> None:
+        if self._inbox.wait(FULL_LANE_SECONDS if self._outbox.waiting else REST_SECONDS):
+            return
+        if not self._checked and not self._engine.live.requests:
+            self._checked = True
+            try:
+                self._engine.check()
+            except CacheCorruptError as error:
+                self._log.error("cache_corrupt", error=str(error))
+
+    def _drained(self) -> bool:
+        """Whether it is time to go. For one beat's time after the stop new requests may still come, to be refused."""
+        if not self._stops:
+            return False
+        now = time.monotonic()
+        if self._draining_since is None:
+            self._draining_since = now
+            self._engine.intake.draining = True
+            self._log.info("draining", requests=len(self._engine.live.requests))
+        seconds = now - self._draining_since
+        if seconds >= self._settings.drain_timeout or self._stops > 1:
+            fault = Fault(ErrorCode.DRAINING.name, "the engine has shut down")
+            self._log.info("drain_timeout", ended=self._engine.end_all(fault))
+            return True
+        return not self._engine.live.requests and not self._outbox.waiting and seconds >= BEAT_SECONDS
+
+    def _close(self) -> None:
+        self._beats.stop()
+        self._outbox.close(LINGER_SECONDS)
+        self._log.info(
+            "stopped",
+            iterations=self._engine.stats.latest.iteration,
+            gaps=self._inbox.gaps,
+            malformed=self._inbox.malformed,
+            dropped=dict(self._engine.intake.dropped),
+            rows_lost=self._outbox.lost,
+        )
+        self._inbox.close()
+        self._context.term()
+
+    def _receive(self) -> list[Submit | Cancel]:
+        found: list[Submit | Cancel] = []
+        for message in self._inbox.receive():
+            if isinstance(message, Hello):
+                self._listeners.hear(message)
+            elif isinstance(message, Gap):
+                self._log.warning("gap", lane=message.lane, missed=message.missed)
+            else:
+                found.append(message)
+        return found
+
+    def _open_lane(self, address: str) -> Lane:
+        try:
+            return Lane(self._context, address)
+        except zmq.ZMQError as error:
+            raise ValueError(f"{address!r} is no address: {error}") from error
+
+    def _beat(self) -> EngineBeat:
+        """Called from the thread of the beats: reads what is replaced whole."""
+        return EngineBeat(
+            engine=self._settings.id,
+            epoch=self.terms.epoch,
+            address=self.address,
+            fingerprint=self.terms.fingerprint,
+            max_sequence_tokens=self.terms.max_sequence_tokens,
+            draining=self._stops > 0,
+            stats=self._engine.stats.latest,
+        )

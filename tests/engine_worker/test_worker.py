@@ -1,0 +1,239 @@
+"""The engine on real lanes, with a runner that has no model."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import structlog
+import zmq
+
+from engine_worker.config import EngineSettings
+from engine_worker.worker import Worker
+from sluice.ring.checkpoint import Checkpoint
+from sluice.ring.errors import FinishReason
+from sluice.ring.lanes import Inbox, Lane
+from sluice.ring.params import SamplingParams, StopParams, TextParams
+from sluice.ring.wire import EngineBeat, Hello, Pulse, StepStats, Submit, TokenBatch
+from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
+
+CHECKPOINT = Checkpoint(
+    path=Path("nowhere"),
+    name="scripted",
+    config={"vocab_size": VOCAB, "max_position_embeddings": 100},
+    generation={},
+    tokenizer_config={},
+    chat_template=None,
+    fingerprint="abc",
+)
+
+
+class World:
+    """A worker in a thread, and a router and a detokenizer to talk to it."""
+
+    def __init__(self, folder: Path, runner: ScriptedRunner, **settings) -> None:
+        self.context = zmq.Context()
+        self.router = Inbox(self.context, f"ipc://{folder}/router", EngineBeat)
+        self.detokenizer = Inbox(self.context, f"ipc://{folder}/detokenizer", TokenBatch | Pulse)
+        given = EngineSettings(model="nowhere", id="engine-0", listen=f"ipc://{folder}/engine", **settings)
+        self.worker = Worker(given, CHECKPOINT, runner, structlog.get_logger())
+        self.lane = Lane(self.context, self.worker.address)
+        self.rows: list = []
+        self.opens: list = []
+        self.pulses = 0
+        self.thread = threading.Thread(target=self.worker.serve)
+        self.thread.start()
+
+    def submit(self, request: int, prompt: list[int], max_tokens: int = 5) -> None:
+        spec = Submit(
+            request=request,
+            attempt=0,
+            engine_epoch=self.worker.terms.epoch,
+            name=str(request),
+            prompt=prompt,
+            n=1,
+            sampling=SamplingParams(),
+            stopping=StopParams(max_tokens=max_tokens),
+            text=TextParams(),
+            priority=2,
+            salt="",
+            time_limit=None,
+            detokenizer=self.detokenizer.address,
+            router=self.router.address,
+        )
+        assert self.lane.send(spec)
+
+    def hello(self) -> None:
+        assert self.lane.send(Hello("router-0", self.router.address))
+
+    def beats(self, seconds: float) -> list[EngineBeat]:
+        end, found = time.monotonic() + seconds, []
+        while (left := end - time.monotonic()) > 0:
+            self.router.wait(left)
+            found += self.router.receive()
+        return found
+
+    def read(self, until, seconds: float = 10.0) -> None:
+        end = time.monotonic() + seconds
+        while not until():
+            assert time.monotonic() < end
+            self.detokenizer.wait(0.05)
+            for message in self.detokenizer.receive():
+                if isinstance(message, Pulse):
+                    self.pulses += 1
+                else:
+                    self.opens += message.opens
+                    self.rows += message.rows()
+
+    def ends(self) -> list:
+        return [row.end for row in self.rows if row.end]
+
+    def close(self) -> None:
+        self.worker.stop()
+        self.worker.stop()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        self.lane.close()
+        self.router.close()
+        self.detokenizer.close()
+        self.context.term()
+
+
+@pytest.fixture
+def runner() -> ScriptedRunner:
+    return ScriptedRunner(num_blocks=16, tokens_per_block=4)
+
+
+@pytest.fixture
+def start(tmp_path, runner):
+    worlds = []
+
+    def start(**settings) -> World:
+        worlds.append(World(tmp_path, runner, **settings))
+        return worlds[-1]
+
+    yield start
+    for world in worlds:
+        world.close()
+
+
+def test_a_request_goes_in_and_rows_come_out(start):
+    world = start()
+    world.submit(1, [1, 2, 3])
+    world.submit(2, [4, 5], max_tokens=63)
+    world.read(lambda: len(world.ends()) == 2)
+    tokens = [token for row in world.rows if row.request == 1 for token in row.tokens]
+    assert tokens == continuation([1, 2, 3], StopParams(max_tokens=5))
+    assert [end.fault and end.fault.code for end in world.ends()] == ["CONTEXT_OVERFLOW", None]
+    assert {opened.router for opened in world.opens} == {world.router.address}
+    world.read(lambda: world.pulses)
+
+
+def test_beats_go_to_who_said_hello_and_tell_the_truth(start):
+    world = start(max_requests=9)
+    assert world.beats(0.7) == []
+    world.hello()
+    first, *_ = world.beats(1.2)
+    assert first.engine == "engine-0"
+    assert first.epoch == world.worker.terms.epoch
+    assert first.address == world.worker.address
+    assert first.fingerprint == "abc"
+    assert first.max_sequence_tokens == 64
+    assert not first.draining
+    assert first.stats == StepStats(max_requests=9, max_kv_blocks=16, free_kv_blocks=16, tokens_per_kv_block=4)
+    world.submit(1, [1, 2, 3])
+    world.read(world.ends)
+    last = world.beats(1.2)[-1].stats
+    assert (last.iteration, last.active_requests, last.free_kv_blocks) == (5, 0, 16)
+
+
+def test_beats_go_on_through_a_long_step(start, runner):
+    world = start()
+    world.hello()
+    entered, go_on = threading.Event(), threading.Event()
+    run = runner.run
+
+    def slow(step):
+        entered.set()
+        go_on.wait(10)
+        return run(step)
+
+    runner.run = slow
+    world.submit(1, [1])
+    assert entered.wait(5)
+    assert len(world.beats(1.7)) >= 2
+    go_on.set()
+    world.read(world.ends)
+
+
+def test_a_stopped_worker_ends_what_lives_and_refuses_the_rest(start, runner):
+    world = start()
+    world.hello()
+    entered, go_on = threading.Event(), threading.Event()
+    run = runner.run
+
+    def slow(step):
+        entered.set()
+        go_on.wait(10)
+        return run(step)
+
+    runner.run = slow
+    world.submit(1, [1])
+    assert entered.wait(5)
+    world.worker.stop()
+    world.submit(2, [2])
+    go_on.set()
+    world.read(lambda: len(world.ends()) == 2)
+    ends = {row.request: row.end for row in world.rows if row.end}
+    assert ends[1].reason is FinishReason.LENGTH
+    assert ends[2].fault.code == "DRAINING"
+    world.thread.join(5)
+    assert not world.thread.is_alive()
+    assert world.beats(0.2)[-1].draining
+
+
+def test_what_outlives_the_drain_is_ended(start, runner):
+    world = start(drain_timeout=0.2)
+    run = runner.run
+    runner.run = lambda step: (time.sleep(0.05), run(step))[1]
+    world.submit(1, [1], max_tokens=60)
+    world.read(lambda: world.rows)
+    world.worker.stop()
+    world.read(world.ends)
+    assert world.ends()[0].fault.code == "DRAINING"
+    world.thread.join(5)
+    assert not world.thread.is_alive()
+
+
+def test_noise_on_the_inbox_is_dropped(start):
+    world = start()
+    noise = world.context.socket(zmq.PUSH)
+    noise.connect(world.worker.address)
+    for frame in (b"", b"SL", bytes(range(256))):
+        noise.send(frame)
+    world.submit(1, [1])
+    world.read(world.ends)
+    assert world.ends()[0].reason is FinishReason.LENGTH
+    noise.close(linger=0)
+
+
+def test_a_bad_address_hurts_nobody_else(start):
+    world = start()
+    assert world.lane.send(Hello("router-1", "nonsense"))
+    world.hello()
+    assert world.beats(1.2)
+    world.submit(1, [1])
+    world.read(world.ends)
+
+
+def test_corrupt_books_are_reported_when_idle(start):
+    with structlog.testing.capture_logs() as logs:
+        world = start()
+        world.submit(1, [1])
+        world.read(world.ends)
+        world.worker._engine._cache.pool._free.pop()
+        end = time.monotonic() + 5
+        while not any(entry["event"] == "cache_corrupt" for entry in logs):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    assert any("not the 16 blocks" in entry.get("error", "") for entry in logs)
