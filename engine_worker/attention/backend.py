@@ -1,0 +1,40 @@
+"""What an attention backend is."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine_worker.attention.cache import LayerCache
+from engine_worker.attention.inputs import AttentionInputs
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The heads of a model; num_heads is a multiple of num_kv_heads (grouped-query attention, arXiv:2305.13245)."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head: query head h reads KV head h // group."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        return float(self.head_dim**-0.5)
+
+
+class AttentionBackend(Protocol):
+    """Causal attention over the paged cache."""
+
+    def prepare(self, inputs: AttentionInputs) -> AttentionInputs:
+        """Once per step: the inputs with whatever all layers share. `attend` takes either form."""
+        ...
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
+        """Store key and value [T, kv_heads, head_dim] in the cache, then attend: query [T, heads, head_dim] -> same shape."""
+        ...

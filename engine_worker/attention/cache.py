@@ -1,0 +1,51 @@
+"""The paged KV cache: one pool of blocks, the same for all layers."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class LayerCache(NamedTuple):
+    """One layer's blocks, in flash-attn's paged layout: each [num_blocks, tokens_per_block, kv_heads, head_dim]."""
+
+    keys: Tensor
+    values: Tensor
+
+    def store(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
+        """Write key and value [T, kv_heads, head_dim] to slots [T] int64, none of them negative."""
+        self.keys.flatten(0, 1).index_copy_(0, slots, key)
+        self.values.flatten(0, 1).index_copy_(0, slots, value)
+
+
+class KVCache:
+    """Keys and values of all layers. Blocks start as zeros, so that what was never written is still a number."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        tokens_per_block: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (2, num_layers, num_blocks, tokens_per_block, num_kv_heads, head_dim)
+        self._blocks = torch.zeros(shape, dtype=dtype, device=device)
+        self.num_blocks = num_blocks
+        self.tokens_per_block = tokens_per_block
+        self.layers = tuple(LayerCache(self._blocks[0, i], self._blocks[1, i]) for i in range(num_layers))
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy (from block, to block) in order, in every layer."""
+        for source, target in copies:
+            self._blocks[:, :, target] = self._blocks[:, :, source]
+
+    @staticmethod
+    def block_bytes(
+        num_layers: int, tokens_per_block: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> int:
+        """Memory of one block over all layers."""
+        return 2 * num_layers * tokens_per_block * num_kv_heads * head_dim * dtype.itemsize

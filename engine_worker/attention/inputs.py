@@ -1,0 +1,27 @@
+"""Where each token of a step stands: what attention needs besides query, key and value."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """T tokens of B sequences. Tokens of a sequence are adjacent; its query is the last `query` of its `context` tokens.
+
+    Tokens at or after `query_start[B]` are padding: they belong to no sequence, their slots are -1 and their output means nothing.
+    A sequence may have a query of no tokens.
+    """
+
+    slots: Tensor
+    """[T] int64: where each token's key and value go, block * tokens_per_block + offset; -1 writes nothing."""
+    block_tables: Tensor
+    """[B, M] int32: blocks of each sequence in order; entries past its context are never read."""
+    query_start: Tensor
+    """[B + 1] int32: first token of each sequence, and the end of the last."""
+    context_lengths: Tensor
+    """[B] int32: keys that the sequence's last token sees, itself included."""
+    max_query: int
+    """Longest query."""
+    max_context: int
+    """Longest context."""

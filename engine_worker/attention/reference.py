@@ -1,0 +1,47 @@
+"""The oracle: attention by its definition, one sequence at a time, in float32."""
+
+import torch
+from torch import Tensor
+
+from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.cache import LayerCache
+from engine_worker.attention.inputs import AttentionInputs
+
+
+class ReferenceAttention:
+    """Plain torch on any device; the other backends must agree with it."""
+
+    def __init__(self, heads: HeadShape) -> None:
+        self._heads = heads
+
+    def prepare(self, inputs: AttentionInputs) -> AttentionInputs:
+        """Nothing to prepare."""
+        return inputs
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
+        """See `AttentionBackend.attend`. Padding comes out as zeros."""
+        stored = inputs.slots >= 0
+        cache.store(key[stored], value[stored], inputs.slots[stored])
+        out = torch.zeros_like(query)
+        bounds = inputs.query_start.tolist()
+        for i, length in enumerate(inputs.context_lengths.tolist()):
+            begin, end = bounds[i], bounds[i + 1]
+            keys, values = (_gather(pool, inputs.block_tables[i], length) for pool in cache)
+            out[begin:end] = self._attend(query[begin:end], keys, values)
+        return out
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Query [Q, heads, head_dim], keys and values [L, kv_heads, head_dim] -> [Q, heads, head_dim]."""
+        query_length, length = query.shape[0], keys.shape[0]
+        keys, values = (x.float().repeat_interleave(self._heads.group, dim=1) for x in (keys, values))
+        scores = torch.einsum("qhd,lhd->hql", query.float(), keys) * self._heads.scale
+        seen = torch.ones(query_length, length, dtype=torch.bool, device=query.device).tril(length - query_length)
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+        return torch.einsum("hql,lhd->qhd", weights, values).to(query.dtype)
+
+
+def _gather(pool: Tensor, block_table: Tensor, length: int) -> Tensor:
+    """A sequence's [length, kv_heads, head_dim] out of [num_blocks, tokens_per_block, kv_heads, head_dim]."""
+    tokens_per_block = pool.shape[1]
+    blocks = block_table[: -(-length // tokens_per_block)].long()
+    return pool[blocks].flatten(0, 1)[:length]

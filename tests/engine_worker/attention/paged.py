@@ -1,0 +1,65 @@
+"""Random steps over a random paged cache."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.cache import KVCache, LayerCache
+from engine_worker.attention.inputs import AttentionInputs
+
+
+@dataclass(frozen=True)
+class PagedStep:
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    cache: LayerCache
+    inputs: AttentionInputs
+
+
+def paged_step(
+    heads: HeadShape,
+    sequences: list[tuple[int, int]],
+    *,
+    tokens_per_block: int = 16,
+    padding: int = 0,
+    scattered: bool = True,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> PagedStep:
+    """`sequences`: (tokens already in the cache, tokens of this step) of each. `padding`: tokens at the end with slot -1."""
+    random = torch.Generator().manual_seed(seed)
+    needed = [-(-(past + query) // tokens_per_block) for past, query in sequences]
+    pool = KVCache(1, sum(needed) + 3, tokens_per_block, heads.num_kv_heads, heads.head_dim, dtype, torch.device("cpu"))
+    cache = pool.layers[0]
+    for blocks in cache:
+        blocks.copy_(torch.randn(blocks.shape, generator=random))
+    order = torch.randperm(pool.num_blocks, generator=random) if scattered else torch.arange(pool.num_blocks)
+    tables = torch.full((len(sequences), max(needed)), -7, dtype=torch.int32)
+    slots, at = [], 0
+    for i, (past, query) in enumerate(sequences):
+        own = order[at : at + needed[i]]
+        at += needed[i]
+        tables[i, : needed[i]] = own
+        positions = torch.arange(past, past + query)
+        slots.append(own[positions // tokens_per_block] * tokens_per_block + positions % tokens_per_block)
+    slots.append(torch.full((padding,), -1))
+    total = sum(query for _, query in sequences) + padding
+
+    def tokens(count: int) -> torch.Tensor:
+        return torch.randn(total, count, heads.head_dim, generator=random).to(dtype)
+
+    inputs = AttentionInputs(
+        slots=torch.cat(slots).long(),
+        block_tables=tables,
+        query_start=torch.tensor([0, *(query for _, query in sequences)]).cumsum(0).int(),
+        context_lengths=torch.tensor([past + query for past, query in sequences], dtype=torch.int32),
+        max_query=max(query for _, query in sequences),
+        max_context=max(past + query for past, query in sequences),
+    )
+    return PagedStep(tokens(heads.num_heads), tokens(heads.num_kv_heads), tokens(heads.num_kv_heads), cache, inputs)
+
+
+def cloned(cache: LayerCache) -> LayerCache:
+    return LayerCache(cache.keys.clone(), cache.values.clone())

@@ -1,0 +1,115 @@
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.context import TILE
+from engine_worker.attention.cpu import CpuAttention
+from engine_worker.attention.reference import ReferenceAttention
+from tests.engine_worker.attention.paged import PagedStep, cloned, paged_step
+
+HEADS = HeadShape(num_heads=4, num_kv_heads=2, head_dim=16)
+
+
+def attend(backend, step: PagedStep):
+    cache = cloned(step.cache)
+    out = backend.attend(step.query, step.key, step.value, cache, backend.prepare(step.inputs))
+    return out, cache
+
+
+def assert_same(heads: HeadShape, step: PagedStep, tokens_per_block: int = 16, tolerance: float = 1e-5) -> None:
+    expected, expected_cache = attend(ReferenceAttention(heads), step)
+    found, found_cache = attend(CpuAttention(heads, tokens_per_block, step.query.dtype), step)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    assert torch.equal(found_cache.keys, expected_cache.keys)
+    assert torch.equal(found_cache.values, expected_cache.values)
+
+
+sequence = st.tuples(st.integers(0, 130), st.one_of(st.just(1), st.integers(1, 40)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sequences=st.lists(sequence, min_size=1, max_size=7),
+    tokens_per_block=st.sampled_from([1, 3, 8, 16]),
+    num_kv_heads=st.sampled_from([1, 2, 3]),
+    group=st.sampled_from([1, 2, 5]),
+    padding=st.integers(0, 3),
+    scattered=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_agrees_with_the_reference(sequences, tokens_per_block, num_kv_heads, group, padding, scattered, seed):
+    heads = HeadShape(num_kv_heads * group, num_kv_heads, 8)
+    step = paged_step(
+        heads, sequences, tokens_per_block=tokens_per_block, padding=padding, scattered=scattered, seed=seed
+    )
+    assert_same(heads, step, tokens_per_block)
+
+
+@pytest.mark.parametrize("past", [0, 1, 300])
+@pytest.mark.parametrize("query", [TILE - 1, TILE, TILE + 1, 2 * TILE + 3])
+def test_slices_longer_than_a_tile(past, query):
+    assert_same(HEADS, paged_step(HEADS, [(past, query), (5, 1)]))
+
+
+def test_half_precision():
+    assert_same(HEADS, paged_step(HEADS, [(40, 1), (7, 9)], dtype=torch.bfloat16), tolerance=3e-2)
+
+
+def test_the_reference_is_causal_attention():
+    step = paged_step(HeadShape(2, 2, 8), [(0, 12)])
+    found, _ = attend(ReferenceAttention(HeadShape(2, 2, 8)), step)
+    q, k, v = (x.transpose(0, 1)[None] for x in (step.query, step.key, step.value))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("backend", [ReferenceAttention(HEADS), CpuAttention(HEADS, 16, torch.float32)])
+def test_padding_writes_nothing(backend):
+    step = paged_step(HEADS, [(20, 1), (3, 1), (0, 1)])
+    slots = step.inputs.slots.clone()
+    slots[1:] = -1
+    lengths = step.inputs.context_lengths.clone()
+    lengths[2] = 0
+    padded = dataclasses.replace(step, inputs=dataclasses.replace(step.inputs, slots=slots, context_lengths=lengths))
+    _, cache = attend(backend, padded)
+    kept = torch.ones(cache.keys.shape[:2], dtype=torch.bool).view(-1)
+    kept[slots[0]] = False
+    for before, after, written in zip(step.cache, cache, (step.key, step.value), strict=True):
+        assert torch.equal(after.flatten(0, 1)[kept], before.flatten(0, 1)[kept])
+        assert torch.equal(after.flatten(0, 1)[slots[0]], written[0])
+
+
+def test_a_row_does_not_depend_on_its_batch():
+    """Generation rows alone and among others: the same bits."""
+    sequences = [(length, 1) for length in (0, 5, 15, 16, 17, 200, 33, 700, 64)]
+    step = paged_step(HEADS, sequences)
+    together, cache = attend(CpuAttention(HEADS, 16, torch.float32), step)
+    for i in range(len(sequences)):
+        inputs = dataclasses.replace(
+            step.inputs,
+            slots=step.inputs.slots[i : i + 1],
+            block_tables=step.inputs.block_tables[i : i + 1],
+            query_start=torch.tensor([0, 1], dtype=torch.int32),
+            context_lengths=step.inputs.context_lengths[i : i + 1],
+        )
+        row = slice(i, i + 1)
+        alone, _ = attend(
+            CpuAttention(HEADS, 16, torch.float32),
+            PagedStep(step.query[row], step.key[row], step.value[row], cache, inputs),
+        )
+        assert torch.equal(alone[0], together[i])
+
+
+def test_one_sequence_cannot_poison_another():
+    """Not-a-numbers in one sequence's blocks stay in its own row."""
+    step = paged_step(HEADS, [(20, 1), (9, 1), (30, 4)])
+    poisoned = step.inputs.block_tables[0, :2].long()
+    for pool in step.cache:
+        pool[poisoned] = torch.nan
+    out, _ = attend(CpuAttention(HEADS, 16, torch.float32), step)
+    assert out[0].isnan().all()
+    assert not out[1:].isnan().any()
