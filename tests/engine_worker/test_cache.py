@@ -1,0 +1,174 @@
+"""Block tables without an engine."""
+
+import pytest
+
+from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.pool import CacheCorruptError
+from engine_worker.request import Request, Sequence
+from sluice.ring.params import SamplingParams, StopParams, TextParams
+from sluice.ring.wire import Submit
+
+
+def request(prompt, n: int = 1, max_tokens: int = 20) -> Request:
+    spec = Submit(
+        request=1,
+        attempt=0,
+        engine_epoch=0,
+        name="",
+        prompt=list(prompt),
+        n=n,
+        sampling=SamplingParams(),
+        stopping=StopParams(max_tokens=max_tokens),
+        text=TextParams(),
+        priority=2,
+        salt="",
+        time_limit=None,
+        detokenizer="mem://a",
+        router="mem://b",
+    )
+    return Request(spec, b"root", 1, 0.0)
+
+
+def one(prompt) -> Sequence:
+    return request(prompt).sequences[0]
+
+
+def computed(cache: KvCache, prompt) -> Sequence:
+    """A holder with its whole prompt computed."""
+    sequence = one(prompt)
+    assert cache.allocate([sequence]) == [sequence]
+    cache.commit(sequence, sequence.num_pending)
+    return sequence
+
+
+def test_all_or_nothing():
+    cache = KvCache(num_blocks=6, tokens_per_block=4)
+    cache.release(computed(cache, range(8)))
+    small, big, other = one(range(20, 24)), one([*range(8), *range(30, 60)]), one(range(60, 72))
+    assert cache.allocate([small, big, other]) == [small, other]
+    assert big.blocks == []
+    assert big.num_computed == 0
+    assert big not in cache.holders
+    cache.check()
+    cache.release(small)
+    cache.release(other)
+    cache.check()
+    assert cache.pool.available == 6
+
+
+def test_nobody_evicts_the_prefix_of_another():
+    cache = KvCache(num_blocks=6, tokens_per_block=4)
+    cache.release(computed(cache, range(8)))
+    first, second = one(range(20, 32)), one(range(11))
+    assert cache.allocate([first, second]) == [first, second]
+    assert second.num_computed == 8
+    cache.check()
+
+
+def test_what_a_forecast_admits_is_given():
+    cache = KvCache(num_blocks=7, tokens_per_block=4)
+    cache.release(computed(cache, range(8)))
+    holder = computed(cache, range(40, 44))
+    wanting = [one(range(9)), one(range(10)), one(range(50, 53)), one(range(60, 64))]
+    forecast = cache.forecast()
+    holder.append(1)
+    assert forecast.grow(holder)
+    fitting = [sequence for sequence in wanting if forecast.admit(sequence, headroom=0)]
+    assert fitting == wanting[:3]
+    assert forecast.available == 0
+    assert cache.pool.available == 6
+    assert cache.allocate([holder, *fitting]) == [holder, *fitting]
+    assert cache.pool.available == 0
+    cache.check()
+
+
+def test_a_forecast_counts_shared_blocks_once_all_their_holders_are_released():
+    cache = KvCache(num_blocks=8, tokens_per_block=4)
+    holders = [computed(cache, range(9)) for _ in range(2)]
+    assert cache.pool.available == 4
+    forecast = cache.forecast()
+    forecast.release(holders[0])
+    assert forecast.available == 5
+    forecast.release(holders[1])
+    assert forecast.available == 8
+
+
+def test_headroom_is_left_free():
+    cache = KvCache(num_blocks=4, tokens_per_block=4)
+    forecast = cache.forecast()
+    assert not forecast.admit(one(range(8)), headroom=3)
+    assert forecast.available == 4
+    assert forecast.admit(one(range(8)), headroom=2)
+    assert forecast.available == 2
+
+
+def test_a_block_that_waits_for_its_copy_is_no_source_of_another():
+    cache = KvCache(num_blocks=16, tokens_per_block=4)
+    first, second, third = request(range(6), n=3).sequences
+    cache.allocate([first])
+    cache.commit(first, 6)
+    for sequence in (first, second, third):
+        sequence.append(9)
+    cache.allocate([second])
+    assert second.copy == (first.blocks[1], second.blocks[1])
+    cache.release(first)
+    cache.check()
+    cache.allocate([third])
+    assert third.copy is None
+    assert third.num_computed == 4
+    assert third.blocks[0] == second.blocks[0]
+    cache.commit(second, 1)
+    assert second.copy is None
+    cache.check()
+
+
+def test_a_source_is_held_until_its_copy_is_made_or_dropped():
+    for drop in (True, False):
+        cache = KvCache(num_blocks=16, tokens_per_block=4)
+        first, second = request(range(6), n=2).sequences
+        cache.allocate([first])
+        cache.commit(first, 6)
+        second.append(9)
+        cache.allocate([second])
+        source = first.blocks[1]
+        cache.release(first)
+        assert cache.pool.references[source] == 1
+        if drop:
+            cache.release(second)
+        else:
+            cache.commit(second, 1)
+        assert cache.pool.references[source] == 0
+        cache.check()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda a, b: b.blocks.__setitem__(1, a.blocks[1]), "is held 2 times, counted 1"),
+        (lambda a, b: a.blocks.pop(), "is held 0 times, counted 1"),
+    ],
+)
+def test_check_compares_the_tables(damage, message):
+    cache = KvCache(num_blocks=16, tokens_per_block=4)
+    a, b = computed(cache, range(6)), computed(cache, range(20, 26))
+    damage(a, b)
+    with pytest.raises(CacheCorruptError, match=message):
+        cache.check()
+
+
+def test_check_notices_a_written_block_in_two_tables():
+    cache = KvCache(num_blocks=16, tokens_per_block=4)
+    a, b = computed(cache, range(6)), computed(cache, range(20, 26))
+    cache.pool.release(b.blocks[1])
+    b.blocks[1] = a.blocks[1]
+    cache.pool.hold(a.blocks[1])
+    with pytest.raises(CacheCorruptError, match="written by one sequence and in the table of another"):
+        cache.check()
+
+
+def test_check_notices_more_tokens_than_blocks():
+    cache = KvCache(num_blocks=16, tokens_per_block=4)
+    holder = computed(cache, range(6))
+    holder.num_computed = 9
+    with pytest.raises(CacheCorruptError, match="2 blocks for 9 of 6 tokens"):
+        cache.check()
