@@ -1,5 +1,6 @@
 """`python -m detok_service`: one detokenizer process."""
 
+import gc
 import secrets
 import time
 
@@ -39,6 +40,8 @@ def main() -> None:
     identity = Identity(settings.id, secrets.randbits(63), address)
     service = Service(identity, decoders, lambda to: Lane(context, to), settings.max_streams, log)
     on_stop_signal(service.drain)
+    # The tables live as long as the process: the collector need not walk through them again and again.
+    gc.freeze()
     log.info("ready", address=address, model=checkpoint.name, decoder=decoders.kind)
     serve(service, inbox, settings, log)
     inbox.close()

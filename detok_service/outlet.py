@@ -1,8 +1,9 @@
 """What goes to one router: rows of the streams that have something to say, one message per drain of the inbox."""
 
+from itertools import chain
 from typing import Protocol
 
-from detok_service.stream import Stream
+from detok_service.stream import Row, Stream
 from sluice.ring.wire import Message, Started, TextBatch
 
 MAX_BATCH_TOKENS = 16_384
@@ -78,15 +79,36 @@ class Outlet:
         self._lane.close(linger)
 
     def _batch(self) -> TextBatch:
-        streams = self._streams
         rows = []
         tokens = 0
-        for stream in streams:
+        for stream in self._streams:
             if tokens >= MAX_BATCH_TOKENS:
                 break
             stream.listed = False
-            tokens += stream.waiting
-            rows.append(stream.row())
+            row = stream.row()
+            tokens += len(row[2])
+            rows.append(row)
         started, self._started = self._started, []
-        self._streams = streams[len(rows) :]
-        return TextBatch.of(self._detokenizer, started, rows)
+        self._streams = self._streams[len(rows) :]
+        return _batch_of(self._detokenizer, started, rows)
+
+
+def _batch_of(detokenizer: str, started: list[Started], rows: list[Row]) -> TextBatch:
+    """`TextBatch.of`, for plain tuples."""
+    if not rows:
+        return TextBatch.of(detokenizer, started, [])
+    keys, offset, tokens, logprobs, text, ends = zip(*rows, strict=True)
+    request, attempt, sequence = zip(*keys, strict=True)
+    return TextBatch(
+        detokenizer,
+        started,
+        list(request),
+        list(attempt),
+        list(sequence),
+        list(offset),
+        list(map(len, tokens)),
+        list(chain.from_iterable(tokens)),
+        {i: found for i, found in enumerate(logprobs) if found},
+        {i: end for i, end in enumerate(ends) if end is not None},
+        list(text),
+    )

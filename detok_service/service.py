@@ -150,19 +150,19 @@ class Service:
         for opened in batch.opens:
             self._start(opened, engine, now)
         self._tokens += len(batch.tokens)
-        streams, touched = self._streams, self._touched
+        find, touched = self._streams.get, self._touched
         tokens, logprobs, ends = batch.tokens, batch.logprobs, batch.ends
         none: list[TokenLogprob] = []
         start = 0
-        columns = zip(batch.request, batch.attempt, batch.sequence, batch.offset, batch.count, strict=True)
-        for i, (request, attempt, sequence, offset, count) in enumerate(columns):
-            key = (request, attempt, sequence)
-            stream = streams.get(key)
+        keys = zip(batch.request, batch.attempt, batch.sequence, strict=True)
+        for i, (key, offset, count) in enumerate(zip(keys, batch.offset, batch.count, strict=True)):
+            stream = find(key)
             stop = start + count
+            end = ends.get(i) if ends else None
             if stream is None:
-                self._take_unknown(key, engine, ends.get(i), now)
+                self._take_unknown(key, engine, end, now)
             else:
-                stream.take(offset, tokens[start:stop], logprobs.get(i, none), ends.get(i))
+                stream.take(offset, tokens[start:stop], logprobs.get(i, none) if logprobs else none, end)
                 if not stream.touched:
                     stream.touched = True
                     touched.append(stream)
@@ -204,6 +204,7 @@ class Service:
     def _advance(self, now: float) -> None:
         """Decode what was taken."""
         touched, self._touched = self._touched, []
+        outlets = self._outlets
         for stream in touched:
             stream.touched = False
             try:
@@ -213,7 +214,7 @@ class Service:
                 self._fail(stream, ErrorCode.TEXT_FAILED, f"decoding raised {type(error).__name__}")
                 continue
             if due:
-                self._outlets[stream.router].add(stream)
+                outlets[stream.router].add(stream)
                 if stream.end is not None:
                     self._close_stream(stream)
 

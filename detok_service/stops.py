@@ -26,11 +26,20 @@ class StopStrings:
         self._link()
         self.first = frozenset(self.children[0])
 
-    def step(self, state: int, char: str) -> int:
-        """The state after one more code point; constant work on average."""
-        while state and char not in self.children[state]:
-            state = self.fail[state]
-        return self.children[state].get(char, 0)
+    def walk(self, state: int, text: str, start: int) -> tuple[int, int]:
+        """From `state` through text[start:] until a stop ends: the state there, and how far the text was read.
+
+        Constant work per code point on average.
+        """
+        children, fail, match = self.children, self.fail, self.match
+        for at in range(start, len(text)):
+            char = text[at]
+            while state and char not in children[state]:
+                state = fail[state]
+            state = children[state].get(char, 0)
+            if match[state] is not None:
+                return state, at + 1
+        return state, len(text)
 
     def open_end(self, state: int) -> int:
         """The longest end of this state's text that can grow into a stop: a whole stop that begins no other cannot."""
@@ -58,7 +67,7 @@ class StopStrings:
             if self.match[state] is None:
                 self.match[state] = self.match[self.fail[state]]
             for char, child in self.children[state].items():
-                self.fail[child] = self.step(self.fail[state], char)
+                self.fail[child], _ = self.walk(self.fail[state], char, 0)
                 queue.append(child)
 
 
@@ -81,15 +90,14 @@ class StopSearch:
             return text
         stops = self._stops
         state = self._state
-        text, before = self._held + text, len(self._held)
-        for end in range(before, len(text)):
-            state = stops.step(state, text[end])
+        text, at = self._held + text, len(self._held)
+        while at < len(text):
+            state, at = stops.walk(state, text, at)
             match = stops.match[state]
-            if match is None:
-                continue
-            if counts:
-                return self._cut(text[: end + 1], match)
-            state = stops.open_end(state)
+            if match is not None:
+                if counts:
+                    return self._cut(text[:at], match)
+                state = stops.open_end(state)
         self._state = state
         if self._include:
             return text

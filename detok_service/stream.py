@@ -3,8 +3,7 @@
 from detok_service.decoder import Decoder
 from detok_service.stops import StopSearch
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.params import TextParams
-from sluice.ring.wire import End, Open, TextRow, Times, TokenLogprob
+from sluice.ring.wire import End, Open, Times, TokenLogprob
 
 MAX_TEXTLESS = 64
 """Tokens that wait for their text at most."""
@@ -13,6 +12,9 @@ Key = tuple[int, int, int]
 """Request, attempt, sequence."""
 Engine = tuple[str, int]
 """Name and epoch."""
+Row = tuple[Key, int, list[int], list[TokenLogprob], str, End | None]
+"""A `TextRow` as a plain tuple, made in a third of the time: key, offset, tokens, logprobs, text, end."""
+NEVER = 1 << 62
 
 
 class Stream:
@@ -23,8 +25,8 @@ class Stream:
     """
 
     __slots__ = (
-        "_decoder", "_first", "_last", "_logprobs", "_offset", "_opened", "_params", "_queue", "_queue_logprobs",
-        "_queue_time", "_seen", "_stops", "_text", "_tokens",
+        "_decoded", "_decoder", "_first", "_interval", "_last", "_logprobs", "_offset", "_opened", "_params",
+        "_queue_time", "_stops", "_text", "_tokens",
         "complete", "end", "engine", "key", "listed", "router", "touched",
     )  # fmt: skip
 
@@ -40,7 +42,6 @@ class Stream:
         self.key: Key = (opened.request, opened.attempt, sequence)
         self.router = opened.router
         self.engine = engine
-        self._params: TextParams = opened.text
         self.complete = False
         """The engine's own terminal has come."""
         self.end: End | None = None
@@ -49,99 +50,74 @@ class Stream:
         """The service has it on its list of streams with tokens to decode."""
         self.listed = False
         """Its outlet has it on its list of streams with a row to send."""
+        self._params = opened.text
+        self._interval = opened.text.interval or NEVER
         self._decoder = decoder
         self._stops = stops
-        self._queue: list[int] = []
-        self._queue_logprobs: list[TokenLogprob] = []
-        self._last: End | None = None
-        """End that follows the queued tokens."""
-        self._seen = 0
-        """Tokens taken."""
         self._offset = 0
-        """Of the first token that waits to be sent, with its logprob and text:"""
+        """Of the first token that waits:"""
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._decoded = 0
+        """How many of the waiting tokens have been decoded, to:"""
         self._text = ""
+        self._last: End | None = None
+        """End that follows the waiting tokens."""
         self._opened = now
         self._queue_time = opened.queue
         self._first: float | None = None
-        """When the first token came."""
-
-    @property
-    def waiting(self) -> int:
-        """Tokens decoded but not yet taken by `row`."""
-        return len(self._tokens)
+        """When the first token was decoded."""
 
     def take(self, offset: int, tokens: list[int], logprobs: list[TokenLogprob], end: End | None) -> None:
-        """Queue a row; the list of tokens is the stream's from now on.
-
-        Tokens seen before are dropped; a hole ends the stream after what came before it.
-        """
+        """Queue a row. Tokens seen before are dropped; a hole ends the stream after what came before it."""
         if end is not None:
             self.complete = True
         if self._last is not None:
             return
-        seen = self._seen
+        seen = self._offset + len(self._tokens)
         if offset != seen:
             if offset > seen:
                 self._last = _failed(ErrorCode.ROWS_LOST, f"tokens {seen} to {offset - 1} never came")
                 return
             tokens = tokens[seen - offset :]
             logprobs = logprobs[seen - offset :]
-        self._seen = seen + len(tokens)
-        if self._queue:
-            self._queue += tokens
-        else:
-            self._queue = tokens
+        self._tokens += tokens
         if logprobs:
-            self._queue_logprobs += logprobs
+            self._logprobs += logprobs
         self._last = end
 
     def advance(self, now: float) -> bool:
         """Decode what is queued; whether there is a row to send. Raises whatever the decoder raises: `fail` then."""
-        if self._first is None and self._queue:
-            self._first = now
+        tokens = self._tokens
+        if self._decoded:
+            tokens = tokens[self._decoded :]
         if self._stops is None and self._last is None:
-            self._text += self._decoder.feed(self._queue)
+            text = self._text = self._text + self._decoder.feed(tokens)
         else:
-            self._text += self._read(now)
-        if self._tokens:
-            self._tokens += self._queue
-        else:
-            self._tokens = self._queue
-        self._queue = []
-        if self._queue_logprobs:
-            self._logprobs += self._queue_logprobs
-            self._queue_logprobs = []
-        return self.end is not None or self._due()
+            text = self._text = self._text + self._read(tokens, now)
+        count = self._decoded = len(self._tokens)
+        return (count >= self._interval and (text != "" or count >= MAX_TEXTLESS)) or self.end is not None
 
     def fail(self, code: ErrorCode, message: str) -> None:
         """End now; what was decoded is still sent, what is queued is dropped."""
-        self._queue = []
-        self._queue_logprobs = []
+        self._cut(self._decoded)
         self.end = _failed(code, message)
 
-    def row(self) -> TextRow:
-        """Take what is to be sent."""
-        tokens = self._tokens
-        row = TextRow(*self.key, self._offset, tokens, self._logprobs, self._text, self.end)
-        self._offset += len(tokens)
+    def row(self) -> Row:
+        """Take what is to be sent. To be called when nothing is queued."""
+        offset, tokens, logprobs, text = self._offset, self._tokens, self._logprobs, self._text
+        self._offset = offset + len(tokens)
         self._tokens = []
+        self._decoded = 0
         self._text = ""
-        if self._logprobs:
+        if logprobs:
             self._logprobs = []
-        return row
+        return self.key, offset, tokens, logprobs, text, self.end
 
-    def _due(self) -> bool:
-        count = len(self._tokens)
-        interval = self._params.interval
-        if not interval or count < interval:
-            return False
-        return bool(self._text) or count >= MAX_TEXTLESS
-
-    def _read(self, now: float) -> str:
-        """Text of the queue, where it can end the stream; after a stop the queue holds only what the stop took."""
-        tokens = self._queue
+    def _read(self, tokens: list[int], now: float) -> str:
+        """Text of the queued tokens, where they can end the stream."""
+        if self._first is None and tokens:
+            self._first = now
         last = self._last
         if last is not None and last.reason is FinishReason.STOP_TOKEN and not self._params.include_stop:
             tokens = tokens[:-1]
@@ -156,12 +132,11 @@ class Stream:
     def _search(self, stops: StopSearch, tokens: list[int], now: float) -> str:
         shown = []
         feed = self._decoder.feed
-        short = self._params.min_tokens - self._offset - len(self._tokens)
+        short = self._params.min_tokens - self._offset - self._decoded
         for count, token in enumerate(tokens, 1):
             shown.append(stops.feed(feed((token,)), count >= short))
             if stops.found is not None:
-                self._queue = tokens[:count]
-                self._queue_logprobs = self._queue_logprobs[:count]
+                self._cut(self._decoded + count)
                 self.end = self._stopped(stops.found, now)
                 break
         return "".join(shown)
@@ -170,10 +145,15 @@ class Stream:
         text = self._decoder.flush()
         if self._stops is None:
             return text
-        shown = self._stops.feed(text, self._seen >= self._params.min_tokens)
+        shown = self._stops.feed(text, self._offset + len(self._tokens) >= self._params.min_tokens)
         if self._stops.found is not None:
             self.end = self._stopped(self._stops.found, now)
         return shown + self._stops.flush()
+
+    def _cut(self, count: int) -> None:
+        """Keep so many of the waiting tokens."""
+        del self._tokens[count:]
+        del self._logprobs[count:]
 
     def _stopped(self, stop: str, now: float) -> End:
         """The engine's times where its terminal is at hand; else the queue time it told and our own clock."""

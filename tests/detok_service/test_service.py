@@ -308,8 +308,9 @@ def test_a_hundred_thousand_live_streams():
     assert bench.service.streams == 0
     assert len(bench.service._closed) == 0
     assert bench.service.waiting == 0
-    assert set(bench.texts().values()) == {("ab", FinishReason.LENGTH)}
-    assert len(bench.texts()) == 100_000
+    texts = bench.texts()
+    assert set(texts.values()) == {("ab", FinishReason.LENGTH)}
+    assert len(texts) == 100_000
 
 
 def test_ended_streams_leave_no_state_behind():

@@ -9,7 +9,7 @@ from detok_service.stream import MAX_TEXTLESS, Stream
 from detok_service.tokenizers import decoders_of
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import TextParams
-from sluice.ring.wire import End, Open, Times, TokenLogprob
+from sluice.ring.wire import End, Open, TextRow, Times, TokenLogprob
 from tests.detok_service.test_stops import oracle
 from tests.fakes.tokenizers import byte_level, sentencepiece
 
@@ -38,6 +38,11 @@ def make(decoder, now=0.0, queue=0.0, **text):
     return Stream(Open(7, 1, 1, params, "router", 3, 0, queue), 0, ("engine", 5), decoder, search, now)
 
 
+def row_of(stream):
+    key, *rest = stream.row()
+    return TextRow(*key, *rest)
+
+
 def logprobs(tokens, start=0):
     return [TokenLogprob(-float(start + i), 1, [(token, -1.0)]) for i, token in enumerate(tokens)]
 
@@ -60,11 +65,11 @@ def drive(stream, tokens, sizes=(), end=LENGTH, together=False):
         last = end if at >= len(rows) - 1 else None
         stream.take(offset, list(row), logprobs(row, offset), last)
         if not together and stream.advance(1.0):
-            out.append(stream.row())
+            out.append(row_of(stream))
         if stream.end is not None:
             return out
     if together and stream.advance(1.0):
-        out.append(stream.row())
+        out.append(row_of(stream))
     return out
 
 
@@ -133,7 +138,7 @@ def test_tokens_and_logprobs_are_cut_inside_a_row():
     stream = make(Words(["a", "b st", "op c", "d"]), stop=("stop",))
     stream.take(0, [0, 1, 2, 3], logprobs([0, 1, 2, 3]), LENGTH)
     assert stream.advance(1.0)
-    row = stream.row()
+    row = row_of(stream)
     assert (row.tokens, row.text, row.logprobs) == ([0, 1, 2], "ab ", logprobs([0, 1, 2]))
     assert row.end == End(FinishReason.STOP_STRING, TIMES, stop_string="stop")
 
@@ -152,10 +157,10 @@ def test_held_text_is_shown_at_the_end():
     stream = make(Words(["a", "st"]), stop=("stop",))
     stream.take(0, [0, 1], [], None)
     assert stream.advance(1.0)
-    assert stream.row().text == "a"
+    assert row_of(stream).text == "a"
     stream.take(2, [], [], LENGTH)
     assert stream.advance(1.0)
-    assert stream.row()[3:] == (2, [], [], "st", LENGTH)
+    assert row_of(stream)[3:] == (2, [], [], "st", LENGTH)
 
 
 def test_after_an_error_nothing_is_flushed():
@@ -193,7 +198,7 @@ def test_seen_tokens_are_dropped():
         stream.take(offset, tokens, logprobs(tokens, offset), None)
     stream.take(3, [3, 4, 5], logprobs([3, 4, 5], 3), LENGTH)
     assert stream.advance(1.0)
-    assert stream.row()[3:] == (0, [*range(6)], logprobs(range(6)), "abcdef", LENGTH)
+    assert row_of(stream)[3:] == (0, [*range(6)], logprobs(range(6)), "abcdef", LENGTH)
 
 
 def test_a_hole_ends_the_stream_after_what_came_before_it():
@@ -203,7 +208,7 @@ def test_a_hole_ends_the_stream_after_what_came_before_it():
     stream.take(4, [4], [], LENGTH)
     assert stream.complete
     assert stream.advance(1.0)
-    row = stream.row()
+    row = row_of(stream)
     assert (row.tokens, row.text, row.end.reason) == ([0, 1], "ab", FinishReason.ERROR)
     assert row.end.fault.error_code is ErrorCode.ROWS_LOST
     assert "2 to 2" in row.end.fault.message
@@ -216,13 +221,13 @@ def test_tokens_without_text_are_joined_up_to_a_bound():
         stream.take(offset, [0], [], None)
         due.append(stream.advance(1.0))
         if due[-1]:
-            assert len(stream.row().tokens) == MAX_TEXTLESS
+            assert len(row_of(stream).tokens) == MAX_TEXTLESS
     assert sum(due) == 2
     stream.take(2 * MAX_TEXTLESS, [0], [], None)
     assert not stream.advance(1.0)
     stream.take(2 * MAX_TEXTLESS + 1, [1], [], None)
     assert stream.advance(1.0)
-    assert stream.row().tokens == [0, 1]
+    assert row_of(stream).tokens == [0, 1]
 
 
 def test_what_is_not_taken_is_joined():
@@ -230,7 +235,7 @@ def test_what_is_not_taken_is_joined():
     for offset in range(3):
         stream.take(offset, [offset], logprobs([offset], offset), LENGTH if offset == 2 else None)
         assert stream.advance(1.0)
-    assert stream.row()[3:] == (0, [0, 1, 2], logprobs([0, 1, 2]), "abc", LENGTH)
+    assert row_of(stream)[3:] == (0, [0, 1, 2], logprobs([0, 1, 2]), "abc", LENGTH)
 
 
 def test_times_of_a_stop_string():
@@ -249,5 +254,5 @@ def test_failed_streams_send_what_was_decoded():
     assert not stream.advance(1.0)
     stream.take(1, [1], [], None)
     stream.fail(ErrorCode.DRAINING, "over")
-    row = stream.row()
+    row = row_of(stream)
     assert (row.tokens, row.text, row.end.fault.error_code) == ([0], "a", ErrorCode.DRAINING)

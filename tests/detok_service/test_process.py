@@ -1,0 +1,263 @@
+"""Real sockets, and a real process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import structlog
+import zmq
+from tokenizers import Tokenizer
+
+from detok_service.service import Identity, Service
+from detok_service.tokenizers import load_decoders
+from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.lanes import Gap, Inbox, Lane
+from sluice.ring.params import TextParams
+from sluice.ring.wire import (
+    DetokenizerBeat,
+    End,
+    Hello,
+    Open,
+    Pulse,
+    TextBatch,
+    Times,
+    ToDetokenizer,
+    TokenBatch,
+    TokenRow,
+    ToRouter,
+)
+from tests.fakes.tokenizers import TINY
+
+LENGTH = End(FinishReason.LENGTH, Times(0.0, 0.0, 0.0))
+SECONDS = 20.0
+
+
+class Router:
+    """Collects what comes; a slow one looks only when asked."""
+
+    def __init__(self, context, address, capacity=64):
+        self.inbox = Inbox(context, address, ToRouter, capacity=capacity)
+        self.address = self.inbox.address
+        self.texts, self.tokens, self.ends, self.started = {}, {}, {}, []
+        self.beats, self.gaps = [], 0
+
+    def look(self, seconds=0.0, limit=256):
+        self.inbox.wait(seconds)
+        for message in self.inbox.receive(limit):
+            if isinstance(message, DetokenizerBeat):
+                self.beats.append(message)
+            elif isinstance(message, TextBatch):
+                self.started += message.started
+                for row in message.rows():
+                    self._add(row)
+            else:
+                self.gaps += isinstance(message, Gap)
+
+    def _add(self, row):
+        assert row.request not in self.ends, "a row after the terminal"
+        tokens = self.tokens.setdefault(row.request, [])
+        assert row.offset == len(tokens)
+        tokens += row.tokens
+        self.texts[row.request] = self.texts.get(row.request, "") + row.text
+        if row.end is not None:
+            self.ends[row.request] = row.end
+
+    def wait_for(self, what, *others):
+        end = time.monotonic() + SECONDS
+        while not what() and time.monotonic() < end:
+            self.look(0.02)
+            for other in others:
+                other.look()
+        assert what()
+
+
+@pytest.fixture
+def context():
+    with zmq.Context() as context:
+        yield context
+
+
+@pytest.fixture
+def routers(context, tmp_path):
+    routers = [Router(context, f"ipc://{tmp_path}/router-{i}", capacity=4) for i in range(2)]
+    yield routers
+    for router in routers:
+        router.inbox.close()
+
+
+def send(lane, message):
+    end = time.monotonic() + SECONDS
+    while not lane.send(message):
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_a_slow_router_loses_nothing_and_slows_nobody(context, routers, tmp_path):
+    slow, quick = routers
+    decoders = load_decoders(TINY / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    inbox = Inbox(context, f"ipc://{tmp_path}/detok", ToDetokenizer)
+    service = Service(
+        Identity("detok", 1, inbox.address),
+        decoders,
+        lambda address: Lane(context, address, capacity=2),
+        10_000,
+        structlog.get_logger(),
+    )
+    stop = threading.Event()
+
+    def serve():
+        while not stop.is_set():
+            inbox.wait(0.01)
+            service.handle(inbox.receive())
+            service.tick()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    lane = Lane(context, inbox.address)
+    streams = 64
+    text = "def fibonacci(n):\n    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)  # 🚀 done\n"
+    cycle = tokenizer.encode(text).ids
+    tokens = []
+    opens = [Open(i, 1, 1, TextParams(), routers[i % 2].address, 1, 0) for i in range(streams)]
+    try:
+        full = False
+        while not full:
+            full = len(tokens) >= 300 and service.waiting > 2
+            at, token = len(tokens), cycle[len(tokens) % len(cycle)]
+            tokens.append(token)
+            rows = [TokenRow(i, 1, 0, at, [token], [], LENGTH if full else None) for i in range(streams)]
+            send(lane, TokenBatch.of("engine", 1, [] if at else opens, rows))
+            quick.look()
+        quick.wait_for(lambda: len(quick.ends) == streams // 2)
+        assert len(slow.ends) == 0
+        slow.wait_for(lambda: len(slow.ends) == streams // 2)
+    finally:
+        stop.set()
+        thread.join()
+        lane.close()
+        service.close(0.0)
+        inbox.close()
+    whole = tokenizer.decode(tokens)
+    for router in routers:
+        assert set(router.texts.values()) == {whole}
+        assert all(got == tokens for got in router.tokens.values())
+        assert router.gaps == 0
+    assert service.streams == 0
+
+
+class Process:
+    """`python -m detok_service`, ready to serve."""
+
+    def __init__(self, folder: Path, *flags):
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "detok_service", "--model", str(TINY), "--listen", f"ipc://{folder}/detok", *flags],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            env={name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")},
+        )
+        self.ready = json.loads(self.child.stderr.readline())
+
+    def end(self) -> list[dict]:
+        """Log lines up to the end of the process."""
+        try:
+            _, err = self.child.communicate(timeout=SECONDS)
+        finally:
+            self.child.kill()
+        return [json.loads(line) for line in err.splitlines()]
+
+
+def test_a_process_serves_and_drains(context, routers, tmp_path):
+    process = Process(tmp_path, "--id", "detok-7")
+    router, _ = routers
+    try:
+        assert (process.ready["event"], process.ready["id"]) == ("ready", "detok-7")
+        assert process.ready["decoder"] == "bytes"
+        lane = Lane(context, process.ready["address"])
+        send(lane, Hello("router", router.address))
+        router.wait_for(lambda: router.beats)
+        assert router.beats[0].detokenizer == "detok-7"
+        tokens = Tokenizer.from_file(str(TINY / "tokenizer.json")).encode("x = '🚀'; y").ids
+        opens = [Open(i, 1, 1, TextParams(stop=stop), router.address, 1, 0) for i, stop in [(1, ()), (2, ("🚀",))]]
+        send(lane, TokenBatch.of("engine", 1, opens, [TokenRow(i, 1, 0, 0, tokens[:2], [], None) for i in (1, 2)]))
+        router.wait_for(lambda: len(router.started) == 2)
+
+        process.child.send_signal(signal.SIGTERM)
+        router.wait_for(lambda: router.beats[-1].draining)
+        send(lane, TokenBatch.of("engine", 1, [], [TokenRow(i, 1, 0, 2, tokens[2:], [], LENGTH) for i in (1, 2)]))
+        router.wait_for(lambda: len(router.ends) == 2)
+        assert router.texts == {1: "x = '🚀'; y", 2: "x = '"}
+        assert router.ends[2].stop_string == "🚀"
+        logs = process.end()
+        assert process.child.returncode == 0
+        assert [entry["event"] for entry in logs] == ["draining", "stopped"]
+        lane.close()
+    finally:
+        process.child.kill()
+
+
+def test_what_outlives_the_drain_ends_with_an_error(context, routers, tmp_path):
+    process = Process(tmp_path, "--drain-timeout", "0.2")
+    router, _ = routers
+    try:
+        lane = Lane(context, process.ready["address"])
+        opened = Open(1, 1, 1, TextParams(), router.address, 1, 0)
+        send(lane, TokenBatch.of("engine", 1, [opened], []))
+        send(lane, Pulse("engine", 1))
+        router.wait_for(lambda: router.started)
+        process.child.send_signal(signal.SIGTERM)
+        router.wait_for(lambda: router.ends)
+        assert router.ends[1].fault.error_code is ErrorCode.DRAINING
+        process.end()
+        assert process.child.returncode == 0
+        lane.close()
+    finally:
+        process.child.kill()
+
+
+def run(*flags, **variables):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "detok_service", *flags],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=Path(__file__).parents[2],
+        env=clean | variables,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "named"),
+    [
+        ([], {}, "model"),
+        (["--model", "/nowhere"], {}, "/nowhere"),
+        (["--model", str(TINY), "--max-streams", "0"], {}, "max_streams"),
+        (["--model", str(TINY), "--listen", "ipx://x"], {}, "ipx://x"),
+        (["--model", str(TINY)], {"SLUICE_DETOK_PORT": "1"}, "SLUICE_DETOK_PORT"),
+    ],
+)
+def test_bad_settings_are_named(flags, variables, named):
+    done = run(*flags, **variables)
+    assert done.returncode == 1
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_and_light_imports():
+    done = run("--help")
+    assert done.returncode == 0
+    assert "--drain-timeout" in done.stdout
+    code = (
+        "import sys, detok_service.__main__; print([m for m in sys.modules if m in ('torch', 'transformers', 'numpy')])"
+    )
+    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert imported.stdout.strip() == "[]"
