@@ -27,6 +27,10 @@ class Sink:
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
 
+    def ready(self) -> bool:
+        """Always."""
+        return True
+
     def send(self, message: Message) -> bool:
         """Always has room."""
         self._encoder.encode(message)

@@ -3,6 +3,7 @@
 import gc
 import secrets
 import time
+from functools import partial
 
 import structlog
 import zmq
@@ -38,7 +39,7 @@ def main() -> None:
         raise SystemExit(f"python -m detok_service: cannot listen on {settings.listen}: {error}") from error
     address = settings.advertise or inbox.address
     identity = Identity(settings.id, secrets.randbits(63), address)
-    service = Service(identity, decoders, lambda to: Lane(context, to), settings.max_streams, log)
+    service = Service(identity, decoders, partial(open_lane, context), settings.max_streams, log)
     on_stop_signal(service.drain)
     # The tables live as long as the process: the collector need not walk through them again and again.
     gc.freeze()
@@ -63,6 +64,14 @@ def serve(
             draining_since = time.monotonic()
     service.close(LINGER_SECONDS)
     log.info("stopped", unknown_rows=service.unknown_rows, gaps=service.gaps, malformed=inbox.malformed)
+
+
+def open_lane(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> Lane:
+    """Raises ValueError for an address that is none."""
+    try:
+        return Lane(context, address)
+    except zmq.ZMQError as error:
+        raise ValueError(f"{address!r} is no address: {error}") from error
 
 
 def drained(service: Service, seconds: float, timeout: float) -> bool:

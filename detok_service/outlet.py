@@ -8,12 +8,14 @@ from sluice.ring.wire import Message, Started, TextBatch
 
 MAX_BATCH_TOKENS = 16_384
 """A message is closed when it holds so many."""
-RETRY_SECONDS = 0.01
-"""Between two tries of a full lane; each try encodes a message anew."""
 
 
 class Sender(Protocol):
     """What an outlet needs of a `sluice.ring.lanes.Lane`."""
+
+    def ready(self) -> bool:
+        """Whether `send` would take a message now."""
+        ...
 
     def send(self, message: Message) -> bool:
         """False: the lane is full."""
@@ -41,7 +43,6 @@ class Outlet:
         self._started: list[Started] = []
         self._streams: list[Stream] = []
         self._unsent: TextBatch | None = None
-        self._retry_at = now
 
     @property
     def waiting(self) -> int:
@@ -62,17 +63,11 @@ class Outlet:
         """A message that is worth nothing later, such as a beat: sent now or not at all."""
         return self._lane.send(message)
 
-    def flush(self, now: float) -> None:
+    def flush(self) -> None:
         """Send as much as the lane takes."""
-        if self._unsent is not None and now < self._retry_at:
-            return
-        while self._unsent is not None or self._started or self._streams:
+        while (self._streams or self._started or self._unsent) and self._lane.ready():
             batch = self._unsent or self._batch()
-            self._unsent = None
-            if not self._lane.send(batch):
-                self._unsent = batch
-                self._retry_at = now + RETRY_SECONDS
-                return
+            self._unsent = None if self._lane.send(batch) else batch
 
     def close(self, linger: float = 0.0) -> None:
         """Close the lane."""

@@ -51,6 +51,7 @@ class Service:
         log: structlog.stdlib.BoundLogger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`open_lane` raises ValueError for an address that is none."""
         self.draining = False
         self.unknown_rows = 0
         self.gaps = 0
@@ -137,13 +138,20 @@ class Service:
 
     def _greet(self, hello: Hello, now: float) -> None:
         outlet = self._outlet(hello.address, now)
-        outlet.heard = now
-        outlet.greeted = True
+        if outlet is not None:
+            outlet.heard = now
+            outlet.greeted = True
 
-    def _outlet(self, address: str, now: float) -> Outlet:
+    def _outlet(self, address: str, now: float) -> Outlet | None:
+        """None for an address that is none; what was to go there is lost, and said so."""
         outlet = self._outlets.get(address)
         if outlet is None:
-            outlet = self._outlets[address] = Outlet(self._open_lane(address), self._identity.name, now)
+            try:
+                lane = self._open_lane(address)
+            except ValueError as error:
+                self._log.warning("bad address", address=address, error=str(error))
+                return None
+            outlet = self._outlets[address] = Outlet(lane, self._identity.name, now)
         return outlet
 
     def _take(self, batch: TokenBatch, engine: Engine, now: float) -> None:
@@ -170,6 +178,8 @@ class Service:
 
     def _start(self, opened: Open, engine: Engine, now: float) -> None:
         outlet = self._outlet(opened.router, now)
+        if outlet is None:
+            return
         outlet.start(Started(opened.request, opened.attempt, opened.prompt_tokens, opened.cached_tokens))
         stops = StopStrings(opened.text.stop) if opened.text.stop else None
         full = len(self._streams) + opened.n > self._max_streams
@@ -238,9 +248,8 @@ class Service:
             self._closed.popitem(last=False)
 
     def _flush(self) -> None:
-        now = self._clock()
         for outlet in self._outlets.values():
-            outlet.flush(now)
+            outlet.flush()
 
     def _drop_silent_engines(self, now: float) -> None:
         silent = [engine for engine, heard in self._engines.items() if now - heard > SILENCE_SECONDS]

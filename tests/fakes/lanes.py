@@ -14,6 +14,9 @@ class FakeLane:
         self.closed = False
         self.messages: list[Message] = []
 
+    def ready(self) -> bool:
+        return self.room > 0
+
     def send(self, message: Message) -> bool:
         if not self.room:
             self.refused += 1
