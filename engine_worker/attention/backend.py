@@ -36,5 +36,6 @@ class AttentionBackend(Protocol):
         ...
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
-        """Store key and value [T, kv_heads, head_dim] in the cache, then attend: query [T, heads, head_dim] -> same shape."""
+        """Store key and value [T, kv_heads, head_dim] in the cache, then attend: query [T, heads, head_dim] -> same
+        shape."""
         ...

@@ -21,7 +21,8 @@ class ContextPlan:
     end: int
     length: int
     blocks: Tensor | slice
-    """[ceil(length / tokens_per_block)] int64, or a slice of the pool where the blocks are neighbours: no copy is needed."""
+    """[ceil(length / tokens_per_block)] int64, or a slice of the pool where the blocks are neighbours: no copy is
+    needed."""
 
 
 def plan(begin: int, end: int, length: int, block_table: Tensor, tokens_per_block: int) -> ContextPlan:

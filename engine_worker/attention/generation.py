@@ -1,10 +1,10 @@
 """Generation rows on a CPU: one query token per sequence, all sequences at once, keys and values read where they lie.
 
-Paged attention is an embedding bag. The pool of values, seen as a table of vectors, is the embedding; a query head is a bag; its
-attention weights are the bag's per-sample weights: the forward op gives the output. The scores (query · key) are what the same op's
-backward computes for the gradient of those weights, with the keys as the table and the queries as the output's gradient. Both ops
-take ragged lists of rows, so nothing is gathered and no row is padded but in the softmax, and a row's result does not depend on
-its neighbours, bit for bit.
+Paged attention is an embedding bag. The pool of values, seen as a table of vectors, is the embedding; a query head is a
+bag; its attention weights are the bag's per-sample weights: the forward op gives the output. The scores (query · key)
+are what the same op's backward computes for the gradient of those weights, with the keys as the table and the queries
+as the output's gradient. Both ops take ragged lists of rows, so nothing is gathered and no row is padded but in the
+softmax, and a row's result does not depend on its neighbours, bit for bit.
 """
 
 from dataclasses import dataclass
@@ -27,14 +27,15 @@ NO_PADDING = -1
 class GenerationPlan:
     """What all layers share. B sequences, H heads, E = H * sum of context lengths (query head, key) pairs.
 
-    The weights stand in rectangles [sequences, H, width] one after the other, one per width: a sequence's width is its number of
-    blocks rounded up to a power of two, in tokens, so one long sequence does not widen the others.
+    The weights stand in rectangles [sequences, H, width] one after the other, one per width: a sequence's width is its
+    number of blocks rounded up to a power of two, in tokens, so one long sequence does not widen the others.
     """
 
     rows: Tensor | None
     """[B] int64: the sequences' tokens in the step; None when they are all of it, in order."""
     key_rows: Tensor
-    """[E] int32: rows of the pool as a table [slots * kv_heads, head_dim], per sequence token by token: as they lie in memory."""
+    """[E] int32: rows of the pool as a table [slots * kv_heads, head_dim], per sequence token by token: as they lie in
+    memory."""
     key_bags: Tensor
     """[E] int32: the query head of each."""
     key_cells: Tensor
@@ -76,9 +77,15 @@ def plan(
         rectangles.append((cell, end, width))
         first_row, cell = first_row + count, end
     bag_lengths = np.repeat(lengths, heads.num_heads)
+    columns = [torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True)]
+    key_rows, key_bags, key_cells, value_rows, value_cells = columns
     return GenerationPlan(
-        None if rows is None else torch.from_numpy(rows),
-        *(torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True)),
+        rows=None if rows is None else torch.from_numpy(rows),
+        key_rows=key_rows,
+        key_bags=key_bags,
+        key_cells=key_cells,
+        value_rows=value_rows,
+        value_cells=value_cells,
         bag_start=torch.from_numpy((np.cumsum(bag_lengths) - bag_lengths).astype(np.int32)),
         scores=torch.full((cell,), -torch.inf, dtype=dtype),
         rectangles=tuple(rectangles),

@@ -7,10 +7,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """T tokens of B sequences. Tokens of a sequence are adjacent; its query is the last `query` of its `context` tokens.
+    """T tokens of B sequences. Tokens of a sequence are adjacent; its query is the last `query` of its `context`
+    tokens.
 
-    Tokens at or after `query_start[B]` are padding: they belong to no sequence, their slots are -1 and their output means nothing.
-    A sequence may have a query of no tokens.
+    Tokens at or after `query_start[B]` are padding: they belong to no sequence, their slots are -1 and their output
+    means nothing. A sequence may have a query of no tokens.
     """
 
     slots: Tensor

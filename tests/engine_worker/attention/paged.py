@@ -28,7 +28,8 @@ def paged_step(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> PagedStep:
-    """`sequences`: (tokens already in the cache, tokens of this step) of each. `padding`: tokens at the end with slot -1."""
+    """`sequences`: (tokens already in the cache, tokens of this step) of each. `padding`: tokens at the end with slot
+    -1."""
     random = torch.Generator().manual_seed(seed)
     needed = [-(-(past + query) // tokens_per_block) for past, query in sequences]
     pool = KVCache(1, sum(needed) + 3, tokens_per_block, heads.num_kv_heads, heads.head_dim, dtype, torch.device("cpu"))

@@ -1,0 +1,85 @@
+"""Self-attention with grouped-query heads."""
+
+import torch
+from torch import Tensor, nn
+
+from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.cache import LayerCache
+from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.layers.linear import FusedLinear, Linear
+from engine_worker.layers.norm import RMSNorm
+from engine_worker.layers.rotary import rotate
+
+
+class SelfAttention(nn.Module):
+    """Projections and rotation around an attention backend."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        heads: HeadShape,
+        backend: AttentionBackend,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        query_size, kv_size = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
+        self.qkv_proj = FusedLinear(
+            hidden_size,
+            {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size},
+            bias=bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.o_proj = Linear(query_size, hidden_size, bias=bias, dtype=dtype, device=device)
+        self._heads = heads
+        self._backend = backend
+
+    def normalize(self, query_key: Tensor) -> Tensor:
+        """Of queries and keys together, [T, heads + kv_heads, head_dim], before the rotation."""
+        return query_key
+
+    def forward(
+        self, x: Tensor, rotations: tuple[Tensor, Tensor], cache: LayerCache, inputs: AttentionInputs
+    ) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        num_heads, num_kv_heads = self._heads.num_heads, self._heads.num_kv_heads
+        qkv = self.qkv_proj(x).view(len(x), num_heads + 2 * num_kv_heads, self._heads.head_dim)
+        query_key = rotate(self.normalize(qkv[:, : num_heads + num_kv_heads]), rotations)
+        query, key, value = query_key[:, :num_heads], query_key[:, num_heads:], qkv[:, num_heads + num_kv_heads :]
+        out: Tensor = self.o_proj(self._backend.attend(query, key, value, cache, inputs).flatten(1))
+        return out
+
+
+class NormedSelfAttention(SelfAttention):
+    """With RMSNorm of each query and key head (arXiv:2302.05442)."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        heads: HeadShape,
+        backend: AttentionBackend,
+        *,
+        bias: bool,
+        eps: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(hidden_size, heads, backend, bias=bias, dtype=dtype, device=device)
+        self.q_norm = RMSNorm(heads.head_dim, eps=eps, dtype=dtype, device=device)
+        self.k_norm = RMSNorm(heads.head_dim, eps=eps, dtype=dtype, device=device)
+        self._norm_weight: Tensor | None = None
+
+    def freeze(self) -> None:
+        """The weights are final: one tensor [heads + kv_heads, head_dim] does for both norms."""
+        query, key = self.q_norm.weight, self.k_norm.weight
+        rows = (query.expand(self._heads.num_heads, -1), key.expand(self._heads.num_kv_heads, -1))
+        self._norm_weight = torch.cat(rows)
+
+    def normalize(self, query_key: Tensor) -> Tensor:
+        """See SelfAttention."""
+        if self._norm_weight is None:
+            raise RuntimeError("freeze() comes before the first forward")
+        return self.q_norm.scaled(query_key, self._norm_weight)

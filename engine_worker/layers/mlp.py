@@ -1,0 +1,30 @@
+"""The feed-forward half of a layer."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine_worker.layers.linear import FusedLinear, Linear
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.gate_up_proj = FusedLinear(
+            hidden_size,
+            {"gate_proj": intermediate_size, "up_proj": intermediate_size},
+            bias=bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        out: Tensor = self.down_proj(F.silu(gate).mul_(up))
+        return out

@@ -1,0 +1,67 @@
+"""Rotary position embedding (RoFormer, arXiv:2104.09864), halves rotated as in Hugging Face checkpoints."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by a factor (arXiv:2306.15595)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Low frequencies divided by a factor, high ones kept, those between blended (Llama 3.1)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Base and scaling of the frequencies."""
+
+    theta: float
+    scaling: LinearScaling | Llama3Scaling | None = None
+
+
+def frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """[head_dim / 2] float32: radians per position."""
+    plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    match rope.scaling:
+        case None:
+            return plain
+        case LinearScaling(factor):
+            return plain / factor
+        case Llama3Scaling(factor, low, high, original):
+            # 1 where the wavelength fits `high` times into the original context, 0 where not even `low` times.
+            kept = ((original * plain / (2 * math.pi) - low) / (high - low)).clamp(0.0, 1.0)
+            return (1 - kept) * plain / factor + kept * plain
+
+
+class Rotary:
+    """Turns positions into rotations, once per step for all layers."""
+
+    def __init__(self, rope: Rope, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        half = frequencies(rope, head_dim)
+        self._frequencies = torch.cat((half, half)).to(device)
+        self._signs = torch.cat((-torch.ones_like(half), torch.ones_like(half))).to(device)
+        self._dtype = dtype
+
+    def rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions [T] -> cosines and signed sines, each [T, 1, head_dim]."""
+        angles = torch.outer(positions.float(), self._frequencies).unsqueeze(1)
+        return angles.cos().to(self._dtype), (angles.sin() * self._signs).to(self._dtype)
+
+
+def rotate(x: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
+    """[T, heads, head_dim] -> the same shape."""
+    cos, sin = rotations
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

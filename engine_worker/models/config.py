@@ -1,0 +1,115 @@
+"""What config.json says of a model, read once: every field present and supported, or an error that names it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine_worker.attention.backend import HeadShape
+from engine_worker.layers.rotary import LinearScaling, Llama3Scaling, Rope
+from sluice.ring.checkpoint import CheckpointError
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "partial_rotary_factor": (1, 1.0),
+    "pretraining_tp": (1,),
+    "quantization_config": (None,),
+    "attn_logit_softcapping": (None, 0),
+    "final_logit_softcapping": (None, 0),
+    "logit_scale": (None, 1, 1.0),
+    "num_experts": (None, 0),
+    "num_local_experts": (None, 0),
+    "use_sliding_window": (None, False),
+}
+"""Options that change what a model computes, and the values of them that these models compute; an absent one is
+neutral."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """A pre-norm decoder with grouped-query attention and SwiGLU."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    heads: HeadShape
+    rms_norm_eps: float
+    rope: Rope
+    attention_bias: bool
+    mlp_bias: bool
+    tie_word_embeddings: bool
+
+
+def read_decoder(raw: Mapping[str, Any], *, mlp_bias: bool) -> DecoderConfig:
+    """Raises CheckpointError on an option that is missing or not supported. `mlp_bias`: whether the family knows that
+    option."""
+    _refuse_unsupported(raw, mlp_bias)
+    hidden_size, num_heads = _size(raw, "hidden_size"), _size(raw, "num_attention_heads")
+    num_kv_heads = _size(raw, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise CheckpointError(f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}")
+    head_dim = _size(raw, "head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise CheckpointError(f"head_dim {head_dim} is odd: it has no rotary halves")
+    return DecoderConfig(
+        vocab_size=_size(raw, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_size(raw, "intermediate_size"),
+        num_layers=_size(raw, "num_hidden_layers"),
+        heads=HeadShape(num_heads, num_kv_heads, head_dim),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rope=_read_rope(raw),
+        attention_bias=bool(raw.get("attention_bias", False)),
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+    )
+
+
+def _refuse_unsupported(raw: Mapping[str, Any], mlp_bias: bool) -> None:
+    for name, neutral in NEUTRAL.items():
+        if name in raw and raw[name] not in neutral:
+            raise CheckpointError(f"config.json: {name} = {raw[name]!r} is not supported")
+    if raw.get("sliding_window") is not None and raw.get("use_sliding_window") is None:
+        raise CheckpointError(f"config.json: sliding_window = {raw['sliding_window']!r} is not supported")
+    if raw.get("mlp_bias") and not mlp_bias:
+        raise CheckpointError("config.json: mlp_bias = true is not supported in this architecture")
+    other = sorted({str(kind) for kind in raw.get("layer_types") or ()} - {"full_attention"})
+    if other:
+        raise CheckpointError(f"config.json: layer_types {', '.join(other)} are not supported")
+
+
+def _size(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    found = raw.get(name)
+    found = default if found is None else found
+    if not isinstance(found, int) or found < 1:
+        raise CheckpointError(f"config.json: {name} must be a positive integer, not {found!r}")
+    return found
+
+
+def _read_rope(raw: Mapping[str, Any]) -> Rope:
+    """`rope_parameters` since transformers 5; before it `rope_theta` beside `rope_scaling`."""
+    found = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    kind = found.get("rope_type", found.get("type", "default"))
+    theta = float(found.get("rope_theta", raw.get("rope_theta", 10000.0)))
+    if found.get("partial_rotary_factor", 1.0) != 1.0:
+        raise CheckpointError(f"config.json: partial_rotary_factor = {found['partial_rotary_factor']} is not supported")
+    try:
+        match kind:
+            case "default":
+                return Rope(theta)
+            case "linear":
+                return Rope(theta, LinearScaling(float(found["factor"])))
+            case "llama3":
+                return Rope(theta, _read_llama3(found))
+    except KeyError as error:
+        raise CheckpointError(f"config.json: rope type {kind} lacks {error}") from error
+    raise CheckpointError(f"config.json: rope type {kind!r} is not supported; supported: default, linear, llama3")
+
+
+def _read_llama3(found: Mapping[str, Any]) -> Llama3Scaling:
+    return Llama3Scaling(
+        factor=float(found["factor"]),
+        low_freq_factor=float(found["low_freq_factor"]),
+        high_freq_factor=float(found["high_freq_factor"]),
+        original_max_position_embeddings=int(found["original_max_position_embeddings"]),
+    )

@@ -1,0 +1,117 @@
+"""The decoder that the Llama and Qwen3 families share: pre-norm layers of grouped-query attention and SwiGLU.
+
+Parameters are named as in Hugging Face checkpoints, but that maps of the same input are fused (see `FusedLinear`).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from engine_worker.attention.cache import KVCache, LayerCache
+from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.layers.attention import NormedSelfAttention, SelfAttention
+from engine_worker.layers.embedding import Embedding
+from engine_worker.layers.linear import FusedLinear, Linear
+from engine_worker.layers.mlp import SwiGLU
+from engine_worker.layers.norm import RMSNorm
+from engine_worker.layers.rotary import Rotary
+from engine_worker.models.config import DecoderConfig
+
+TIED = "lm_head.weight"
+"""What a checkpoint with tied embeddings may leave out."""
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(
+        self, config: DecoderConfig, self_attn: SelfAttention, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn = self_attn
+        self.mlp = SwiGLU(size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, device=device)
+        self.input_layernorm = RMSNorm(size, eps=eps, dtype=dtype, device=device)
+        self.post_attention_layernorm = RMSNorm(size, eps=eps, dtype=dtype, device=device)
+
+    def forward(
+        self, x: Tensor, rotations: tuple[Tensor, Tensor], cache: LayerCache, inputs: AttentionInputs
+    ) -> Tensor:
+        """[T, hidden] -> the same tensor, changed in place."""
+        x += self.self_attn(self.input_layernorm(x), rotations, cache, inputs)
+        x += self.mlp(self.post_attention_layernorm(x))
+        return x
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        attention: Callable[[], SelfAttention],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        layers = (DecoderLayer(config, attention(), dtype=dtype, device=device) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
+
+
+class CausalLM(nn.Module):
+    """A decoder and its output head. Sees tensors only."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        attention: Callable[[], SelfAttention],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config, attention, dtype=dtype, device=device)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype=dtype, device=device)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        self._rotary = Rotary(config.rope, config.heads.head_dim, dtype, device)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
+        """token_ids [T] int64, positions [T] int64 -> hidden states [T, hidden], before the head."""
+        x = self.model.embed_tokens(token_ids)
+        rotations = self._rotary.rotations(positions)
+        for layer, layer_cache in zip(self.model.layers, cache.layers, strict=True):
+            x = layer(x, rotations, layer_cache, inputs)
+        out: Tensor = self.model.norm(x)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] -> [R, vocab] float32."""
+        out: Tensor = self.lm_head(hidden)
+        return out.float()
+
+    def targets(self) -> dict[str, Tensor]:
+        """Where each tensor of a checkpoint goes, by its name there: views to be filled before `freeze`."""
+        found: dict[str, Tensor] = {}
+        for path, module in self.named_modules():
+            for name, weight in module.named_parameters(recurse=False):
+                if isinstance(module, FusedLinear):
+                    parts = weight.split(list(module.parts.values()))
+                    parent = path.rpartition(".")[0]
+                    found |= {f"{parent}.{part}.{name}": rows for part, rows in zip(module.parts, parts, strict=True)}
+                else:
+                    found[f"{path}.{name}"] = weight
+        if self.config.tie_word_embeddings:
+            del found[TIED]
+        return found
+
+    def freeze(self) -> None:
+        """The weights are final: layers derive what they need from them. Comes before the first forward."""
+        for module in self.modules():
+            if isinstance(module, Linear | NormedSelfAttention):
+                module.freeze()

@@ -1,0 +1,36 @@
+"""Qwen3, dense (arXiv:2505.09388)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from engine_worker.attention.backend import AttentionBackend
+from engine_worker.layers.attention import NormedSelfAttention
+from engine_worker.models.config import DecoderConfig, read_decoder
+from engine_worker.models.decoder import CausalLM
+
+
+class Qwen3(CausalLM):
+    """Llama with an RMSNorm on each query and key head, and a head size of its own."""
+
+    def __init__(
+        self, config: DecoderConfig, backend: AttentionBackend, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        def attention() -> NormedSelfAttention:
+            return NormedSelfAttention(
+                config.hidden_size,
+                config.heads,
+                backend,
+                bias=config.attention_bias,
+                eps=config.rms_norm_eps,
+                dtype=dtype,
+                device=device,
+            )
+
+        super().__init__(config, attention, dtype=dtype, device=device)
+
+    @staticmethod
+    def read_config(raw: Mapping[str, Any]) -> DecoderConfig:
+        """From config.json. Raises CheckpointError."""
+        return read_decoder({"head_dim": 128} | dict(raw), mlp_bias=False)

@@ -1,0 +1,76 @@
+"""A step as tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.step import Draw, Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """T tokens of B slices, and what to sample after which."""
+
+    token_ids: Tensor
+    """[T] int64."""
+    positions: Tensor
+    """[T] int64."""
+    attention: AttentionInputs
+    last_tokens: Tensor | None
+    """[R] int64: the tokens whose logits are needed; None when they are all T."""
+    draws: list[Draw]
+    draw_rows: list[int]
+    """Row of the logits, 0 to R - 1, of each draw."""
+
+
+def build(slices: Sequence[Slice], tokens_per_block: int, device: torch.device) -> Batch:
+    """Slices of at least one token each."""
+    size = len(slices)
+    counts = np.fromiter((len(part.tokens) for part in slices), np.int64, size)
+    starts = np.fromiter((part.start for part in slices), np.int64, size)
+    tables = [part.block_table for part in slices]
+    ends = np.cumsum(counts)
+    total = int(ends[-1])
+    token_ids = np.fromiter(chain.from_iterable(part.tokens for part in slices), np.int64, total)
+    positions = starts if total == size else np.arange(total) + np.repeat(starts - ends + counts, counts)
+    rows = np.arange(size) if total == size else np.repeat(np.arange(size), counts)
+    lengths = starts + counts
+    block_tables = _padded(tables, -(-lengths // tokens_per_block))
+    slots = block_tables[rows, positions // tokens_per_block].astype(np.int64)
+    slots = slots * tokens_per_block + positions % tokens_per_block
+
+    def tensor(array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    draws = [draw for part in slices for draw in part.draws]
+    drawing = [i for i, part in enumerate(slices) if part.draws]
+    return Batch(
+        token_ids=tensor(token_ids),
+        positions=tensor(positions),
+        attention=AttentionInputs(
+            slots=tensor(slots),
+            block_tables=tensor(block_tables),
+            query_start=tensor(np.concatenate(([0], ends)).astype(np.int32)),
+            context_lengths=tensor(lengths.astype(np.int32)),
+            max_query=int(counts.max()),
+            max_context=int(lengths.max()),
+        ),
+        last_tokens=None if len(drawing) == total else tensor((ends - 1)[drawing]),
+        draws=draws,
+        draw_rows=[row for row, i in enumerate(drawing) for _ in slices[i].draws],
+    )
+
+
+def _padded(tables: list[Sequence[int]], used: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The first `used` blocks of each table, [B, M]; the rest is zeros."""
+    out = np.zeros((len(tables), int(used.max())), np.int32)
+    inside = np.arange(out.shape[1]) < used[:, None]
+    blocks = chain.from_iterable(table[:count] for table, count in zip(tables, used.tolist(), strict=True))
+    out[inside] = np.fromiter(blocks, np.int32, int(used.sum()))
+    return out

@@ -1,0 +1,29 @@
+"""How a model is run."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """Options of `load_runner`."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where there is one."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of weights, activations and KV cache. auto: float32 on a CPU, the checkpoint's own on CUDA."""
+    attention: Literal["auto", "reference", "cpu"] = "auto"
+    weights: Literal["checkpoint", "random"] = "checkpoint"
+    """random: drawn from `weights_seed`, for benchmarks of a shape; the folder needs no weights."""
+    weights_seed: int = 0
+    tokens_per_block: int = 16
+    kv_cache_tokens: int | None = None
+    """Size of the KV cache; None sizes it by memory."""
+    kv_memory_fraction: float | None = None
+    """Share of the memory that is free after loading, for a KV cache sized by memory. None: 0.3 on a CPU, 0.9 on CUDA.
+    """
+    max_batch_size: int = 64
+    """Sequences in a step; a KV cache sized by memory holds this many of full length at most."""
+    max_tokens_per_step: int = 2048
+    threads: int | None = None
+    """CPU threads of one operation. None: all cores this process may use but one, which the services around it need."""
