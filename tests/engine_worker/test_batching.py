@@ -43,6 +43,16 @@ def test_generation_goes_first_and_context_gets_what_is_left():
     assert sizes(bench)[:6] == [[2], [1, 7], [1, 7], [1, 6, 1], [1, 1, 4], [1, 1, 1]]
 
 
+def test_a_higher_priority_context_takes_the_budget_first():
+    bench = EngineBench(max_batch_size=4, max_tokens_per_step=8)
+    bench.submit(range(20), max_tokens=1, priority=1)
+    bench.step()
+    bench.submit(range(40, 52), max_tokens=1, priority=3)
+    bench.run()
+    assert sizes(bench) == [[8], [8], [4, 4], [8]]
+    assert [step.slices[0].tokens[0] for step in bench.runner.steps] == [0, 40, 48, 12]
+
+
 def test_the_stats_of_a_step():
     bench = EngineBench(max_batch_size=3, max_tokens_per_step=8, max_requests=5)
     bench.submit([1, 2], max_tokens=6)

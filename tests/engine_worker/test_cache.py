@@ -5,28 +5,11 @@ import pytest
 from engine_worker.kvcache.cache import KvCache
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.request import Request, Sequence
-from sluice.ring.params import SamplingParams, StopParams, TextParams
-from sluice.ring.wire import Submit
+from tests.fakes.engine import spec_of
 
 
-def request(prompt, n: int = 1, max_tokens: int = 20) -> Request:
-    spec = Submit(
-        request=1,
-        attempt=0,
-        engine_epoch=0,
-        name="",
-        prompt=list(prompt),
-        n=n,
-        sampling=SamplingParams(),
-        stopping=StopParams(max_tokens=max_tokens),
-        text=TextParams(),
-        priority=2,
-        salt="",
-        time_limit=None,
-        detokenizer="mem://a",
-        router="mem://b",
-    )
-    return Request(spec, b"root", 1, 0.0)
+def request(prompt, n: int = 1) -> Request:
+    return Request(spec_of(prompt, max_tokens=20, n=n), b"root", 1, 0.0)
 
 
 def one(prompt) -> Sequence:

@@ -71,7 +71,7 @@ def test_nothing_stops_before_min_tokens_and_end_tokens_are_banned_until_then():
 def test_a_banned_token_that_comes_all_the_same_does_not_stop():
     bench = EngineBench()
     tokens = plain()
-    request = bench.submit(PROMPT, 12, min_tokens=3, eos_token_ids=(tokens[1],))
+    request = bench.submit(PROMPT, 12, min_tokens=3, eos_token_ids=(tokens[1], tokens[2]))
     undisturbed = EngineBench()
     same = undisturbed.submit(PROMPT, 12)
     bench.runner.run = lambda step: ScriptedRunner.run(bench.runner, unbanned(step))

@@ -36,6 +36,21 @@ def test_the_last_in_order_is_paused():
     assert order[:2] == [1, 3]
 
 
+def test_nobody_overtakes_the_paused():
+    bench = EngineBench(num_blocks=10, max_batch_size=3)
+    bench.submit(range(8), max_tokens=28, request=1)
+    bench.submit(range(20, 36), max_tokens=20, request=2)
+    while not paused(bench):
+        bench.step()
+    bench.submit([1], max_tokens=1, request=3)
+    ends = []
+    while bench.engine.live.requests or bench.inbox:
+        bench.step()
+        assert not (paused(bench) and bench.receiver.streams.get((3, 0, 0)))
+        ends += [key[0] for key, stream in bench.receiver.streams.items() if stream.end and key[0] not in ends]
+    assert ends[0] == 1
+
+
 def test_the_first_is_never_paused_and_somebody_always_gets_on():
     bench = EngineBench(num_blocks=9, max_batch_size=6, max_tokens_per_step=8)
     requests = [bench.submit(range(i, i + 5), max_tokens=30, n=2) for i in range(6)]

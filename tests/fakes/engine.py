@@ -25,6 +25,40 @@ class Clock:
         return self.now
 
 
+def spec_of(
+    prompt,
+    max_tokens: int = 8,
+    *,
+    request: int = 1,
+    attempt: int = 0,
+    n: int = 1,
+    seed: int = 0,
+    priority: int = 2,
+    salt: str = "",
+    time_limit: float | None = None,
+    detokenizer: str = "mem://a",
+    epoch: int = EPOCH,
+    logprobs: int | None = None,
+    **stopping,
+) -> Submit:
+    return Submit(
+        request=request,
+        attempt=attempt,
+        engine_epoch=epoch,
+        name=f"request-{request}",
+        prompt=list(prompt),
+        n=n,
+        sampling=SamplingParams(seed=seed, logprobs=logprobs),
+        stopping=StopParams(max_tokens=max_tokens, **stopping),
+        text=TextParams(),
+        priority=priority,
+        salt=salt,
+        time_limit=time_limit,
+        detokenizer=detokenizer,
+        router="mem://router",
+    )
+
+
 class EngineBench:
     """Submits, steps and checks: after every step the pool's books balance and the runner saw a sound cache."""
 
@@ -58,42 +92,11 @@ class EngineBench:
         )
         self.cache = self.engine._cache
 
-    def submit(
-        self,
-        prompt,
-        max_tokens: int = 8,
-        *,
-        request: int | None = None,
-        attempt: int = 0,
-        n: int = 1,
-        seed: int = 0,
-        priority: int = 2,
-        salt: str = "",
-        time_limit: float | None = None,
-        detokenizer: str = "mem://a",
-        epoch: int = EPOCH,
-        logprobs: int | None = None,
-        **stopping,
-    ) -> int:
+    def submit(self, prompt, max_tokens: int = 8, *, request: int | None = None, **asked) -> int:
         number = len(self.specs) + 1 if request is None else request
-        spec = Submit(
-            request=number,
-            attempt=attempt,
-            engine_epoch=epoch,
-            name=f"request-{number}",
-            prompt=list(prompt),
-            n=n,
-            sampling=SamplingParams(seed=seed, logprobs=logprobs),
-            stopping=StopParams(max_tokens=max_tokens, **stopping),
-            text=TextParams(),
-            priority=priority,
-            salt=salt,
-            time_limit=time_limit,
-            detokenizer=detokenizer,
-            router="mem://router",
-        )
+        spec = spec_of(prompt, max_tokens, request=number, **asked)
         self.inbox.append(spec)
-        self.specs.setdefault((number, attempt), spec)
+        self.specs.setdefault((number, spec.attempt), spec)
         return number
 
     def cancel(self, request: int, sequence: int | None = None, *, attempt: int = 0, epoch: int = EPOCH) -> None:
