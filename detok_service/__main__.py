@@ -17,8 +17,8 @@ from sluice.ring.process import die_with_parent, on_stop_signal
 from sluice.ring.wire import ToDetokenizer
 from sluice.telemetry import configure
 
-FULL_LANE_SECONDS = 0.01
-"""Between two looks at full lanes."""
+BUSY_SECONDS = 0.01
+"""Between two looks at full lanes, or at what is left while draining."""
 LINGER_SECONDS = 1.0
 
 
@@ -53,15 +53,15 @@ def serve(
     service: Service, inbox: "Inbox[ToDetokenizer]", settings: DetokenizerSettings, log: structlog.stdlib.BoundLogger
 ) -> None:
     """Until it is drained, or the time for that is over."""
-    draining_since = None
-    while draining_since is None or not drained(service, time.monotonic() - draining_since, settings.drain_timeout):
+    draining = False
+    while not (draining and drained(service, settings.drain_timeout)):
         until_beat = max(0.0, service.beat_at - time.monotonic())
-        inbox.wait(min(until_beat, FULL_LANE_SECONDS) if service.waiting else until_beat)
+        inbox.wait(min(until_beat, BUSY_SECONDS) if service.waiting or draining else until_beat)
         service.handle(inbox.receive())
         service.tick()
-        if service.draining and draining_since is None:
+        if service.draining_since is not None and not draining:
             log.info("draining", streams=service.streams)
-            draining_since = time.monotonic()
+            draining = True
     service.close(LINGER_SECONDS)
     log.info("stopped", unknown_rows=service.unknown_rows, gaps=service.gaps, malformed=inbox.malformed)
 
@@ -74,8 +74,9 @@ def open_lane(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> Lane:
         raise ValueError(f"{address!r} is no address: {error}") from error
 
 
-def drained(service: Service, seconds: float, timeout: float) -> bool:
-    """Whether a service that has been draining for so long may go: for one beat's time new streams may still come."""
+def drained(service: Service, timeout: float) -> bool:
+    """Whether a draining service may go: for one beat's time new streams may still come."""
+    seconds = time.monotonic() - (service.draining_since or 0.0)
     idle = not service.streams and not service.waiting
     return seconds >= timeout or (idle and seconds >= BEAT_SECONDS)
 

@@ -52,7 +52,8 @@ class Service:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`open_lane` raises ValueError for an address that is none."""
-        self.draining = False
+        self.draining_since: float | None = None
+        """By the service's clock."""
         self.unknown_rows = 0
         self.gaps = 0
         self._identity = identity
@@ -125,8 +126,8 @@ class Service:
 
     def drain(self) -> None:
         """From now on beats ask routers to place nothing here; what comes is still served."""
-        self.draining = True
-        self._beat_at = self._clock()
+        if self.draining_since is None:
+            self.draining_since = self._beat_at = self._clock()
 
     def close(self, linger: float) -> None:
         """End what still lives with DRAINING and close all lanes."""
@@ -276,7 +277,7 @@ class Service:
             detokenizer=self._identity.name,
             epoch=self._identity.epoch,
             address=self._identity.address,
-            draining=self.draining,
+            draining=self.draining_since is not None,
             streams=len(self._streams),
             queue_depth=self._backlog + self.waiting,
             tokens_per_second=self._tokens / elapsed if elapsed > 0 else 0.0,
