@@ -70,6 +70,8 @@ class Runner(Protocol):
     num_blocks: int
     """Size of the block pool."""
     tokens_per_block: int
+    choices: dict[str, str]
+    """What it is, for the log: device, dtype, attention."""
 
     def run(self, step: Step) -> list[Drawn]:
         """One result per draw, in order of slices and their draws. Raises on a fault of the whole step."""

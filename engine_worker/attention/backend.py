@@ -31,6 +31,9 @@ class HeadShape:
 class AttentionBackend(Protocol):
     """Causal attention over the paged cache."""
 
+    name: str
+    """As in the settings."""
+
     def prepare(self, inputs: AttentionInputs) -> AttentionInputs:
         """Once per step: the inputs with whatever all layers share. `attend` takes either form."""
         ...

@@ -25,6 +25,8 @@ class CpuInputs(AttentionInputs):
 class CpuAttention:
     """Vectorised torch over the cache's pages."""
 
+    name = "cpu"
+
     def __init__(self, heads: HeadShape, tokens_per_block: int, dtype: torch.dtype) -> None:
         self._heads = heads
         self._tokens_per_block = tokens_per_block

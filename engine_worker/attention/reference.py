@@ -11,6 +11,8 @@ from engine_worker.attention.inputs import AttentionInputs
 class ReferenceAttention:
     """Plain torch on any device; the other backends must agree with it."""
 
+    name = "reference"
+
     def __init__(self, heads: HeadShape) -> None:
         self._heads = heads
 

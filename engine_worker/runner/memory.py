@@ -43,7 +43,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that can be had now; inside a container no more than its limit leaves."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(_available(), *_container_rest())
+    return min([_available(), *_container_rest()])
 
 
 def _available() -> int:

@@ -16,6 +16,8 @@ class ModelRunner:
     def __init__(self, model: CausalLM, cache: KVCache, backend: AttentionBackend, device: torch.device) -> None:
         self.num_blocks = cache.num_blocks
         self.tokens_per_block = cache.tokens_per_block
+        dtype = str(cache.layers[0].keys.dtype).removeprefix("torch.")
+        self.choices = {"device": str(device), "dtype": dtype, "attention": backend.name}
         self._model = model
         self._cache = cache
         self._backend = backend
