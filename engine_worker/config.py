@@ -27,17 +27,25 @@ class EngineSettings(ServiceSettings):
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="of weights and KV cache; auto: what is fastest on the device"
+        "auto", description="of weights and KV cache; auto: float32 on a CPU, the model's own on a GPU"
     )
-    attention: str = Field("auto", description="attention backend by name; auto: the best one for the device")
-    threads: int = Field(0, ge=0, le=1024, description="CPU threads of a step; 0: as many as torch takes")
+    attention: Literal["auto", "reference", "cpu"] = Field(
+        "auto", description="attention backend; auto: the best one for the device"
+    )
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads of a step; 0: all cores but one")
+    weights: Literal["checkpoint", "random"] = Field(
+        "checkpoint", description="random: for benchmarks of a model's shape; the folder needs no weights"
+    )
 
     tokens_per_block: int = Field(16, ge=1, le=1024, description="tokens in a block of the KV cache")
     kv_cache_tokens: int | None = Field(
         None, ge=1, description="size of the KV cache in tokens; default: by kv_memory_fraction"
     )
-    kv_memory_fraction: float = Field(
-        0.5, gt=0, le=0.95, description="part of the memory left after loading that the KV cache gets"
+    kv_memory_fraction: float | None = Field(
+        None,
+        gt=0,
+        le=0.95,
+        description="part of the memory left after loading that the KV cache gets; default: 0.3 on a CPU, 0.9 on a GPU",
     )
     block_reuse: bool = Field(True, description="reuse the blocks of prompts that begin alike")
 

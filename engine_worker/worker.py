@@ -51,12 +51,24 @@ class Worker:
         self._listeners = Listeners()
         self._beats = Beats(self._context, self._listeners, self._beat, log)
         self._checked = True
-        self._stops = 0
+        self._stopping = False
         self._draining_since: float | None = None
 
+    def sizes(self) -> dict[str, int]:
+        """How much it holds, for the log."""
+        stats = self._engine.stats.latest
+        return {
+            "kv_blocks": stats.max_kv_blocks,
+            "kv_tokens": stats.max_kv_blocks * stats.tokens_per_kv_block,
+            "max_sequence_tokens": self.terms.max_sequence_tokens,
+            "max_batch_size": self._settings.max_batch_size,
+            "max_tokens_per_step": self._settings.max_tokens_per_step,
+            "max_requests": self.terms.max_requests,
+        }
+
     def stop(self) -> None:
-        """Take nothing new, let live requests end, then let `serve` return; called again: end them now. Signal-safe."""
-        self._stops += 1
+        """Take nothing new, let live requests end within the drain timeout, then let `serve` return. Signal-safe."""
+        self._stopping = True
 
     def serve(self) -> None:
         """The loop. Raises RuntimeError if the beats die, for then no router knows this engine any more."""
@@ -85,7 +97,7 @@ class Worker:
 
     def _drained(self) -> bool:
         """Whether it is time to go. For one beat's time after the stop new requests may still come, to be refused."""
-        if not self._stops:
+        if not self._stopping:
             return False
         now = time.monotonic()
         if self._draining_since is None:
@@ -93,7 +105,7 @@ class Worker:
             self._engine.intake.draining = True
             self._log.info("draining", requests=len(self._engine.live.requests))
         seconds = now - self._draining_since
-        if seconds >= self._settings.drain_timeout or self._stops > 1:
+        if seconds >= self._settings.drain_timeout:
             fault = Fault(ErrorCode.DRAINING.name, "the engine has shut down")
             self._log.info("drain_timeout", ended=self._engine.end_all(fault))
             return True
@@ -138,6 +150,6 @@ class Worker:
             address=self.address,
             fingerprint=self.terms.fingerprint,
             max_sequence_tokens=self.terms.max_sequence_tokens,
-            draining=self._stops > 0,
+            draining=self._stopping,
             stats=self._engine.stats.latest,
         )

@@ -134,7 +134,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(
-    max_examples=20_000 if LONG else 60,
+    max_examples=5_000 if LONG else 60,
     stateful_step_count=80 if LONG else 40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -90,7 +90,6 @@ class World:
 
     def close(self) -> None:
         self.worker.stop()
-        self.worker.stop()
         self.thread.join(10)
         assert not self.thread.is_alive()
         self.lane.close()

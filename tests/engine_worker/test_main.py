@@ -1,0 +1,113 @@
+"""The real process: a model, the ring, signals."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+
+import sluice.tiny_model
+from engine_worker.__main__ import progress_log
+from engine_worker.config import read_settings
+from sluice.ring.errors import FinishReason
+from sluice.ring.lanes import Inbox, Lane
+from sluice.ring.wire import EngineBeat, Hello, Pulse, TokenBatch
+from tests.fakes.engine import Clock, spec_of
+
+MODEL = Path(sluice.tiny_model.__file__).parent / "checkpoint"
+
+
+def start(*flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "engine_worker", *flags]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def events(process: subprocess.Popen[str], until: str) -> list[dict]:
+    found = []
+    for line in process.stderr:
+        found.append(json.loads(line))
+        if found[-1]["event"] == until:
+            return found
+    raise AssertionError(found)
+
+
+def test_it_serves_the_model_in_the_box_and_drains(tmp_path):
+    flags = ["--id", "e0", "--listen", f"ipc://{tmp_path}/engine", "--threads", "1", "--kv-cache-tokens", "4096"]
+    process = start("--model", str(MODEL), *flags)
+    try:
+        *loading, ready = events(process, "ready")
+        assert {entry["event"] for entry in loading} == {"loading"}
+        assert loading[-1]["done"] == loading[-1]["total"] > 0
+        wanted = {"id": "e0", "device": "cpu", "dtype": "float32", "attention": "cpu", "kv_tokens": 4096}
+        assert wanted.items() <= ready.items()
+        with zmq.Context() as context:
+            router = Inbox(context, f"ipc://{tmp_path}/router", EngineBeat)
+            detokenizer = Inbox(context, f"ipc://{tmp_path}/detokenizer", TokenBatch | Pulse)
+            lane = Lane(context, ready["address"])
+            lane.send(Hello("r0", router.address))
+            assert router.wait(10)
+            (beat, *_) = router.receive()
+            lane.send(spec_of([1, 2, 3], 5, n=2, epoch=beat.epoch, detokenizer=detokenizer.address))
+            process.send_signal(signal.SIGTERM)
+            rows = []
+            while sum(row.end is not None for row in rows) < 2:
+                assert detokenizer.wait(20)
+                rows += [
+                    row for batch in detokenizer.receive() if isinstance(batch, TokenBatch) for row in batch.rows()
+                ]
+            ends = {row.end.reason for row in rows if row.end}
+            codes = {row.end.fault.code for row in rows if row.end and row.end.fault}
+            # The signal may overtake the request.
+            assert ends == {FinishReason.LENGTH} or (ends == {FinishReason.ERROR} and codes == {"DRAINING"})
+            assert process.wait(10) == 0
+            for socket in (lane, router, detokenizer):
+                socket.close()
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", "/nowhere"], "neither a folder nor a hub id"),
+        (["--model", str(MODEL), "--listen", "tcp://nonsense"], "cannot listen on tcp://nonsense"),
+        (["--model", str(MODEL), "--kv-cache-tokens", "3"], "less than one block of 16 tokens"),
+        (["--model", str(MODEL), "--max-batch-size", "600"], "must be at least max_batch_size, 600"),
+        (["--model", str(MODEL), "--no-such-flag", "1"], "no-such-flag"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(flags, message):
+    process = start(*flags)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+def test_settings_by_flag_environment_and_default(monkeypatch):
+    monkeypatch.setenv("SLUICE_ENGINE_MAX_BATCH_SIZE", "32")
+    monkeypatch.setenv("SLUICE_ENGINE_DTYPE", "bfloat16")
+    settings = read_settings(["--model", "m", "--dtype", "float32", "--no-chunked-context"])
+    assert (settings.max_batch_size, settings.dtype, settings.chunked_context) == (32, "float32", False)
+    assert settings.block_reuse is True
+
+
+def test_loading_is_told_now_and_then_and_at_its_end():
+    told, clock = [], Clock()
+
+    class Log:
+        def info(self, event, **fields):
+            told.append((event, fields["done"], fields["total"]))
+
+    progress = progress_log(Log(), clock)
+    for done in range(1, 101):
+        clock.now += 0.01
+        progress(done, 100)
+    assert told[0] == ("loading", 1, 100)
+    assert told[-1] == ("loading", 100, 100)
+    assert 8 <= len(told) <= 13
