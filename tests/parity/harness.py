@@ -16,7 +16,7 @@ from sluice.ring.wire import Submit
 from tests.fakes.lane import Receiver, Stream
 
 EPOCH = 1
-QUIET = structlog.make_filtering_bound_logger(60)
+QUIET = structlog.make_filtering_bound_logger(50)
 
 
 class EngineHarness:
