@@ -78,7 +78,10 @@ class Sequence:
         return prompt[start:] + self.output[: end - size]
 
     def finish_reason(self) -> FinishReason:
-        """Why the newest output token ends the sequence; RUNNING if it does not. The token stays in the output."""
+        """Why the newest output token ends the sequence; RUNNING if it does not.
+
+        An end or stop token is output and a completion token as any other; the detokenizer decides whether to show it.
+        """
         stopping = self.request.spec.stopping
         token, count = self.output[-1], len(self.output)
         if count > stopping.min_tokens:

@@ -98,6 +98,20 @@ class World:
         self.context.term()
 
 
+def stall(runner: ScriptedRunner) -> tuple[threading.Event, threading.Event]:
+    """(a step was entered, it may go on)."""
+    entered, go_on = threading.Event(), threading.Event()
+    run = runner.run
+
+    def slow(step):
+        entered.set()
+        go_on.wait(10)
+        return run(step)
+
+    runner.run = slow
+    return entered, go_on
+
+
 @pytest.fixture
 def runner() -> ScriptedRunner:
     return ScriptedRunner(num_blocks=16, tokens_per_block=4)
@@ -149,15 +163,7 @@ def test_beats_go_to_who_said_hello_and_tell_the_truth(start):
 def test_beats_go_on_through_a_long_step(start, runner):
     world = start()
     world.hello()
-    entered, go_on = threading.Event(), threading.Event()
-    run = runner.run
-
-    def slow(step):
-        entered.set()
-        go_on.wait(10)
-        return run(step)
-
-    runner.run = slow
+    entered, go_on = stall(runner)
     world.submit(1, [1])
     assert entered.wait(5)
     assert len(world.beats(1.7)) >= 2
@@ -168,15 +174,7 @@ def test_beats_go_on_through_a_long_step(start, runner):
 def test_a_stopped_worker_ends_what_lives_and_refuses_the_rest(start, runner):
     world = start()
     world.hello()
-    entered, go_on = threading.Event(), threading.Event()
-    run = runner.run
-
-    def slow(step):
-        entered.set()
-        go_on.wait(10)
-        return run(step)
-
-    runner.run = slow
+    entered, go_on = stall(runner)
     world.submit(1, [1])
     assert entered.wait(5)
     world.worker.stop()
