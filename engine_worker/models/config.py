@@ -89,6 +89,8 @@ def _size(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
 def _read_rope(raw: Mapping[str, Any]) -> Rope:
     """`rope_parameters` since transformers 5; before it `rope_theta` beside `rope_scaling`."""
     found = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if any(isinstance(value, Mapping) for value in found.values()):
+        raise CheckpointError("config.json: rope_parameters per layer type are not supported")
     kind = found.get("rope_type", found.get("type", "default"))
     theta = float(found.get("rope_theta", raw.get("rope_theta", 10000.0)))
     if found.get("partial_rotary_factor", 1.0) != 1.0:

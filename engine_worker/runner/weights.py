@@ -66,7 +66,7 @@ def _weight_files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}")
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index} is no index of weights: {error!r}") from error
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:

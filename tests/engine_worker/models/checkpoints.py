@@ -1,0 +1,65 @@
+"""Small random checkpoints, written by transformers."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
+
+from sluice.ring.checkpoint import Checkpoint, open_checkpoint
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "qwen3, tied": Qwen3Config(
+        **SIZES, num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True
+    ),
+    "qwen3, biased": Qwen3Config(
+        **SIZES, num_attention_heads=3, num_key_value_heads=1, head_dim=32, attention_bias=True
+    ),
+    "llama": LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=4),
+    "llama, llama3 rope": LlamaConfig(
+        **SIZES, num_attention_heads=6, num_key_value_heads=2, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True
+    ),
+    "llama, biased, linear rope": LlamaConfig(
+        **SIZES,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=20,
+        attention_bias=True,
+        mlp_bias=True,
+        rope_parameters={"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+    ),
+}
+
+
+def write_checkpoint(folder: Path, config: PreTrainedConfig, *, shard_size: str = "1GB") -> torch.nn.Module:
+    """Random weights, norms and biases too; the model that was written."""
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 1:
+                weight.copy_(torch.randn_like(weight) * 0.3 + (0.0 if name.endswith("bias") else 1.0))
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    (folder / "tokenizer.json").write_text("{}")
+    return model
+
+
+def open_written(folder: Path) -> Checkpoint:
+    return open_checkpoint(str(folder))

@@ -1,0 +1,42 @@
+"""A whole generation by hand-made steps, without an engine."""
+
+from engine_worker.step import Draw, Runner, Slice, Step
+from sluice.ring.params import SamplingParams
+
+
+class Sequence:
+    """One sequence with a private block table."""
+
+    def __init__(self, prompt: list[int], blocks: list[int], sampling: SamplingParams) -> None:
+        self.prompt = prompt
+        self.blocks = blocks
+        self.sampling = sampling
+        self.output: list[int] = []
+        self.computed = 0
+
+    def slice(self, chunk: int) -> Slice:
+        """Its next tokens, at most `chunk`; draws where they reach the end."""
+        tokens = self.prompt + self.output
+        part = tokens[self.computed : self.computed + chunk]
+        ends = self.computed + len(part) == len(tokens)
+        draw = Draw(self.sampling, 0, len(self.output), self.prompt, self.output)
+        start, self.computed = self.computed, self.computed + len(part)
+        return Slice(part, start, self.blocks, (draw,) if ends else ())
+
+
+def generate(
+    runner: Runner, prompts: list[list[int]], max_tokens: int, *, chunk: int = 1 << 20, **sampling: object
+) -> list[list[int]]:
+    """All prompts together; block tables are woven into each other."""
+    each = runner.num_blocks // len(prompts)
+    params = SamplingParams(**sampling)
+    sequences = [
+        Sequence(prompt, list(range(i, each * len(prompts), len(prompts)))[::-1], params)
+        for i, prompt in enumerate(prompts)
+    ]
+    while live := [sequence for sequence in sequences if len(sequence.output) < max_tokens]:
+        slices = [sequence.slice(chunk) for sequence in live]
+        drawn = iter(runner.run(Step(tuple(slices))))
+        for sequence, part in zip(live, slices, strict=True):
+            sequence.output += [next(drawn).token for _ in part.draws]
+    return [sequence.output for sequence in sequences]

@@ -1,0 +1,44 @@
+import pytest
+import torch
+
+from engine_worker.runner import memory
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.memory import MemoryTooSmallError, count_blocks, free_memory
+
+CPU = torch.device("cpu")
+
+
+def count(free=1 << 30, block_bytes=1 << 16, max_context=1 << 30, **options):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "free_memory", lambda device: free)
+        return count_blocks(RunnerConfig(**options), block_bytes, 2, max_context, CPU)
+
+
+def test_by_tokens():
+    assert count(kv_cache_tokens=160) == 10
+    assert count(kv_cache_tokens=161, tokens_per_block=8) == 20
+
+
+def test_by_memory():
+    assert count(kv_memory_fraction=0.5) == 1 << 13
+    assert count() == int((1 << 30) * 0.3) >> 16
+
+
+def test_no_more_than_the_batch_can_fill():
+    assert count(max_context=100, max_batch_size=3) == 3 * 7
+
+
+def test_too_little_says_the_numbers():
+    with pytest.raises(MemoryTooSmallError, match=r"kv_cache_tokens = 15 is less than one block of 16"):
+        count(kv_cache_tokens=15)
+    with pytest.raises(MemoryTooSmallError, match=r"2 MiB are free .* 30% .* block of 16 tokens takes 4\.00 MiB"):
+        count(free=2 << 20, block_bytes=4 << 20)
+
+
+def test_this_machine_has_memory():
+    assert free_memory(CPU) > 1 << 20
+
+
+def test_a_containers_limit_counts(monkeypatch):
+    monkeypatch.setattr(memory, "_container_rest", lambda: [12345])
+    assert free_memory(CPU) == 12345

@@ -1,0 +1,124 @@
+import math
+
+import pytest
+import torch
+
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.load import load_runner
+from engine_worker.step import Draw, Slice, Step
+from sluice.ring.checkpoint import CheckpointError
+from sluice.ring.errors import ErrorCode
+from sluice.ring.params import SamplingParams, derive_seed
+from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
+from tests.engine_worker.runner.generate import generate
+
+GREEDY = SamplingParams(temperature=0.0)
+LENGTHS = (1, 5, 15, 16, 17, 31, 40)
+NEW = 12
+
+
+@pytest.fixture(scope="module", params=["qwen3, tied", "llama, llama3 rope"])
+def folder_and_model(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    return folder, write_checkpoint(folder, CONFIGS[request.param])
+
+
+@pytest.fixture(scope="module", params=["cpu", "reference"])
+def runner(request, folder_and_model):
+    config = RunnerConfig("cpu", attention=request.param, kv_cache_tokens=1024, threads=1)
+    return load_runner(open_written(folder_and_model[0]), config, lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    random = torch.Generator().manual_seed(0)
+    return [torch.randint(97, (length,), generator=random).tolist() for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def expected(folder_and_model, prompts):
+    model = folder_and_model[1]
+    found = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
+        found.append(out[0, len(prompt) :].tolist())
+    return found
+
+
+def test_greedy_alone_equals_transformers(runner, prompts, expected):
+    assert [generate(runner, [prompt], NEW, temperature=0.0)[0] for prompt in prompts] == expected
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 16, 1 << 20])
+def test_greedy_together_and_chunked_equals_transformers(runner, prompts, expected, chunk):
+    assert generate(runner, prompts, NEW, chunk=chunk, temperature=0.0) == expected
+
+
+def test_chunked_at_every_edge(runner, prompts, expected):
+    for edge in range(1, len(prompts[5])):
+        tokens, blocks = prompts[5], [3, 1]
+        runner.run(Step((Slice(tokens[:edge], 0, blocks),)))
+        drawn = runner.run(Step((Slice(tokens[edge:], edge, blocks, (Draw(GREEDY, 0, 0, tokens, []),)),)))
+        assert drawn[0].token == expected[5][0]
+
+
+def test_seeded_samples_do_not_depend_on_the_batch(runner, prompts):
+    sampling = {"seed": 5, "temperature": 1.5}
+    alone = [generate(runner, [prompt], NEW, **sampling)[0] for prompt in prompts]
+    assert generate(runner, prompts, NEW, **sampling) == alone
+    assert generate(runner, prompts, NEW, chunk=3, **sampling) == alone
+    assert len({tuple(tokens) for tokens in alone}) == len(alone)
+
+
+def test_forks_share_the_context_and_copy_the_last_block(runner, prompts):
+    """n = 3 after one context: the copies go on alone."""
+    prompt, sampling = prompts[4], SamplingParams(seed=9)
+    draws = tuple(Draw(sampling, i, 0, prompt, []) for i in range(3))
+    outputs = [[drawn.token] for drawn in runner.run(Step((Slice(prompt, 0, [0, 1], draws),)))]
+    copies = ((1, 2), (2, 3))
+    for position in range(1, 5):
+        slices = tuple(
+            Slice(
+                [output[-1]],
+                len(prompt) + position - 1,
+                [0, 1 + i],
+                (Draw(sampling, i, position, prompt, output),),
+            )
+            for i, output in enumerate(outputs)
+        )
+        for output, drawn in zip(outputs, runner.run(Step(slices, copies)), strict=True):
+            output.append(drawn.token)
+        copies = ()
+    single = [generate(runner, [prompt], 5, seed=derive_seed(9, i))[0] for i in range(3)]
+    assert outputs == single
+
+
+def test_no_draw_no_result(runner):
+    assert runner.run(Step((Slice([1, 2], 0, [0]),))) == []
+    assert runner.run(Step((), ((0, 1),))) == []
+
+
+@torch.inference_mode()
+def test_a_broken_sequence_leaves_its_neighbour_alone(runner, prompts):
+    """Not-a-numbers in one sequence's cache: that row faults, the other one does not notice."""
+    prompt = prompts[3]
+    draw = Draw(GREEDY, 0, 0, prompt, [])
+    runner.run(Step((Slice(prompt, 0, [0, 1]), Slice(prompt, 0, [2, 3]))))
+    clean = runner.run(Step((Slice([1], 16, [0, 1], (draw,)), Slice([1], 16, [2, 3], (draw,)))))
+    broken = runner._cache.layers[0].values
+    broken[2] = math.nan
+    drawn = runner.run(Step((Slice([1], 16, [0, 1], (draw,)), Slice([1], 16, [2, 3], (draw,)))))
+    runner._cache._blocks.zero_()
+    assert drawn[0] == clean[0]
+    assert drawn[1].fault.error_code is ErrorCode.NOTHING_TO_SAMPLE
+
+
+def test_options_that_do_not_fit(folder_and_model):
+    checkpoint = open_written(folder_and_model[0])
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="no CUDA device"):
+            load_runner(checkpoint, RunnerConfig("cuda"), lambda *_: None)
+    checkpoint.config["architectures"] = ["Other"]
+    with pytest.raises(CheckpointError, match="Other is not supported"):
+        load_runner(checkpoint, RunnerConfig("cpu"), lambda *_: None)

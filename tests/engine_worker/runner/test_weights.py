@@ -1,0 +1,128 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.load import load_runner
+from engine_worker.runner.weights import load_weights, random_weights
+from engine_worker.step import Draw, Slice, Step
+from sluice.ring.checkpoint import CheckpointError
+from sluice.ring.params import SamplingParams
+from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
+
+LLAMA = CONFIGS["llama"]
+TIED = CONFIGS["qwen3, tied"]
+
+
+def targets(**shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    return {name: torch.full(shape, torch.nan) for name, shape in shapes.items()}
+
+
+def first_token(folder, **options) -> object:
+    config = RunnerConfig("cpu", kv_cache_tokens=64, threads=1, **options)
+    runner = load_runner(open_written(folder), config, lambda *_: None)
+    draw = Draw(SamplingParams(temperature=0.0, logprobs=3), 0, 0, [], [])
+    return runner.run(Step((Slice([5, 6, 7], 0, [0], (draw,)),)))[0]
+
+
+def change(folder, edit) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_sharded_equals_single(tmp_path):
+    write_checkpoint(tmp_path / "single", LLAMA)
+    write_checkpoint(tmp_path / "sharded", LLAMA, shard_size="50KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
+    assert first_token(tmp_path / "single") == first_token(tmp_path / "sharded")
+
+
+def test_progress_ends_at_the_total(tmp_path):
+    write_checkpoint(tmp_path, LLAMA)
+    calls = []
+    load_runner(open_written(tmp_path), RunnerConfig("cpu", kv_cache_tokens=64), lambda *call: calls.append(call))
+    done = [call[0] for call in calls]
+    assert done == sorted(done)
+    assert len(calls) > 10
+    assert calls[-1] == (calls[0][1], calls[0][1])
+
+
+def test_derived_tensors_are_passed_over(tmp_path):
+    write_checkpoint(tmp_path, TIED)
+    expected = first_token(tmp_path)
+
+    def add(tensors):
+        tensors["lm_head.weight"] = torch.zeros(97, 48)
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+
+    change(tmp_path, add)
+    assert first_token(tmp_path) == expected
+
+
+def test_missing_and_unexpected_tensors_are_named(tmp_path):
+    write_checkpoint(tmp_path, LLAMA)
+
+    def swap(tensors):
+        tensors["model.layers.0.mlp.extra.weight"] = tensors.pop("model.layers.1.self_attn.k_proj.weight").clone()
+
+    change(tmp_path, swap)
+    with pytest.raises(CheckpointError) as caught:
+        first_token(tmp_path)
+    assert "missing: model.layers.1.self_attn.k_proj.weight;" in str(caught.value)
+    assert "unexpected: model.layers.0.mlp.extra.weight" in str(caught.value)
+
+
+def test_an_untied_head_is_needed(tmp_path):
+    write_checkpoint(tmp_path, LLAMA)
+    change(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(CheckpointError, match=r"missing: lm_head\.weight"):
+        first_token(tmp_path)
+
+
+def test_long_lists_of_names_are_cut(tmp_path):
+    save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"w19 and 80 more; unexpected: other"):
+        load_weights(tmp_path, targets(**{f"w{i:02}": (1,) for i in range(100)}), lambda *_: None)
+
+
+def test_shapes_and_types_must_fit(tmp_path):
+    save_file({"w": torch.zeros(2, 3)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"w has shape \[2, 3\], the model needs \[3, 2\]"):
+        load_weights(tmp_path, targets(w=(3, 2)), lambda *_: None)
+    save_file({"w": torch.zeros(2, 3, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="quantized"):
+        load_weights(tmp_path, targets(w=(2, 3)), lambda *_: None)
+
+
+def test_broken_and_absent_files(tmp_path):
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
+        load_weights(tmp_path, {}, lambda *_: None)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text("[]")
+    with pytest.raises(CheckpointError, match="no index of weights"):
+        load_weights(tmp_path, {}, lambda *_: None)
+    index.write_text(json.dumps({"weight_map": {"w": "part-1.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"lacks weight files .*part-1\.safetensors"):
+        load_weights(tmp_path, {}, lambda *_: None)
+    (tmp_path / "part-1.safetensors").write_bytes(b"no tensors here")
+    with pytest.raises(CheckpointError, match="is broken"):
+        load_weights(tmp_path, {}, lambda *_: None)
+
+
+def test_random_weights_follow_their_seed(tmp_path):
+    for name in ("a", "b"):
+        write_checkpoint(tmp_path / name, LLAMA)
+        (tmp_path / name / "model.safetensors").unlink()
+    one, same, other = (
+        first_token(tmp_path / name, weights="random", weights_seed=seed)
+        for name, seed in (("a", 1), ("b", 1), ("a", 2))
+    )
+    assert one == same != other
+    filled = targets(w=(200, 50), norm=(9,)) | {"x.bias": torch.full((4,), torch.nan)}
+    random_weights(filled, 3, 0.02, lambda *_: None)
+    assert filled["w"].std().item() == pytest.approx(0.02, rel=0.1)
+    assert filled["norm"].unique().item() == 1.0
+    assert filled["x.bias"].unique().item() == 0.0

@@ -1,0 +1,71 @@
+"""What is drawn over many positions follows the exact distribution (chi-square)."""
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from engine_worker.sampling.sampler import sample
+from tests.engine_worker.sampling.draws import draw
+
+DRAWS = 6_000
+
+
+def warped(logits: torch.Tensor, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> torch.Tensor:
+    """Probabilities as transformers has them."""
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(temperature))])
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1.0:
+        warpers.append(TopPLogitsWarper(top_p))
+    if min_p > 0.0:
+        warpers.append(MinPLogitsWarper(min_p))
+    return warpers(None, logits).softmax(dim=-1)
+
+
+def counts(logits: torch.Tensor, **sampling) -> torch.Tensor:
+    """How often each token came, one draw per position, all from one row of logits."""
+    draws = [draw(seed=99, position=i, **sampling) for i in range(DRAWS)]
+    drawn = sample(logits[None], [0] * DRAWS, draws)
+    return torch.bincount(torch.tensor([d.token for d in drawn]), minlength=len(logits))
+
+
+def assert_follows(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (found[expected == 0] == 0).all()
+    likely = expected * DRAWS >= 5
+    parts = [found[likely].double(), found[~likely].sum()[None].double()]
+    wanted = [expected[likely].double() * DRAWS, expected[~likely].sum()[None].double() * DRAWS]
+    found_cells, wanted_cells = torch.cat(parts), torch.cat(wanted)
+    used = wanted_cells >= 5
+    statistic = ((found_cells - wanted_cells) ** 2 / wanted_cells.clamp(min=1e-9))[used].sum().item()
+    freedom = int(used.sum()) - 1
+    # Four standard deviations of chi-square: one in thirty thousand.
+    assert statistic < freedom + 4 * (2 * freedom) ** 0.5 + 4
+
+
+SETTINGS = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 2.0},
+    {"min_p": 0.1},
+    {"top_k": 5},
+    {"top_k": 290},
+    {"top_p": 0.7},
+    {"top_p": 0.999, "temperature": 3.0},
+    {"top_k": 20, "top_p": 0.9},
+    {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "temperature": 0.8},
+]
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+@pytest.mark.parametrize("vocab", [40, 300])
+def test_samples_follow_the_filtered_softmax(sampling, vocab):
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab)) * 2
+    if sampling.get("top_k", 0) > vocab:
+        sampling = sampling | {"top_k": vocab}
+    assert_follows(counts(logits, **sampling), warped(logits[None].clone(), **sampling)[0])
