@@ -84,12 +84,15 @@ def services(plan: Plan, folder: Path) -> list[Service]:
 
 
 def child_environment() -> dict[str, str]:
-    """Ours, and a path on which the services are found also in a checkout that is not installed."""
+    """Ours, and what children on one machine need beside it."""
+    # Engine threads that spin at barriers take the cores from the router, and from the very thread they wait for:
+    # on two busy cores the tiny model's step took 100 ms instead of 8.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     root = Path(__file__).parents[2]
-    if root == Path(sysconfig.get_path("purelib")):
-        return dict(os.environ)
-    paths = [str(root), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    if root != Path(sysconfig.get_path("purelib")):
+        # A checkout that may not be installed.
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+    return environment
 
 
 def usable_cores() -> int:

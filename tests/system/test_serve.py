@@ -98,10 +98,11 @@ def test_serve_from_start_to_end(serve) -> None:
 
 def test_demo_streams_and_serving_goes_on(serve) -> None:
     process = serve("--port", "0", "--demo", "def fibonacci(n):")
-    lines = [process.stdout.readline() for _ in range(4)]
+    lines = [process.stdout.readline() for _ in range(3)]
     assert READY.fullmatch(lines[0].strip())
     assert lines[2].startswith("def fibonacci(n):")
-    assert process.poll() is None
+    while '"event": "request"' not in process.stderr.readline():
+        assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 0
