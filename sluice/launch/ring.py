@@ -89,7 +89,7 @@ class Ring:
             raise
 
     def stop(self) -> None:
-        """Drain: the router first, so that live streams end; then engines and detokenizers, which nobody waits for now."""
+        """Drain: the router first, so that live streams end; then engines and detokenizers, for which nobody waits."""
         self._stop(self._of("router"))
         self._stop([*self._of("engine"), *self._of("detok")])
 
