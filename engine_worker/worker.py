@@ -16,13 +16,14 @@ from engine_worker.step import Runner
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.lanes import Gap, Inbox, Lane
-from sluice.ring.wire import Cancel, EngineBeat, Hello, Submit, ToEngine
+from sluice.ring.wire import Cancel, EngineBeat, Flush, Hello, Submit, ToEngine
 
 REST_SECONDS = 0.25
 """Between two looks at the clock while nothing comes in."""
 FULL_LANE_SECONDS = 0.01
 """Between two looks at full lanes while there is nothing to compute."""
 LINGER_SECONDS = 1.0
+MAX_FLUSHES_TOLD = 16
 
 
 class Worker:
@@ -50,6 +51,8 @@ class Worker:
         self._engine = assemble(runner, self.terms, batching, self._receive, self._outbox, time.monotonic, log)
         self._listeners = Listeners()
         self._beats = Beats(self._context, self._listeners, self._beat, log)
+        self._flushes: list[tuple[int, int]] = []
+        """The latest; replaced whole, for the thread of the beats reads it."""
         self._checked = True
         self._stopping = False
         self._draining_since: float | None = None
@@ -132,9 +135,17 @@ class Worker:
                 self._listeners.hear(message)
             elif isinstance(message, Gap):
                 self._log.warning("gap", lane=message.lane, missed=message.missed)
+            elif isinstance(message, Flush):
+                self._flush(message)
             else:
                 found.append(message)
         return found
+
+    def _flush(self, message: Flush) -> None:
+        if message.engine_epoch == self.terms.epoch:
+            blocks = self._engine.flush_cache()
+            self._flushes = [*self._flushes, (message.number, blocks)][-MAX_FLUSHES_TOLD:]
+            self._log.info("cache_flushed", blocks=blocks)
 
     def _open_lane(self, address: str) -> Lane:
         try:
@@ -152,4 +163,5 @@ class Worker:
             max_sequence_tokens=self.terms.max_sequence_tokens,
             draining=self._stopping,
             stats=self._engine.stats.latest,
+            flushes=self._flushes,
         )

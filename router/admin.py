@@ -2,15 +2,14 @@
 
 import asyncio
 from importlib.metadata import PackageNotFoundError, version
-from typing import NoReturn
 
 import msgspec
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from router.drain import Drain
 from router.errors import Context, RequestError, Violation
+from router.flush import CacheFlush
 from router.members import Members
-from router.models import not_built_yet
 from router.validate.spec import seconds
 from sluice.ring.wire import DetokenizerBeat, EngineBeat
 from sluice.v1 import admin_pb2 as pb
@@ -22,8 +21,9 @@ LONGEST_INTERVAL = 86_400.0
 class AdminService:
     """Each method answers one call."""
 
-    def __init__(self, members: Members, drain: Drain, drain_seconds: float) -> None:
+    def __init__(self, members: Members, drain: Drain, flush: CacheFlush, drain_seconds: float) -> None:
         self._members = members
+        self._flush = flush
         self._drain = drain
         self._drain_seconds = drain_seconds
         self._start = _now()
@@ -54,9 +54,9 @@ class AdminService:
             raise RequestError.invalid([Violation("timeout", description)])
         return pb.DrainResponse(aborted=await self._drain.run(timeout))
 
-    async def flush_cache(self, _: pb.FlushCacheRequest, __: Context) -> NoReturn:
-        """Not built yet."""
-        raise not_built_yet("AdminService.FlushCache")
+    async def flush_cache(self, _: pb.FlushCacheRequest, __: Context) -> pb.FlushCacheResponse:
+        """On every engine; what live requests hold stays theirs."""
+        return pb.FlushCacheResponse(blocks_freed=await self._flush.run())
 
     def _stats(self) -> pb.Stats:
         return pb.Stats(

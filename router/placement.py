@@ -82,6 +82,10 @@ class Placement:
         self._engines.pop(epoch, None)
         self._detokenizers.pop(epoch, None)
 
+    def forget_cache(self, epoch: int) -> None:
+        """That engine dropped its prefix cache."""
+        self._engine(epoch).cached.clear()
+
     def choose(
         self,
         engines: Sequence[EngineBeat],

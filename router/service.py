@@ -12,6 +12,7 @@ from router.config import RouterSettings
 from router.discovery import Addresses
 from router.dispatch import Dispatcher
 from router.drain import Drain
+from router.flush import CacheFlush
 from router.front import Front
 from router.generation import GenerationService
 from router.health import SERVICE as HEALTH
@@ -121,7 +122,9 @@ class Router:
             self._model, self._limits, self._text, self._requests, self._admission, self._dispatcher, self._logger
         )
         generation = GenerationService(front, self._text, self._model, self._limits, self._logger)
-        admin = AdminService(self._members, self._drain, self.settings.drain_timeout)
+        admin = AdminService(
+            self._members, self._drain, CacheFlush(self._members, self._placement), self.settings.drain_timeout
+        )
         server.add_generic_rpc_handlers(
             (
                 handler(GENERATION, generation, self._logger),

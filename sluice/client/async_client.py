@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
-from grpc import aio  # type: ignore[attr-defined]
+from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
 
 from sluice.client.connection import DEFAULT_ADDRESS, Metadata, open_channel
@@ -113,4 +113,4 @@ class AsyncClient:
         except (grpc.RpcError, asyncio.CancelledError) as error:
             if is_task_cancelled():
                 raise
-            raise from_call_error(error) from error
+            raise from_call_error(error) from None

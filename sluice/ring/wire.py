@@ -62,6 +62,14 @@ class Cancel(Message, frozen=True):
     sequence: int | None = None
 
 
+class Flush(Message, frozen=True):
+    """router → engine: forget the prefix cache. The answer stands in the beats."""
+
+    engine_epoch: int
+    number: int
+    """Drawn at random; names this flush in the beats."""
+
+
 class Open(msgspec.Struct, frozen=True, array_like=True):
     """A stream begins: sent with or before its first row, when its first step is scheduled or it is refused."""
 
@@ -267,6 +275,8 @@ class EngineBeat(Message, frozen=True):
     """Longest prompt plus output that this engine can hold."""
     draining: bool
     stats: StepStats
+    flushes: list[tuple[int, int]] = []
+    """(number, blocks freed) of the latest flushes, oldest first."""
 
 
 class DetokenizerBeat(Message, frozen=True):
@@ -281,7 +291,7 @@ class DetokenizerBeat(Message, frozen=True):
     tokens_per_second: float
 
 
-ToEngine = Hello | Submit | Cancel
+ToEngine = Hello | Submit | Cancel | Flush
 ToDetokenizer = Hello | TokenBatch | Pulse
 ToRouter = TextBatch | EngineBeat | DetokenizerBeat
 

@@ -1,0 +1,30 @@
+"""Operations, on the real ring."""
+
+import asyncio
+
+from sluice import AsyncClient
+from sluice.v1 import admin_pb2
+
+
+async def test_a_flush_forgets_every_prefix(ring):
+    async with AsyncClient(ring.address, timeout=60) as client:
+        spec = {"prompt": "# flush me " * 20, "max_tokens": 2, "temperature": 0.0}
+        await client.generate(**spec)
+        assert (await client.generate(**spec)).usage.cached_tokens > 0
+        flushed = await client._admin.FlushCache(admin_pb2.FlushCacheRequest())
+        assert flushed.blocks_freed > 0
+        assert (await client.generate(**spec)).usage.cached_tokens == 0
+
+
+async def test_statistics_follow_the_work(ring):
+    async with AsyncClient(ring.address, timeout=60) as client:
+        (before,) = (await client.stats()).engines
+        stream = client._admin.StreamStats(admin_pb2.StreamStatsRequest(interval={"nanos": 200_000_000}))
+        await client.generate("def f():", max_tokens=300, ignore_eos=True)
+        await asyncio.sleep(0.6)
+        (after,) = (await client.stats()).engines
+        assert after.iteration >= before.iteration + 300
+        assert after.max_kv_blocks == after.free_kv_blocks + after.used_kv_blocks
+        seen = [await stream.read() for _ in range(3)]
+        assert all(len(snapshot.stats.detokenizers) == 2 for snapshot in seen)
+        stream.cancel()
