@@ -4,6 +4,8 @@ import asyncio
 import signal
 from collections.abc import Callable
 
+import zmq
+
 from router.config import RouterSettings, read_settings
 from router.discovery import AddressError
 from router.service import Router
@@ -20,7 +22,7 @@ def main() -> None:
         checkpoint = open_checkpoint(settings.model, settings.name)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, checkpoint))
-    except (CheckpointError, AddressError, OSError, RuntimeError) as error:
+    except (CheckpointError, AddressError, OSError, RuntimeError, zmq.ZMQError) as error:
         raise SystemExit(f"python -m router: {error}") from error
 
 
@@ -31,9 +33,13 @@ async def _serve(settings: RouterSettings, checkpoint: Checkpoint) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     await router.start()
-    await stopping.wait()
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait({stop, router.heartbeat}, return_when=asyncio.FIRST_COMPLETED)
     logger.info("draining", seconds=settings.drain_timeout)
     await router.stop()
+    if not stop.done():
+        # Without heartbeats a router only seems to work: end, so that it is started again.
+        raise RuntimeError(f"the heartbeat ended: {router.heartbeat.exception()!r}")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -49,7 +49,7 @@ class Addresses:
         key = f"{host}:{port}"
         try:
             self._last[key] = await self._resolve(host, port)
-        except OSError:
+        except (OSError, UnicodeError):  # a name that cannot be one raises UnicodeError
             self._last.setdefault(key, frozenset())
         return self._last[key]
 

@@ -73,14 +73,15 @@ class Router:
         self._names = [service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH)]
         self._health = HealthService(self._names)
         self._gap = False
-        self._members_task: asyncio.Task[None] | None = None
         self._server = self._make_server()
+        self.heartbeat: asyncio.Task[None]
+        """From `start` on. It ends only by a fault."""
 
     async def start(self) -> None:
         """Listen, and begin to greet peers."""
         self.port = self._server.add_insecure_port(f"{self.settings.host}:{self.settings.port}")
         self._inbox.start()
-        self._members_task = asyncio.create_task(
+        self.heartbeat = asyncio.create_task(
             self._members.run(self._dispatcher.lose_peer, self._changed, self.settings.resolve_interval)
         )
         await self._server.start()
@@ -96,9 +97,8 @@ class Router:
         """Drain, then close everything."""
         aborted = await self._drain.run(self.settings.drain_timeout if drain_seconds is None else drain_seconds)
         await self._server.stop(STOP_SECONDS)
-        if self._members_task is not None:
-            self._members_task.cancel()
-            await asyncio.gather(self._members_task, return_exceptions=True)
+        self.heartbeat.cancel()
+        await asyncio.wait({self.heartbeat})
         self._dispatcher.close()
         self._inbox.close()
         self._members.close()

@@ -1,4 +1,4 @@
-"""A fake engine and a fake detokenizer behind real ZeroMQ inboxes: they answer a router's submits with scripted rows."""
+"""A fake engine and a fake detokenizer behind real ZeroMQ inboxes: they answer submits with scripted rows."""
 
 import asyncio
 import contextlib
@@ -83,9 +83,12 @@ async def generate(call: Call, pause: float = 0.0, most: int = 24) -> None:
             last = end(FinishReason.LENGTH) if offset == length - 1 else None
             rows.append(call.row(offset, [token], text_of([token]), sequence, last))
         await call.send(*rows)
+        if not live:
+            return
         if pause:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(call.stopped.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await call.stopped.wait()
 
 
 async def hang(call: Call) -> None:

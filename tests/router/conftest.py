@@ -14,8 +14,8 @@ from router.config import RouterSettings
 from router.service import Router
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.tiny_model import path
-from sluice.v1 import admin_pb2, generation_pb2_grpc
 from sluice.v1 import generation_pb2 as pb
+from sluice.v1 import generation_pb2_grpc
 from sluice.v1.admin_pb2_grpc import AdminServiceStub, ModelServiceStub
 from tests.fakes.ring_peers import FakeRing
 
@@ -78,9 +78,10 @@ def checkpoint():
 @pytest.fixture
 async def start(ring, folder, checkpoint):
     """Starts routers on the fake ring; settings by keyword."""
+    tiny = checkpoint
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(wait: bool = True, **settings) -> Client:
+        async def start(wait: bool = True, checkpoint=tiny, **settings) -> Client:
             settings = {
                 "model": str(checkpoint.path),
                 "engines": tuple(ring.engines),
@@ -98,7 +99,7 @@ async def start(ring, folder, checkpoint):
             router = Router(RouterSettings.model_validate(settings), checkpoint, logger)
             await router.start()
             stack.push_async_callback(router.stop, 0.0)
-            channel = grpc.aio.insecure_channel(f"127.0.0.1:{router.port}", options=[("grpc.use_local_subchannel_pool", 1)])
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{router.port}")
             stack.push_async_callback(channel.close)
             client = Client(router, channel, logs)
             if wait:
@@ -149,8 +150,13 @@ async def refused(call) -> Details:
     return Details(error.value)
 
 
+async def rest(call) -> list[pb.GenerateStreamResponse]:
+    """What comes of a stream whose first events were read one by one."""
+    events = []
+    while (event := await call.read()) is not grpc.aio.EOF:
+        events.append(event)
+    return events
+
+
 def text_spec(text: str = "def f(x):", **fields) -> pb.GenerationSpec:
     return pb.GenerationSpec(text=text, **fields)
-
-
-STATS = admin_pb2.GetStatsRequest()

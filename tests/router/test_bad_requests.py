@@ -1,0 +1,333 @@
+"""Every wrong request gets its documented status and field, and streams beside it never notice."""
+
+import asyncio
+import math
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.struct_pb2 import Struct
+from grpc import StatusCode
+
+from sluice.v1 import admin_pb2
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1.generation_pb2 import ChatMessage, ChatPrompt, KvCacheOptions, OutputOptions, TokenIds
+from sluice.v1.sampling_pb2 import BeamSearch, GuidedDecoding, JsonObject, SamplingParams, StoppingCriteria
+from tests.fakes.ring_peers import generate
+from tests.router.conftest import Details, refused, text_spec
+
+VOCABULARY = 4096
+CONTEXT = 2048
+HUGE = 2**32 - 1
+INVALID = StatusCode.INVALID_ARGUMENT
+UNBUILT = StatusCode.UNIMPLEMENTED
+
+
+def sampling(**fields):
+    return text_spec(sampling=SamplingParams(**fields))
+
+
+def stopping(**fields):
+    return text_spec(stopping=StoppingCriteria(**fields))
+
+
+def output(**fields):
+    return text_spec(output=OutputOptions(**fields))
+
+
+def ids(*tokens, **fields):
+    return pb.GenerationSpec(token_ids=TokenIds(ids=tokens), **fields)
+
+
+def chat(*messages, **fields):
+    messages = messages or (("user", "hi"),)
+    return pb.GenerationSpec(
+        chat=ChatPrompt(messages=[ChatMessage(role=role, content=text) for role, text in messages], **fields)
+    )
+
+
+def variables(**fields):
+    struct = Struct()
+    struct.update(fields)
+    return struct
+
+
+SPECS = [
+    # The prompt.
+    ("nothing", pb.GenerationSpec(), INVALID, "spec.prompt"),
+    ("empty text", text_spec(""), INVALID, "spec.text"),
+    ("huge text", text_spec("x" * 3_000_000), INVALID, "spec.text"),
+    ("text beyond the context", text_spec("def " * 3000), INVALID, "spec.text"),
+    ("no ids", ids(), INVALID, "spec.token_ids.ids"),
+    ("id beyond the vocabulary", ids(1, VOCABULARY), INVALID, "spec.token_ids.ids[1]"),
+    ("huge id", ids(HUGE), INVALID, "spec.token_ids.ids[0]"),
+    ("ids beyond the context", ids(*[5] * (CONTEXT + 1)), INVALID, "spec.token_ids"),
+    ("ids that fill the context", ids(*[5] * CONTEXT), INVALID, "spec.token_ids"),
+    ("ids with special tokens", ids(1, add_special_tokens=True), INVALID, "spec.add_special_tokens"),
+    ("truncate to nothing", text_spec(truncate_prompt_tokens=0), INVALID, "spec.truncate_prompt_tokens"),
+    # A chat.
+    ("no messages", pb.GenerationSpec(chat=ChatPrompt()), INVALID, "spec.chat.messages"),
+    ("unknown role", chat(("user", "a"), ("wizard", "b")), INVALID, "spec.chat.messages[1].role"),
+    ("empty role", chat(("", "a")), INVALID, "spec.chat.messages[0].role"),
+    ("too many messages", chat(*[("user", "")] * 5000), INVALID, "spec.chat.messages"),
+    ("huge chat", chat(("user", "x" * 3_000_000)), INVALID, "spec.chat"),
+    ("chat beyond the context", chat(("user", "def " * 3000)), INVALID, "spec.chat"),
+    ("tools are no JSON", chat(tools_json="[{"), INVALID, "spec.chat.tools_json"),
+    ("tools are no array", chat(tools_json="{}"), INVALID, "spec.chat.tools_json"),
+    ("tools are no objects", chat(tools_json="[1]"), INVALID, "spec.chat.tools_json"),
+    ("tools too deep", chat(tools_json="[" * 30_000), INVALID, "spec.chat.tools_json"),
+    (
+        "tool_call_id of a user",
+        pb.GenerationSpec(chat=ChatPrompt(messages=[ChatMessage(role="user", tool_call_id="1")])),
+        INVALID,
+        "spec.chat.messages[0].tool_call_id",
+    ),
+    ("reserved", chat(template_kwargs=variables(messages=[])), INVALID, "spec.chat.template_kwargs.messages"),
+    (
+        "two ways on",
+        chat(("assistant", "a"), continue_final_message=True, template_kwargs=variables(add_generation_prompt=True)),
+        INVALID,
+        "spec.chat.continue_final_message",
+    ),
+    (
+        "odd generation prompt",
+        chat(template_kwargs=variables(add_generation_prompt="yes")),
+        INVALID,
+        "spec.chat.template_kwargs.add_generation_prompt",
+    ),
+    # Sampling.
+    *[
+        (f"{name} {value}", sampling(**{name: value}), INVALID, f"spec.sampling.{name}")
+        for name, values in {
+            "temperature": (-0.1, 2.1, 1e30, math.nan, math.inf, -math.inf),
+            "top_p": (0.0, -1.0, 1.01, math.nan, math.inf),
+            "min_p": (-0.01, 1.01, math.nan),
+            "repetition_penalty": (0.0, -1.0, 101.0, math.nan, math.inf),
+            "presence_penalty": (-2.1, 2.1, math.nan),
+            "frequency_penalty": (-2.1, 2.1, -math.inf),
+        }.items()
+        for value in values
+    ],
+    ("bias too large", sampling(logit_bias={7: 101.0}), INVALID, "spec.sampling.logit_bias[7]"),
+    ("bias NaN", sampling(logit_bias={7: math.nan}), INVALID, "spec.sampling.logit_bias[7]"),
+    ("bias −inf", sampling(logit_bias={7: -math.inf}), INVALID, "spec.sampling.logit_bias[7]"),
+    ("bias for no token", sampling(logit_bias={VOCABULARY: 1.0}), INVALID, f"spec.sampling.logit_bias[{VOCABULARY}]"),
+    ("many biases", sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), INVALID, "spec.sampling.logit_bias"),
+    ("bad id", sampling(bad_token_ids=[1, HUGE]), INVALID, "spec.sampling.bad_token_ids[1]"),
+    ("many bad ids", sampling(bad_token_ids=[1] * 16_385), INVALID, "spec.sampling.bad_token_ids"),
+    ("all are bad", sampling(bad_token_ids=range(VOCABULARY)), INVALID, "spec.sampling.bad_token_ids"),
+    ("allowed id", sampling(allowed_token_ids=[VOCABULARY]), INVALID, "spec.sampling.allowed_token_ids[0]"),
+    ("many allowed ids", sampling(allowed_token_ids=[1] * 16_385), INVALID, "spec.sampling.allowed_token_ids"),
+    (
+        "nothing is left",
+        sampling(allowed_token_ids=[1, 2], bad_token_ids=[2, 1]),
+        INVALID,
+        "spec.sampling.allowed_token_ids",
+    ),
+    # Stopping.
+    ("no tokens", stopping(max_tokens=0), INVALID, "spec.stopping.max_tokens"),
+    ("max_tokens beyond the context", stopping(max_tokens=CONTEXT), INVALID, "spec.stopping.max_tokens"),
+    ("huge max_tokens", stopping(max_tokens=HUGE), INVALID, "spec.stopping.max_tokens"),
+    ("min over max", stopping(max_tokens=4, min_tokens=5), INVALID, "spec.stopping.min_tokens"),
+    ("huge min_tokens", stopping(min_tokens=HUGE), INVALID, "spec.stopping.min_tokens"),
+    ("min_tokens beyond the room", stopping(min_tokens=CONTEXT), INVALID, "spec.stopping.min_tokens"),
+    ("empty stop", stopping(stop=["a", ""]), INVALID, "spec.stopping.stop[1]"),
+    ("long stop", stopping(stop=["x" * 1025]), INVALID, "spec.stopping.stop[0]"),
+    ("many stops", stopping(stop=[str(i) for i in range(33)]), INVALID, "spec.stopping.stop"),
+    ("stop id", stopping(stop_token_ids=[VOCABULARY]), INVALID, "spec.stopping.stop_token_ids[0]"),
+    ("many stop ids", stopping(stop_token_ids=[1] * 16_385), INVALID, "spec.stopping.stop_token_ids"),
+    # Output.
+    ("n is 0", text_spec(n=0), INVALID, "spec.n"),
+    ("n is 129", text_spec(n=129), INVALID, "spec.n"),
+    ("huge n", text_spec(n=HUGE), INVALID, "spec.n"),
+    ("21 logprobs", output(logprobs=21), INVALID, "spec.output.logprobs"),
+    ("huge logprobs", output(logprobs=HUGE), INVALID, "spec.output.logprobs"),
+    ("interval 0", output(stream_interval=0), INVALID, "spec.output.stream_interval"),
+    # The rest.
+    ("id with a space", text_spec(request_id="a b"), INVALID, "spec.request_id"),
+    ("id not ASCII", text_spec(request_id="é"), INVALID, "spec.request_id"),
+    ("id with a newline", text_spec(request_id="a\n"), INVALID, "spec.request_id"),
+    ("long id", text_spec(request_id="a" * 129), INVALID, "spec.request_id"),
+    ("unknown priority", text_spec(priority=9), INVALID, "spec.priority"),
+    ("negative priority", text_spec(priority=-1), INVALID, "spec.priority"),
+    ("long salt", text_spec(kv_cache=KvCacheOptions(salt="s" * 257)), INVALID, "spec.kv_cache.salt"),
+    ("no time", text_spec(time_limit=Duration()), INVALID, "spec.time_limit"),
+    ("negative time", text_spec(time_limit=Duration(seconds=-1)), INVALID, "spec.time_limit"),
+    ("huge time", text_spec(time_limit=Duration(seconds=2**62)), INVALID, "spec.time_limit"),
+    ("unknown model", text_spec(model="gpt-17"), StatusCode.NOT_FOUND, None),
+    ("huge model name", text_spec(model="m" * 1_000_000), StatusCode.NOT_FOUND, None),
+    # Not built yet.
+    ("guided", text_spec(guided=GuidedDecoding(json_object=JsonObject())), UNBUILT, "spec.guided"),
+    ("empty guided", text_spec(guided=GuidedDecoding()), UNBUILT, "spec.guided"),
+    ("beam search", sampling(beam_search=BeamSearch(width=4)), UNBUILT, "spec.sampling.beam_search"),
+    ("bad words", sampling(bad_words=["no"]), UNBUILT, "spec.sampling.bad_words"),
+    ("n-grams", sampling(no_repeat_ngram_size=3), UNBUILT, "spec.sampling.no_repeat_ngram_size"),
+    ("processors", sampling(logits_processors=["p"]), UNBUILT, "spec.sampling.logits_processors"),
+    ("LoRA", text_spec(lora_id="l"), UNBUILT, "spec.lora_id"),
+    ("best_of", text_spec(best_of=2), UNBUILT, "spec.best_of"),
+    ("resume", text_spec(resume=[pb.ResumeFrom()]), UNBUILT, "spec.resume"),
+    ("prompt adapter", text_spec(prompt_adapter_id="p"), UNBUILT, "spec.prompt_adapter_id"),
+    ("speculation", text_spec(speculation=pb.Speculation()), UNBUILT, "spec.speculation"),
+    ("prompt_logprobs", output(prompt_logprobs=0), UNBUILT, "spec.output.prompt_logprobs"),
+    ("context_logits", output(context_logits=True), UNBUILT, "spec.output.context_logits"),
+    ("generation_logits", output(generation_logits=True), UNBUILT, "spec.output.generation_logits"),
+    ("tensors", output(tensors=[pb.TensorSpec()]), UNBUILT, "spec.output.tensors"),
+    (
+        "retention",
+        text_spec(kv_cache=KvCacheOptions(prompt_retention=[pb.TokenRangeRetention()])),
+        UNBUILT,
+        "spec.kv_cache.prompt_retention",
+    ),
+    (
+        "decode priority",
+        text_spec(kv_cache=KvCacheOptions(decode_priority=1)),
+        UNBUILT,
+        "spec.kv_cache.decode_priority",
+    ),
+    (
+        "decode duration",
+        text_spec(kv_cache=KvCacheOptions(decode_duration=Duration())),
+        UNBUILT,
+        "spec.kv_cache.decode_duration",
+    ),
+]
+REASONS = {INVALID: {"INVALID_ARGUMENT", "CONTEXT_OVERFLOW"}, UNBUILT: {"NOT_BUILT_YET"}}
+
+
+def check(details: Details, code, field):
+    assert details.code is code, details.error
+    assert details.info.domain == "sluice"
+    assert details.retry is None
+    if field is None:
+        assert details.info.reason == "MODEL_NOT_FOUND"
+        return
+    assert details.info.reason in REASONS[code]
+    assert field in details.fields, details.fields
+    assert field in details.error.details()
+    assert all(violation.description for violation in details.bad.field_violations)
+    assert len(details.error.details()) <= 400
+
+
+async def test_each_wrong_request_gets_its_status_and_field_while_streams_go_on(client, ring):
+    assert len(SPECS) >= 60
+    ring.script = lambda call: generate(call, pause=0.01, most=200)
+    beside = [asyncio.ensure_future(client.events(text_spec(), timeout=60)) for _ in range(16)]
+    for name, spec, code, field in SPECS:
+        for wrong in (client.events(spec, timeout=30), client.generate(spec, timeout=30)):
+            try:
+                check(await refused(wrong), code, field)
+            except BaseException as error:
+                raise AssertionError(name) from error
+    for events in await asyncio.gather(*beside):
+        assert events[-1].done.usage.completion_tokens == 200
+    assert len(ring.calls) == 16
+    assert not client.router._requests.open
+
+
+async def test_everything_wrong_is_told_at_once(client):
+    spec = pb.GenerationSpec(
+        request_id="?",
+        sampling=SamplingParams(temperature=9, top_p=9),
+        stopping=StoppingCriteria(stop=[""], max_tokens=0),
+        n=0,
+    )
+    fields = (await refused(client.events(spec))).fields
+    assert set(fields) == {
+        "spec.request_id",
+        "spec.prompt",
+        "spec.sampling.temperature",
+        "spec.sampling.top_p",
+        "spec.stopping.max_tokens",
+        "spec.stopping.stop[0]",
+        "spec.n",
+    }
+
+
+async def test_very_many_violations_fit_the_metadata(client):
+    spec = sampling(logit_bias=dict.fromkeys(range(5000, 6000), 1000.0))
+    details = await refused(client.events(spec))
+    assert len(details.fields) > 20
+    assert "more" in details.bad.field_violations[-1].description
+
+
+async def test_values_and_limits_are_named(client):
+    details = await refused(client.events(sampling(temperature=2.5)))
+    assert details.bad.field_violations[0].description == "is 2.5, must be in [0, 2]"
+    details = await refused(client.events(ids(*[5] * 2000, stopping=StoppingCriteria(max_tokens=49))))
+    assert details.info.reason == "CONTEXT_OVERFLOW"
+    assert "2000" in details.error.details()
+    assert "2048" in details.error.details()
+
+
+async def test_the_engines_own_limit_is_the_context(ring, start):
+    ring.add_engine().max_sequence_tokens = 100
+    ring.add_detokenizer()
+    client = await start()
+    details = await refused(client.events(ids(*[5] * 60, stopping=StoppingCriteria(max_tokens=41))))
+    assert (details.info.reason, details.fields) == ("CONTEXT_OVERFLOW", ["spec.stopping.max_tokens"])
+    await client.events(ids(*[5] * 60))
+    assert ring.calls[0].submit.stopping.max_tokens == 40
+    info = await client.models.GetModelInfo(admin_pb2.GetModelInfoRequest())
+    assert info.model.max_context_tokens == 100
+
+
+async def test_bytes_that_are_no_message_and_text_that_is_no_utf8(client):
+    raw = client.channel.unary_unary("/sluice.v1.GenerationService/Generate")
+    for data in (
+        b"\xff\xff\xff\xff",
+        pb.GenerateRequest(spec=text_spec("AAAA")).SerializeToString().replace(b"AAAA", b"\xff" * 4),
+    ):
+        details = await refused(raw(data))
+        assert (details.code, details.info.reason) == (INVALID, "INVALID_ARGUMENT")
+
+
+async def test_a_call_without_a_spec(client):
+    details = await refused(client.generation.Generate(pb.GenerateRequest()))
+    assert details.fields == ["spec.prompt"]
+
+
+async def test_a_message_beyond_the_largest(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(max_message_bytes=1 << 17)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await client.generate(text_spec("x" * (1 << 18)))
+    assert error.value.code() is StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("method", "request_message", "code", "field"),
+    [
+        ("Tokenize", pb.TokenizeRequest(text="x" * 3_000_000), INVALID, "text"),
+        ("Tokenize", pb.TokenizeRequest(model="other"), StatusCode.NOT_FOUND, None),
+        ("Detokenize", pb.DetokenizeRequest(token_ids=[1, VOCABULARY]), INVALID, "token_ids[1]"),
+        ("Detokenize", pb.DetokenizeRequest(model="other"), StatusCode.NOT_FOUND, None),
+        ("Abort", pb.AbortRequest(), INVALID, "request_id"),
+    ],
+)
+async def test_the_other_generation_calls(client, method, request_message, code, field):
+    check(await refused(getattr(client.generation, method)(request_message)), code, field)
+
+
+@pytest.mark.parametrize(
+    ("service", "method", "message", "code", "field"),
+    [
+        ("models", "GetModelInfo", admin_pb2.GetModelInfoRequest(model="other"), StatusCode.NOT_FOUND, None),
+        ("models", "LoadLora", admin_pb2.LoadLoraRequest(), UNBUILT, "ModelService.LoadLora"),
+        ("models", "UnloadLora", admin_pb2.UnloadLoraRequest(), UNBUILT, "ModelService.UnloadLora"),
+        ("models", "ListLoras", admin_pb2.ListLorasRequest(), UNBUILT, "ModelService.ListLoras"),
+        ("admin", "Drain", admin_pb2.DrainRequest(timeout=Duration(seconds=-1)), INVALID, "timeout"),
+    ],
+)
+async def test_the_other_services(client, service, method, message, code, field):
+    details = await refused(getattr(getattr(client, service), method)(message))
+    assert details.code is code
+    assert field is None or field in details.error.details()
+
+
+@pytest.mark.parametrize("milliseconds", [0, 99, -1000])
+async def test_statistics_too_often(client, milliseconds):
+    interval = Duration()
+    interval.FromMilliseconds(milliseconds)
+    call = client.admin.StreamStats(admin_pb2.StreamStatsRequest(interval=interval))
+    assert (await refused(call.read())).fields == ["interval"]

@@ -1,0 +1,229 @@
+"""Engines and detokenizers that are late, die, restart, or stop reading."""
+
+import asyncio
+import random
+import time
+
+import pytest
+import zmq
+from grpc import StatusCode
+
+from sluice.ring.errors import FinishReason
+from sluice.ring.lanes import HEADER, MAGIC
+from sluice.ring.wire import VERSION, Hello
+from sluice.v1 import generation_pb2 as pb
+from tests.fakes.ring_peers import end, generate, hang
+from tests.router.conftest import refused, text_spec
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr("router.members.TICK_SECONDS", 0.05)
+    monkeypatch.setattr("router.members.HELLO_SECONDS", 0.1)
+
+
+async def busy(client, ring, **fields):
+    """A stream that has started and hangs."""
+    ring.script = hang
+    call = client.stream(text_spec(**fields))
+    await call.read()
+    return call
+
+
+def nothing_left(client):
+    requests = client.router._requests
+    return not requests.on_ring and not requests.open and client.router._admission.live == 0
+
+
+async def test_a_silent_engine_is_lost_and_comes_back(ring, start):
+    engine = ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(peer_timeout=0.4, peer_wait=0.1)
+    call = await busy(client, ring)
+    engine.beating = False
+    details = await refused(call.read())
+    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "ENGINE_LOST")
+    assert details.retry is not None
+    await client.until(lambda: nothing_left(client))
+    details = await refused(client.events(text_spec()))
+    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
+    # It was only slow: what it was told to stop meanwhile it stops.
+    await client.until(lambda: ring.cancels)
+    engine.beating = True
+    ring.script = generate
+    await client.until_serving()
+    assert (await client.events(text_spec()))[-1].HasField("done")
+
+
+async def test_a_silent_detokenizer_is_lost_and_its_requests_are_cancelled(ring, start):
+    ring.add_engine()
+    detokenizer = ring.add_detokenizer()
+    client = await start(peer_timeout=0.4, peer_wait=0.1)
+    call = await busy(client, ring)
+    detokenizer.beating = False
+    details = await refused(call.read())
+    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "DETOKENIZER_LOST")
+    await client.until(lambda: ring.cancels and nothing_left(client))
+    details = await refused(client.events(text_spec()))
+    assert details.info.reason == "NO_DETOKENIZER"
+
+
+async def test_a_restarted_engine_is_a_new_one(ring, start):
+    engine = ring.add_engine()
+    ring.add_detokenizer()
+    client = await start()
+    call = await busy(client, ring)
+    engine.epoch += 1
+    assert (await refused(call.read())).info.reason == "ENGINE_LOST"
+    ring.script = generate
+    assert (await client.events(text_spec()))[-1].HasField("done")
+    assert {call.submit.engine_epoch for call in ring.calls} == {engine.epoch - 1, engine.epoch}
+    assert len(client.lines("peer restarted")) == 1
+
+
+async def test_an_abort_whose_engine_dies_still_ends_normally(ring, start):
+    async def deaf(call):
+        await call.send(start=True)
+
+    engine = ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(peer_timeout=0.4)
+    ring.script = deaf
+    events = asyncio.ensure_future(client.events(text_spec(request_id="r")))
+    await client.until(lambda: ring.calls)
+    await client.generation.Abort(pb.AbortRequest(request_id="r"))
+    engine.beating = False
+    assert [event.WhichOneof("event") for event in await events] == ["started", "finished", "done"]
+    assert (await events)[1].finished.finish_reason == pb.FINISH_REASON_ABORTED
+    await client.until(lambda: nothing_left(client))
+
+
+async def test_requests_wait_for_peers_that_join_late(ring, start, folder):
+    ring.add_engine()
+    client = await start(wait=False, detokenizers=(f"ipc://{folder}/detok",))
+    events = asyncio.ensure_future(client.events(text_spec()))
+    await asyncio.sleep(0.3)
+    assert not events.done()
+    ring.add_detokenizer("detok")
+    assert (await events)[-1].HasField("done")
+
+
+async def test_nobody_there_within_the_bound(start):
+    client = await start(wait=False, peer_wait=0.1)
+    details = await refused(client.generate(text_spec()))
+    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
+    assert details.retry is not None
+    assert not await client.stream(text_spec()).initial_metadata()
+    await client.until(lambda: nothing_left(client))
+
+
+async def test_draining_peers_get_nothing_new(ring, start):
+    draining, other = ring.add_engine("a"), ring.add_engine("b")
+    ring.add_detokenizer()
+    client = await start()
+    draining.draining = True
+    await client.until(lambda: len(client.router._members.engines.usable) == 1)
+    await asyncio.gather(*(client.events(text_spec()) for _ in range(4)))
+    assert (len(draining.calls), len(other.calls)) == (0, 4)
+
+
+async def test_beats_from_nowhere_are_counted_and_ignored(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    stranger = ring.add_engine("stranger")
+    client = await start(engines=(f"ipc://{ring.folder}/engine",))
+    stranger.greeted.add(client.router.address)
+    await client.until(lambda: client.router._members.engines.unknown > 1)
+    assert [peer.name for peer in client.router._members.engines.heard] == ["engine"]
+    assert len(client.lines("beat from an address that is not configured")) == 1
+
+
+async def test_cancels_survive_a_full_lane(ring, start):
+    engine = ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(max_live=1000)
+    ring.script = hang
+    await busy(client, ring)
+    engine.reading = False
+    calls = [client.stream(text_spec("x" * 40_000, truncate_prompt_tokens=1500)) for _ in range(300)]
+    readings = [asyncio.ensure_future(call.read()) for call in calls]
+    lane = client.router._members.engines.heard[0].lane
+    await client.until(lambda: not lane.ready(), 60)
+    on_ring = len(client.router._requests.on_ring)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*readings, return_exceptions=True)
+    await client.until(lambda: len(client.router._requests.open) == 1)
+    assert client.router._dispatcher._cancels._unsent
+    engine.reading = True
+    await client.until(lambda: len(client.router._requests.on_ring) == 1, 60)
+    assert len(ring.cancels) == on_ring - 1 == len({cancel.request for cancel in ring.cancels})
+
+
+async def test_a_full_lane_is_passed_by(ring, start):
+    full, free = ring.add_engine("a"), ring.add_engine("b")
+    ring.add_detokenizer()
+    client = await start()
+    full.reading = False
+    peer = next(peer for peer in client.router._members.engines.heard if peer.name == "a")
+    while peer.lane.ready():
+        while peer.lane.send(Hello("x" * 10_000, client.router.address)):
+            pass
+        await asyncio.sleep(0.1)
+    await asyncio.gather(*(client.events(text_spec()) for _ in range(8)))
+    assert (len(full.calls), len(free.calls)) == (0, 8)
+
+
+async def test_lost_messages_of_a_detokenizer_fail_its_requests(ring, start):
+    ring.add_engine()
+    detokenizer = ring.add_detokenizer()
+    client = await start()
+    call = await busy(client, ring)
+    detokenizer.lanes[client.router.address].sent += 3
+    details = await refused(call.read())
+    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "ROWS_LOST")
+    await client.until(lambda: ring.cancels and nothing_left(client))
+
+
+async def test_a_paused_router_does_not_take_its_own_sleep_for_silence(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(peer_timeout=0.5)
+    call = await busy(client, ring)
+    time.sleep(1.0)
+    await asyncio.sleep(0.3)
+    assert not client.lines("peer lost")
+    call.cancel()
+
+
+async def test_random_bytes_in_the_inbox_are_dropped_and_counted(client, ring):
+    random.seed(1)
+    socket = ring.context.socket(zmq.PUSH)
+    socket.connect(client.router.address)
+    frames = [random.randbytes(random.randrange(200)) for _ in range(200)]
+    frames += [HEADER.pack(MAGIC, VERSION, 1, i) + random.randbytes(random.randrange(200)) for i in range(200)]
+    frames += [HEADER.pack(MAGIC, VERSION + 1, 1, 0), b"", b"\x90" * 100_000]
+    for frame in frames:
+        socket.send(frame)
+        await asyncio.sleep(0)
+    await client.until(lambda: client.router._inbox.malformed == len(frames))
+    socket.close(linger=0)
+    assert (await client.events(text_spec()))[-1].HasField("done")
+
+
+async def test_a_slow_reader_gets_everything_joined(client, ring):
+    async def flood(call):
+        await call.send(start=True)
+        for i in range(2000):
+            await call.send(call.row(i, [i], f"{i} " + "x" * 200, 0, end(FinishReason.LENGTH) if i == 1999 else None))
+
+    ring.script = flood
+    call = client.stream(text_spec(output=pb.OutputOptions(token_ids=True)))
+    await call.read()
+    await client.until(lambda: not client.router._requests.on_ring, 60)
+    deltas = []
+    while (event := await call.read()).HasField("delta"):
+        deltas.append(event.delta)
+    assert [token for delta in deltas for token in delta.token_ids] == list(range(2000))
+    assert "".join(delta.text for delta in deltas) == "".join(f"{i} " + "x" * 200 for i in range(2000))
+    assert len(deltas) < 1900

@@ -1,0 +1,127 @@
+from router.placement import SPREAD_SLACK, Placement
+from sluice.ring.wire import DetokenizerBeat, EngineBeat, StepStats
+
+
+def engine(epoch, fingerprint="f", block=16, active=0):
+    stats = StepStats(tokens_per_kv_block=block, active_requests=active)
+    return EngineBeat(f"e{epoch}", epoch, f"ipc://e{epoch}", fingerprint, 2048, False, stats)
+
+
+def detokenizer(epoch, streams=0):
+    return DetokenizerBeat(f"d{epoch}", epoch, f"ipc://d{epoch}", False, streams, 0, 0.0)
+
+
+ENGINES = [engine(1), engine(2)]
+DETOKENIZERS = [detokenizer(11), detokenizer(12), detokenizer(13)]
+
+
+def place(placement, prompt, engines=ENGINES, salt="", n=1, key="k"):
+    choice = placement.choose(engines, DETOKENIZERS, prompt, salt, n, key)
+    placement.charge(choice)
+    return choice
+
+
+def run(placement, prompt, **fields):
+    """Place, and end at once."""
+    choice = place(placement, prompt, **fields)
+    placement.begun(choice)
+    placement.release(choice, begun=True)
+    return choice
+
+
+def test_the_least_work_before_the_first_token():
+    placement = Placement(1000)
+    first = place(placement, range(100))
+    assert first.uncached_tokens == 100
+    second = place(placement, range(1000, 1050))
+    assert second.engine != first.engine
+    assert place(placement, range(2000, 2010)).engine == second.engine
+
+
+def test_the_longest_cached_prefix_wins():
+    placement = Placement(1000)
+    long = run(placement, range(200))
+    other = run(placement, range(5000, 5200))
+    if other.engine == long.engine:
+        place(placement, range(9000, 9001))
+    again = run(placement, [*range(160), *range(7000, 7040)])
+    assert again.engine == long.engine
+    assert again.uncached_tokens == 40
+
+
+def test_a_shared_prefix_does_not_pile_up_on_one_engine():
+    placement = Placement(100_000)
+    seen = [run(placement, range(1900), key="first").engine]
+    seen += [place(placement, [*range(1900), i], key=str(i)).engine for i in range(64)]
+    counts = [seen.count(epoch) for epoch in (1, 2)]
+    assert min(counts) >= 64 // 2 - SPREAD_SLACK - 2
+
+
+def test_equal_requests_spread_over_engines_and_detokenizers():
+    placement = Placement(1000)
+    choices = [place(placement, [i], key=str(i)) for i in range(60)]
+    assert {sum(choice.engine == epoch for choice in choices) for epoch in (1, 2)} == {30}
+    assert {sum(choice.detokenizer == epoch for choice in choices) for epoch in (11, 12, 13)} == {20}
+
+
+def test_sequences_weigh():
+    placement = Placement(1000)
+    wide = place(placement, [1], n=64)
+    narrow = [place(placement, [i], key=str(i)) for i in range(32)]
+    assert {choice.engine for choice in narrow} == {1, 2} - {wide.engine}
+    assert wide.detokenizer not in {choice.detokenizer for choice in narrow}
+
+
+def test_salt_and_weights_share_nothing():
+    placement = Placement(1000)
+    first = run(placement, range(200), salt="a")
+    assert first.uncached_tokens == 200
+    assert run(placement, range(200), salt="a").uncached_tokens == 8
+    assert run(placement, range(200), salt="b", engines=[ENGINES[first.engine - 1]]).uncached_tokens == 200
+    renamed = [engine(first.engine, fingerprint="other")]
+    assert run(placement, range(200), salt="a", engines=renamed).uncached_tokens == 200
+
+
+def test_a_new_epoch_has_nothing_cached():
+    placement = Placement(1000)
+    first = run(placement, range(200))
+    placement.forget(first.engine)
+    assert run(placement, range(200), engines=[ENGINES[first.engine - 1]]).uncached_tokens == 200
+
+
+def test_the_memory_of_blocks_is_bounded_and_forgets_ends_first():
+    placement = Placement(10)
+    run(placement, range(160), engines=ENGINES[:1])
+    run(placement, range(1000, 1080), engines=ENGINES[:1])
+    assert run(placement, range(160), engines=ENGINES[:1]).uncached_tokens == 80
+    assert len(placement._engines[1].cached) == 10
+
+
+def test_an_engine_without_blocks_is_placed_by_load():
+    placement = Placement(10)
+    assert place(placement, range(100), engines=[engine(1, block=0)]).uncached_tokens == 100
+
+
+def test_what_others_do_counts():
+    placement = Placement(1000)
+    placement.hear_engine(engine(1, active=5))
+    placement.hear_detokenizer(detokenizer(11, streams=5))
+    choices = [place(placement, [i], key=str(i)) for i in range(4)]
+    assert {choice.engine for choice in choices} == {2}
+    assert 11 not in {choice.detokenizer for choice in choices}
+    placement.hear_engine(engine(2, active=4))
+    assert placement._engines[2].others == 0
+
+
+def test_releases_bring_all_counts_back_even_after_a_loss():
+    placement = Placement(1000)
+    choices = [place(placement, range(i * 100, i * 100 + 50), n=2, key=str(i)) for i in range(6)]
+    placement.forget(1)
+    placement.forget(11)
+    for i, choice in enumerate(choices):
+        if i % 2:
+            placement.begun(choice)
+        placement.release(choice, begun=bool(i % 2))
+    left = placement._engines[2]
+    assert (left.requests, left.sequences, left.context_tokens, left.work) == (0, 0, 0, 0)
+    assert {load.streams for load in placement._detokenizers.values()} == {0}

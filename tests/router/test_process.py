@@ -1,0 +1,60 @@
+"""python -m router as a process."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from sluice.tiny_model import path
+
+COMMAND = [sys.executable, "-m", "router"]
+
+
+def start(folder, *arguments):
+    return subprocess.Popen(
+        [*COMMAND, "--model", str(path()), "--port", "0", "--listen", f"ipc://{folder}/router", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_listens_and_ends_on_a_signal(folder, number):
+    with start(folder) as process:
+        ready = json.loads(process.stderr.readline())
+        assert (ready["event"], ready["service"], ready["model"]) == ("ready", "router", "checkpoint")
+        with grpc.insecure_channel(ready["address"]) as channel:
+            status = HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10).status
+            assert status == health_pb2.HealthCheckResponse.NOT_SERVING
+        process.send_signal(number)
+        events = [json.loads(line)["event"] for line in process.stderr]
+        assert process.wait(20) == 0
+        assert events == ["draining", "stopped"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--engines", "nonsense"), "nonsense"),
+        (("--model", "/no/such/folder"), "/no/such/folder"),
+        (("--listen", "tcp://300.0.0.1:1"), "tcp://300"),
+        (("--host", "203.0.113.7", "--port", "1"), "203.0.113.7"),
+    ],
+)
+def test_what_keeps_it_from_starting_is_said_in_one_line(folder, arguments, named):
+    with start(folder, *arguments) as process:
+        said = process.stderr.read()
+        assert process.wait(20) == 1
+    assert named in said
+    assert "Traceback" not in said
+
+
+def test_it_imports_neither_torch_nor_transformers():
+    code = "import sys, router.__main__; print({'torch', 'transformers', 'numpy'} & sys.modules.keys())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
