@@ -1,0 +1,50 @@
+"""Wrong requests on the real ring: each gets its status, and 16 streams beside them say what they say when alone."""
+
+import asyncio
+import time
+
+import grpc
+
+from sluice import AsyncClient
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.router.conftest import refused, text_spec
+from tests.router.test_bad_requests import SPECS, check
+
+STREAMS = 16
+
+
+async def streamed(client: AsyncClient, i: int, request_id: str | None = None) -> str:
+    spec = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.9, "seed": i, "request_id": request_id}
+    return "".join([chunk.text async for chunk in client.stream(f"def f{i}(x):\n    ", **spec)])
+
+
+async def test_bad_input_harms_nobody_else(ring):
+    async with AsyncClient(ring.address, timeout=100) as client, grpc.aio.insecure_channel(ring.address) as channel:
+        stub = GenerationServiceStub(channel)
+        alone = await asyncio.gather(*(streamed(client, i) for i in range(STREAMS)))
+        beside = asyncio.gather(*(streamed(client, i, f"live-{i}") for i in range(STREAMS)))
+        seconds = {}
+        for name, spec, code, field in SPECS:
+            start = time.perf_counter()
+            details = await refused(stub.Generate(pb.GenerateRequest(spec=spec)))
+            seconds[name] = time.perf_counter() - start
+            check(details, code, field)
+        slowest = max(seconds, key=seconds.__getitem__)
+        print(f"slowest of {len(SPECS)}: {slowest}, {seconds[slowest] * 1000:.1f} ms")
+        assert await beside == alone
+
+
+async def test_a_live_id_is_refused_and_free_again_after_the_end(ring):
+    async with AsyncClient(ring.address, timeout=60) as client, grpc.aio.insecure_channel(ring.address) as channel:
+        stub = GenerationServiceStub(channel)
+        again = pb.GenerateRequest(spec=text_spec(request_id="twice"))
+        async with client.stream("def f(", max_tokens=1500, ignore_eos=True, request_id="twice") as stream:
+            await anext(stream)
+            details = await refused(stub.Generate(again))
+            assert (details.code, details.info.reason) == (grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST")
+            assert await client.abort("twice")
+            second = asyncio.ensure_future(client.generate("def g(", max_tokens=5, request_id="twice"))
+            rest = [chunk async for chunk in stream]
+            assert rest[-1].finish_reason == "aborted"
+        assert (await second).usage.completion_tokens >= 1
