@@ -11,7 +11,7 @@ import typer
 from sluice.cli.common import complain, describe, fail, notes
 from sluice.cli.generate import print_stream
 from sluice.client import DEFAULT_ADDRESS, Client, SluiceError
-from sluice.launch import Display, Ring, RingError
+from sluice.launch import DEMO_REQUEST, Display, Ring, RingError
 from sluice.ring.checkpoint import CheckpointError
 
 EXAMPLE = "def fibonacci(n):"
@@ -109,7 +109,7 @@ def show_demo(ring: Ring, text: str) -> None:
     print(f"\n{text}", end="", flush=True)
     with Client(ring.address) as client:
         try:
-            print_stream(client.stream(text, max_tokens=DEMO_TOKENS, temperature=0))
+            print_stream(client.stream(text, request_id=DEMO_REQUEST, max_tokens=DEMO_TOKENS, temperature=0))
         except SluiceError as error:
             complain(describe(error, ring.address))
 
@@ -118,8 +118,8 @@ def watch(ring: Ring) -> None:
     """Tell of children that end. Raises typer.Exit when no router, no engine or no detokenizer is left."""
     for child in ring.deaths():
         complain(f"{child.name} (pid {child.pid}) {child.ending}")
-        if not ring.can_serve:
-            raise fail(f"no {child.role} is left: stopping")
+        if ring.missing:
+            raise fail(f"no {' and no '.join(ring.missing)} is left: stopping")
 
 
 def _program() -> str:

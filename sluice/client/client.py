@@ -106,4 +106,4 @@ class Client:
         try:
             return self._start(method, request, timeout)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            raise from_rpc_error(error) from None

@@ -100,8 +100,8 @@ class Stream(StreamInfo):
             raise
         except grpc.RpcError as error:
             if self._closed:
-                raise StopIteration from error
-            raise from_rpc_error(error) from error
+                raise StopIteration from None
+            raise from_rpc_error(error) from None
         return event
 
     def close(self) -> None:
@@ -155,8 +155,8 @@ class AsyncStream(StreamInfo):
             if is_task_cancelled():
                 raise
             if self._closed:
-                raise StopAsyncIteration from error
-            raise from_call_error(error) from error
+                raise StopAsyncIteration from None
+            raise from_call_error(error) from None
         return event
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """Starts a ring on one machine as child processes and watches over it."""
 
 from sluice.launch.child import Child
-from sluice.launch.display import Display
+from sluice.launch.display import DEMO_REQUEST, Display
 from sluice.launch.logs import LogLine
 from sluice.launch.plan import Plan
 from sluice.launch.ring import Ring, RingError
 
-__all__ = ["Child", "Display", "LogLine", "Plan", "Ring", "RingError"]
+__all__ = ["DEMO_REQUEST", "Child", "Display", "LogLine", "Plan", "Ring", "RingError"]

@@ -14,6 +14,8 @@ from sluice.launch.logs import LogLine
 
 SHOWN_EVENTS = ("loading", "request")
 STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
+DEMO_REQUEST = "sluice-serve-demo"
+"""Its text is on the terminal already, and its counts: its line would only break in between."""
 UNSHOWN_FIELDS = ("event", "level", "timestamp", "service")
 
 
@@ -43,7 +45,7 @@ class Display:
         elif line.event == "loading":
             with self._lock:
                 self._show_loading(line)
-        else:
+        elif line.fields.get("request_id") != DEMO_REQUEST:
             self._console.print(_readable(line), highlight=False, soft_wrap=True)
 
     def __enter__(self) -> "Display":

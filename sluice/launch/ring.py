@@ -4,8 +4,9 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,8 +17,10 @@ from sluice.launch.logs import LogLine, Observe, ignore
 from sluice.launch.plan import Plan, child_environment, services
 from sluice.ring.checkpoint import open_checkpoint
 
+ROLES: tuple[Role, ...] = ("router", "engine", "detok")
 TINY_MODEL_NAME = "tiny"
 POLL_SECONDS = 0.05
+SIGNAL_SECONDS = 0.25
 KILL_AFTER_SECONDS = 5.0
 """A child that has not ended this long after its drain timeout is killed."""
 SHORT_TEMP = "/tmp"  # noqa: S108
@@ -69,10 +72,9 @@ class Ring:
         return {name: child.pid for name, child in self.children.items()}
 
     @property
-    def can_serve(self) -> bool:
-        """At least one child of each role is alive."""
-        roles: tuple[Role, ...] = ("router", "engine", "detok")
-        return all(any(child.alive for child in self._of(role)) for role in roles)
+    def missing(self) -> list[Role]:
+        """Roles of which no child is alive: while there are any, nothing can be served."""
+        return [role for role in ROLES if not any(child.alive for child in self._of(role))]
 
     def start(self) -> None:
         """Start everything and wait until all engines and detokenizers serve. Leaves nothing running if it raises."""
@@ -105,7 +107,9 @@ class Ring:
     def deaths(self) -> Iterator[Child]:
         """Children that end by themselves, as they do; waits for the next one."""
         while True:
-            yield self._ended.get()
+            # With a timeout: a signal that comes just before an endless wait would not end it.
+            with suppress(Empty):
+                yield self._ended.get(timeout=SIGNAL_SECONDS)
 
     def __enter__(self) -> Self:
         self.start()

@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from sluice.launch import Display
+from sluice.launch import DEMO_REQUEST, Display
 from sluice.launch.logs import parse_line
 
 
@@ -64,6 +64,8 @@ def test_requests_are_one_short_line() -> None:
         "engine": "engine-0",
     }
     request = line("request", request_id="r1", outcome="EOS", first_token_seconds=0.0123, **fields)
-    shown = show([request, line("request", outcome="MODEL_NOT_FOUND")], terminal=True)
+    demo = line("request", request_id=DEMO_REQUEST, outcome="EOS")
+    shown = show([request, demo, line("request", outcome="MODEL_NOT_FOUND")], terminal=True)
+    assert DEMO_REQUEST not in shown
     assert "request r1 EOS · 12 prompt tokens (8 cached), 96 new · first after 0.0123 s · 0.812 s\n" in shown
     assert "request (refused) MODEL_NOT_FOUND\n" in shown

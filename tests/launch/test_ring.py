@@ -52,7 +52,7 @@ def sockets_folder(folder: Path) -> Path:
 def test_starts_serves_and_ends_in_order(fake, tmp_path) -> None:
     with Ring(engines=2, detokenizers=3, engine_args={"kv_cache_tokens": 512, "attention": None}, **fake) as ring:
         assert sorted(ring.pids) == ["detok-0", "detok-1", "detok-2", "engine-0", "engine-1", "router"]
-        assert ring.can_serve
+        assert ring.missing == []
         with Client(ring.address) as client:
             assert client.health()
         pids = list(ring.pids.values())
@@ -139,10 +139,10 @@ def test_deaths_while_serving(fake) -> None:
         os.kill(ring.pids["engine-0"], signal.SIGKILL)
         child = next(deaths)
         assert (child.name, child.ending) == ("engine-0", "was killed by SIGKILL")
-        assert ring.can_serve
+        assert ring.missing == []
         os.kill(ring.pids["engine-1"], signal.SIGKILL)
         assert next(deaths).name == "engine-1"
-        assert not ring.can_serve
+        assert ring.missing == ["engine"]
 
 
 def test_log_lines_are_observed(fake) -> None:
@@ -162,7 +162,7 @@ def test_an_observer_that_fails_to_write_does_not_block_the_ring(fake) -> None:
         raise BrokenPipeError
 
     with Ring(observe=broken, **fake) as ring:
-        assert ring.can_serve
+        assert ring.missing == []
 
 
 def test_children_die_with_a_killed_launcher(fake, tmp_path) -> None:
