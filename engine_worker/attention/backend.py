@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine_worker.attention.cache import LayerCache
+from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.attention.inputs import AttentionInputs
 
 
@@ -34,8 +34,8 @@ class AttentionBackend(Protocol):
     name: str
     """As in the settings."""
 
-    def prepare(self, inputs: AttentionInputs) -> AttentionInputs:
-        """Once per step: the inputs with whatever all layers share. `attend` takes either form."""
+    def prepare(self, inputs: AttentionInputs, cache: KVCache) -> AttentionInputs:
+        """Once per step: the inputs with whatever all layers share, as `attend` takes them."""
         ...
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:

@@ -1,22 +1,31 @@
 """The paged KV cache: one pool of blocks, the same for all layers."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-class LayerCache(NamedTuple):
-    """One layer's blocks, in flash-attn's paged layout: each [num_blocks, tokens_per_block, kv_heads, head_dim]."""
+class LayerCache:
+    """One layer's blocks, in flash-attn's paged layout, and the same memory in other shapes."""
 
-    keys: Tensor
-    values: Tensor
+    __slots__ = ("_key_slots", "_value_slots", "key_columns", "keys", "value_rows", "values")
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys = keys
+        self.values = values
+        """Each [num_blocks, tokens_per_block, kv_heads, head_dim]."""
+        self.key_columns = keys.view(-1, keys.shape[-1]).t()
+        """[head_dim, slots * kv_heads]."""
+        self.value_rows = values.view(-1, values.shape[-1])
+        """[slots * kv_heads, head_dim]."""
+        self._key_slots = keys.flatten(0, 1)
+        self._value_slots = values.flatten(0, 1)
 
     def store(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Write key and value [T, kv_heads, head_dim] to slots [T] int64, none of them negative."""
-        self.keys.flatten(0, 1).index_copy_(0, slots, key)
-        self.values.flatten(0, 1).index_copy_(0, slots, value)
+        self._key_slots.index_copy_(0, slots, key)
+        self._value_slots.index_copy_(0, slots, value)
 
 
 class KVCache:
@@ -36,6 +45,7 @@ class KVCache:
         self._blocks = torch.zeros(shape, dtype=dtype, device=device)
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
+        self.dtype = dtype
         self.layers = tuple(LayerCache(self._blocks[0, i], self._blocks[1, i]) for i in range(num_layers))
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:

@@ -43,7 +43,7 @@ def causal_mask(length: int, dtype: torch.dtype) -> Tensor:
 
 def attend(query: Tensor, cache: LayerCache, plan: ContextPlan, mask: Tensor, heads: HeadShape) -> Tensor:
     """Query [Q, heads, head_dim] of this sequence -> the same shape. The mask covers at least `plan.length` keys."""
-    keys, values = (pool[plan.blocks].flatten(0, 1).transpose(0, 1)[None] for pool in cache)
+    keys, values = (pool[plan.blocks].flatten(0, 1).transpose(0, 1)[None] for pool in (cache.keys, cache.values))
     past = plan.length - len(query)
     tiles = []
     for begin in range(0, len(query), TILE):

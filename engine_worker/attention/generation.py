@@ -1,13 +1,15 @@
-"""Generation rows on a CPU: one query token per sequence, all sequences at once, keys and values read where they lie.
+"""Generation rows on a CPU: one query token per sequence, all at once, keys and values read where they lie in the pool.
 
-Paged attention is an embedding bag. The pool of values, seen as a table of vectors, is the embedding; a query head is a
-bag; its attention weights are the bag's per-sample weights: the forward op gives the output. The scores (query · key)
-are what the same op's backward computes for the gradient of those weights, with the keys as the table and the queries
-as the output's gradient. Both ops take ragged lists of rows, so nothing is gathered and no row is padded but in the
-softmax, and a row's result does not depend on its neighbours, bit for bit.
+The pool is a table of vectors, and each query head has its list of rows in it. Scores are a sampled matrix product
+(SDDMM): query times keys at the places of a sparse matrix with a row per query head. The output is an embedding bag:
+per query head the sum of its rows of the values, weighted. Both take lists of any length, so nothing is gathered, no
+row is padded but in the softmax, and what a row gets does not depend on its neighbours, bit for bit.
 """
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -15,10 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.attention.backend import HeadShape
-from engine_worker.attention.cache import LayerCache
+from engine_worker.attention.cache import KVCache, LayerCache
 
-_dot = torch.ops.aten._embedding_bag_per_sample_weights_backward
-_bag = torch.ops.aten._embedding_bag_forward_only
+_bag = torch.ops.aten._embedding_bag_forward_only.default
 SUM = 0
 NO_PADDING = -1
 
@@ -27,29 +28,25 @@ NO_PADDING = -1
 class GenerationPlan:
     """What all layers share. B sequences, H heads, E = H * sum of context lengths (query head, key) pairs.
 
-    The weights stand in rectangles [sequences, H, width] one after the other, one per width: a sequence's width is its
-    number of blocks rounded up to a power of two, in tokens, so one long sequence does not widen the others.
+    For the softmax the scores stand in rectangles [sequences * H, width], one after the other, one per width: a
+    sequence's width is its number of blocks rounded up to a power of two, in tokens, so one long sequence does not
+    widen the others. Every layer overwrites the same scores; the rest of the rectangles stays -inf.
     """
 
     rows: Tensor | None
     """[B] int64: the sequences' tokens in the step; None when they are all of it, in order."""
-    key_rows: Tensor
-    """[E] int32: rows of the pool as a table [slots * kv_heads, head_dim], per sequence token by token: as they lie in
-    memory."""
-    key_bags: Tensor
-    """[E] int32: the query head of each."""
-    key_cells: Tensor
-    """[E] int64: where each score goes in the rectangles."""
-    value_rows: Tensor
-    """[E] int32: the same rows of the table, per query head."""
-    value_cells: Tensor
-    """[E] int64: the weight of each."""
+    pairs: Tensor
+    """Sparse CSR [B * H, slots * kv_heads] of E scores."""
+    table_rows: Tensor
+    """[E] int32: its columns."""
     bag_start: Tensor
-    """[B * H] int32: where each query head begins in value_rows."""
+    """[B * H] int32: where each of its rows begins."""
+    cells: Tensor
+    """[E] int64: where each score goes in the rectangles."""
     scores: Tensor
-    """All rectangles, flat. Every layer overwrites the same cells; the others stay -inf."""
-    rectangles: tuple[tuple[int, int, int], ...]
-    """(begin, end, width) in `scores`."""
+    """The rectangles, flat."""
+    rectangles: tuple[Tensor, ...]
+    """Views of `scores`."""
 
 
 def plan(
@@ -57,88 +54,80 @@ def plan(
     block_tables: NDArray[np.int32],
     lengths: NDArray[np.int32],
     heads: HeadShape,
-    tokens_per_block: int,
-    dtype: torch.dtype,
+    cache: KVCache,
 ) -> GenerationPlan:
     """block_tables [B, M], lengths [B] all positive; rows [B] as in the plan."""
-    blocks = -(-lengths // tokens_per_block)
-    widths = tokens_per_block << np.ceil(np.log2(blocks)).astype(np.int64)
-    if (widths != widths[0]).any():
+    size = cache.tokens_per_block
+    widths = [size << (-(-length // size) - 1).bit_length() for length in lengths.tolist()]
+    if min(widths) != max(widths):
         order = np.argsort(widths, kind="stable")
         rows = order if rows is None else rows[order]
-        block_tables, lengths, widths = block_tables[order], lengths[order], widths[order]
-    parts, rectangles = [], []
-    first_row, cell = 0, 0
-    for width, count in zip(*(column.tolist() for column in np.unique(widths, return_counts=True)), strict=True):
-        part = slice(first_row, first_row + count)
-        slots = _slots(block_tables[part], width, tokens_per_block)
-        parts.append(_pairs(slots, lengths[part], heads, first_row * heads.num_heads, cell))
-        end = cell + count * heads.num_heads * width
-        rectangles.append((cell, end, width))
-        first_row, cell = first_row + count, end
-    bag_lengths = np.repeat(lengths, heads.num_heads)
-    columns = [torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True)]
-    key_rows, key_bags, key_cells, value_rows, value_cells = columns
+        block_tables, lengths, widths = block_tables[order], lengths[order], sorted(widths)
+    table_rows, cells, shapes = [], [], []
+    begin, area = 0, 0
+    for width, group in groupby(widths):
+        end = begin + sum(1 for _ in group)
+        inside = np.arange(width) < lengths[begin:end, None, None].repeat(heads.num_heads, axis=1)
+        cells.append(np.flatnonzero(inside) + area)
+        table_rows.append(_table_rows(block_tables[begin:end], width, heads, size)[inside])
+        shapes.append(((end - begin) * heads.num_heads, width))
+        begin, area = end, area + inside.size
+    starts = np.zeros(len(lengths) * heads.num_heads + 1, np.int32)
+    np.cumsum(lengths.repeat(heads.num_heads), out=starts[1:])
+    columns, row_starts = _joined(table_rows), torch.from_numpy(starts)
+    scores = torch.full((area,), -torch.inf, dtype=cache.dtype)
+    rectangles = scores.split([count * width for count, width in shapes])
     return GenerationPlan(
         rows=None if rows is None else torch.from_numpy(rows),
-        key_rows=key_rows,
-        key_bags=key_bags,
-        key_cells=key_cells,
-        value_rows=value_rows,
-        value_cells=value_cells,
-        bag_start=torch.from_numpy((np.cumsum(bag_lengths) - bag_lengths).astype(np.int32)),
-        scores=torch.full((cell,), -torch.inf, dtype=dtype),
-        rectangles=tuple(rectangles),
+        pairs=_sparse(row_starts, columns, cache.num_blocks * size * heads.num_kv_heads, cache.dtype),
+        table_rows=columns,
+        bag_start=row_starts[:-1],
+        cells=_joined(cells),
+        scores=scores,
+        rectangles=tuple(part.view(shape) for part, shape in zip(rectangles, shapes, strict=True)),
     )
 
 
-def _slots(block_tables: NDArray[np.int32], width: int, tokens_per_block: int) -> NDArray[np.int32]:
-    """[b, M] blocks -> [b, width] slots; what lies past a sequence's blocks is arbitrary."""
-    blocks = block_tables[:, : width // tokens_per_block]
-    slots = blocks[:, :, None] * np.int32(tokens_per_block) + np.arange(tokens_per_block, dtype=np.int32)
-    slots = slots.reshape(len(blocks), -1)
-    return np.pad(slots, ((0, 0), (0, width - slots.shape[1])))
+def _table_rows(
+    block_tables: NDArray[np.int32], width: int, heads: HeadShape, tokens_per_block: int
+) -> NDArray[np.int32]:
+    """[b, M] blocks -> [b, heads, width] rows of the pool; what lies past a sequence's blocks is arbitrary."""
+    count, blocks = len(block_tables), width // tokens_per_block
+    if block_tables.shape[1] < blocks:
+        missing = np.zeros((count, blocks - block_tables.shape[1]), np.int32)
+        block_tables = np.concatenate((block_tables, missing), axis=1)
+    in_block = np.arange(tokens_per_block, dtype=np.int32)
+    slots = (block_tables[:, :blocks, None] * np.int32(tokens_per_block) + in_block).reshape(count, 1, width)
+    kv_heads = np.arange(heads.num_kv_heads, dtype=np.int32).repeat(heads.group)[:, None]
+    return (slots * np.int32(heads.num_kv_heads) + kv_heads).astype(np.int32, copy=False)
 
 
-def _pairs(
-    slots: NDArray[np.int32], lengths: NDArray[np.int32], heads: HeadShape, first_bag: int, first_cell: int
-) -> tuple[NDArray[np.generic], ...]:
-    """One rectangle's key_rows, key_bags, key_cells, value_rows, value_cells. slots [b, width], lengths [b]."""
-    size, width = slots.shape
-    shape = (size, heads.num_heads, width)
-    kv_head = (np.arange(heads.num_heads) // heads.group).astype(np.int32)
-    table_rows = slots[:, None, :] * np.int32(heads.num_kv_heads) + kv_head[:, None]
-    bags = first_bag + np.arange(size * heads.num_heads, dtype=np.int32).reshape(size, heads.num_heads, 1)
-    cells = first_cell + np.arange(table_rows.size).reshape(shape)
-    inside = np.broadcast_to((np.arange(width) < lengths[:, None])[:, None, :], shape)
+def _joined(parts: Sequence[NDArray[np.generic]]) -> Tensor:
+    return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
-    def by_token(column: NDArray[np.generic]) -> NDArray[np.generic]:
-        return np.broadcast_to(column, shape).transpose(0, 2, 1)[inside.transpose(0, 2, 1)]
 
-    return by_token(table_rows), by_token(bags), by_token(cells), table_rows[inside], cells[inside]
+def _sparse(row_starts: Tensor, columns: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    values = torch.zeros(len(columns), dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+        return torch.sparse_csr_tensor(
+            row_starts, columns, values, size=(len(row_starts) - 1, width), check_invariants=False
+        )
 
 
 def attend(query: Tensor, cache: LayerCache, plan: GenerationPlan, scale: float) -> Tensor:
     """Query [B, heads, head_dim] -> the same shape."""
-    size, num_heads, head_dim = query.shape
-    flat = (query * scale).view(size * num_heads, head_dim)
-    scores = _dot(flat, cache.keys.view(-1, head_dim), plan.key_rows, plan.bag_start, plan.key_bags, SUM, NO_PADDING)
-    weights = _softmax(plan.scores.index_copy_(0, plan.key_cells, scores), plan.rectangles)
-    out: Tensor = _bag(
-        cache.values.view(-1, head_dim),
-        plan.value_rows,
-        plan.bag_start,
-        False,
-        SUM,
-        False,
-        weights.index_select(0, plan.value_cells),
-        False,
-        NO_PADDING,
-    )[0]
-    return out.view(size, num_heads, head_dim)
+    heads = query.reshape(-1, query.shape[2])
+    pairs = plan.pairs
+    scores = torch.sparse.sampled_addmm(pairs, heads, cache.key_columns, beta=0.0, alpha=scale, out=pairs).values()
+    plan.scores.index_copy_(0, plan.cells, scores)
+    weights = _softmax(plan.rectangles).index_select(0, plan.cells)
+    bags = _bag(cache.value_rows, plan.table_rows, plan.bag_start, False, SUM, False, weights, False, NO_PADDING)
+    out: Tensor = bags[0].view(query.shape)
+    return out
 
 
-def _softmax(scores: Tensor, rectangles: tuple[tuple[int, int, int], ...]) -> Tensor:
-    """Over the rows of each rectangle; flat to flat."""
-    parts = [torch.softmax(scores[begin:end].view(-1, width), dim=-1).view(-1) for begin, end, width in rectangles]
+def _softmax(rectangles: tuple[Tensor, ...]) -> Tensor:
+    """Over the rows of each; the results flat, one after the other."""
+    parts = [torch.softmax(rectangle, dim=1).view(-1) for rectangle in rectangles]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import HeadShape
-from engine_worker.attention.cache import LayerCache
+from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.attention.inputs import AttentionInputs
 
 
@@ -16,7 +16,7 @@ class ReferenceAttention:
     def __init__(self, heads: HeadShape) -> None:
         self._heads = heads
 
-    def prepare(self, inputs: AttentionInputs) -> AttentionInputs:
+    def prepare(self, inputs: AttentionInputs, cache: KVCache) -> AttentionInputs:  # noqa: ARG002
         """Nothing to prepare."""
         return inputs
 
@@ -28,7 +28,7 @@ class ReferenceAttention:
         bounds = inputs.query_start.tolist()
         for i, length in enumerate(inputs.context_lengths.tolist()):
             begin, end = bounds[i], bounds[i + 1]
-            keys, values = (_gather(pool, inputs.block_tables[i], length) for pool in cache)
+            keys, values = (_gather(pool, inputs.block_tables[i], length) for pool in (cache.keys, cache.values))
             out[begin:end] = self._attend(query[begin:end], keys, values)
         return out
 

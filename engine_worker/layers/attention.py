@@ -1,17 +1,18 @@
 """Self-attention with grouped-query heads."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine_worker.attention.backend import AttentionBackend, HeadShape
 from engine_worker.attention.cache import LayerCache
 from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import FusedLinear, Linear
-from engine_worker.layers.norm import RMSNorm
+from engine_worker.layers.norm import Normalize, RMSNorm
 from engine_worker.layers.rotary import rotate
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Layer):
     """Projections and rotation around an attention backend."""
 
     def __init__(
@@ -24,7 +25,6 @@ class SelfAttention(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        super().__init__()
         query_size, kv_size = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
         self.qkv_proj = FusedLinear(
             hidden_size,
@@ -41,7 +41,7 @@ class SelfAttention(nn.Module):
         """Of queries and keys together, [T, heads + kv_heads, head_dim], before the rotation."""
         return query_key
 
-    def forward(
+    def __call__(
         self, x: Tensor, rotations: tuple[Tensor, Tensor], cache: LayerCache, inputs: AttentionInputs
     ) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
@@ -49,8 +49,7 @@ class SelfAttention(nn.Module):
         qkv = self.qkv_proj(x).view(len(x), num_heads + 2 * num_kv_heads, self._heads.head_dim)
         query_key = rotate(self.normalize(qkv[:, : num_heads + num_kv_heads]), rotations)
         query, key, value = query_key[:, :num_heads], query_key[:, num_heads:], qkv[:, num_heads + num_kv_heads :]
-        out: Tensor = self.o_proj(self._backend.attend(query, key, value, cache, inputs).flatten(1))
-        return out
+        return self.o_proj(self._backend.attend(query, key, value, cache, inputs).flatten(1))
 
 
 class NormedSelfAttention(SelfAttention):
@@ -70,16 +69,15 @@ class NormedSelfAttention(SelfAttention):
         super().__init__(hidden_size, heads, backend, bias=bias, dtype=dtype, device=device)
         self.q_norm = RMSNorm(heads.head_dim, eps=eps, dtype=dtype, device=device)
         self.k_norm = RMSNorm(heads.head_dim, eps=eps, dtype=dtype, device=device)
-        self._norm_weight: Tensor | None = None
+        self._normalize = Normalize(heads.head_dim, eps, device)
 
     def freeze(self) -> None:
-        """The weights are final: one tensor [heads + kv_heads, head_dim] does for both norms."""
+        """See Layer. One weight [heads + kv_heads, head_dim] does for both norms."""
+        super().freeze()
         query, key = self.q_norm.weight, self.k_norm.weight
         rows = (query.expand(self._heads.num_heads, -1), key.expand(self._heads.num_kv_heads, -1))
-        self._norm_weight = torch.cat(rows)
+        self._normalize.weigh(torch.cat(rows))
 
     def normalize(self, query_key: Tensor) -> Tensor:
         """See SelfAttention."""
-        if self._norm_weight is None:
-            raise RuntimeError("freeze() comes before the first forward")
-        return self.q_norm.scaled(query_key, self._norm_weight)
+        return self._normalize(query_key)

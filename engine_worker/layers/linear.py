@@ -2,14 +2,15 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from engine_worker.layers.layer import Layer
 
 PACK_ROWS = 16
-"""Rows that the packed form is tuned for. It serves any number, and gives a row the same bits in a batch of any size.
-"""
+"""Rows that the packed form is tuned for. It serves any number, and a row gets the same bits in a batch of any size."""
 
 
-class Linear(nn.Module):
+class Linear(Layer):
     """y = x Wᵀ + b.
 
     In float32 on a CPU with MKL, `freeze` packs the weight once into MKL's own layout (cblas_sgemm_pack). A plain
@@ -19,43 +20,45 @@ class Linear(nn.Module):
     def __init__(
         self, inputs: int, outputs: int, *, bias: bool = False, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__()
-        self.weight: Tensor = parameter(outputs, inputs, dtype=dtype, device=device)
-        self.bias: Tensor | None = parameter(outputs, dtype=dtype, device=device) if bias else None
+        self.weight = torch.empty(outputs, inputs, dtype=dtype, device=device)
+        self.bias = torch.empty(outputs, dtype=dtype, device=device) if bias else None
         self._packed: Tensor | None = None
         self._shape: Tensor | None = None
 
     def freeze(self) -> None:
-        """The weight is final. Where it is packed the plain one is given up."""
+        """See Layer. Where the weight is packed the plain one is given up."""
         if not _packable(self.weight):
             return
-        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(self.weight.detach(), PACK_ROWS)
+        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(self.weight, PACK_ROWS)
         # Beside a packed weight the op reads only the sizes of the plain one.
         self._shape = torch.empty(1).expand(self.weight.shape)
         del self.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
         if self._packed is None:
             return F.linear(x, self.weight, self.bias)
-        out: Tensor = torch.ops.mkl._mkl_linear(x, self._packed, self._shape, self.bias, x.shape[0])
-        return out
+        return _packed_linear(x, self._packed, self._shape, self.bias, x.shape[0])
 
 
 class FusedLinear(Linear):
     """Several linear maps of the same input as one: their outputs side by side."""
 
     def __init__(
-        self, inputs: int, parts: dict[str, int], *, bias: bool = False, dtype: torch.dtype, device: torch.device
+        self, inputs: int, outputs: dict[str, int], *, bias: bool = False, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__(inputs, sum(parts.values()), bias=bias, dtype=dtype, device=device)
-        self.parts = parts
-        """Name of each map in a checkpoint, and its outputs."""
+        super().__init__(inputs, sum(outputs.values()), bias=bias, dtype=dtype, device=device)
+        self.outputs = outputs
+        """Name of each map, beside this one's, and its outputs."""
 
-
-def parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    """An unfilled weight."""
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+    def targets(self, prefix: str = "") -> dict[str, Tensor]:
+        """See Layer."""
+        beside = prefix.removesuffix(".").rpartition(".")[0]
+        found: dict[str, Tensor] = {}
+        for name, fused in super().targets().items():
+            rows = fused.split(list(self.outputs.values()))
+            found |= {f"{beside}.{part}.{name}": view for part, view in zip(self.outputs, rows, strict=True)}
+        return found
 
 
 def _packable(weight: Tensor) -> bool:
@@ -65,3 +68,8 @@ def _packable(weight: Tensor) -> bool:
         and torch.backends.mkl.is_available()
         and hasattr(torch.ops.mkl, "_mkl_linear")
     )
+
+
+def _packed_linear(x: Tensor, packed: Tensor, shape: Tensor | None, bias: Tensor | None, rows: int) -> Tensor:
+    found: Tensor = torch.ops.mkl._mkl_linear.default(x, packed, shape, bias, rows)
+    return found

@@ -2,18 +2,18 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import FusedLinear, Linear
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(Layer):
     """down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, *, bias: bool, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__()
         self.gate_up_proj = FusedLinear(
             hidden_size,
             {"gate_proj": intermediate_size, "up_proj": intermediate_size},
@@ -23,8 +23,7 @@ class SwiGLU(nn.Module):
         )
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias, dtype=dtype, device=device)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(F.silu(gate).mul_(up))
-        return out
+        return self.down_proj(F.silu(gate).mul_(up))

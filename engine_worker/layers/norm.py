@@ -2,29 +2,46 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from engine_worker.layers.linear import parameter
+from engine_worker.layers.layer import Layer
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Layer):
     """x / sqrt(mean(x²) + eps) * weight over the last dimension (arXiv:1910.07467)."""
 
     def __init__(self, size: int, *, eps: float, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.weight: Tensor = parameter(size, dtype=dtype, device=device)
-        self._eps = eps
-        self._eps_tensor = torch.full((1,), eps, device=device)
+        self.weight = torch.empty(size, dtype=dtype, device=device)
+        self._normalize = Normalize(size, eps, device)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def freeze(self) -> None:
+        """See Layer."""
+        self._normalize.weigh(self.weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
         """[..., size] -> the same shape."""
-        return self.scaled(x, self.weight)
+        return self._normalize(x)
 
-    def scaled(self, x: Tensor, weight: Tensor) -> Tensor:
-        """By another weight, of any shape that broadcasts to x."""
-        size = x.shape[-1]
-        if x.dtype != torch.float32 or x.device.type != "cpu":
-            return F.rms_norm(x, (size,), eps=self._eps) * weight
-        # On a CPU torch's rms_norm is a chain of ten small ops; this is half of them.
+
+class Normalize:
+    """The arithmetic of RMSNorm, by a weight of any shape [..., size] that broadcasts to x."""
+
+    def __init__(self, size: int, eps: float, device: torch.device) -> None:
+        self._size = size
+        self._eps = eps
+        self._root = torch.full((1,), (size * eps) ** 0.5, device=device)
+        self._weight = torch.ones(size, device=device)
+        self._fused = True
+
+    def weigh(self, weight: Tensor) -> None:
+        """Set the weight."""
+        # On a CPU torch's rms_norm is a chain of ten small ops; x / hypot(|x|, sqrt(n eps)) * (sqrt(n) weight) is four.
+        self._fused = weight.dtype != torch.float32 or weight.device.type != "cpu"
+        self._weight = weight if self._fused else weight * self._size**0.5
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., size] -> the same shape."""
+        if self._fused:
+            return F.rms_norm(x, (self._size,), eps=self._eps) * self._weight
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x * torch.addcmul(self._eps_tensor, norm, norm, value=1 / size).rsqrt_()).mul_(weight)
+        return (x / torch.hypot(norm, self._root)).mul_(self._weight)

@@ -6,13 +6,14 @@ Parameters are named as in Hugging Face checkpoints, but that maps of the same i
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.attention.inputs import AttentionInputs
-from engine_worker.layers.attention import NormedSelfAttention, SelfAttention
+from engine_worker.layers.attention import SelfAttention
 from engine_worker.layers.embedding import Embedding
-from engine_worker.layers.linear import FusedLinear, Linear
+from engine_worker.layers.layer import Layer
+from engine_worker.layers.linear import Linear
 from engine_worker.layers.mlp import SwiGLU
 from engine_worker.layers.norm import RMSNorm
 from engine_worker.layers.rotary import Rotary
@@ -22,20 +23,19 @@ TIED = "lm_head.weight"
 """What a checkpoint with tied embeddings may leave out."""
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(
         self, config: DecoderConfig, self_attn: SelfAttention, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = self_attn
         self.mlp = SwiGLU(size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, device=device)
         self.input_layernorm = RMSNorm(size, eps=eps, dtype=dtype, device=device)
         self.post_attention_layernorm = RMSNorm(size, eps=eps, dtype=dtype, device=device)
 
-    def forward(
+    def __call__(
         self, x: Tensor, rotations: tuple[Tensor, Tensor], cache: LayerCache, inputs: AttentionInputs
     ) -> Tensor:
         """[T, hidden] -> the same tensor, changed in place."""
@@ -44,7 +44,7 @@ class DecoderLayer(nn.Module):
         return x
 
 
-class Decoder(nn.Module):
+class Decoder(Layer):
     """Embedding, layers, final norm."""
 
     def __init__(
@@ -55,14 +55,12 @@ class Decoder(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        layers = (DecoderLayer(config, attention(), dtype=dtype, device=device) for _ in range(config.num_layers))
-        self.layers = nn.ModuleList(layers)
+        self.layers = [DecoderLayer(config, attention(), dtype=dtype, device=device) for _ in range(config.num_layers)]
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
 
 
-class CausalLM(nn.Module):
+class CausalLM(Layer):
     """A decoder and its output head. Sees tensors only."""
 
     def __init__(
@@ -73,7 +71,6 @@ class CausalLM(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        super().__init__()
         self.config = config
         self.model = Decoder(config, attention, dtype=dtype, device=device)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype=dtype, device=device)
@@ -81,37 +78,21 @@ class CausalLM(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
         self._rotary = Rotary(config.rope, config.heads.head_dim, dtype, device)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
+    def __call__(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
         """token_ids [T] int64, positions [T] int64 -> hidden states [T, hidden], before the head."""
         x = self.model.embed_tokens(token_ids)
         rotations = self._rotary.rotations(positions)
         for layer, layer_cache in zip(self.model.layers, cache.layers, strict=True):
             x = layer(x, rotations, layer_cache, inputs)
-        out: Tensor = self.model.norm(x)
-        return out
+        return self.model.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab] float32."""
-        out: Tensor = self.lm_head(hidden)
-        return out.float()
+        return self.lm_head(hidden).float()
 
-    def targets(self) -> dict[str, Tensor]:
-        """Where each tensor of a checkpoint goes, by its name there: views to be filled before `freeze`."""
-        found: dict[str, Tensor] = {}
-        for path, module in self.named_modules():
-            for name, weight in module.named_parameters(recurse=False):
-                if isinstance(module, FusedLinear):
-                    parts = weight.split(list(module.parts.values()))
-                    parent = path.rpartition(".")[0]
-                    found |= {f"{parent}.{part}.{name}": rows for part, rows in zip(module.parts, parts, strict=True)}
-                else:
-                    found[f"{path}.{name}"] = weight
+    def targets(self, prefix: str = "") -> dict[str, Tensor]:
+        """See Layer."""
+        found = super().targets(prefix)
         if self.config.tie_word_embeddings:
-            del found[TIED]
+            del found[prefix + TIED]
         return found
-
-    def freeze(self) -> None:
-        """The weights are final: layers derive what they need from them. Comes before the first forward."""
-        for module in self.modules():
-            if isinstance(module, Linear | NormedSelfAttention):
-                module.freeze()

@@ -31,7 +31,7 @@ def load_runner(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress
     dtype = _dtype(config, checkpoint, device)
     architecture = model_class(checkpoint.config)
     shape = architecture.read_config(checkpoint.config)
-    backend = _backend(config, shape.heads, dtype, device)
+    backend = _backend(config, shape.heads, device)
     with torch.inference_mode():
         model = architecture(shape, backend, dtype=dtype, device=device)
         if config.weights == "random":
@@ -66,9 +66,9 @@ def _dtype(config: RunnerConfig, checkpoint: Checkpoint, device: torch.device) -
     return DTYPES[name]
 
 
-def _backend(config: RunnerConfig, heads: HeadShape, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
+def _backend(config: RunnerConfig, heads: HeadShape, device: torch.device) -> AttentionBackend:
     if config.attention == "cpu" and device.type != "cpu":
         raise ValueError(f"attention = cpu does not run on device {device.type}")
     if config.attention == "reference" or device.type != "cpu":
         return ReferenceAttention(heads)
-    return CpuAttention(heads, config.tokens_per_block, dtype)
+    return CpuAttention(heads)

@@ -30,7 +30,7 @@ class ModelRunner:
         if not step.slices:
             return []
         work = batch.build(step.slices, self.tokens_per_block, self._device)
-        inputs = self._backend.prepare(work.attention)
+        inputs = self._backend.prepare(work.attention, self._cache)
         hidden = self._model(work.token_ids, work.positions, self._cache, inputs)
         if not work.draws:
             return []

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from engine_worker.sampling import filters
 from engine_worker.sampling.filters import Filters
-from engine_worker.sampling.noise import MAX_GUMBEL, gumbel, noise_key, random_bits
+from engine_worker.sampling.noise import gumbel, noise_key, random_bits
 from engine_worker.step import Draw
 
-CANDIDATES = 256
-"""Tried first; rows whose filters let more pass get 16 times as many."""
-CELLS = 1 << 18
+FEW, CANDIDATES = 64, 256
+"""Tried first, the few where a small top-k says that they will do."""
+MORE = 16
+"""Times as many for rows whose filters let more pass, again and again."""
+CELLS = 1 << 17
 """Scores at a time in `free`, so that they stay in the processor's cache."""
 
 
@@ -29,54 +31,49 @@ def greedy(scores: Tensor, _draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
 
 def filtered(scores: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     """Sampled from what top-k, top-p and min-p let pass."""
-    device = scores.device
-    temperature, keys = _temperature(draws, device), _keys(draws, device)
+    return _filtered(scores, draws, FEW if all(0 < draw.sampling.top_k < FEW for draw in draws) else CANDIDATES)
+
+
+def _filtered(scores: Tensor, draws: Sequence[Draw], candidates: int) -> tuple[Tensor, Tensor]:
+    device, size = scores.device, scores.shape[1]
+    temperature = _temperature(draws, device)
+    values, ids = scores.topk(min(candidates, size), dim=1)
+    scaled = values / temperature
     limits = Filters.of([draw.sampling for draw in draws], device)
-    log_total = _log_totals(scores, temperature, draws)
-    tokens = torch.zeros(len(draws), dtype=torch.int64, device=device)
-    valid = torch.zeros(len(draws), dtype=torch.bool, device=device)
-    pending = torch.arange(len(draws), device=device)
-    width = CANDIDATES
-    while len(pending):
-        every = len(pending) == len(draws)
-        width = min(width, scores.shape[1])
-        values, ids = (scores if every else scores[pending]).topk(width, dim=1)
-        scaled = values / temperature[pending]
-        kept, needs_more = filters.keep(
-            scaled, limits.select(pending), log_total[pending], whole=width == scores.shape[1]
-        )
-        valid[pending] = values[:, 0].isfinite()
-        needs_more &= valid[pending]
-        sums = scaled.double().masked_fill_(~kept, -torch.inf) + gumbel(random_bits(keys[pending], ids))
-        tokens[pending] = ids.gather(1, sums.argmax(dim=1, keepdim=True)).squeeze(1)
-        pending = pending[needs_more]
-        width *= 16
+    log_totals = _log_totals(scores, temperature, draws)
+    kept, needs_more = filters.keep(scaled, limits, log_totals, whole=candidates >= size)
+    noise = gumbel(random_bits(_keys(draws, device), ids))
+    winners = noise.add_(scaled).masked_fill_(~kept, -torch.inf).argmax(dim=1, keepdim=True)
+    tokens, valid = ids.gather(1, winners).squeeze(1), values[:, 0].isfinite()
+    again = torch.nonzero(needs_more & valid).view(-1)
+    if len(again):
+        wider, _ = _filtered(scores[again], [draws[i] for i in again.tolist()], candidates * MORE)
+        tokens[again] = wider
     return tokens, valid
 
 
 def free(scores: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Sampled from the whole vocabulary, but for what min-p cuts off."""
+    """Sampled from the whole vocabulary, but for what min-p cuts off.
+
+    Every token gets its noise: bounding the noise and skipping tokens that cannot win costs more than it saves.
+    """
     rows = max(1, CELLS // scores.shape[1])
     parts = [_free(scores[i : i + rows], draws[i : i + rows]) for i in range(0, len(draws), rows)]
+    if len(parts) == 1:
+        return parts[0]
     tokens, valid = zip(*parts, strict=True)
     return torch.cat(tokens), torch.cat(valid)
 
 
 def _free(scores: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Noise is bounded: only tokens within reach of the most likely one's sum, whose noise is worked out first, get
-    theirs."""
-    keys = _keys(draws, scores.device)
-    min_p_log = torch.tensor([[draw.sampling.min_p] for draw in draws], device=scores.device).log_()
-    scaled = scores / _temperature(draws, scores.device)
-    best, top = scaled.max(dim=1, keepdim=True)
-    reach = (best.double() + gumbel(random_bits(keys, top)) - MAX_GUMBEL).float()
-    reach = torch.nextafter(reach, torch.full_like(reach, -torch.inf))
-    rows, ids = torch.nonzero(scaled >= torch.maximum(reach, best + min_p_log), as_tuple=True)
-    sums = scaled[rows, ids].double() + gumbel(random_bits(keys.squeeze(1)[rows], ids))
-    highest = sums.new_full((len(draws),), -torch.inf).scatter_reduce_(0, rows, sums, "amax")
-    won = sums == highest[rows]
-    tokens = top.squeeze(1).scatter_reduce_(0, rows[won], ids[won], "amin", include_self=False)
-    return tokens, best.squeeze(1).isfinite()
+    device = scores.device
+    scaled = scores / _temperature(draws, device)
+    best = scaled.amax(dim=1, keepdim=True)
+    sums = gumbel(random_bits(_keys(draws, device), torch.arange(scores.shape[1], device=device))).add_(scaled)
+    if any(draw.sampling.min_p for draw in draws):
+        threshold = best + torch.tensor([[draw.sampling.min_p] for draw in draws], device=device).log_()
+        sums.masked_fill_(scaled < threshold, -torch.inf)
+    return sums.argmax(dim=1), best.squeeze(1).isfinite()
 
 
 def _temperature(draws: Sequence[Draw], device: torch.device) -> Tensor:

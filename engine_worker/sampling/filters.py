@@ -19,23 +19,20 @@ class Filters:
 
     top_k: Tensor
     """int64; 0 is off."""
-    top_p: Tensor
-    """float64; 1 is off."""
-    min_p_log: Tensor
-    """float32, natural logarithm; -inf is off."""
+    top_p: Tensor | None
+    """float64; 1 is off. None where it is off in all rows."""
+    min_p_log: Tensor | None
+    """float32, natural logarithm; -inf is off. None where it is off in all rows."""
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> "Filters":
         """In order of the rows."""
+        top_p, min_p = [[p.top_p] for p in params], [[p.min_p] for p in params]
         return cls(
             torch.tensor([[p.top_k] for p in params], device=device),
-            torch.tensor([[p.top_p] for p in params], dtype=torch.float64, device=device),
-            torch.tensor([[p.min_p] for p in params], device=device).log_(),
+            torch.tensor(top_p, dtype=torch.float64, device=device) if min(top_p) < [1.0] else None,
+            torch.tensor(min_p, device=device).log_() if max(min_p) > [0.0] else None,
         )
-
-    def select(self, rows: Tensor) -> "Filters":
-        """Of some rows."""
-        return Filters(self.top_k[rows], self.top_p[rows], self.min_p_log[rows])
 
 
 def keep(scaled: Tensor, filters: Filters, log_total: Tensor, *, whole: bool) -> tuple[Tensor, Tensor]:
@@ -45,15 +42,23 @@ def keep(scaled: Tensor, filters: Filters, log_total: Tensor, *, whole: bool) ->
     vocabulary, read where top-k is off. whole: the candidates are the vocabulary. Returns ([N, C] bool, [N] bool).
     """
     limited = filters.top_k > 0
-    last = (torch.where(limited, filters.top_k, scaled.shape[1]) - 1).clamp_(max=scaled.shape[1] - 1)
+    last = torch.where(limited, filters.top_k, scaled.shape[1]).clamp_(max=scaled.shape[1]) - 1
     kept = scaled >= scaled.gather(1, last)
-    cut_short = limited.squeeze(1) & kept[:, -1]
-    log_kept = scaled.where(kept, -torch.inf).double()
-    total = torch.where(limited, log_kept.logsumexp(dim=1, keepdim=True), log_total)
-    probabilities = (log_kept - total).exp_()
+    needs_more = limited.squeeze(1) & kept[:, -1]
+    if filters.top_p is not None:
+        kept &= _nucleus(scaled.where(kept, -torch.inf), filters.top_p, log_total, limited)
+    if filters.min_p_log is not None:
+        kept &= scaled >= scaled[:, :1] + filters.min_p_log
+    needs_more |= kept[:, -1]
+    return kept, torch.zeros_like(needs_more) if whole else needs_more
+
+
+def _nucleus(scaled: Tensor, top_p: Tensor, log_total: Tensor, limited: Tensor) -> Tensor:
+    """[N, C]: candidates before which there is less than top_p of the mass, and their equals."""
+    precise = scaled.double()
+    total = torch.where(limited, precise.logsumexp(dim=1, keepdim=True), log_total)
+    probabilities = (precise - total).exp_()
     before = probabilities.cumsum(dim=1) - probabilities
-    nucleus = kept & ((before < filters.top_p) | (filters.top_p >= 1.0))
-    smallest = scaled.gather(1, nucleus.sum(dim=1, keepdim=True).sub_(1).clamp_(min=0))
-    kept = (scaled >= smallest) & (scaled >= scaled[:, :1] + filters.min_p_log)
-    needs_more = torch.zeros_like(cut_short) if whole else cut_short | kept[:, -1]
-    return kept, needs_more
+    inside = (before < top_p) | (top_p >= 1.0)
+    smallest = scaled.gather(1, inside.sum(dim=1, keepdim=True).sub_(1).clamp_(min=0))
+    return scaled >= smallest

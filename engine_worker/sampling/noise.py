@@ -6,8 +6,6 @@ seed and sequence is a seed of SplitMix64 (Steele et al. 2014), whose position-t
 id)-th output is the token's randomness.
 """
 
-import math
-
 from torch import Tensor
 
 from sluice.ring.params import derive_seed
@@ -18,8 +16,6 @@ FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 BITS = 31
 """Of a token's randomness: u = (bits + 1/2) / 2**31 is exact in float64."""
-MAX_GUMBEL = -math.log(-math.log1p(-(2.0 ** -(BITS + 1))))
-"""No noise is above this (22.2): a token whose logit is further below the best sum cannot win."""
 
 
 def noise_key(seed: int, sequence: int, position: int) -> int:
@@ -34,8 +30,8 @@ def random_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
     as they are.
     """
     x = (token_ids + 1) * _signed(GOLDEN) + keys
-    x = (x ^ _shifted(x, 30)).mul_(_signed(FACTORS[0]))
-    x = (x ^ _shifted(x, 27)).mul_(_signed(FACTORS[1]))
+    x.bitwise_xor_(_shifted(x, 30)).mul_(_signed(FACTORS[0]))
+    x.bitwise_xor_(_shifted(x, 27)).mul_(_signed(FACTORS[1]))
     return _shifted(x, 64 - BITS)
 
 

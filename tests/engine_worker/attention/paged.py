@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.backend import AttentionBackend, HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.attention.inputs import AttentionInputs
 
@@ -14,7 +14,7 @@ class PagedStep:
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
-    cache: LayerCache
+    pool: KVCache
     inputs: AttentionInputs
 
 
@@ -34,7 +34,7 @@ def paged_step(
     needed = [-(-(past + query) // tokens_per_block) for past, query in sequences]
     pool = KVCache(1, sum(needed) + 3, tokens_per_block, heads.num_kv_heads, heads.head_dim, dtype, torch.device("cpu"))
     cache = pool.layers[0]
-    for blocks in cache:
+    for blocks in pools(cache):
         blocks.copy_(torch.randn(blocks.shape, generator=random))
     order = torch.randperm(pool.num_blocks, generator=random) if scattered else torch.arange(pool.num_blocks)
     tables = torch.full((len(sequences), max(needed)), -7, dtype=torch.int32)
@@ -59,8 +59,15 @@ def paged_step(
         max_query=max(query for _, query in sequences),
         max_context=max(past + query for past, query in sequences),
     )
-    return PagedStep(tokens(heads.num_heads), tokens(heads.num_kv_heads), tokens(heads.num_kv_heads), cache, inputs)
+    return PagedStep(tokens(heads.num_heads), tokens(heads.num_kv_heads), tokens(heads.num_kv_heads), pool, inputs)
 
 
-def cloned(cache: LayerCache) -> LayerCache:
-    return LayerCache(cache.keys.clone(), cache.values.clone())
+def pools(cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
+    return cache.keys, cache.values
+
+
+def attend(backend: AttentionBackend, step: PagedStep) -> tuple[torch.Tensor, LayerCache]:
+    """The output, and the cache after it; the step's own cache stays as it is."""
+    cache = LayerCache(*(blocks.clone() for blocks in pools(step.pool.layers[0])))
+    inputs = backend.prepare(step.inputs, step.pool)
+    return backend.attend(step.query, step.key, step.value, cache, inputs), cache

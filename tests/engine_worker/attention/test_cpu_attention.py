@@ -9,20 +9,14 @@ from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.context import TILE
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.reference import ReferenceAttention
-from tests.engine_worker.attention.paged import PagedStep, cloned, paged_step
+from tests.engine_worker.attention.paged import PagedStep, attend, paged_step, pools
 
 HEADS = HeadShape(num_heads=4, num_kv_heads=2, head_dim=16)
 
 
-def attend(backend, step: PagedStep):
-    cache = cloned(step.cache)
-    out = backend.attend(step.query, step.key, step.value, cache, backend.prepare(step.inputs))
-    return out, cache
-
-
-def assert_same(heads: HeadShape, step: PagedStep, tokens_per_block: int = 16, tolerance: float = 1e-5) -> None:
+def assert_same(heads: HeadShape, step: PagedStep, tolerance: float = 1e-5) -> None:
     expected, expected_cache = attend(ReferenceAttention(heads), step)
-    found, found_cache = attend(CpuAttention(heads, tokens_per_block, step.query.dtype), step)
+    found, found_cache = attend(CpuAttention(heads), step)
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
     assert torch.equal(found_cache.keys, expected_cache.keys)
     assert torch.equal(found_cache.values, expected_cache.values)
@@ -46,7 +40,7 @@ def test_agrees_with_the_reference(sequences, tokens_per_block, num_kv_heads, gr
     step = paged_step(
         heads, sequences, tokens_per_block=tokens_per_block, padding=padding, scattered=scattered, seed=seed
     )
-    assert_same(heads, step, tokens_per_block)
+    assert_same(heads, step)
 
 
 @pytest.mark.parametrize("past", [0, 1, 300])
@@ -67,7 +61,7 @@ def test_the_reference_is_causal_attention():
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("backend", [ReferenceAttention(HEADS), CpuAttention(HEADS, 16, torch.float32)])
+@pytest.mark.parametrize("backend", [ReferenceAttention(HEADS), CpuAttention(HEADS)])
 def test_padding_writes_nothing(backend):
     step = paged_step(HEADS, [(20, 1), (3, 1), (0, 1)])
     slots = step.inputs.slots.clone()
@@ -78,7 +72,7 @@ def test_padding_writes_nothing(backend):
     _, cache = attend(backend, padded)
     kept = torch.ones(cache.keys.shape[:2], dtype=torch.bool).view(-1)
     kept[slots[0]] = False
-    for before, after, written in zip(step.cache, cache, (step.key, step.value), strict=True):
+    for before, after, written in zip(pools(step.pool.layers[0]), pools(cache), (step.key, step.value), strict=True):
         assert torch.equal(after.flatten(0, 1)[kept], before.flatten(0, 1)[kept])
         assert torch.equal(after.flatten(0, 1)[slots[0]], written[0])
 
@@ -87,20 +81,18 @@ def test_a_row_does_not_depend_on_its_batch():
     """Generation rows alone and among others: the same bits."""
     sequences = [(length, 1) for length in (0, 5, 15, 16, 17, 200, 33, 700, 64)]
     step = paged_step(HEADS, sequences)
-    together, cache = attend(CpuAttention(HEADS, 16, torch.float32), step)
+    together, _ = attend(CpuAttention(HEADS), step)
     for i in range(len(sequences)):
+        row = slice(i, i + 1)
         inputs = dataclasses.replace(
             step.inputs,
-            slots=step.inputs.slots[i : i + 1],
-            block_tables=step.inputs.block_tables[i : i + 1],
+            slots=step.inputs.slots[row],
+            block_tables=step.inputs.block_tables[row],
             query_start=torch.tensor([0, 1], dtype=torch.int32),
-            context_lengths=step.inputs.context_lengths[i : i + 1],
+            context_lengths=step.inputs.context_lengths[row],
         )
-        row = slice(i, i + 1)
-        alone, _ = attend(
-            CpuAttention(HEADS, 16, torch.float32),
-            PagedStep(step.query[row], step.key[row], step.value[row], cache, inputs),
-        )
+        single = PagedStep(step.query[row], step.key[row], step.value[row], step.pool, inputs)
+        alone, _ = attend(CpuAttention(HEADS), single)
         assert torch.equal(alone[0], together[i])
 
 
@@ -108,8 +100,8 @@ def test_one_sequence_cannot_poison_another():
     """Not-a-numbers in one sequence's blocks stay in its own row."""
     step = paged_step(HEADS, [(20, 1), (9, 1), (30, 4)])
     poisoned = step.inputs.block_tables[0, :2].long()
-    for pool in step.cache:
+    for pool in pools(step.pool.layers[0]):
         pool[poisoned] = torch.nan
-    out, _ = attend(CpuAttention(HEADS, 16, torch.float32), step)
+    out, _ = attend(CpuAttention(HEADS), step)
     assert out[0].isnan().all()
     assert not out[1:].isnan().any()

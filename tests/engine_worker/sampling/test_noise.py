@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.sampling.noise import BITS, MAX_GUMBEL, gumbel, noise_key, random_bits
+from engine_worker.sampling.noise import BITS, gumbel, noise_key, random_bits
 from sluice.ring.params import derive_seed
 
 MASK = (1 << 64) - 1
@@ -47,7 +47,7 @@ def test_gumbel():
     bits = torch.tensor([0, 1, 12345, (1 << BITS) - 1])
     expected = [-math.log(-math.log((b + 0.5) / 2**BITS)) for b in bits.tolist()]
     assert gumbel(bits).tolist() == pytest.approx(expected, rel=1e-9)
-    assert gumbel(bits).max() == pytest.approx(MAX_GUMBEL)
+    assert -3.1 < gumbel(bits).min() < gumbel(bits).max() < 22.2
 
 
 def test_noise_has_the_moments_of_gumbel():

@@ -9,7 +9,7 @@ CPU = torch.device("cpu")
 def linear(inputs: int, outputs: int, *, bias: bool = False, dtype: torch.dtype = torch.float32) -> Linear:
     random = torch.Generator().manual_seed(0)
     found = Linear(inputs, outputs, bias=bias, dtype=dtype, device=CPU)
-    for weight in found.parameters():
+    for weight in found.targets().values():
         weight.copy_(torch.randn(weight.shape, generator=random))
     return found
 
