@@ -1,0 +1,65 @@
+"""python -m bench: measure, write JSON, plots and a page, and print a summary."""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench import report
+from bench.catalog import PARTS, Measured, load, save
+from bench.machine import origin
+from sluice.launch.plan import usable_cores
+
+OUT = Path(__file__).parents[1] / "docs" / "measurements"
+
+
+def main(arguments: list[str]) -> None:
+    """Run the parts that were asked for, one after the other."""
+    options = _options(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    began = time.monotonic()
+    names = list(PARTS) if options.part == "all" else [options.part]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, Progress(*columns, console=console) as progress:
+        for name in names:
+            result = _measure(name, options, Path(folder), progress)
+            save(options.out, name, Measured(origin(arguments, options.threads), result))
+            PARTS[name].draw(result).savefig(options.out / f"{name}.png")
+    measured = load(options.out)
+    report.write_page(options.out, measured)
+    report.show(console, {name: measured[name] for name in names})
+    console.print(f"{time.monotonic() - began:.0f} s; written to {options.out}")
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measures the parts and the whole.")
+    parser.add_argument("part", nargs="?", default="all", choices=[*PARTS, "all"], help="what to measure")
+    parser.add_argument("--quick", action="store_true", help="only see whether it works")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for JSON files, plots and README.md")
+    parser.add_argument(
+        "--threads", type=int, default=usable_cores(), help="of each engine and peer; default: all cores"
+    )
+    return parser.parse_args(arguments)
+
+
+def _measure(name: str, options: argparse.Namespace, folder: Path, progress: Progress) -> msgspec.Struct:
+    part = PARTS[name]
+    plan = part.plan(options.quick, options.threads, folder)
+    task = progress.add_task(f"{name}: starting", total=plan.steps)
+
+    def step(done: str) -> None:
+        progress.update(task, advance=1, description=f"{name}: {done}")
+
+    result = part.measure(plan, folder, step)
+    progress.update(task, description=name)
+    return result
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,58 @@
+"""The parts of the bench, and what belongs to each."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from matplotlib.figure import Figure
+
+from bench import plans, plots, sections
+from bench.machine import Origin
+from bench.parts import batching, peers, prefix, ring
+from bench.rounds import Step
+from bench.sections import Section
+
+
+class Part(NamedTuple):
+    """From how much is measured, over the result, to words and pictures."""
+
+    plan: Callable[[bool, int, Path], Any]
+    """(quick, threads, folder for model files) → the part's plan, which knows its number of `steps`."""
+    measure: Callable[[Any, Path, Step], msgspec.Struct]
+    """(plan, folder for logs, step) → the result."""
+    result: type[msgspec.Struct]
+    section: Callable[[Any], Section]
+    draw: Callable[[Any], Figure]
+
+
+PARTS: Mapping[str, Part] = {
+    "ring": Part(plans.ring_plan, ring.measure, ring.Result, sections.of_ring, plots.of_ring),
+    "batching": Part(plans.batching_plan, batching.measure, batching.Result, sections.of_batching, plots.of_batching),
+    "prefix": Part(plans.prefix_plan, prefix.measure, prefix.Result, sections.of_prefix, plots.of_prefix),
+    "peers": Part(plans.peers_plan, peers.measure, peers.Result, sections.of_peers, plots.of_peers),
+}
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A part's result and where it comes from. On disk, one JSON file per part."""
+
+    origin: Origin
+    result: Any
+
+
+def save(folder: Path, name: str, measured: Measured) -> None:
+    """Write <name>.json."""
+    data = msgspec.json.format(msgspec.json.encode(measured), indent=1)
+    (folder / f"{name}.json").write_bytes(data + b"\n")
+
+
+def load(folder: Path) -> dict[str, Measured]:
+    """Whatever parts are there, by name."""
+    found = {}
+    for name, part in PARTS.items():
+        file = folder / f"{name}.json"
+        if file.is_file():
+            measured = msgspec.json.decode(file.read_bytes(), type=Measured)
+            found[name] = Measured(measured.origin, msgspec.convert(measured.result, part.result))
+    return found

@@ -1,0 +1,1 @@
+"""What is measured. Each system answers a `Load` with a `Run`."""

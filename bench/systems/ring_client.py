@@ -1,0 +1,101 @@
+"""A gRPC client process that puts a load on a ring.
+
+Messages stay bytes while the clock runs and are parsed afterwards: what is left is the cost of Python's gRPC.
+
+python -m bench.systems.ring_client ADDRESS
+"""
+
+import argparse
+import asyncio
+import time
+
+import uvloop
+from grpc import aio
+
+from bench.children import serve
+from bench.load import Ask, Feed, Load, Run, Trace
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
+
+METHOD = "/sluice.v1.GenerationService/GenerateStream"
+
+Arrival = tuple[float, bytes]
+"""When a message came, and the message."""
+
+
+class RingClient:
+    """One connection for all streams. Lives in one event loop."""
+
+    def __init__(self, address: str) -> None:
+        self._loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        self._channel = aio.insecure_channel(address)
+        self._stream = self._channel.unary_stream(METHOD)
+
+    def answer(self, load: Load) -> Run:
+        """Serve the load."""
+        return self._loop.run_until_complete(self._answer(load))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._loop.run_until_complete(self._channel.close())
+
+    async def _answer(self, load: Load) -> Run:
+        requests = [_request(ask, load) for ask in load.asks]
+        seen: list[list[Arrival]] = [[] for _ in requests]
+        submitted = [0.0] * len(requests)
+        cpu, began = time.process_time(), time.perf_counter()
+
+        async def ask(i: int) -> None:
+            submitted[i] = time.perf_counter()
+            async for message in self._stream(requests[i]):
+                seen[i].append((time.perf_counter(), message))
+
+        feed, pending = Feed(load), set[asyncio.Task[None]]()
+        while True:
+            pending |= {asyncio.create_task(ask(i)) for i in feed.due()}
+            if not pending:
+                break
+            ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
+            feed.ended(len(ended))
+        used = {"client": time.process_time() - cpu}
+        traces = [_trace(began, at, messages) for at, messages in zip(submitted, seen, strict=True)]
+        return Run(max(trace.arrivals[-1] for trace in traces), used, traces)
+
+
+def _request(ask: Ask, load: Load) -> bytes:
+    spec = pb.GenerationSpec(
+        token_ids=pb.TokenIds(ids=ask.prompt),
+        stopping=StoppingCriteria(max_tokens=ask.max_tokens, ignore_eos=True),
+        sampling=SamplingParams(temperature=0.0),
+        kv_cache=pb.KvCacheOptions(salt=load.salt),
+        output=pb.OutputOptions(token_ids=load.ids),
+    )
+    return pb.GenerateStreamRequest(spec=spec).SerializeToString()
+
+
+def _trace(began: float, submitted: float, messages: list[Arrival]) -> Trace:
+    events = [(at - began, pb.GenerateStreamResponse.FromString(message)) for at, message in messages]
+    deltas = [(at, event.delta) for at, event in events if event.delta.token_count]
+    return Trace(
+        submitted - began,
+        [at for at, _ in deltas],
+        [delta.token_count for _, delta in deltas],
+        [token for _, delta in deltas for token in delta.token_ids],
+        max((event.started.cached_tokens for _, event in events), default=0),
+    )
+
+
+def main() -> None:
+    """Connect and answer loads."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address")
+    client = RingClient(parser.parse_args().address)
+    serve(client.answer)
+    client.close()
+
+
+if __name__ == "__main__":
+    main()
