@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from sluice import tiny_model
-from sluice.client import Client, SluiceError
+from sluice.client import Client, DeadlineExceeded, SluiceError
 from sluice.launch.child import Child, Role
 from sluice.launch.logs import LogLine, Observe, ignore
 from sluice.launch.plan import Plan, child_environment, services
@@ -144,7 +144,7 @@ class Ring:
                 return False
             stats = client.stats()
         except SluiceError as error:
-            if error.retryable:
+            if error.retryable or isinstance(error, DeadlineExceeded):
                 return False
             raise
         return len(stats.engines) >= self.plan.engines and len(stats.detokenizers) >= self.plan.detokenizers
