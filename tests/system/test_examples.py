@@ -1,0 +1,40 @@
+"""The Python examples do what they say."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "python"
+
+
+def run(name: str, address: str, *arguments: str) -> subprocess.CompletedProcess:
+    source = (EXAMPLES / name).read_text()
+    assert source.count("127.0.0.1:50051") == 1
+    return subprocess.run(
+        [sys.executable, "-c", source.replace("127.0.0.1:50051", address), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_stream(ring) -> None:
+    found = run("stream.py", ring.address, "import os")
+    assert found.stdout.strip()
+    assert "Usage(" in found.stderr
+
+
+def test_generate(ring) -> None:
+    lines = run("generate.py", ring.address).stdout.splitlines()
+    assert [line[:3] for line in lines[:3]] == ["0: ", "1: ", "2: "]
+    assert lines[-1].startswith("spec.sampling.temperature is 9")
+
+
+def test_async_many(ring) -> None:
+    lines = run("async_many.py", ring.address).stdout.splitlines()
+    assert len(lines) == 32
+    assert lines[31].startswith("def method_31(self")
