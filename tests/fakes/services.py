@@ -16,6 +16,9 @@ from pathlib import Path
 from sluice.ring.process import die_with_parent
 from tests.fakes.server import Script, serve
 
+LONGEST_SECONDS = 120
+"""A deaf one whose test was killed ends too."""
+
 
 def log(event: str, level: str = "info", **fields: object) -> None:
     """As structlog writes it."""
@@ -25,6 +28,7 @@ def log(event: str, level: str = "info", **fields: object) -> None:
 def main() -> None:
     """Play one service."""
     die_with_parent()
+    signal.alarm(LONGEST_SECONDS)
     folder, module, flags = Path(sys.argv[1]), sys.argv[3], dict(zip(sys.argv[4::2], sys.argv[5::2], strict=True))
     name = flags["--id"]
     (folder / f"{name}.json").write_text(json.dumps({"module": module, "flags": flags, "pid": os.getpid()}))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -180,6 +181,7 @@ def test_children_die_with_a_killed_launcher(fake, tmp_path) -> None:
         finally:
             launcher.kill()
     assert wait_until(lambda: not any(map(is_alive, pids)))
+    shutil.rmtree(sockets_folder(tmp_path))
 
 
 def test_wrong_model_and_options(fake, tmp_path) -> None:
