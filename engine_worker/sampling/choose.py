@@ -26,7 +26,7 @@ CELLS = 1 << 17
 def greedy(scores: Tensor, _draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     """The most likely token; of equals the lowest id."""
     tokens = scores.argmax(dim=1)
-    return tokens, scores.gather(1, tokens.unsqueeze(1)).squeeze(1).isfinite()
+    return tokens, _finite(scores.gather(1, tokens.unsqueeze(1)).squeeze(1))
 
 
 def filtered(scores: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
@@ -40,11 +40,11 @@ def _filtered(scores: Tensor, draws: Sequence[Draw], candidates: int) -> tuple[T
     values, ids = scores.topk(min(candidates, size), dim=1)
     scaled = values / temperature
     limits = Filters.of([draw.sampling for draw in draws], device)
-    log_totals = _log_totals(scores, temperature, draws)
-    kept, needs_more = filters.keep(scaled, limits, log_totals, whole=candidates >= size)
+    mass = _mass(scores, scaled[:, :1], temperature, draws)
+    kept, needs_more = filters.keep(scaled, limits, mass, whole=candidates >= size)
     noise = gumbel(random_bits(_keys(draws, device), ids))
     winners = noise.add_(scaled).masked_fill_(~kept, -torch.inf).argmax(dim=1, keepdim=True)
-    tokens, valid = ids.gather(1, winners).squeeze(1), values[:, 0].isfinite()
+    tokens, valid = ids.gather(1, winners).squeeze(1), _finite(values[:, 0])
     again = torch.nonzero(needs_more & valid).view(-1)
     if len(again):
         wider, _ = _filtered(scores[again], [draws[i] for i in again.tolist()], candidates * MORE)
@@ -73,7 +73,7 @@ def _free(scores: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     if any(draw.sampling.min_p for draw in draws):
         threshold = best + torch.tensor([[draw.sampling.min_p] for draw in draws], device=device).log_()
         sums.masked_fill_(scaled < threshold, -torch.inf)
-    return sums.argmax(dim=1), best.squeeze(1).isfinite()
+    return sums.argmax(dim=1), _finite(best.squeeze(1))
 
 
 def _temperature(draws: Sequence[Draw], device: torch.device) -> Tensor:
@@ -87,11 +87,18 @@ def _keys(draws: Sequence[Draw], device: torch.device) -> Tensor:
     return torch.tensor(keys, dtype=torch.int64, device=device)
 
 
-def _log_totals(scores: Tensor, temperature: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """[N, 1] float64: logsumexp over the vocabulary, for the rows where top-p needs it."""
-    totals = torch.zeros(len(draws), 1, dtype=torch.float64, device=scores.device)
+def _mass(scores: Tensor, best: Tensor, temperature: Tensor, draws: Sequence[Draw]) -> Tensor | None:
+    """[N, 1] float64: sum over the vocabulary of exp(score / temperature - best) where `filters.keep` needs it."""
     rows = [i for i, draw in enumerate(draws) if draw.sampling.top_p < 1.0 and not draw.sampling.top_k]
-    if rows:
-        index = torch.tensor(rows, device=scores.device)
-        totals[index] = (scores[index] / temperature[index]).logsumexp(dim=1, keepdim=True).double()
-    return totals
+    if not rows:
+        return None
+    index = torch.tensor(rows, device=scores.device)
+    weights = (scores[index] / temperature[index]).sub_(best[index]).exp_()
+    masses = torch.zeros(len(draws), 1, dtype=torch.float64, device=scores.device)
+    masses[index] = weights.sum(dim=1, keepdim=True, dtype=torch.float64)
+    return masses
+
+
+def _finite(values: Tensor) -> Tensor:
+    """Neither infinite nor NaN; one op less than torch's own."""
+    return values.abs() < torch.inf

@@ -35,30 +35,27 @@ class Filters:
         )
 
 
-def keep(scaled: Tensor, filters: Filters, log_total: Tensor, *, whole: bool) -> tuple[Tensor, Tensor]:
+def keep(scaled: Tensor, filters: Filters, mass: Tensor | None, *, whole: bool) -> tuple[Tensor, Tensor]:
     """Which candidates pass, and which rows need more candidates to tell.
 
-    scaled [N, C]: the most likely tokens' logits over temperature, falling. log_total [N, 1]: logsumexp over the
-    vocabulary, read where top-k is off. whole: the candidates are the vocabulary. Returns ([N, C] bool, [N] bool).
+    scaled [N, C]: the most likely tokens' logits over temperature, falling. mass [N, 1]: sum over the vocabulary of
+    exp(scaled logit - the highest), read where there is a top-p and no top-k. whole: the candidates are the vocabulary.
+    Returns ([N, C] bool, [N] bool).
     """
     limited = filters.top_k > 0
     last = torch.where(limited, filters.top_k, scaled.shape[1]).clamp_(max=scaled.shape[1]) - 1
     kept = scaled >= scaled.gather(1, last)
     needs_more = limited.squeeze(1) & kept[:, -1]
     if filters.top_p is not None:
-        kept &= _nucleus(scaled.where(kept, -torch.inf), filters.top_p, log_total, limited)
+        weights = (scaled.double() - scaled[:, :1]).exp_().masked_fill_(~kept, 0.0)
+        total = weights.sum(dim=1, keepdim=True)
+        total = total if mass is None else torch.where(limited, total, mass)
+        before = weights.cumsum(dim=1) - weights
+        inside = (before < filters.top_p * total) | (filters.top_p >= 1.0)
+        # A row of nothing but -inf or NaN has nothing inside; the caller finds it out.
+        smallest = scaled.gather(1, (inside.sum(dim=1, keepdim=True) - 1).clamp_(min=0))
+        kept &= scaled >= smallest
     if filters.min_p_log is not None:
         kept &= scaled >= scaled[:, :1] + filters.min_p_log
     needs_more |= kept[:, -1]
     return kept, torch.zeros_like(needs_more) if whole else needs_more
-
-
-def _nucleus(scaled: Tensor, top_p: Tensor, log_total: Tensor, limited: Tensor) -> Tensor:
-    """[N, C]: candidates before which there is less than top_p of the mass, and their equals."""
-    precise = scaled.double()
-    total = torch.where(limited, precise.logsumexp(dim=1, keepdim=True), log_total)
-    probabilities = (precise - total).exp_()
-    before = probabilities.cumsum(dim=1) - probabilities
-    inside = (before < top_p) | (top_p >= 1.0)
-    smallest = scaled.gather(1, inside.sum(dim=1, keepdim=True).sub_(1).clamp_(min=0))
-    return scaled >= smallest

@@ -15,9 +15,9 @@ def passing(logits: torch.Tensor, params: SamplingParams, candidates: int) -> se
     """Ids that pass, by `candidates` of the vocabulary; None where more are needed."""
     values, ids = logits.topk(candidates)
     scaled = (values / params.temperature)[None]
-    total = (logits / params.temperature).logsumexp(0).double().view(1, 1)
+    mass = (logits / params.temperature - scaled[0, 0]).exp().sum().double().view(1, 1)
     limits = Filters.of([params], logits.device)
-    kept, needs_more = keep(scaled, limits, total, whole=candidates == len(logits))
+    kept, needs_more = keep(scaled, limits, mass, whole=candidates == len(logits))
     return None if needs_more.item() else set(ids[kept[0]].tolist())
 
 
