@@ -37,6 +37,7 @@ class RouterSettings(ServiceSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
     drain_timeout: float = Field(10.0, ge=0, description="seconds that live requests have to end after SIGTERM")
 
+    max_open: int = Field(16_384, ge=1, description="requests open at most, those of clients that do not read included")
     max_live: int = Field(4096, ge=1, description="requests on the ring at most; engines may hold fewer")
     max_waiting: int = Field(1024, ge=0, description="requests waiting for admission at most; more get OVERLOADED")
     max_waiting_tokens: int = Field(4_000_000, ge=0, description="prompt tokens waiting for admission at most")

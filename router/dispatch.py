@@ -59,11 +59,13 @@ class Dispatcher:
 
     def abort(self, live: Live) -> None:
         """End it with ABORTED, and free its id at once."""
+        if live.aborted:
+            return
         live.aborted = True
         self._requests.free_id(live)
         if live.submitted is not None:
             self.cancel(live)
-        elif live.queue is not None:
+        elif live.queue is not None and not live.queue.expired():
             live.queue.reschedule(asyncio.get_running_loop().time())
 
     def cancel(self, live: Live) -> None:

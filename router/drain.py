@@ -27,15 +27,16 @@ class Drain:
         """Wait until all requests have ended, abort the rest after so many seconds, and return how many those were."""
         self._requests.closed = True
         self._on_begin()
-        if await self._idle_within(seconds):
+        if await self.idle_within(seconds):
             return 0
         late = self._requests.open
         for live in late:
             self._dispatcher.abort(live)
-        await self._idle_within(ABORT_SECONDS)
+        await self.idle_within(ABORT_SECONDS)
         return len(late)
 
-    async def _idle_within(self, seconds: float) -> bool:
+    async def idle_within(self, seconds: float) -> bool:
+        """Whether all requests have ended in this time."""
         try:
             async with asyncio.timeout(seconds):
                 await self._requests.idle.wait()

@@ -16,6 +16,7 @@ from router.requests import Live, Requests
 from router.text import Text
 from router.validate.context import fit
 from router.validate.spec import parse
+from router.validate.violations import shown
 from sluice.ring.errors import FinishReason
 from sluice.v1 import generation_pb2
 
@@ -50,7 +51,8 @@ class Front:
         try:
             live = self._requests.enter(parse(message, self._model, self._limits, streaming))
         except RequestError as error:
-            self._logger.info("request", outcome=error.code.name, stream=streaming)
+            request_id = shown(message.request_id)
+            self._logger.info("request", request_id=request_id, outcome=error.code.name, stream=streaming)
             raise
         outcome = "CANCELLED"
         try:
@@ -75,13 +77,15 @@ class Front:
         return live is not None
 
     async def _bring_to_ring(self, live: Live) -> None:
-        live.queue = asyncio.timeout(live.spec.time_limit)
+        live.queue = queue = asyncio.timeout(live.spec.time_limit)
         try:
-            async with live.queue:
+            async with queue:
                 await self._prepare(live)
         except TimeoutError:
-            if not live.queue.expired():
+            if not queue.expired():
                 raise
+        finally:
+            live.queue = None
         if live.submitted is None:
             live.log.finish(FinishReason.ABORTED if live.aborted else FinishReason.TIME_LIMIT)
 

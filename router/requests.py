@@ -54,7 +54,8 @@ class Live:
 class Requests:
     """The table of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_open: int) -> None:
+        self._max_open = max_open
         self.closed = False
         """No new ones: draining."""
         self.idle = asyncio.Event()
@@ -74,7 +75,10 @@ class Requests:
         return list(self._on_ring.values())
 
     def enter(self, spec: Spec) -> Live:
-        """A new one. Raises RequestError DUPLICATE_REQUEST while another live one has its id, DRAINING when closed."""
+        """A new one. Raises RequestError DUPLICATE_REQUEST while another live one has its id, DRAINING when closed.
+
+        OVERLOADED when too many are open: those whose clients do not read their answers count here and nowhere else.
+        """
         if self.closed:
             raise RequestError(ErrorCode.DRAINING, "the router is draining")
         if spec.request_id in self._by_id:
@@ -82,6 +86,10 @@ class Requests:
                 ErrorCode.DUPLICATE_REQUEST,
                 f"a request with the id {spec.request_id!r} is live",
                 metadata={"request_id": spec.request_id},
+            )
+        if len(self._open) >= self._max_open:
+            raise RequestError(
+                ErrorCode.OVERLOADED, f"{len(self._open)} requests are open, at most {self._max_open} may be"
             )
         keep_ids = spec.token_ids or spec.sampling.logprobs is not None
         live = Live(self._new_number(), spec, RequestLog(spec.n, keep_ids))

@@ -58,7 +58,7 @@ class Router:
         self.address = settings.advertise or self._inbox.address
         hello = Hello(settings.id, self.address)
         self._members = Members(self._context, hello, engines, detokenizers, settings.peer_timeout, logger)
-        self._requests = Requests()
+        self._requests = Requests(settings.max_open)
         self._admission = Admission(settings.max_live, settings.max_waiting, settings.max_waiting_tokens)
         self._placement = Placement(settings.cached_blocks)
         self._dispatcher = Dispatcher(
@@ -79,7 +79,10 @@ class Router:
 
     async def start(self) -> None:
         """Listen, and begin to greet peers."""
-        self.port = self._server.add_insecure_port(f"{self.settings.host}:{self.settings.port}")
+        host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
+        self.port = self._server.add_insecure_port(f"{host}:{self.settings.port}")
+        if self.port == 0:
+            raise RuntimeError(f"cannot listen on {host}:{self.settings.port}")
         self._inbox.start()
         self.heartbeat = asyncio.create_task(
             self._members.run(self._dispatcher.lose_peer, self._changed, self.settings.resolve_interval)
@@ -87,7 +90,7 @@ class Router:
         await self._server.start()
         self._logger.info(
             "ready",
-            address=f"{self.settings.host}:{self.port}",
+            address=f"{host}:{self.port}",
             inbox=self.address,
             model=self._model.name,
             router=self.settings.id,
@@ -97,6 +100,7 @@ class Router:
         """Drain, then close everything."""
         aborted = await self._drain.run(self.settings.drain_timeout if drain_seconds is None else drain_seconds)
         await self._server.stop(STOP_SECONDS)
+        await self._drain.idle_within(STOP_SECONDS)
         self.heartbeat.cancel()
         await asyncio.wait({self.heartbeat})
         self._dispatcher.close()
@@ -104,7 +108,13 @@ class Router:
         self._members.close()
         self._context.term()
         self._text.close()
-        self._logger.info("stopped", aborted=aborted)
+        self._logger.info(
+            "stopped",
+            aborted=aborted,
+            malformed_frames=self._inbox.malformed,
+            late_rows=self._dispatcher.late_rows,
+            unknown_beats=self._members.engines.unknown + self._members.detokenizers.unknown,
+        )
 
     def _make_server(self) -> aio.Server:
         most = self.settings.max_message_bytes
@@ -116,6 +126,7 @@ class Router:
                 # A client whose machine is gone must not keep its requests running.
                 ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
                 ("grpc.keepalive_timeout_ms", KEEPALIVE_MILLISECONDS // 2),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MILLISECONDS // 2),
             ]
         )
         front = Front(
@@ -144,7 +155,6 @@ class Router:
         if isinstance(message, EngineBeat):
             if self._members.hear(message):
                 self._placement.hear_engine(message)
-                self._update_capacity()
             return
         if gap:
             # The frame after a gap is of the same lane, so it tells whose messages were lost.
@@ -157,7 +167,5 @@ class Router:
 
     def _changed(self) -> None:
         self._health.set(self._members.ready.is_set() and not self._requests.closed)
-
-    def _update_capacity(self) -> None:
         held = sum(peer.beat.stats.max_requests for peer in self._members.engines.usable if peer.beat)
         self._admission.capacity = min(self.settings.max_live, held or self.settings.max_live)

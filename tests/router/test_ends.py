@@ -309,3 +309,34 @@ async def test_stop_waits_for_live_requests(client, ring):
     await client.until(lambda: ring.calls)
     await client.router.stop(10.0)
     assert finish_reasons(await events) == [pb.FINISH_REASON_LENGTH]
+
+
+async def test_abort_and_time_limit_at_the_same_moment(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    ring.script = hang
+    client = await start(max_live=1)
+    first = client.stream(text_spec())
+    await first.read()
+    for i in range(20):
+        spec = text_spec(request_id=f"r{i}", time_limit=Duration(nanos=20_000_000))
+        events = asyncio.ensure_future(client.events(spec))
+        await asyncio.sleep(0.018 + 0.0005 * i)
+        await asyncio.gather(*(client.generation.Abort(pb.AbortRequest(request_id=f"r{i}")) for _ in range(3)))
+        assert [event.WhichOneof("event") for event in await events] == ["started", "finished", "done"]
+    first.cancel()
+    await client.until(lambda: nothing_left(client))
+
+
+async def test_clients_that_do_not_read_are_bounded(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    ring.script = hang
+    client = await start(max_open=2)
+    calls = [client.stream(text_spec()) for _ in range(2)]
+    for call in calls:
+        await call.read()
+    details = await refused(client.events(text_spec()))
+    assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+    for call in calls:
+        call.cancel()
