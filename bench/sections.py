@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from bench.parts import batching, peers, prefix, ring
 from bench.stats import Figures
+from bench.systems.through_ring import NAME as THROUGH_RING
 
 SERVICES = ("router", "detok")
 
@@ -52,7 +53,14 @@ def _ring_share(figures: Figures) -> float:
 
 
 def _speeds(points: ring.Points) -> Table:
-    columns = [points.title, "", "tokens/s", "ring / alone", "first token p50 · p99, ms", "inter-token p50 · p99, ms"]
+    columns = [
+        points.title,
+        "",
+        "tokens/s (range)",
+        "ring / alone",
+        "first token p50 · p99, ms",
+        "inter-token p50 · p99, ms",
+    ]
     rows = []
     for point in points.points:
         for name, figures in (("engine alone", point.alone), ("through the ring", point.ring)):
@@ -98,7 +106,7 @@ def of_batching(result: batching.Result) -> Section:
         f"{result.requests} requests with {result.shortest} to {result.longest} tokens of output, {result.width} at a "
         "time, through the ring. *Static*: the next group waits for the slowest of the one before.",
         [f"In flight gives **{result.ratio:.2f}×** the tokens/s of static batches."],
-        [Table(["batching", "tokens/s", "first token p50 · p99, ms", "inter-token p50 · p99, ms"], rows)],
+        [Table(["batching", "tokens/s (range)", "first token p50 · p99, ms", "inter-token p50 · p99, ms"], rows)],
     )
 
 
@@ -126,7 +134,14 @@ def of_prefix(result: prefix.Result) -> Section:
 
 def of_peers(result: peers.Result) -> Section:
     """Beside transformers."""
-    columns = ["", "tokens/s", "by generate", "first token p50 · p99, ms", "inter-token p50 · p99, ms", "same tokens"]
+    columns = [
+        "",
+        "tokens/s (range)",
+        "by generate",
+        "first token p50 · p99, ms",
+        "inter-token p50 · p99, ms",
+        "same tokens",
+    ]
     tables = [
         Table(
             [table.work.title, *columns[1:]],
@@ -156,7 +171,7 @@ def of_peers(result: peers.Result) -> Section:
 
 def _beside(table: peers.Table) -> str:
     ratios = {entry.system: entry.ratio for entry in table.entries}
-    return f"{table.work.title}: the ring gives **{ratios['ring']:.2f}×** the tokens/s of transformers' generate."
+    return f"{table.work.title}: the ring gives **{ratios[THROUGH_RING]:.2f}×** the tokens/s of transformers' generate."
 
 
 def _streams(shape: ring.Shape) -> str:
@@ -166,7 +181,8 @@ def _streams(shape: ring.Shape) -> str:
 
 
 def _rate(figures: Figures) -> str:
-    return _number(figures.tokens_per_second)
+    slowest, fastest = figures.tokens_per_second_range
+    return f"{_number(figures.tokens_per_second)} ({_number(slowest)}–{_number(fastest)})"
 
 
 def _latencies(figures: Figures) -> list[str]:

@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 
 from bench.parts.peers import Result, Table
 from bench.plots.style import BLUE, GREY, canvas, note, short, title
-
-NAMES = {"ring": "Sluice, through the ring", "engine alone": "Sluice, engine alone"}
+from bench.systems.engine_alone import NAME as ALONE
+from bench.systems.through_ring import NAME as RING
 
 
 def of_peers(result: Result) -> Figure:
@@ -26,13 +26,11 @@ def of_peers(result: Result) -> Figure:
 def _bars(axes: Axes, table: Table, names: bool) -> None:
     for row, entry in enumerate(table.entries):
         rate = entry.figures.tokens_per_second
-        own = entry.system in NAMES
-        axes.barh(row, rate, 0.66, color=BLUE if own else GREY, alpha=0.55 if entry.system == "engine alone" else 1)
-        weight = "bold" if entry.system == "ring" else "normal"
+        colour, alpha = (BLUE if entry.system in (RING, ALONE) else GREY), (0.55 if entry.system == ALONE else 1)
+        axes.barh(row, rate, 0.66, color=colour, alpha=alpha)
+        weight = "bold" if entry.system == RING else "normal"
         note(axes, f"{short(rate)}  ({entry.ratio:.2f}×)", (rate, row), (5, 0), ha="left", va="center", weight=weight)
-    axes.set_yticks(
-        range(len(table.entries)), [NAMES.get(entry.system, entry.system) if names else "" for entry in table.entries]
-    )
+    axes.set_yticks(range(len(table.entries)), [entry.system if names else "" for entry in table.entries])
     axes.invert_yaxis()
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)

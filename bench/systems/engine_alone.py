@@ -25,6 +25,7 @@ from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.wire import Cancel, Message, Submit, TokenBatch
 from sluice.telemetry import configure
 
+NAME = "Sluice, engine alone"
 HERE = "inproc://here"
 EPOCH = 1
 
@@ -146,7 +147,7 @@ def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> Child:
     """A process whose engine has these settings, in the environment that a ring's engine has."""
     settings = {"model": model, **engine}
     flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    return Child("engine alone", "bench.systems.engine_alone", flags, logs / "engine-alone.log", child_environment())
+    return Child(NAME, "bench.systems.engine_alone", flags, logs / "engine-alone.log", child_environment())
 
 
 if __name__ == "__main__":

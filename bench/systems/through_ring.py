@@ -12,11 +12,13 @@ from bench.children import Child, cpu_seconds
 from bench.load import Load, Run
 from sluice.launch import Ring
 
+NAME = "Sluice, through the ring"
+
 
 class ThroughRing:
     """Serves loads through a ring that runs. CPU seconds are told by role, and of the client."""
 
-    name = "ring"
+    name = NAME
 
     def __init__(self, pids: Mapping[str, int], client: Child) -> None:
         self._pids = pids

@@ -2,6 +2,7 @@
 
 from bench.parts import batching, peers, prefix, ring
 from bench.stats import Figures
+from bench.systems import engine_alone, through_ring
 
 
 def figures(rate: float, cpu: dict[str, float] | None = None, gap: float | None = 4.0) -> Figures:
@@ -29,7 +30,7 @@ def prefix_result() -> prefix.Result:
 
 def peers_result() -> peers.Result:
     work = peers.Work("32 requests, 8 at a time", 32, 8, 32, 8, 256)
-    names = ("transformers generate", "transformers continuous batching", "engine alone", "ring")
+    names = ("transformers generate", "transformers continuous batching", engine_alone.NAME, through_ring.NAME)
     entries = [peers.Entry(name, figures(100.0 * i), float(i), 32) for i, name in enumerate(names, 1)]
     return peers.Result([peers.Table(work, entries)])
 
