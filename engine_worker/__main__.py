@@ -1,6 +1,7 @@
 """`python -m engine_worker`: one engine process."""
 
 import gc
+import os
 import time
 from collections.abc import Callable
 
@@ -42,6 +43,8 @@ def main() -> None:
 
 def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger) -> Runner:
     """The model, in memory. Raises CheckpointError and ValueError, see `load_runner`."""
+    # Where cores are shared, a thread that spins at a barrier takes the core from the one it waits for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Torch takes seconds to import: wrong settings are told before that.
     from engine_worker.runner.config import RunnerConfig
     from engine_worker.runner.load import load_runner
