@@ -1,0 +1,63 @@
+import asyncio
+
+import pytest
+import structlog
+import zmq
+
+from router.inbox import BATCH_MESSAGES, RouterInbox
+from sluice.ring.lanes import Lane
+from sluice.ring.wire import TextBatch
+
+MESSAGES = 3 * BATCH_MESSAGES + 7
+
+
+@pytest.fixture
+def context():
+    context = zmq.Context()
+    yield context
+    context.term()
+
+
+def numbered(i):
+    return TextBatch.of(str(i), [], [])
+
+
+async def test_everything_that_waits_is_taken_without_another_wake_up(context, folder):
+    """The descriptor tells of changes only, so one that is missed is missed for good."""
+    seen = []
+
+    def handle(message):
+        seen.append(message.detokenizer)
+        if len(seen) % 10 == 3:
+            raise ValueError("one bad message")
+
+    logs = []
+
+    def keep(_, __, event):
+        logs.append(event)
+        raise structlog.DropEvent
+
+    logger = structlog.wrap_logger(None, processors=[keep])
+    inbox = RouterInbox(context, f"ipc://{folder}/inbox", handle, logger)
+    lane = Lane(context, inbox.address, capacity=2 * MESSAGES)
+    sending = 0
+    while sending < MESSAGES:
+        sending += lane.send(numbered(sending))
+    await asyncio.sleep(0.1)
+    try:
+        inbox.start()
+        others = 0
+        while len(seen) < MESSAGES:
+            await asyncio.sleep(0)
+            others += 1
+            assert others < 100_000
+        assert seen == [str(i) for i in range(MESSAGES)]
+        assert others >= MESSAGES // BATCH_MESSAGES, "the others had no turn in between"
+        assert any(log["event"] == "message failed" for log in logs)
+        lane.send(numbered(MESSAGES))
+        async with asyncio.timeout(10):
+            while len(seen) == MESSAGES:
+                await asyncio.sleep(0.001)
+    finally:
+        lane.close()
+        inbox.close()
