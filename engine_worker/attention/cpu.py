@@ -31,6 +31,7 @@ class CpuAttention:
     def __init__(self, heads: HeadShape) -> None:
         self._heads = heads
         self._mask = context.causal_mask(context.TILE, torch.float32)
+        generation.quiet()
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> CpuInputs:
         """Split the sequences by query length: one token, or more."""

@@ -108,11 +108,16 @@ def _joined(parts: Sequence[NDArray[np.generic]]) -> Tensor:
 
 def _sparse(row_starts: Tensor, columns: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     values = torch.zeros(len(columns), dtype=dtype)
+    return torch.sparse_csr_tensor(
+        row_starts, columns, values, size=(len(row_starts) - 1, width), check_invariants=False
+    )
+
+
+def quiet() -> None:
+    """Spend the one warning that torch gives per process, that CSR tensors are in beta."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
-        return torch.sparse_csr_tensor(
-            row_starts, columns, values, size=(len(row_starts) - 1, width), check_invariants=False
-        )
+        warnings.simplefilter("ignore")
+        _sparse(torch.zeros(2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), 1, torch.float32)
 
 
 def attend(query: Tensor, cache: LayerCache, plan: GenerationPlan, scale: float) -> Tensor:

@@ -45,26 +45,27 @@ def build(slices: Sequence[Slice], tokens_per_block: int, device: torch.device) 
     slots = block_tables[rows, positions // tokens_per_block].astype(np.int64)
     slots = slots * tokens_per_block + positions % tokens_per_block
 
-    def tensor(array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
     draws = [draw for part in slices for draw in part.draws]
     drawing = [i for i, part in enumerate(slices) if part.draws]
     return Batch(
-        token_ids=tensor(token_ids),
-        positions=tensor(positions),
+        token_ids=_tensor(token_ids, device),
+        positions=_tensor(positions, device),
         attention=AttentionInputs(
-            slots=tensor(slots),
-            block_tables=tensor(block_tables),
-            query_start=tensor(np.concatenate(([0], ends)).astype(np.int32)),
-            context_lengths=tensor(lengths.astype(np.int32)),
+            slots=_tensor(slots, device),
+            block_tables=_tensor(block_tables, device),
+            query_start=_tensor(np.concatenate(([0], ends)).astype(np.int32), device),
+            context_lengths=_tensor(lengths.astype(np.int32), device),
             max_query=int(counts.max()),
             max_context=int(lengths.max()),
         ),
-        last_tokens=None if len(drawing) == total else tensor((ends - 1)[drawing]),
+        last_tokens=None if len(drawing) == total else _tensor((ends - 1)[drawing], device),
         draws=draws,
         draw_rows=[row for row, i in enumerate(drawing) for _ in slices[i].draws],
     )
+
+
+def _tensor(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device)
 
 
 def _padded(tables: list[Sequence[int]], used: NDArray[np.int64]) -> NDArray[np.int32]:
