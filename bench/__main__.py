@@ -16,13 +16,15 @@ from bench.machine import origin
 from sluice.launch.plan import usable_cores
 
 OUT = Path(__file__).parents[1] / "docs" / "measurements"
+WIDTH = 140
+"""Of what is printed where there is no terminal."""
 
 
 def main(arguments: list[str]) -> None:
     """Run the parts that were asked for, one after the other."""
     options = _options(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     began = time.monotonic()
     names = list(PARTS) if options.part == "all" else [options.part]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

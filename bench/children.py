@@ -18,7 +18,10 @@ CLOSE_SECONDS = 20.0
 
 
 class Child:
-    """A `python -m module` that serves loads, and a context manager. Raises RuntimeError when the process dies."""
+    """A `python -m module` that serves loads, and a context manager. Raises RuntimeError when the process dies.
+
+    It is waited for at its first load, so that several children start at the same time.
+    """
 
     def __init__(
         self,
@@ -43,10 +46,12 @@ class Child:
         # There, for both are pipes.
         self._stdin = cast(IO[bytes], self._process.stdin)
         self._stdout = cast(IO[bytes], self._process.stdout)
-        self._read()
+        self._ready = False
 
     def run(self, load: Load) -> Run:
         """Hand the load over and wait."""
+        if not self._ready:
+            self._ready = self._read() == READY
         self._stdin.write(msgspec.json.encode(load) + b"\n")
         self._stdin.flush()
         return msgspec.json.decode(self._read(), type=Run)

@@ -8,6 +8,7 @@ python -m bench.systems.ring_client ADDRESS
 import argparse
 import asyncio
 import time
+from typing import Any
 
 import uvloop
 from grpc import aio
@@ -30,7 +31,7 @@ class RingClient:
         self._loop = uvloop.new_event_loop()
         asyncio.set_event_loop(self._loop)
         self._channel = aio.insecure_channel(address)
-        self._stream = self._channel.unary_stream(METHOD)
+        self._stream: Any = self._channel.unary_stream(METHOD)
 
     def answer(self, load: Load) -> Run:
         """Serve the load."""
