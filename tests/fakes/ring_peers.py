@@ -15,6 +15,7 @@ from sluice.ring.wire import (
     DetokenizerBeat,
     End,
     EngineBeat,
+    Flush,
     Hello,
     Message,
     Started,
@@ -160,6 +161,8 @@ class FakeEngine(FakePeer):
     def __init__(self, ring: "FakeRing", name: str) -> None:
         self.calls: list[Call] = []
         self.cancels: list[Cancel] = []
+        self.flushes: list[tuple[int, int]] = []
+        self.flushing = True
         self.stats = StepStats(max_requests=1000, tokens_per_kv_block=16, max_kv_blocks=1000)
         self.max_sequence_tokens = 2048
         super().__init__(ring, name)
@@ -173,10 +176,15 @@ class FakeEngine(FakePeer):
             self.max_sequence_tokens,
             self.draining,
             self.stats,
+            self.flushes,
         )
 
-    def take(self, message: Submit | Cancel) -> None:
+    def take(self, message: Submit | Cancel | Flush) -> None:
         if message.engine_epoch != self.epoch:
+            return
+        if isinstance(message, Flush):
+            if self.flushing:
+                self.flushes = [*self.flushes, (message.number, 7)]
             return
         if isinstance(message, Submit):
             call = Call(message, self)

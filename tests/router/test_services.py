@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from sluice.ring.wire import StepStats
 from sluice.v1 import admin_pb2
-from tests.router.conftest import text_spec
+from tests.router.conftest import refused, text_spec
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -161,3 +161,21 @@ async def test_endless_calls_do_not_keep_the_router_from_stopping(client):
     stats = client.admin.StreamStats(admin_pb2.StreamStatsRequest())
     await asyncio.gather(watcher.read(), stats.read())
     await asyncio.wait_for(client.router.stop(0.0), 10)
+
+
+async def test_a_flush_is_answered_by_the_beats_of_all_engines(ring, start, monkeypatch):
+    first, second = ring.add_engine("a"), ring.add_engine("b")
+    ring.add_detokenizer()
+    client = await start()
+    await client.until(lambda: len(client.router._members.engines.usable) == 2)
+    assert (await client.admin.FlushCache(admin_pb2.FlushCacheRequest())).blocks_freed == 14
+    monkeypatch.setattr("router.flush.ANSWER_SECONDS", 0.3)
+    second.flushing = False
+    details = await refused(client.admin.FlushCache(admin_pb2.FlushCacheRequest()))
+    assert details.info.reason == "ENGINE_LOST"
+    assert len(first.flushes) == 2
+
+
+async def test_a_flush_without_engines(start):
+    client = await start(wait=False)
+    assert (await refused(client.admin.FlushCache(admin_pb2.FlushCacheRequest()))).info.reason == "NO_ENGINE"
