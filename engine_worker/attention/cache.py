@@ -1,5 +1,7 @@
 """The paged KV cache: one pool of blocks, the same for all layers."""
 
+import math
+import mmap
 from collections.abc import Iterable
 
 import torch
@@ -42,7 +44,7 @@ class KVCache:
         device: torch.device,
     ) -> None:
         shape = (2, num_layers, num_blocks, tokens_per_block, num_kv_heads, head_dim)
-        self._blocks = torch.zeros(shape, dtype=dtype, device=device)
+        self._blocks = _zeros(shape, dtype, device)
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
         self.dtype = dtype
@@ -59,3 +61,11 @@ class KVCache:
     ) -> int:
         """Memory of one block over all layers."""
         return 2 * num_layers * tokens_per_block * num_kv_heads * head_dim * dtype.itemsize
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU from fresh pages, which take memory once they are written: torch would write them all."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -19,8 +19,8 @@ FEW, CANDIDATES = 64, 256
 """Tried first, the few where a small top-k says that they will do."""
 MORE = 16
 """Times as many for rows whose filters let more pass, again and again."""
-CELLS = 1 << 17
-"""Scores at a time in `free`, so that they stay in the processor's cache."""
+CELLS, MIN_COLUMNS = 1 << 15, 1 << 9
+"""Scores that `free` takes at a time, so that they stay in the processor's cache."""
 
 
 def greedy(scores: Tensor, _draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
@@ -57,23 +57,30 @@ def free(scores: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
 
     Every token gets its noise: bounding the noise and skipping tokens that cannot win costs more than it saves.
     """
-    rows = max(1, CELLS // scores.shape[1])
-    parts = [_free(scores[i : i + rows], draws[i : i + rows]) for i in range(0, len(draws), rows)]
-    if len(parts) == 1:
-        return parts[0]
-    tokens, valid = zip(*parts, strict=True)
-    return torch.cat(tokens), torch.cat(valid)
+    device, size = scores.device, scores.shape[1]
+    temperature, keys = _temperature(draws, device), _keys(draws, device)
+    best = scores.amax(dim=1, keepdim=True)
+    threshold = _min_p_threshold(best / temperature, draws)
+    columns = max(CELLS // len(draws), MIN_COLUMNS)
+    peaks, tokens = [], []
+    for begin in range(0, size, columns):
+        scaled = scores[:, begin : begin + columns] / temperature
+        ids = torch.arange(begin, begin + scaled.shape[1], device=device)
+        sums = gumbel(random_bits(keys, ids)).add_(scaled)
+        if threshold is not None:
+            sums.masked_fill_(scaled < threshold, -torch.inf)
+        peak, column = sums.max(dim=1)
+        peaks.append(peak)
+        tokens.append(column + begin)
+    winner = torch.stack(peaks, dim=1).argmax(dim=1, keepdim=True)
+    return torch.stack(tokens, dim=1).gather(1, winner).squeeze(1), _finite(best.squeeze(1))
 
 
-def _free(scores: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    device = scores.device
-    scaled = scores / _temperature(draws, device)
-    best = scaled.amax(dim=1, keepdim=True)
-    sums = gumbel(random_bits(_keys(draws, device), torch.arange(scores.shape[1], device=device))).add_(scaled)
-    if any(draw.sampling.min_p for draw in draws):
-        threshold = best + torch.tensor([[draw.sampling.min_p] for draw in draws], device=device).log_()
-        sums.masked_fill_(scaled < threshold, -torch.inf)
-    return sums.argmax(dim=1), _finite(best.squeeze(1))
+def _min_p_threshold(best: Tensor, draws: Sequence[Draw]) -> Tensor | None:
+    """[N, 1], of logits over temperature; None where min-p is off in all rows."""
+    if not any(draw.sampling.min_p for draw in draws):
+        return None
+    return best + torch.tensor([[draw.sampling.min_p] for draw in draws], device=best.device).log_()
 
 
 def _temperature(draws: Sequence[Draw], device: torch.device) -> Tensor:

@@ -1,0 +1,43 @@
+import pytest
+import torch
+
+from engine_worker.attention.cache import KVCache
+
+
+def cache(dtype: torch.dtype = torch.float32) -> KVCache:
+    return KVCache(3, 5, 4, 2, 8, dtype, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shapes_are_those_of_flash_attn(dtype):
+    pool = cache(dtype)
+    assert len(pool.layers) == 3
+    for layer in pool.layers:
+        for blocks in (layer.keys, layer.values):
+            assert blocks.shape == (5, 4, 2, 8)
+            assert blocks.is_contiguous()
+            assert blocks.dtype == dtype
+            assert not blocks.any()
+    assert 5 * KVCache.block_bytes(3, 4, 2, 8, dtype) == 2 * 3 * pool.layers[0].keys.nbytes
+
+
+def test_store_writes_slots_and_nothing_else():
+    pool = cache()
+    key, value = torch.ones(2, 2, 8), torch.full((2, 2, 8), 2.0)
+    pool.layers[1].store(key, value, torch.tensor([7, 0]))
+    assert pool.layers[1].keys[1, 3].eq(1).all()
+    assert pool.layers[1].values[0, 0].eq(2).all()
+    assert pool.layers[1].keys.sum() == 2 * 16
+    assert not pool.layers[0].keys.any()
+
+
+def test_copies_are_made_in_order_in_every_layer():
+    pool = cache()
+    for i, layer in enumerate(pool.layers):
+        layer.keys[0] = i + 1
+        layer.values[0] = -i - 1
+    pool.copy_blocks([(0, 3), (3, 4)])
+    for i, layer in enumerate(pool.layers):
+        assert layer.keys[4].eq(i + 1).all()
+        assert layer.values[4].eq(-i - 1).all()
+        assert not layer.keys[1].any()
