@@ -4,12 +4,12 @@ import time
 from pathlib import Path
 
 import structlog
-from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.load import load_runner
 
 from engine_worker.assembly import Batching, assemble
 from engine_worker.intake import Terms
 from engine_worker.outbox import Outbox
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.load import load_runner
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.wire import Submit
