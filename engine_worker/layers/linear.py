@@ -7,7 +7,8 @@ from torch import Tensor
 from engine_worker.layers.layer import Layer
 
 PACK_ROWS = 16
-"""Rows that the packed form is tuned for. It serves any number, and a row gets the same bits in a batch of any size."""
+"""Rows that the packed form is tuned for. It serves any number, and from some 10,000 weights on it gives a row the
+same bits in a batch of any size."""
 
 
 class Linear(Layer):

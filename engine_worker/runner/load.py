@@ -1,7 +1,5 @@
 """From a checkpoint to a runner."""
 
-import os
-
 import torch
 
 from engine_worker.attention.backend import AttentionBackend, HeadShape
@@ -10,6 +8,7 @@ from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.models.registry import model_class
 from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.machine import usable_cores
 from engine_worker.runner.memory import count_blocks
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress, load_weights, random_weights
@@ -27,7 +26,7 @@ def load_runner(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress
     """
     device = _device(config)
     if device.type == "cpu":
-        torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
+        torch.set_num_threads(config.threads or max(1, usable_cores() - 1))
     dtype = _dtype(config, checkpoint, device)
     architecture = model_class(checkpoint.config)
     shape = architecture.read_config(checkpoint.config)

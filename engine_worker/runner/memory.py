@@ -1,11 +1,9 @@
 """How many blocks the KV cache gets."""
 
-import os
-from pathlib import Path
-
 import torch
 
 from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.machine import free_memory
 
 FRACTION = {"cpu": 0.3, "cuda": 0.9}
 MAX_TABLE_ROWS = 2**31 - 1
@@ -37,28 +35,3 @@ def count_blocks(
             f"and a block of {size} tokens takes {block_bytes / 2**20:.2f} MiB"
         )
     return min(blocks, config.max_batch_size * -(-max_context // size), most)
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can be had now; inside a container no more than its limit leaves."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return min([_available(), *_container_rest()])
-
-
-def _available() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def _container_rest() -> list[int]:
-    """What cgroup v2 leaves, or nothing where it sets no limit."""
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if not (limit.is_file() and used.is_file()):
-        return []
-    text = limit.read_text().strip()
-    return [] if text == "max" else [max(0, int(text) - int(used.read_text()))]

@@ -6,7 +6,8 @@ import torch
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.step import Draw, Slice, Step
-from sluice.ring.checkpoint import CheckpointError
+from sluice import tiny_model
+from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import SamplingParams, derive_seed
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
@@ -69,6 +70,24 @@ def test_seeded_samples_do_not_depend_on_the_batch(runner, prompts):
     assert generate(runner, prompts, NEW, **sampling) == alone
     assert generate(runner, prompts, NEW, chunk=3, **sampling) == alone
     assert len({tuple(tokens) for tokens in alone}) == len(alone)
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="only packed weights give a row the same bits")
+def test_a_generation_step_has_the_same_bits_in_every_batch(prompts):
+    """On the tiny model: MKL treats single rows of very small matrices in a way of its own."""
+    config = RunnerConfig("cpu", attention="cpu", kv_cache_tokens=1024, threads=1)
+    runner = load_runner(open_checkpoint(str(tiny_model.path())), config, lambda *_: None)
+    everything = SamplingParams(temperature=0.0, logprobs=4096)
+    tables = [range(4 * i, 4 * i + 4) for i in range(len(prompts))]
+    runner.run(Step(tuple(Slice(prompt, 0, table) for prompt, table in zip(prompts, tables, strict=True))))
+    slices = [
+        Slice([7], len(prompt), table, (Draw(everything, 0, 0, prompt, []),))
+        for prompt, table in zip(prompts, tables, strict=True)
+    ]
+    alone = [runner.run(Step((part,)))[0] for part in slices]
+    assert runner.run(Step(tuple(slices))) == alone
+    context = Slice(prompts[-1], 0, range(60, 64))
+    assert runner.run(Step((context, *slices[::-1]))) == alone[::-1]
 
 
 def test_forks_share_the_context_and_copy_the_last_block(runner, prompts):
