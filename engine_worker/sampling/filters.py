@@ -58,4 +58,6 @@ def keep(scaled: Tensor, filters: Filters, mass: Tensor | None, *, whole: bool) 
     if filters.min_p_log is not None:
         kept &= scaled >= scaled[:, :1] + filters.min_p_log
     needs_more |= kept[:, -1]
+    # Below a candidate of -inf there is nothing that could pass.
+    needs_more &= scaled[:, -1] > -torch.inf
     return kept, torch.zeros_like(needs_more) if whole else needs_more

@@ -67,3 +67,13 @@ def test_a_wide_nucleus_widens_its_own_row_only(monkeypatch):
     assert widths == [(2, 16), (1, 256), (1, 4096), (1, 5000)]
     for i in range(2):
         assert choose.filtered(scores[i : i + 1], draws[i : i + 1])[0].item() == tokens[i]
+
+
+def test_fewer_tokens_left_than_the_filter_lets_pass():
+    """Where bans leave less than top_k, the candidates that are left are all there is."""
+    logits = torch.full((120,), -torch.inf)
+    logits[:3] = torch.tensor([2.0, 1.0, 0.0])
+    kept = passing(logits, SamplingParams(top_k=5, top_p=0.9), 16)
+    assert kept is not None
+    assert {0, 1} <= kept
+    assert choose.filtered(logits[None], [draw(top_k=5)])[0].item() < 3
