@@ -28,7 +28,7 @@ def main() -> None:
     settings = read_settings()
     log = configure("detok_service", settings.log_level).bind(id=settings.id)
     try:
-        checkpoint = open_checkpoint(settings.model, settings.name)
+        checkpoint = open_checkpoint(settings.model, settings.name, weights=False)
         decoders = load_decoders(checkpoint.tokenizer_file)
     except (CheckpointError, TokenizerError) as error:
         raise SystemExit(f"python -m detok_service: {error}") from error
@@ -38,7 +38,7 @@ def main() -> None:
     except zmq.ZMQError as error:
         raise SystemExit(f"python -m detok_service: cannot listen on {settings.listen}: {error}") from error
     address = settings.advertise or inbox.address
-    identity = Identity(settings.id, secrets.randbits(63), address)
+    identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint)
     service = Service(identity, decoders, partial(open_lane, context), settings.max_streams, log)
     on_stop_signal(service.drain)
     # The tables live as long as the process: the collector need not walk through them again and again.

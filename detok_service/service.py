@@ -27,7 +27,9 @@ from sluice.ring.wire import (
 
 BEAT_SECONDS = 0.5
 SILENCE_SECONDS = 30.0
-"""After so long without a word an engine or a router is gone, with its streams."""
+"""After so long without a word a router is gone, with its streams."""
+ENGINE_SILENCE_SECONDS = 600.0
+"""The same for an engine. One step can take long; it is the router that notices a lost engine in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class Identity:
     name: str
     epoch: int
     address: str
+    tokenizer: str = ""
+    """Fingerprint of the tokenizer files."""
 
 
 class Service:
@@ -253,10 +257,12 @@ class Service:
             outlet.flush()
 
     def _drop_silent_engines(self, now: float) -> None:
-        silent = [engine for engine, heard in self._engines.items() if now - heard > SILENCE_SECONDS]
+        silent = [engine for engine, heard in self._engines.items() if now - heard > ENGINE_SILENCE_SECONDS]
         for engine in silent:
             self._log.warning("engine silent", engine=engine[0], epoch=engine[1])
-            self._fail_streams_of(engine, ErrorCode.ENGINE_LOST, f"the engine was silent for {SILENCE_SECONDS:g} s")
+            self._fail_streams_of(
+                engine, ErrorCode.ENGINE_LOST, f"the engine was silent for {ENGINE_SILENCE_SECONDS:g} s"
+            )
             del self._engines[engine]
             for key in [key for key, owner in self._closed.items() if owner == engine]:
                 del self._closed[key]
@@ -281,6 +287,7 @@ class Service:
             streams=len(self._streams),
             queue_depth=self._backlog + self.waiting,
             tokens_per_second=self._tokens / elapsed if elapsed > 0 else 0.0,
+            tokenizer=self._identity.tokenizer,
         )
         self._tokens = 0
         self._beaten_at = now

@@ -63,6 +63,13 @@ class Engine:
         """Forget the prefix cache; returns the number of blocks freed."""
         return self._cache.flush()
 
+    def end_where(self, orphaned: Callable[[Submit], bool]) -> int:
+        """End the requests that are `orphaned` with ABORTED; returns how many those were."""
+        requests, now = [r for r in self.live.requests.values() if orphaned(r.spec)], self._clock()
+        for request in requests:
+            self.live.end_request(request, FinishReason.ABORTED, now)
+        return len(requests)
+
     def end_all(self, fault: Fault) -> int:
         """End whatever lives with an error; returns how many requests that were."""
         requests, now = list(self.live.requests.values()), self._clock()

@@ -23,7 +23,11 @@ REST_SECONDS = 0.25
 FULL_LANE_SECONDS = 0.01
 """Between two looks at full lanes while there is nothing to compute."""
 LINGER_SECONDS = 1.0
+LEAVE_SECONDS = 3 * BEAT_SECONDS
+"""Until the routers surely know that this engine takes nothing new."""
+ORPHAN_CHECK_SECONDS = 1.0
 MAX_FLUSHES_TOLD = 16
+MAX_LANES_TOLD = 64
 
 
 class Worker:
@@ -53,6 +57,10 @@ class Worker:
         self._beats = Beats(self._context, self._listeners, self._beat, log)
         self._flushes: list[tuple[int, int]] = []
         """The latest; replaced whole, for the thread of the beats reads it."""
+        self._missed: dict[int, int] = {}
+        """Frames lost, by lane; replaced whole too."""
+        self._tokenizer = checkpoint.tokenizer_fingerprint
+        self._orphans_at = time.monotonic() + ORPHAN_CHECK_SECONDS
         self._checked = True
         self._stopping = False
         self._draining_since: float | None = None
@@ -83,6 +91,7 @@ class Worker:
                 else:
                     self._rest()
                 self._outbox.tick()
+                self._end_orphans()
                 if not self._beats.is_alive():
                     raise RuntimeError("the beats have stopped")
         finally:
@@ -98,8 +107,19 @@ class Worker:
             except CacheCorruptError as error:
                 self._log.error("cache_corrupt", error=str(error))
 
+    def _end_orphans(self) -> None:
+        """Requests whose router has been silent for long: nobody waits for them any more."""
+        now = time.monotonic()
+        if now < self._orphans_at:
+            return
+        self._orphans_at = now + ORPHAN_CHECK_SECONDS
+        routers = self._listeners.addresses()
+        ended = self._engine.end_where(lambda spec: spec.router not in routers)
+        if ended:
+            self._log.warning("router_silent", requests=ended)
+
     def _drained(self) -> bool:
-        """Whether it is time to go. For one beat's time after the stop new requests may still come, to be refused."""
+        """Whether it is time to go. For some beats' time after the stop new requests may still come, to be refused."""
         if not self._stopping:
             return False
         now = time.monotonic()
@@ -112,7 +132,7 @@ class Worker:
             fault = Fault(ErrorCode.DRAINING.name, "the engine has shut down")
             self._log.info("drain_timeout", ended=self._engine.end_all(fault))
             return True
-        return not self._engine.live.requests and not self._outbox.waiting and seconds >= BEAT_SECONDS
+        return not self._engine.live.requests and not self._outbox.waiting and seconds >= LEAVE_SECONDS
 
     def _close(self) -> None:
         self._beats.stop()
@@ -134,12 +154,18 @@ class Worker:
             if isinstance(message, Hello):
                 self._listeners.hear(message)
             elif isinstance(message, Gap):
-                self._log.warning("gap", lane=message.lane, missed=message.missed)
+                self._miss(message)
             elif isinstance(message, Flush):
                 self._flush(message)
             else:
                 found.append(message)
         return found
+
+    def _miss(self, gap: Gap) -> None:
+        self._log.warning("gap", lane=gap.lane, missed=gap.missed)
+        missed = {lane: count for lane, count in self._missed.items() if lane != gap.lane}
+        missed[gap.lane] = self._missed.get(gap.lane, 0) + gap.missed
+        self._missed = dict(list(missed.items())[-MAX_LANES_TOLD:])
 
     def _flush(self, message: Flush) -> None:
         if message.engine_epoch == self.terms.epoch:
@@ -164,4 +190,6 @@ class Worker:
             draining=self._stopping,
             stats=self._engine.stats.latest,
             flushes=self._flushes,
+            missed=self._missed,
+            tokenizer=self._tokenizer,
         )

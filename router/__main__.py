@@ -19,7 +19,7 @@ def main() -> None:
     settings = read_settings()
     die_with_parent()
     try:
-        checkpoint = open_checkpoint(settings.model, settings.name)
+        checkpoint = open_checkpoint(settings.model, settings.name, weights=False)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, checkpoint))
     except (CheckpointError, AddressError, OSError, RuntimeError, zmq.ZMQError) as error:

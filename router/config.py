@@ -14,6 +14,8 @@ ENVIRONMENT = "SLUICE_ROUTER_"
 PROMPT_BYTES_PER_TOKEN = 32
 SMALLEST_PROMPT_BYTES = 64 << 10
 LARGEST_PROMPT_BYTES = 8 << 20
+SMALLEST_PROMPT_IDS = 1 << 16
+"""So many ids are taken even for a short context: truncate_prompt_tokens may cut them."""
 
 
 class RouterSettings(ServiceSettings):
@@ -67,7 +69,7 @@ class RouterSettings(ServiceSettings):
         by_context = min(max(context_tokens * PROMPT_BYTES_PER_TOKEN, SMALLEST_PROMPT_BYTES), LARGEST_PROMPT_BYTES)
         return Limits(
             prompt_bytes=self.max_prompt_bytes or by_context,
-            prompt_ids=self.max_message_bytes // 4,
+            prompt_ids=max(4 * context_tokens, SMALLEST_PROMPT_IDS),
             n=self.max_n,
             logprobs=self.max_logprobs,
             stop_strings=self.max_stop_strings,

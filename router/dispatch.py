@@ -109,6 +109,8 @@ class Dispatcher:
         code = ErrorCode.ENGINE_LOST if is_engine else ErrorCode.DETOKENIZER_LOST
         for live in self._requests.on_ring:
             if live.route is not None and peer in (live.route.engine, live.route.detokenizer):
+                # If it is not gone, a cancel sent before may be what was lost.
+                live.cancelled = False
                 self.lose(live, code, f"the {'engine' if is_engine else 'detokenizer'} {peer.name} was lost")
                 self._release(live)
         self._placement.forget(peer.epoch)

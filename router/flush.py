@@ -34,9 +34,12 @@ class CacheFlush:
             raise RequestError(ErrorCode.ENGINE_LOST, f"an engine did not answer for {ANSWER_SECONDS:g} s") from None
 
     async def _flush(self, engine: EnginePeer, number: int) -> int:
-        while not engine.lane.send(Flush(engine.epoch, number)):
+        while engine.alive and not engine.lane.send(Flush(engine.epoch, number)):
             await asyncio.sleep(POLL_SECONDS)
         self._placement.forget_cache(engine.epoch)
-        while (blocks := dict(engine.beat.flushes if engine.beat else ()).get(number)) is None:
+        while engine.alive:
+            blocks = dict(engine.beat.flushes if engine.beat else ()).get(number)
+            if blocks is not None:
+                return blocks
             await asyncio.sleep(POLL_SECONDS)
-        return blocks
+        raise RequestError(ErrorCode.ENGINE_LOST, f"the engine {engine.name} was lost")

@@ -15,6 +15,7 @@ from sluice.ring.wire import DetokenizerBeat, EngineBeat, Hello
 
 HELLO_SECONDS = 1.0
 TICK_SECONDS = 0.25
+MAX_WARNED = 1000
 
 OnLost = Callable[[EnginePeer | DetokenizerPeer, bool], None]
 """The peer, and whether it is gone for good: restarted, or off the list."""
@@ -30,13 +31,16 @@ class Members:
         engines: Addresses,
         detokenizers: Addresses,
         timeout: float,
+        tokenizer: str,
         logger: structlog.stdlib.BoundLogger,
     ) -> None:
+        """`tokenizer` is the fingerprint that everybody must have."""
         self.engines: Peers[EngineBeat] = Peers(context, hello, timeout)
         self.detokenizers: Peers[DetokenizerBeat] = Peers(context, hello, timeout)
         self.ready = asyncio.Event()
         """Set while at least one engine and one detokenizer take work."""
         self._addresses = (engines, detokenizers)
+        self._tokenizer = tokenizer
         self._logger = logger
         self._warned: set[str] = set()
         self._on_lost: OnLost = lambda _, __: None
@@ -54,8 +58,11 @@ class Members:
 
     def hear(self, beat: EngineBeat | DetokenizerBeat) -> bool:
         """Take a beat; False where nobody known sent it."""
+        if beat.tokenizer not in ("", self._tokenizer):
+            self._warn(beat.address, "beat from a peer with another model's tokenizer")
+            return False
         if isinstance(beat, EngineBeat):
-            return self._hear(self.engines, beat, beat.engine)
+            return self._hear(self.engines, beat, beat.engine) and self._check_missed(beat)
         return self._hear(self.detokenizers, beat, beat.detokenizer)
 
     async def wait(self, deadline: float) -> None:
@@ -77,9 +84,8 @@ class Members:
 
     def _hear(self, peers: Peers[B], beat: B, name: str) -> bool:
         heard, former = peers.hear(beat, time.monotonic())
-        if heard is Heard.UNKNOWN and beat.address not in self._warned and len(self._warned) < 1000:
-            self._warned.add(beat.address)
-            self._logger.warning("beat from an address that is not configured", peer=name, address=beat.address)
+        if heard is Heard.UNKNOWN:
+            self._warn(beat.address, "beat from an address that is not configured")
         if former is not None:
             self._logger.warning("peer restarted", peer=name, address=beat.address)
             self._on_lost(former, True)
@@ -88,6 +94,21 @@ class Members:
             self._logger.info("peer heard", peer=name, address=beat.address, draining=beat.draining)
         self._changed()
         return heard in (Heard.SAME, Heard.NEW)
+
+    def _check_missed(self, beat: EngineBeat) -> bool:
+        """What an engine never got may have been a submit or a cancel: whose, nobody knows."""
+        for peer in self.engines.heard:
+            missed = beat.missed.get(peer.lane.epoch, 0)
+            if peer.epoch == beat.epoch and missed > peer.missed:
+                peer.missed = missed
+                self._logger.warning("messages lost", engine=peer.name, missed=missed)
+                self._on_lost(peer, False)
+        return True
+
+    def _warn(self, address: str, what: str) -> None:
+        if address not in self._warned and len(self._warned) < MAX_WARNED:
+            self._warned.add(address)
+            self._logger.warning(what, address=address)
 
     def _changed(self) -> None:
         if self.engines.usable and self.detokenizers.usable:

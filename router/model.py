@@ -2,14 +2,11 @@
 
 import struct
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 from router.validate.ranges import SAMPLING_RANGES
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.ring.params import SamplingParams
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +26,10 @@ class Model:
     """Hex; of the tokenizer files only."""
     has_chat: bool
 
+    def top_k(self, asked: int) -> int:
+        """To keep the whole vocabulary is to filter nothing."""
+        return asked if asked < self.vocab_size else 0
+
 
 def describe(checkpoint: Checkpoint) -> Model:
     """Read a checkpoint's description. Raises CheckpointError where generation_config.json is out of range."""
@@ -40,7 +41,7 @@ def describe(checkpoint: Checkpoint) -> Model:
         sampling=_sampling_defaults(checkpoint),
         dtype=str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "float32"),
         fingerprint=checkpoint.fingerprint,
-        tokenizer_fingerprint=_tokenizer_fingerprint(checkpoint),
+        tokenizer_fingerprint=checkpoint.tokenizer_fingerprint,
         has_chat=checkpoint.chat_template is not None,
     )
 
@@ -59,7 +60,7 @@ def _sampling_defaults(checkpoint: Checkpoint) -> SamplingParams:
     if top_k is not None:
         if type(top_k) is not int or top_k < 0:
             raise CheckpointError(f"{checkpoint.path / 'generation_config.json'}: top_k is {top_k!r}, not 0 or more")
-        found["top_k"] = min(top_k, checkpoint.vocab_size)
+        found["top_k"] = top_k if top_k < checkpoint.vocab_size else 0
     if checkpoint.generation.get("do_sample") is False:
         found["temperature"] = 0.0
     return SamplingParams(**found)
@@ -68,11 +69,3 @@ def _sampling_defaults(checkpoint: Checkpoint) -> SamplingParams:
 def _as_float32(value: float) -> float:
     # The API's floats have 32 bits: an unset 0.7 and a sent 0.7 must be the same number.
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
-
-
-def _tokenizer_fingerprint(checkpoint: Checkpoint) -> str:
-    digest = blake2b(digest_size=8)
-    for name in TOKENIZER_FILES:
-        file = checkpoint.path / name
-        digest.update(name.encode() + b"\0" + (file.read_bytes() if file.is_file() else b"") + b"\0")
-    return digest.hexdigest()

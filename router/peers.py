@@ -22,6 +22,8 @@ class Peer(Generic[B]):
         self.heard = 0.0
         """When its last beat came, on the monotonic clock."""
         self.alive = False
+        self.missed = 0
+        """Frames of our lane that it never got, as far as it told."""
 
     @property
     def name(self) -> str:

@@ -57,7 +57,9 @@ class Router:
         self._inbox = RouterInbox(self._context, settings.listen, self._handle, logger)
         self.address = settings.advertise or self._inbox.address
         hello = Hello(settings.id, self.address)
-        self._members = Members(self._context, hello, engines, detokenizers, settings.peer_timeout, logger)
+        self._members = Members(
+            self._context, hello, engines, detokenizers, settings.peer_timeout, checkpoint.tokenizer_fingerprint, logger
+        )
         self._requests = Requests(settings.max_open)
         self._admission = Admission(settings.max_live, settings.max_waiting, settings.max_waiting_tokens)
         self._placement = Placement(settings.cached_blocks)

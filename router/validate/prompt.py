@@ -64,10 +64,13 @@ def parse_prompt(spec: generation_pb2.GenerationSpec, model: Model, limits: Limi
 
 def _ids(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> IdsPrompt:
     field = "spec.token_ids.ids"
-    ids = tuple(spec.token_ids.ids)
-    if not ids:
+    ids: tuple[int, ...] = ()
+    if not spec.token_ids.ids:
         bad.add(field, "is empty: a prompt has at least one token")
-    elif bad.at_most(field, len(ids), limits.prompt_ids, "ids") and max(ids) >= model.vocab_size:
+    # Counted before it is copied: millions of ids would hold the event loop.
+    elif bad.at_most(field, len(spec.token_ids.ids), limits.prompt_ids, "ids"):
+        ids = tuple(spec.token_ids.ids)
+    if ids and max(ids) >= model.vocab_size:
         bad.token_ids(field, ids, model.vocab_size)
     if spec.HasField("add_special_tokens") and spec.add_special_tokens:
         bad.add("spec.add_special_tokens", "is true, but token ids are taken as they are: it goes with text or chat")

@@ -22,7 +22,7 @@ def parse_sampling(
     return msgspec.structs.replace(
         model.sampling,
         **_scalars(message, bad),
-        top_k=min(message.top_k, model.vocab_size) if message.HasField("top_k") else model.sampling.top_k,
+        top_k=model.top_k(message.top_k) if message.HasField("top_k") else model.sampling.top_k,
         seed=message.seed if message.HasField("seed") else secrets.randbits(63),
         logit_bias=_logit_bias(message, model, limits, bad),
         bad_token_ids=banned,

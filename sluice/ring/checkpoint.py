@@ -6,7 +6,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-FINGERPRINTED = ("config.json", "tokenizer.json", "tokenizer_config.json")
+FILES = ["*.json", "*.jinja"]
+WEIGHTS = ["*.safetensors"]
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 class CheckpointError(ValueError):
@@ -30,6 +32,11 @@ class Checkpoint:
     """Hex; of the tokenizer and config files and the weight files' names and sizes."""
 
     @property
+    def tokenizer_fingerprint(self) -> str:
+        """Hex; of the tokenizer files only: services whose texts must agree have it in common."""
+        return _digest(self.path, TOKENIZER_FILES).hexdigest()
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the embedding; at least the tokenizer's size."""
         return int(self.config["vocab_size"])
@@ -42,7 +49,9 @@ class Checkpoint:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Of generation_config.json, else of config.json."""
-        found = self.generation.get("eos_token_id", self.config.get("eos_token_id"))
+        found = self.generation.get("eos_token_id")
+        if found is None:
+            found = self.config.get("eos_token_id")
         if found is None:
             return ()
         return tuple(found) if isinstance(found, list) else (int(found),)
@@ -53,19 +62,23 @@ class Checkpoint:
         return self.path / "tokenizer.json"
 
 
-def open_checkpoint(model: str, name: str | None = None) -> Checkpoint:
+def open_checkpoint(model: str, name: str | None = None, *, weights: bool = True) -> Checkpoint:
     """Open a local folder, or a hub id such as "Qwen/Qwen3-0.6B" (downloaded once, through huggingface_hub).
 
+    weights: a download brings the tensors too.
     Raises CheckpointError where a file is missing or is no JSON.
     """
-    path = _local_folder(model)
+    path = _local_folder(model, [*FILES, *WEIGHTS] if weights else FILES)
     if not (path / "tokenizer.json").is_file():
         raise CheckpointError(f"{path} has no tokenizer.json")
+    config = _read_json(path / "config.json", required=True)
+    if not isinstance(config.get("vocab_size"), int):
+        raise CheckpointError(f"{path / 'config.json'} has no vocab_size")
     tokenizer_config = _read_json(path / "tokenizer_config.json", required=False)
     return Checkpoint(
         path=path,
         name=name or (path.name if Path(model).exists() else model),
-        config=_read_json(path / "config.json", required=True),
+        config=config,
         generation=_read_json(path / "generation_config.json", required=False),
         tokenizer_config=tokenizer_config,
         chat_template=_chat_template(path, tokenizer_config),
@@ -73,7 +86,7 @@ def open_checkpoint(model: str, name: str | None = None) -> Checkpoint:
     )
 
 
-def _local_folder(model: str) -> Path:
+def _local_folder(model: str, files: list[str]) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         return path
@@ -83,7 +96,7 @@ def _local_folder(model: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.jinja", "*.safetensors"]))
+        return Path(snapshot_download(model, allow_patterns=files))
     except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
         raise CheckpointError(f"{model!r} is no folder here and could not be downloaded: {error}") from error
 
@@ -112,11 +125,16 @@ def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
     return found
 
 
-def _fingerprint(path: Path) -> str:
+def _digest(path: Path, names: tuple[str, ...]) -> blake2b:
     digest = blake2b(digest_size=8)
-    for name in FINGERPRINTED:
+    for name in names:
         file = path / name
         digest.update(name.encode() + b"\0" + (file.read_bytes() if file.is_file() else b"") + b"\0")
+    return digest
+
+
+def _fingerprint(path: Path) -> str:
+    digest = _digest(path, ("config.json", *TOKENIZER_FILES))
     for file in sorted(path.glob("*.safetensors")):
         digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
     return digest.hexdigest()

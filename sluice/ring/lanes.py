@@ -45,6 +45,7 @@ class Lane:
         self.sent = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._socket = context.socket(zmq.PUSH)
+        self._socket.set(zmq.IPV6, _is_ipv6(address))
         self._socket.set(zmq.SNDHWM, capacity)
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.RECONNECT_IVL, 50)
@@ -95,6 +96,7 @@ class Inbox(Generic[M]):
         self._expected: OrderedDict[int, int] = OrderedDict()
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(messages)
         self._socket = context.socket(zmq.PULL)
+        self._socket.set(zmq.IPV6, _is_ipv6(address))
         self._socket.set(zmq.RCVHWM, capacity)
         self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.set(zmq.LINGER, 0)
@@ -152,6 +154,10 @@ class Inbox(Generic[M]):
             self.gaps += 1
             received.append(Gap(lane, missed))
         received.append(message)
+
+
+def _is_ipv6(address: str) -> bool:
+    return address.startswith("tcp://[")
 
 
 def _make_folder(address: str) -> None:

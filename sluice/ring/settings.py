@@ -1,6 +1,7 @@
 """How a service reads its settings: flag, environment, YAML file, default, in that order; unknown keys are refused."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar, get_origin
@@ -8,6 +9,8 @@ from typing import Any, TypeVar, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource
+
+SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
 
 
 class ServiceSettings(BaseSettings):
@@ -50,16 +53,29 @@ def _read_yaml(file: str | None) -> dict[str, Any]:
         raise SystemExit(f"cannot read the settings file {file}: {error}") from error
     if not isinstance(found, dict):
         raise SystemExit(f"the settings file {file} must hold keys and values")
+    if "config" in found:
+        raise SystemExit(f"the settings file {file} names another one: config is for flags and the environment")
     return found
 
 
 def _read_environment(settings: type[BaseModel], prefix: str) -> dict[str, Any]:
     names = {f"{prefix}{name.upper()}": name for name in settings.model_fields}
-    given = {variable: value for variable, value in os.environ.items() if variable.startswith(prefix)}
+    given = {
+        variable: value
+        for variable, value in os.environ.items()
+        if variable.startswith(prefix) and not _is_service_link(variable, value)
+    }
     unknown = sorted(given.keys() - names.keys())
     if unknown:
         raise SystemExit(f"unknown settings in the environment: {', '.join(unknown)}")
     return {names[variable]: _from_text(settings, names[variable], text) for variable, text in given.items()}
+
+
+def _is_service_link(variable: str, value: str) -> bool:
+    """Kubernetes describes every Service of the namespace in such variables; one named sluice-router has our prefix."""
+    return bool(SERVICE_LINK.search(variable)) or (
+        variable.endswith("_PORT") and value.startswith(("tcp://", "udp://"))
+    )
 
 
 def _from_text(settings: type[BaseModel], name: str, text: str) -> Any:

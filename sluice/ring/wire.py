@@ -277,6 +277,10 @@ class EngineBeat(Message, frozen=True):
     stats: StepStats
     flushes: list[tuple[int, int]] = []
     """(number, blocks freed) of the latest flushes, oldest first."""
+    missed: dict[int, int] = {}
+    """Frames that never came, by the epoch of their lane: submits or cancels among them. Only lanes with losses."""
+    tokenizer: str = ""
+    """Fingerprint of the tokenizer files."""
 
 
 class DetokenizerBeat(Message, frozen=True):
@@ -289,6 +293,8 @@ class DetokenizerBeat(Message, frozen=True):
     streams: int
     queue_depth: int
     tokens_per_second: float
+    tokenizer: str = ""
+    """Fingerprint of the tokenizer files."""
 
 
 ToEngine = Hello | Submit | Cancel | Flush

@@ -113,3 +113,13 @@ def test_64_at_once():
     bench.step()
     assert bench.engine.stats.latest.free_kv_blocks == 200
     assert all(bench.ended(request) is FinishReason.ABORTED for request in requests)
+
+
+def test_requests_of_a_dead_router_end_and_others_go_on():
+    bench = EngineBench()
+    orphan, other = bench.submit([1, 2, 3], 50), bench.submit([4, 5], 5)
+    bench.step()
+    assert bench.engine.end_where(lambda spec: spec.request == orphan) == 1
+    bench.run()
+    assert bench.ended(orphan) is FinishReason.ABORTED
+    assert bench.output(other) == bench.expected(other)

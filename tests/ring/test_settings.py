@@ -59,3 +59,18 @@ def test_unknown_keys_are_refused_wherever_they_stand(monkeypatch, tmp_path, cap
     monkeypatch.setenv("SLUICE_TEST_PROT", "1")
     with pytest.raises(SystemExit, match="SLUICE_TEST_PROT"):
         load("--model", "m")
+
+
+def test_service_links_of_kubernetes_are_no_settings(monkeypatch):
+    monkeypatch.setenv("SLUICE_TEST_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("SLUICE_TEST_SERVICE_PORT_GRPC", "50051")
+    monkeypatch.setenv("SLUICE_TEST_PORT", "tcp://10.0.0.1:50051")
+    monkeypatch.setenv("SLUICE_TEST_PORT_50051_TCP_ADDR", "10.0.0.1")
+    assert load("--model", "m").port == 8080
+
+
+def test_a_settings_file_names_no_other(tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("model: m\nconfig: other.yaml\n")
+    with pytest.raises(SystemExit, match="config"):
+        load("--config", str(file))

@@ -60,6 +60,7 @@ SPECS = [
     ("text beyond the context", text_spec("def " * 3000), INVALID, "spec.text"),
     ("no ids", ids(), INVALID, "spec.token_ids.ids"),
     ("id beyond the vocabulary", ids(1, VOCABULARY), INVALID, "spec.token_ids.ids[1]"),
+    ("a million ids", ids(*[5] * 1_000_000), INVALID, "spec.token_ids.ids"),
     ("huge id", ids(HUGE), INVALID, "spec.token_ids.ids[0]"),
     ("ids beyond the context", ids(*[5] * (CONTEXT + 1)), INVALID, "spec.token_ids"),
     ("ids that fill the context", ids(*[5] * CONTEXT), INVALID, "spec.token_ids"),
