@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from detok_service.decoder import TextError
 from detok_service.outlet import MAX_BATCH_TOKENS
-from detok_service.service import SILENCE_SECONDS, Identity, Service
+from detok_service.service import ENGINE_SILENCE_SECONDS, SILENCE_SECONDS, Identity, Service
 from detok_service.stream import Stream
 from detok_service.tokenizers import Decoders
 from sluice.ring.errors import ErrorCode, FinishReason
@@ -287,7 +287,7 @@ def test_streams_of_a_silent_engine_epoch_end():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]), batch(row(2, 0, [0]), opens=[opened(2)], epoch=2))
     bench.handle(batch(row(3, 0, [1]), opens=[opened(3, stop=("b",))]))
-    for _ in range(int(SILENCE_SECONDS) + 1):
+    for _ in range(int(ENGINE_SILENCE_SECONDS) + 1):
         bench.handle(Hello("r", "router"), Pulse("engine", 2))
         bench.beat(1.0)
     assert bench.texts() == {
