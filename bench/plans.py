@@ -28,7 +28,7 @@ def ring_plan(quick: bool, threads: int, folder: Path) -> ring.Plan:
     large = ring.ModelPlan(
         title=LARGE_TITLE,
         model=write_qwen3_06b(folder / "qwen3-0.6b-shape"),
-        shapes=[Shape(1, 8, 16), Shape(16, 8, 12), Shape(64, 4, 8)],
+        shapes=[Shape(1, 8, 12), Shape(16, 8, 10), Shape(64, 4, 6)],
         repeats=3,
         engine=_engine(threads) | {"weights": "random", "kv_cache_tokens": 4096},
     )
@@ -44,7 +44,7 @@ def batching_plan(quick: bool, threads: int, _: Path) -> batching.Plan:
         prompt_tokens=32,
         shortest=2 if quick else 8,
         longest=16 if quick else 256,
-        repeats=1 if quick else 5,
+        repeats=1 if quick else 3,
         engine=_engine(threads),
     )
 
