@@ -16,6 +16,7 @@ from sluice.ring.checkpoint import CheckpointError
 
 EXAMPLE = "def fibonacci(n):"
 DEMO_TOKENS = 96
+DEMO_SEED = 7
 INTERRUPTED = 130
 DEFAULT_PORT = int(DEFAULT_ADDRESS.rsplit(":", 1)[1])
 
@@ -109,7 +110,7 @@ def show_demo(ring: Ring, text: str) -> None:
     print(f"\n{text}", end="", flush=True)
     with Client(ring.address) as client:
         try:
-            print_stream(client.stream(text, request_id=DEMO_REQUEST, max_tokens=DEMO_TOKENS, temperature=0))
+            print_stream(client.stream(text, request_id=DEMO_REQUEST, max_tokens=DEMO_TOKENS, seed=DEMO_SEED))
         except SluiceError as error:
             complain(describe(error, ring.address))
 
