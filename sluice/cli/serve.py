@@ -16,7 +16,7 @@ from sluice.ring.checkpoint import CheckpointError
 
 EXAMPLE = "def fibonacci(n):"
 DEMO_TOKENS = 96
-DEMO_SEED = 7
+DEMO_SEED = 2
 INTERRUPTED = 130
 DEFAULT_PORT = int(DEFAULT_ADDRESS.rsplit(":", 1)[1])
 
