@@ -1,5 +1,6 @@
 import asyncio
 import json
+import threading
 
 import grpc
 import pytest
@@ -105,12 +106,12 @@ async def test_the_engines_bound_what_is_live(ring, start):
 async def test_texts_that_wait_for_the_tokenizer_are_bounded(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
-    client = await start(max_texts=1, text_threads=1)
-    text = "def f(x): return x\n" * 3000
-    answers = await asyncio.gather(
-        *(client.generation.Tokenize(pb.TokenizeRequest(text=text)) for _ in range(8)), return_exceptions=True
-    )
-    codes = {answer.code() for answer in answers if isinstance(answer, grpc.aio.AioRpcError)}
-    assert codes == {StatusCode.RESOURCE_EXHAUSTED}
-    assert any(isinstance(answer, pb.TokenizeResponse) for answer in answers)
+    client = await start(max_texts=2, text_threads=1)
+    go_on = threading.Event()
+    busy = [asyncio.ensure_future(client.router._text._run(lambda: go_on.wait(30))) for _ in range(2)]
+    await client.until(lambda: client.router._text._waiting == 2)
+    call = client.generation.Tokenize(pb.TokenizeRequest(text="x"))
+    assert (await refused(call)).code == StatusCode.RESOURCE_EXHAUSTED
+    go_on.set()
+    assert await asyncio.gather(*busy) == [True, True]
     assert (await client.generation.Tokenize(pb.TokenizeRequest(text="x"))).token_ids
