@@ -6,7 +6,7 @@ from typing import NamedTuple
 from engine_worker.request import Sequence
 from engine_worker.scheduling.micro_batch import Chunk
 from engine_worker.scheduling.simple import Schedule
-from engine_worker.step import Draw, Slice, Step
+from engine_worker.step import Draw, Move, MoveKind, Slice, Step
 
 
 class Part(NamedTuple):
@@ -37,7 +37,8 @@ def step_of(parts: Iterable[Part]) -> Step:
         )
         for sequence, num_tokens, drawers in parts
     )
-    return Step(slices, tuple(part.sequence.copy for part in parts if part.sequence.copy is not None))
+    copies = (part.sequence.copy for part in parts if part.sequence.copy is not None)
+    return Step(slices, tuple(Move(MoveKind.COPY, *copy) for copy in copies))
 
 
 def _drawers(chunk: Chunk) -> tuple[Sequence, ...]:

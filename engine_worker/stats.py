@@ -8,7 +8,7 @@ from engine_worker.kvcache.cache import KvCache
 from engine_worker.live import Live
 from engine_worker.request import State
 from engine_worker.scheduling.simple import Schedule
-from sluice.ring.wire import StepStats
+from sluice.ring.stats import StepStats
 
 RATE_SECONDS = 1.0
 

@@ -6,7 +6,8 @@ values are to be computed now. A slice that reaches the sequence's last token al
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import Enum
+from typing import NamedTuple, Protocol
 
 from sluice.ring.errors import Fault
 from sluice.ring.params import SamplingParams
@@ -44,13 +45,31 @@ class Slice:
     """All from the logits after the last token: none mid-context, one per sequence after its context, else one."""
 
 
+class MoveKind(Enum):
+    """Between which memories a block's content moves."""
+
+    COPY = "copy"
+    """Device to device: a forked sequence gets its own copy of a partly filled block."""
+    OFFLOAD = "offload"
+    """Device to host: an evicted block goes on being findable."""
+    ONLOAD = "onload"
+    """Host to device."""
+
+
+class Move(NamedTuple):
+    """One block's content, all layers, from one place to another."""
+
+    kind: MoveKind
+    source: int
+    target: int
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The work of one step. Copies come first, in order."""
+    """The work of one step. Moves come first, one after the other: a later one may read what an earlier one wrote."""
 
     slices: tuple[Slice, ...]
-    copies: tuple[tuple[int, int], ...] = ()
-    """(from block, to block): a forked sequence gets its own copy of a partly filled block."""
+    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +88,8 @@ class Runner(Protocol):
 
     num_blocks: int
     """Size of the block pool."""
+    num_host_blocks: int
+    """Size of the pool in host memory; 0 without one."""
     tokens_per_block: int
     choices: dict[str, str]
     """What it is, for the log: device, dtype, attention."""

@@ -67,7 +67,12 @@ class AdminService:
 
 
 def _engine(beat: EngineBeat) -> pb.EngineStats:
-    return pb.EngineStats(engine_id=beat.engine, draining=beat.draining, **msgspec.structs.asdict(beat.stats))
+    fields = msgspec.structs.asdict(beat.stats)
+    time, step_seconds = fields.pop("time"), fields.pop("step_seconds")
+    found = pb.EngineStats(engine_id=beat.engine, draining=beat.draining, **fields)
+    found.time.FromNanoseconds(int(time * 1e9))
+    found.step_time.FromNanoseconds(int(step_seconds * 1e9))
+    return found
 
 
 def _detokenizer(beat: DetokenizerBeat) -> pb.DetokenizerStats:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from engine_worker.step import Move, MoveKind
+
 
 class LayerCache:
     """One layer's blocks, in flash-attn's paged layout, and the same memory in other shapes."""
@@ -50,9 +52,11 @@ class KVCache:
         self.dtype = dtype
         self.layers = tuple(LayerCache(self._blocks[0, i], self._blocks[1, i]) for i in range(num_layers))
 
-    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Copy (from block, to block) in order, in every layer."""
-        for source, target in copies:
+    def move(self, moves: Iterable[Move]) -> None:
+        """Carry out moves in order, in every layer. Raises ValueError on one to or from the host: there is none."""
+        for kind, source, target in moves:
+            if kind is not MoveKind.COPY:
+                raise ValueError(f"no host memory to {kind.value} block {source} to {target}")
             self._blocks[:, :, target] = self._blocks[:, :, source]
 
     @staticmethod

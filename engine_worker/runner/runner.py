@@ -15,6 +15,7 @@ class ModelRunner:
 
     def __init__(self, model: CausalLM, cache: KVCache, backend: AttentionBackend, device: torch.device) -> None:
         self.num_blocks = cache.num_blocks
+        self.num_host_blocks = 0
         self.tokens_per_block = cache.tokens_per_block
         dtype = str(cache.layers[0].keys.dtype).removeprefix("torch.")
         self.choices = {"device": str(device), "dtype": dtype, "attention": backend.name}
@@ -26,7 +27,7 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, step: Step) -> list[Drawn]:
         """See `Runner.run`."""
-        self._cache.copy_blocks(step.copies)
+        self._cache.move(step.moves)
         if not step.slices:
             return []
         work = batch.build(step.slices, self.tokens_per_block, self._device)

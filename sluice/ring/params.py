@@ -70,6 +70,30 @@ class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens per row at least, but for a sequence's last row; 0: one row at the end."""
 
 
+DEFAULT_RETENTION = 35
+"""Priority of a block that no range names, as in TensorRT-LLM."""
+
+
+class RangeRetention(msgspec.Struct, frozen=True, array_like=True):
+    """How eagerly the blocks of prompt tokens start to end - 1 are kept."""
+
+    start: int
+    end: int
+    priority: int
+    """0, evicted first, to 100, evicted last."""
+    seconds: float | None = None
+    """From when the block is filled or used again; then DEFAULT_RETENTION. None: until evicted."""
+
+
+class RetentionParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How eagerly a request's blocks are kept when nobody holds them any more. Orders eviction, never prevents it."""
+
+    prompt: tuple[RangeRetention, ...] = ()
+    """Ranges that do not overlap, in order."""
+    decode_priority: int = DEFAULT_RETENTION
+    decode_seconds: float | None = None
+
+
 def derive_seed(seed: int, sequence: int) -> int:
     """Seed of one of n sequences: sequence 0 keeps the request's own, so that n = 1 and a single request agree.
 

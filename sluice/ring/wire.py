@@ -11,9 +11,10 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.params import SamplingParams, StopParams, TextParams
+from sluice.ring.params import RetentionParams, SamplingParams, StopParams, TextParams
+from sluice.ring.stats import RequestStats, StepStats
 
-VERSION = 1
+VERSION = 2
 """Grows with every incompatible change; a lane refuses frames of another version."""
 
 
@@ -26,6 +27,8 @@ class Hello(Message, frozen=True):
 
     router: str
     address: str
+    cache_heard: int = 0
+    """To an engine: number of the latest change of its cache that this router knows; 0: none."""
 
 
 class Submit(Message, frozen=True):
@@ -51,6 +54,7 @@ class Submit(Message, frozen=True):
     """Address of the inbox that gets the tokens."""
     router: str
     """Address of the inbox that gets the text."""
+    retention: RetentionParams = RetentionParams()
 
 
 class Cancel(Message, frozen=True):
@@ -239,27 +243,23 @@ class Pulse(Message, frozen=True):
     engine_epoch: int
 
 
-class StepStats(msgspec.Struct, frozen=True, array_like=True):
-    """The engine at its latest step; the fields of sluice.v1.EngineStats, where they are explained."""
+class CacheNews(msgspec.Struct, frozen=True, array_like=True):
+    """What changed in an engine's prefix cache, by the first eight bytes of block hashes.
 
-    iteration: int = 0
-    active_requests: int = 0
-    max_requests: int = 0
-    queued_requests: int = 0
-    scheduled_requests: int = 0
-    context_requests: int = 0
-    generation_requests: int = 0
-    paused_requests: int = 0
-    total_context_tokens: int = 0
-    micro_batch_id: int = 0
-    total_generation_tokens: int = 0
-    empty_generation_slots: int = 0
-    max_kv_blocks: int = 0
-    free_kv_blocks: int = 0
-    used_kv_blocks: int = 0
-    tokens_per_kv_block: int = 0
-    prefix_cache_hit_ratio: float = 0.0
-    tokens_per_second: float = 0.0
+    Changes are numbered from 1. A router says in its hellos how far it has heard; the engine tells what came after
+    that, or, where its journal does not reach back so far, all that is findable now.
+    """
+
+    after: int
+    """Number of the change that this follows; 0 with `whole`."""
+    last: int
+    """Number of the latest change told."""
+    stored: list[int]
+    """Findable now."""
+    removed: list[int] = []
+    """Gone: from the device and from the host."""
+    whole: bool = False
+    """Forget what was heard before: `stored` is everything."""
 
 
 class EngineBeat(Message, frozen=True):
@@ -281,6 +281,12 @@ class EngineBeat(Message, frozen=True):
     """Frames that never came, by the epoch of their lane: submits or cancels among them. Only lanes with losses."""
     tokenizer: str = ""
     """Fingerprint of the tokenizer files."""
+    steps: list[StepStats] = []
+    """Steps since the last beat, the latest where they were many; none while idle."""
+    requests: list[RequestStats] = []
+    """Requests that ended since the last beat, and those that live, as far as they changed."""
+    cache: CacheNews | None = None
+    """For the router that gets this beat."""
 
 
 class DetokenizerBeat(Message, frozen=True):

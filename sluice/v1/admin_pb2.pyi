@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,6 +20,42 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _RequestStage:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RequestStageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestStage.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REQUEST_STAGE_UNSPECIFIED: _RequestStage.ValueType  # 0
+    """Not said."""
+    REQUEST_STAGE_QUEUED: _RequestStage.ValueType  # 1
+    """Never scheduled yet."""
+    REQUEST_STAGE_CONTEXT: _RequestStage.ValueType  # 2
+    """Its prompt is being computed."""
+    REQUEST_STAGE_GENERATION: _RequestStage.ValueType  # 3
+    """It generates."""
+    REQUEST_STAGE_PAUSED: _RequestStage.ValueType  # 4
+    """It gave its memory back for others, and will go on."""
+    REQUEST_STAGE_ENDED: _RequestStage.ValueType  # 5
+    """Its last token has come."""
+
+class RequestStage(_RequestStage, metaclass=_RequestStageEnumTypeWrapper):
+    """Where a request stands."""
+
+REQUEST_STAGE_UNSPECIFIED: RequestStage.ValueType  # 0
+"""Not said."""
+REQUEST_STAGE_QUEUED: RequestStage.ValueType  # 1
+"""Never scheduled yet."""
+REQUEST_STAGE_CONTEXT: RequestStage.ValueType  # 2
+"""Its prompt is being computed."""
+REQUEST_STAGE_GENERATION: RequestStage.ValueType  # 3
+"""It generates."""
+REQUEST_STAGE_PAUSED: RequestStage.ValueType  # 4
+"""It gave its memory back for others, and will go on."""
+REQUEST_STAGE_ENDED: RequestStage.ValueType  # 5
+"""Its last token has come."""
+Global___RequestStage: _TypeAlias = RequestStage  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
@@ -517,7 +554,7 @@ Global___Stats: _TypeAlias = Stats  # noqa: Y015
 
 @_typing.final
 class EngineStats(_message.Message):
-    """One engine, at its latest step. The words are those of TensorRT-LLM's batch manager."""
+    """One engine, at one step. The words are those of TensorRT-LLM's batch manager."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -541,6 +578,10 @@ class EngineStats(_message.Message):
     PREFIX_CACHE_HIT_RATIO_FIELD_NUMBER: _builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    STEP_TIME_FIELD_NUMBER: _builtins.int
+    MAX_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    USED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Its id."""
     iteration: _builtins.int
@@ -581,6 +622,18 @@ class EngineStats(_message.Message):
     """Over the last second."""
     draining: _builtins.bool
     """Draining."""
+    max_host_blocks: _builtins.int
+    """Blocks of the host tier."""
+    used_host_blocks: _builtins.int
+    """Of those, in use."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """End of the step."""
+
+    @_builtins.property
+    def step_time(self) -> _duration_pb2.Duration:
+        """How long it took."""
+
     def __init__(
         self,
         *,
@@ -604,14 +657,153 @@ class EngineStats(_message.Message):
         prefix_cache_hit_ratio: _builtins.float = ...,
         tokens_per_second: _builtins.float = ...,
         draining: _builtins.bool = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        step_time: _duration_pb2.Duration | None = ...,
+        max_host_blocks: _builtins.int = ...,
+        used_host_blocks: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_requests", b"active_requests", "context_requests", b"context_requests", "draining", b"draining", "empty_generation_slots", b"empty_generation_slots", "engine_id", b"engine_id", "free_kv_blocks", b"free_kv_blocks", "generation_requests", b"generation_requests", "iteration", b"iteration", "max_kv_blocks", b"max_kv_blocks", "max_requests", b"max_requests", "micro_batch_id", b"micro_batch_id", "paused_requests", b"paused_requests", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "queued_requests", b"queued_requests", "scheduled_requests", b"scheduled_requests", "tokens_per_kv_block", b"tokens_per_kv_block", "tokens_per_second", b"tokens_per_second", "total_context_tokens", b"total_context_tokens", "total_generation_tokens", b"total_generation_tokens", "used_kv_blocks", b"used_kv_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_requests", b"active_requests", "context_requests", b"context_requests", "draining", b"draining", "empty_generation_slots", b"empty_generation_slots", "engine_id", b"engine_id", "free_kv_blocks", b"free_kv_blocks", "generation_requests", b"generation_requests", "iteration", b"iteration", "max_host_blocks", b"max_host_blocks", "max_kv_blocks", b"max_kv_blocks", "max_requests", b"max_requests", "micro_batch_id", b"micro_batch_id", "paused_requests", b"paused_requests", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "queued_requests", b"queued_requests", "scheduled_requests", b"scheduled_requests", "step_time", b"step_time", "time", b"time", "tokens_per_kv_block", b"tokens_per_kv_block", "tokens_per_second", b"tokens_per_second", "total_context_tokens", b"total_context_tokens", "total_generation_tokens", b"total_generation_tokens", "used_host_blocks", b"used_host_blocks", "used_kv_blocks", b"used_kv_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineStats: _TypeAlias = EngineStats  # noqa: Y015
+
+@_typing.final
+class StreamStepsRequest(_message.Message):
+    """Empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamStepsRequest: _TypeAlias = StreamStepsRequest  # noqa: Y015
+
+@_typing.final
+class StreamStepsResponse(_message.Message):
+    """News since the response before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineStats]:
+        """Steps, oldest first of each engine. A missing iteration was not reported: the engine was too fast, or a beat was lost."""
+
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestStats]:
+        """Requests that ended, and live ones that changed."""
+
+    def __init__(
+        self,
+        *,
+        steps: _abc.Iterable[Global___EngineStats] | None = ...,
+        requests: _abc.Iterable[Global___RequestStats] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamStepsResponse: _TypeAlias = StreamStepsResponse  # noqa: Y015
+
+@_typing.final
+class RequestStats(_message.Message):
+    """One request in an engine, over all its outputs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    ARRIVAL_FIELD_NUMBER: _builtins.int
+    FIRST_SCHEDULED_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    LAST_TOKEN_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    PAUSES_FIELD_NUMBER: _builtins.int
+    BLOCKS_ALLOCATED_FIELD_NUMBER: _builtins.int
+    BLOCKS_REUSED_FIELD_NUMBER: _builtins.int
+    BLOCKS_MISSED_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """The engine."""
+    request_id: _builtins.str
+    """The caller's id."""
+    stage: Global___RequestStage.ValueType
+    """Where it stands."""
+    prompt_tokens: _builtins.int
+    """Tokens of its prompt."""
+    cached_tokens: _builtins.int
+    """Of which from the prefix cache."""
+    generated_tokens: _builtins.int
+    """Tokens generated."""
+    pauses: _builtins.int
+    """How often it gave its memory back for others."""
+    blocks_allocated: _builtins.int
+    """KV blocks newly filled for it."""
+    blocks_reused: _builtins.int
+    """KV blocks found in the cache instead."""
+    blocks_missed: _builtins.int
+    """Full blocks of its prompt that were looked for and not found."""
+    @_builtins.property
+    def arrival(self) -> _timestamp_pb2.Timestamp:
+        """When the engine got it."""
+
+    @_builtins.property
+    def first_scheduled(self) -> _timestamp_pb2.Timestamp:
+        """When its first step was scheduled."""
+
+    @_builtins.property
+    def first_token(self) -> _timestamp_pb2.Timestamp:
+        """When its first token came."""
+
+    @_builtins.property
+    def last_token(self) -> _timestamp_pb2.Timestamp:
+        """When its latest token came."""
+
+    @_builtins.property
+    def queued(self) -> _duration_pb2.Duration:
+        """From arrival to first_scheduled, or until now."""
+
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        stage: Global___RequestStage.ValueType = ...,
+        arrival: _timestamp_pb2.Timestamp | None = ...,
+        first_scheduled: _timestamp_pb2.Timestamp | None = ...,
+        first_token: _timestamp_pb2.Timestamp | None = ...,
+        last_token: _timestamp_pb2.Timestamp | None = ...,
+        queued: _duration_pb2.Duration | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        generated_tokens: _builtins.int = ...,
+        pauses: _builtins.int = ...,
+        blocks_allocated: _builtins.int = ...,
+        blocks_reused: _builtins.int = ...,
+        blocks_missed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "first_scheduled", b"first_scheduled", "first_token", b"first_token", "last_token", b"last_token", "queued", b"queued"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "blocks_allocated", b"blocks_allocated", "blocks_missed", b"blocks_missed", "blocks_reused", b"blocks_reused", "cached_tokens", b"cached_tokens", "engine_id", b"engine_id", "first_scheduled", b"first_scheduled", "first_token", b"first_token", "generated_tokens", b"generated_tokens", "last_token", b"last_token", "pauses", b"pauses", "prompt_tokens", b"prompt_tokens", "queued", b"queued", "request_id", b"request_id", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestStats: _TypeAlias = RequestStats  # noqa: Y015
 
 @_typing.final
 class DetokenizerStats(_message.Message):

@@ -302,6 +302,11 @@ class AdminServiceStub(object):
                 request_serializer=sluice_dot_v1_dot_admin__pb2.StreamStatsRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_admin__pb2.StreamStatsResponse.FromString,
                 _registered_method=True)
+        self.StreamSteps = channel.unary_stream(
+                '/sluice.v1.AdminService/StreamSteps',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.StreamStepsRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.StreamStepsResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/sluice.v1.AdminService/Drain',
                 request_serializer=sluice_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
@@ -339,6 +344,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamSteps(self, request, context):
+        """Every step, and what became of requests, as the engines report it twice a second. Nothing while they idle.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Stop admitting, let live requests end.
         """
@@ -370,6 +382,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.StreamStats,
                     request_deserializer=sluice_dot_v1_dot_admin__pb2.StreamStatsRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_admin__pb2.StreamStatsResponse.SerializeToString,
+            ),
+            'StreamSteps': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamSteps,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.StreamStepsRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.StreamStepsResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -464,6 +481,33 @@ class AdminService(object):
             '/sluice.v1.AdminService/StreamStats',
             sluice_dot_v1_dot_admin__pb2.StreamStatsRequest.SerializeToString,
             sluice_dot_v1_dot_admin__pb2.StreamStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.v1.AdminService/StreamSteps',
+            sluice_dot_v1_dot_admin__pb2.StreamStepsRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.StreamStepsResponse.FromString,
             options,
             channel_credentials,
             insecure,

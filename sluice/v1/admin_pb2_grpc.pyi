@@ -118,6 +118,8 @@ class AdminServiceStub:
     """One snapshot."""
     StreamStats: _grpc.UnaryStreamMultiCallable[_admin_pb2.StreamStatsRequest, _admin_pb2.StreamStatsResponse]
     """A snapshot every interval."""
+    StreamSteps: _grpc.UnaryStreamMultiCallable[_admin_pb2.StreamStepsRequest, _admin_pb2.StreamStepsResponse]
+    """Every step, and what became of requests, as the engines report it twice a second. Nothing while they idle."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Stop admitting, let live requests end."""
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]
@@ -134,6 +136,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """One snapshot."""
     StreamStats: _aio.UnaryStreamMultiCallable[_admin_pb2.StreamStatsRequest, _admin_pb2.StreamStatsResponse]  # type: ignore[assignment]
     """A snapshot every interval."""
+    StreamSteps: _aio.UnaryStreamMultiCallable[_admin_pb2.StreamStepsRequest, _admin_pb2.StreamStepsResponse]  # type: ignore[assignment]
+    """Every step, and what became of requests, as the engines report it twice a second. Nothing while they idle."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Stop admitting, let live requests end."""
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
@@ -165,6 +169,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.StreamStatsResponse], _abc.AsyncIterator[_admin_pb2.StreamStatsResponse]]:
         """A snapshot every interval."""
+
+    @_abc_1.abstractmethod
+    def StreamSteps(
+        self,
+        request: _admin_pb2.StreamStepsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.StreamStepsResponse], _abc.AsyncIterator[_admin_pb2.StreamStepsResponse]]:
+        """Every step, and what became of requests, as the engines report it twice a second. Nothing while they idle."""
 
     @_abc_1.abstractmethod
     def Drain(

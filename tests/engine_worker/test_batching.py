@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.ring.wire import StepStats
+from sluice.ring.stats import StepStats
 from tests.fakes.engine import EngineBench
 
 

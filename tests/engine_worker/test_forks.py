@@ -20,7 +20,7 @@ def test_the_prompt_is_computed_once(size, reuse):
     bench.run()
     assert good(bench, request)
     assert bench.runner.computed == size + 4 * 5
-    copies = [copy for step in bench.runner.steps for copy in step.copies]
+    copies = [move for step in bench.runner.steps for move in step.moves]
     assert len(copies) == (3 if size % 4 else 0)
 
 

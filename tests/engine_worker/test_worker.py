@@ -14,7 +14,8 @@ from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import FinishReason
 from sluice.ring.lanes import Inbox, Lane
 from sluice.ring.params import SamplingParams, StopParams, TextParams
-from sluice.ring.wire import EngineBeat, Hello, Pulse, StepStats, Submit, TokenBatch
+from sluice.ring.stats import StepStats
+from sluice.ring.wire import EngineBeat, Hello, Pulse, Submit, TokenBatch
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 
 CHECKPOINT = Checkpoint(

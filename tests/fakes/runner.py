@@ -50,6 +50,7 @@ class ScriptedRunner:
 
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
         self.num_blocks = num_blocks
+        self.num_host_blocks = 0
         self.tokens_per_block = tokens_per_block
         self.choices = {"device": "none"}
         self.steps: list[Step] = []
@@ -63,7 +64,7 @@ class ScriptedRunner:
 
     def run(self, step: Step) -> list[Drawn]:
         fail, self.fail = self.fail, None
-        self.steps.append(Step(tuple(freeze(part) for part in step.slices), step.copies))
+        self.steps.append(Step(tuple(freeze(part) for part in step.slices), step.moves))
         if fail == "before":
             raise RuntimeError("out of luck")
         self._copy(step)
@@ -83,7 +84,7 @@ class ScriptedRunner:
 
     def _copy(self, step: Step) -> None:
         size = self.tokens_per_block
-        for source, target in step.copies:
+        for _, source, target in step.moves:
             self._slots[target * size : (target + 1) * size] = self._slots[source * size : (source + 1) * size]
 
     def _write(self, part: Slice) -> None:

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from grpc import StatusCode
 
-from sluice.ring.wire import StepStats
+from sluice.ring.stats import StepStats
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes.ring_peers import generate, hang

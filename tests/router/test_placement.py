@@ -1,5 +1,6 @@
 from router.placement import SPREAD_SLACK, Placement
-from sluice.ring.wire import DetokenizerBeat, EngineBeat, StepStats
+from sluice.ring.stats import StepStats
+from sluice.ring.wire import DetokenizerBeat, EngineBeat
 
 
 def engine(epoch, fingerprint="f", block=16, active=0):

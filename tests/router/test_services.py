@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 
-from sluice.ring.wire import StepStats
+from sluice.ring.stats import StepStats
 from sluice.v1 import admin_pb2
 from tests.router.conftest import refused, text_spec
 

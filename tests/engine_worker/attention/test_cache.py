@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from engine_worker.attention.cache import KVCache
+from engine_worker.step import Move, MoveKind
 
 
 def cache(dtype: torch.dtype = torch.float32) -> KVCache:
@@ -36,7 +37,7 @@ def test_copies_are_made_in_order_in_every_layer():
     for i, layer in enumerate(pool.layers):
         layer.keys[0] = i + 1
         layer.values[0] = -i - 1
-    pool.copy_blocks([(0, 3), (3, 4)])
+    pool.move([Move(MoveKind.COPY, 0, 3), Move(MoveKind.COPY, 3, 4)])
     for i, layer in enumerate(pool.layers):
         assert layer.keys[4].eq(i + 1).all()
         assert layer.values[4].eq(-i - 1).all()

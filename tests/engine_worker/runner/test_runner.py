@@ -5,7 +5,7 @@ import torch
 
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
-from engine_worker.step import Draw, Slice, Step
+from engine_worker.step import Draw, Move, MoveKind, Slice, Step
 from sluice import tiny_model
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.ring.errors import ErrorCode
@@ -95,7 +95,7 @@ def test_forks_share_the_context_and_copy_the_last_block(runner, prompts):
     prompt, sampling = prompts[4], SamplingParams(seed=9)
     draws = tuple(Draw(sampling, i, 0, prompt, []) for i in range(3))
     outputs = [[drawn.token] for drawn in runner.run(Step((Slice(prompt, 0, [0, 1], draws),)))]
-    copies = ((1, 2), (2, 3))
+    moves = (Move(MoveKind.COPY, 1, 2), Move(MoveKind.COPY, 2, 3))
     for position in range(1, 5):
         slices = tuple(
             Slice(
@@ -106,16 +106,16 @@ def test_forks_share_the_context_and_copy_the_last_block(runner, prompts):
             )
             for i, output in enumerate(outputs)
         )
-        for output, drawn in zip(outputs, runner.run(Step(slices, copies)), strict=True):
+        for output, drawn in zip(outputs, runner.run(Step(slices, moves)), strict=True):
             output.append(drawn.token)
-        copies = ()
+        moves = ()
     single = [generate(runner, [prompt], 5, seed=derive_seed(9, i))[0] for i in range(3)]
     assert outputs == single
 
 
 def test_no_draw_no_result(runner):
     assert runner.run(Step((Slice([1, 2], 0, [0]),))) == []
-    assert runner.run(Step((), ((0, 1),))) == []
+    assert runner.run(Step((), (Move(MoveKind.COPY, 0, 1),))) == []
 
 
 @torch.inference_mode()

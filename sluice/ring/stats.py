@@ -1,0 +1,69 @@
+"""What an engine tells about its steps and its requests: plain figures, the same on the wire and in its books.
+
+Times are seconds of the Unix epoch, for people on other machines; differences between them are the engine's own clock.
+"""
+
+from enum import IntEnum
+
+import msgspec
+
+
+class StepStats(msgspec.Struct, frozen=True, array_like=True):
+    """The engine at one step; the fields of sluice.v1.EngineStats, where they are explained."""
+
+    iteration: int = 0
+    active_requests: int = 0
+    max_requests: int = 0
+    queued_requests: int = 0
+    scheduled_requests: int = 0
+    context_requests: int = 0
+    generation_requests: int = 0
+    paused_requests: int = 0
+    total_context_tokens: int = 0
+    micro_batch_id: int = 0
+    total_generation_tokens: int = 0
+    empty_generation_slots: int = 0
+    max_kv_blocks: int = 0
+    free_kv_blocks: int = 0
+    used_kv_blocks: int = 0
+    tokens_per_kv_block: int = 0
+    prefix_cache_hit_ratio: float = 0.0
+    tokens_per_second: float = 0.0
+    time: float = 0.0
+    """When the step ended."""
+    step_seconds: float = 0.0
+    max_host_blocks: int = 0
+    used_host_blocks: int = 0
+
+
+class Stage(IntEnum):
+    """Where a request stands; the numbers are those of sluice.v1.RequestStage."""
+
+    QUEUED = 1
+    CONTEXT = 2
+    GENERATION = 3
+    PAUSED = 4
+    ENDED = 5
+
+
+class RequestStats(msgspec.Struct, frozen=True, array_like=True):
+    """One request in the engine; the fields of sluice.v1.RequestStats. Over all its sequences."""
+
+    request: int
+    name: str
+    """The caller's request id."""
+    stage: Stage
+    arrival: float
+    first_scheduled: float | None
+    first_token: float | None
+    last_token: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    pauses: int
+    blocks_allocated: int
+    """Blocks that were taken for it, newly filled."""
+    blocks_reused: int
+    """Blocks that were found in the cache instead."""
+    blocks_missed: int
+    """Full blocks of prompts that were looked for and not found."""
