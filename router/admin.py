@@ -11,6 +11,7 @@ from router.errors import Context, RequestError, Violation
 from router.flush import CacheFlush
 from router.members import Members
 from router.validate.spec import seconds
+from sluice.ring.errors import ErrorCode
 from sluice.ring.wire import DetokenizerBeat, EngineBeat
 from sluice.v1 import admin_pb2 as pb
 
@@ -45,6 +46,10 @@ class AdminService:
         while True:
             await context.write(pb.StreamStatsResponse(stats=self._stats()))
             await asyncio.sleep(interval)
+
+    async def stream_steps(self, _: pb.StreamStepsRequest, __: Context) -> None:
+        """Every step of every engine."""
+        raise RequestError(ErrorCode.NOT_BUILT_YET, "not built yet: StreamSteps")
 
     async def drain(self, request: pb.DrainRequest, _: Context) -> pb.DrainResponse:
         """For good; the process lives on until it gets a signal."""
