@@ -120,15 +120,18 @@ async def test_models(client, checkpoint):
 
 async def test_statistics_are_the_beats(ring, start):
     names = StepStats.__struct_fields__
+    plain = [name for name in names if name not in ("time", "step_seconds")]
     ring.add_engine().stats = StepStats(**{name: i for i, name in enumerate(names, 1)})
     ring.add_detokenizer("detok")
     client = await start()
     stats = (await client.admin.GetStats(admin_pb2.GetStatsRequest())).stats
     (engine,) = stats.engines
     assert engine.engine_id == "engine"
-    assert [getattr(engine, name) for name in names] == list(range(1, len(names) + 1))
+    assert {name: getattr(engine, name) for name in plain} == {name: names.index(name) + 1 for name in plain}
+    assert engine.time.ToNanoseconds() == (names.index("time") + 1) * 10**9
+    assert engine.step_time.ToNanoseconds() == (names.index("step_seconds") + 1) * 10**9
     told = {field.name for field in admin_pb2.EngineStats.DESCRIPTOR.fields}
-    assert told == {*names, "engine_id", "draining"}
+    assert told == {*plain, "engine_id", "draining", "time", "step_time"}
     assert [found.detokenizer_id for found in stats.detokenizers] == ["detok"]
     assert stats.time.seconds > 1_700_000_000
 
