@@ -36,6 +36,11 @@ def block_chain(root: bytes, tokens: Sequence[int], tokens_per_block: int) -> li
     return chain
 
 
+def short_hash(block: bytes) -> int:
+    """How `CacheNews` names a block: the first eight bytes of its hash as a big-endian number."""
+    return int.from_bytes(block[:8], "big")
+
+
 def rendezvous(key: str, nodes: Iterable[str]) -> list[str]:
     """Nodes in order of preference for `key` (highest random weight, Thaler and Ravishankar 1998).
 

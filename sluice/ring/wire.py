@@ -244,10 +244,11 @@ class Pulse(Message, frozen=True):
 
 
 class CacheNews(msgspec.Struct, frozen=True, array_like=True):
-    """What changed in an engine's prefix cache, by the first eight bytes of block hashes.
+    """What changed in an engine's prefix cache, by block (sluice.ring.hashing.short_hash).
 
     Changes are numbered from 1. A router says in its hellos how far it has heard; the engine tells what came after
-    that, or, where its journal does not reach back so far, all that is findable now.
+    that, or, where its journal does not reach back so far, all that is findable now. A block that changed more than
+    once stands where its last change put it, so that what was heard before can be heard again.
     """
 
     after: int

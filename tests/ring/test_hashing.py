@@ -4,7 +4,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.ring.hashing import block_chain, rendezvous, root_hash
+from sluice.ring.hashing import block_chain, rendezvous, root_hash, short_hash
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -25,6 +25,10 @@ def test_hashes_are_equal_in_another_process():
     code = "from sluice.ring.hashing import *; print(block_chain(root_hash('m', 's'), range(32), 16)[-1].hex())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == block_chain(root_hash("m", "s"), range(32), 16)[-1].hex()
+
+
+def test_a_short_hash_is_the_first_eight_bytes():
+    assert short_hash(bytes(range(1, 17))) == 0x0102030405060708
 
 
 @given(st.sets(st.text(max_size=5), min_size=2, max_size=8))
