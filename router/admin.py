@@ -3,16 +3,15 @@
 import asyncio
 from importlib.metadata import PackageNotFoundError, version
 
-import msgspec
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from router.drain import Drain
 from router.errors import Context, RequestError, Violation
 from router.flush import CacheFlush
 from router.members import Members
+from router.statistics import detokenizer_message, step_message
+from router.steps import Steps
 from router.validate.spec import seconds
-from sluice.ring.errors import ErrorCode
-from sluice.ring.wire import DetokenizerBeat, EngineBeat
 from sluice.v1 import admin_pb2 as pb
 
 SHORTEST_INTERVAL = 0.1
@@ -22,8 +21,9 @@ LONGEST_INTERVAL = 86_400.0
 class AdminService:
     """Each method answers one call."""
 
-    def __init__(self, members: Members, drain: Drain, flush: CacheFlush, drain_seconds: float) -> None:
+    def __init__(self, members: Members, steps: Steps, drain: Drain, flush: CacheFlush, drain_seconds: float) -> None:
         self._members = members
+        self._steps = steps
         self._flush = flush
         self._drain = drain
         self._drain_seconds = drain_seconds
@@ -47,9 +47,12 @@ class AdminService:
             await context.write(pb.StreamStatsResponse(stats=self._stats()))
             await asyncio.sleep(interval)
 
-    async def stream_steps(self, _: pb.StreamStepsRequest, __: Context) -> None:
-        """Every step of every engine."""
-        raise RequestError(ErrorCode.NOT_BUILT_YET, "not built yet: StreamSteps")
+    async def stream_steps(self, _: pb.StreamStepsRequest, context: Context) -> None:
+        """Every step from now on; the call's initial metadata says when that is."""
+        with self._steps.listen() as listener:
+            await context.send_initial_metadata(())
+            while True:
+                await context.write(await listener.next())
 
     async def drain(self, request: pb.DrainRequest, _: Context) -> pb.DrainResponse:
         """For good; the process lives on until it gets a signal."""
@@ -66,27 +69,13 @@ class AdminService:
     def _stats(self) -> pb.Stats:
         return pb.Stats(
             time=_now(),
-            engines=[_engine(peer.beat) for peer in self._members.engines.heard if peer.beat],
-            detokenizers=[_detokenizer(peer.beat) for peer in self._members.detokenizers.heard if peer.beat],
+            engines=[
+                step_message(peer.beat.engine, peer.beat.draining, peer.beat.stats)
+                for peer in self._members.engines.heard
+                if peer.beat
+            ],
+            detokenizers=[detokenizer_message(peer.beat) for peer in self._members.detokenizers.heard if peer.beat],
         )
-
-
-def _engine(beat: EngineBeat) -> pb.EngineStats:
-    fields = msgspec.structs.asdict(beat.stats)
-    time, step_seconds = fields.pop("time"), fields.pop("step_seconds")
-    found = pb.EngineStats(engine_id=beat.engine, draining=beat.draining, **fields)
-    found.time.FromNanoseconds(int(time * 1e9))
-    found.step_time.FromNanoseconds(int(step_seconds * 1e9))
-    return found
-
-
-def _detokenizer(beat: DetokenizerBeat) -> pb.DetokenizerStats:
-    return pb.DetokenizerStats(
-        detokenizer_id=beat.detokenizer,
-        streams=beat.streams,
-        queue_depth=beat.queue_depth,
-        tokens_per_second=beat.tokens_per_second,
-    )
 
 
 def _now() -> Timestamp:

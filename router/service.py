@@ -25,6 +25,7 @@ from router.placement import Placement
 from router.reflection import reflection_handlers
 from router.requests import Requests
 from router.rpc import handler
+from router.steps import Steps
 from router.text import Text
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.lanes import Gap
@@ -71,6 +72,7 @@ class Router:
             self._model.max_context_tokens,
             settings.peer_wait,
         )
+        self._steps = Steps()
         self._drain = Drain(self._requests, self._dispatcher, self._changed)
         self._names = [service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH)]
         self._health = HealthService(self._names)
@@ -135,9 +137,8 @@ class Router:
             self._model, self._limits, self._text, self._requests, self._admission, self._dispatcher, self._logger
         )
         generation = GenerationService(front, self._text, self._model, self._limits, self._logger)
-        admin = AdminService(
-            self._members, self._drain, CacheFlush(self._members, self._placement), self.settings.drain_timeout
-        )
+        flush = CacheFlush(self._members, self._placement)
+        admin = AdminService(self._members, self._steps, self._drain, flush, self.settings.drain_timeout)
         server.add_generic_rpc_handlers(
             (
                 handler(GENERATION, generation, self._logger),
@@ -157,6 +158,7 @@ class Router:
         if isinstance(message, EngineBeat):
             if self._members.hear(message):
                 self._placement.hear_engine(message)
+                self._steps.hear(message)
             return
         if gap:
             # The frame after a gap is of the same lane, so it tells whose messages were lost.

@@ -10,6 +10,7 @@ import zmq
 
 from sluice.ring.errors import FinishReason
 from sluice.ring.lanes import Gap, Inbox, Lane
+from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.wire import (
     Cancel,
     DetokenizerBeat,
@@ -19,7 +20,6 @@ from sluice.ring.wire import (
     Hello,
     Message,
     Started,
-    StepStats,
     Submit,
     TextBatch,
     TextRow,
@@ -164,10 +164,16 @@ class FakeEngine(FakePeer):
         self.flushes: list[tuple[int, int]] = []
         self.flushing = True
         self.stats = StepStats(max_requests=1000, tokens_per_kv_block=16, max_kv_blocks=1000)
+        self.steps: list[StepStats] = []
+        """For the next beat."""
+        self.requests: list[RequestStats] = []
+        """Likewise."""
         self.max_sequence_tokens = 2048
         super().__init__(ring, name)
 
     def beat(self) -> EngineBeat:
+        steps, self.steps = self.steps, []
+        requests, self.requests = self.requests, []
         return EngineBeat(
             self.name,
             self.epoch,
@@ -177,6 +183,8 @@ class FakeEngine(FakePeer):
             self.draining,
             self.stats,
             self.flushes,
+            steps=steps,
+            requests=requests,
         )
 
     def take(self, message: Submit | Cancel | Flush) -> None:
