@@ -1,21 +1,20 @@
 """The engine put together around a runner."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from structlog.stdlib import BoundLogger
 
 from engine_worker.engine import Engine
+from engine_worker.hooks import Hooks
 from engine_worker.intake import Intake, Terms
 from engine_worker.kvcache.cache import KvCache
 from engine_worker.live import Live
-from engine_worker.outbox import Outbox
 from engine_worker.scheduling.capacity import MaxUtilization
 from engine_worker.scheduling.micro_batch import InFlightBatching
 from engine_worker.scheduling.simple import SimpleScheduler
 from engine_worker.stats import Stats
 from engine_worker.step import Runner
-from sluice.ring.wire import Cancel, Submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,7 @@ def assemble(
     runner: Runner,
     terms: Terms,
     batching: Batching,
-    receive: Callable[[], Iterable[Submit | Cancel]],
-    outbox: Outbox,
+    hooks: Hooks,
     clock: Callable[[], float],
     log: BoundLogger,
 ) -> Engine:
@@ -44,7 +42,7 @@ def assemble(
     scheduler = SimpleScheduler(
         cache, MaxUtilization(cache, size, tokens), InFlightBatching(size, tokens, batching.chunked_context)
     )
-    live = Live(cache, outbox)
-    intake = Intake(live, terms, log)
+    live = Live(cache)
+    intake = Intake(live, terms)
     stats = Stats(cache, live, terms.max_requests)
-    return Engine(receive, intake, live, scheduler, runner, cache, outbox, stats, clock, log)
+    return Engine(hooks, intake, live, scheduler, runner, cache, stats, clock, log)

@@ -1,45 +1,43 @@
-"""The engine: take, schedule, run, commit, emit, in one thread. It knows neither sockets nor tensors."""
+"""The engine: take, schedule, run, commit, emit, in one thread. It knows neither sockets nor addresses nor tensors."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from structlog.stdlib import BoundLogger
 
+from engine_worker.hooks import Hooks
 from engine_worker.intake import Intake
 from engine_worker.kvcache.cache import KvCache
 from engine_worker.live import Live
-from engine_worker.outbox import Outbox
 from engine_worker.planning import Part, parts_of, step_of
 from engine_worker.scheduling.simple import Schedule, SimpleScheduler
 from engine_worker.stats import Stats
 from engine_worker.step import Drawn, Runner
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.wire import Cancel, Submit
+from sluice.ring.wire import Submit
 
 STEP_FAILED = Fault(ErrorCode.STEP_FAILED.name, "the engine failed at this request; its log has the details")
 
 
 class Engine:
-    """The parts around the loop are its attributes: `intake`, `live`, `outbox`, `stats`."""
+    """The parts around the loop are its attributes: `intake`, `live`, `stats`."""
 
     def __init__(
         self,
-        receive: Callable[[], Iterable[Submit | Cancel]],
+        hooks: Hooks,
         intake: Intake,
         live: Live,
         scheduler: SimpleScheduler,
         runner: Runner,
         cache: KvCache,
-        outbox: Outbox,
         stats: Stats,
         clock: Callable[[], float],
         log: BoundLogger,
     ) -> None:
-        """`receive` gives what has come in and does not wait; `clock` counts seconds and never goes back."""
+        """`clock` counts seconds and never goes back."""
         self.intake = intake
         self.live = live
-        self.outbox = outbox
         self.stats = stats
-        self._receive = receive
+        self._hooks = hooks
         self._scheduler = scheduler
         self._runner = runner
         self._cache = cache
@@ -75,12 +73,13 @@ class Engine:
         requests, now = list(self.live.requests.values()), self._clock()
         for request in requests:
             self.live.end_request(request, FinishReason.ERROR, now, fault=fault)
-        self.outbox.flush()
+        self._respond()
         return len(requests)
 
     def _take(self) -> float:
         now = self._clock()
-        self.intake.take(self._receive(), now)
+        self.intake.take(self._hooks.get_requests(self.intake.room), now)
+        self.intake.stop(self._hooks.poll_stop_ids(), now)
         self.live.expire(now)
         return now
 
@@ -130,8 +129,14 @@ class Engine:
                 self.live.end(failed, FinishReason.ERROR, now, fault=STEP_FAILED)
 
     def _emit(self, schedule: Schedule, drawn: list[Drawn] | None, start: float, end: float) -> None:
-        self.outbox.flush()
+        self._respond()
         if schedule.context or schedule.generation:
             self.stats.stepped(schedule, len(drawn or ()), start, end)
+            self._hooks.report_stats(self.stats.latest)
         else:
             self.stats.rested(end)
+
+    def _respond(self) -> None:
+        responses = self.live.take_responses()
+        if responses:
+            self._hooks.send_responses(responses)

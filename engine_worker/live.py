@@ -3,11 +3,11 @@
 from bisect import bisect_left, insort
 from operator import attrgetter
 
+from engine_worker.hooks import Opened, Refused, Responses
 from engine_worker.kvcache.cache import KvCache
-from engine_worker.outbox import Outbox
 from engine_worker.request import Request, Sequence, State
 from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.wire import End, Open, Submit, Times, TokenLogprob, TokenRow
+from sluice.ring.wire import End, Submit, TokenLogprob, TokenRow
 
 IN_ORDER = attrgetter("order")
 
@@ -18,31 +18,30 @@ class Live:
     `active` holds the sequences that compete for memory: all that live, but those that await their request's prompt.
     """
 
-    def __init__(self, cache: KvCache, outbox: Outbox) -> None:
+    def __init__(self, cache: KvCache) -> None:
         self.requests: dict[int, Request] = {}
         self.active: list[Sequence] = []
         self._cache = cache
-        self._outbox = outbox
+        self._responses = Responses()
 
     def begin(self, request: Request) -> None:
-        """Take a request in whose number is not live. Raises ValueError if its detokenizer's address is none."""
-        self._outbox.connect(request.spec.detokenizer)
+        """Take a request in whose number is not live."""
         self.requests[request.spec.request] = request
         self._activate(request.sequences[0])
 
     def refuse(self, spec: Submit, fault: Fault) -> None:
-        """Answer a request that is not taken in. Raises ValueError if its detokenizer's address is none."""
-        self._outbox.connect(spec.detokenizer)
-        self._outbox.open(spec.detokenizer, _opened(spec, 0, 0.0))
-        end = End(FinishReason.ERROR, Times(0.0, 0.0, 0.0), fault=fault)
-        for index in range(spec.n):
-            self._outbox.put(spec.detokenizer, TokenRow(spec.request, spec.attempt, index, 0, [], [], end))
-        self._outbox.disconnect(spec.detokenizer)
+        """Answer a request that is not taken in."""
+        self._responses.refused.append(Refused(spec, fault))
 
     def open(self, request: Request, cached_tokens: int, now: float) -> None:
         """The first step of a request is scheduled, or it ends before that."""
         request.scheduled_at = now
-        self._outbox.open(request.spec.detokenizer, _opened(request.spec, cached_tokens, now - request.arrived_at))
+        self._responses.opened.append(Opened(request.spec, cached_tokens, now - request.arrived_at))
+
+    def take_responses(self) -> Responses:
+        """What there is to say since the last time."""
+        responses, self._responses = self._responses, Responses()
+        return responses
 
     def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:
         """A sequence got its next token, which may end it."""
@@ -80,7 +79,6 @@ class Live:
         request.num_live -= 1
         if not request.num_live:
             del self.requests[request.spec.request]
-            self._outbox.disconnect(request.spec.detokenizer)
 
     def end_request(self, request: Request, reason: FinishReason, now: float, fault: Fault | None = None) -> None:
         """End all its sequences, the last first, so that none takes the prompt over from one before it."""
@@ -111,8 +109,4 @@ class Live:
         spec = sequence.request.spec
         offset = len(sequence.output) - len(tokens)
         row = TokenRow(spec.request, spec.attempt, sequence.index, offset, tokens, logprobs, end)
-        self._outbox.put(spec.detokenizer, row)
-
-
-def _opened(spec: Submit, cached_tokens: int, queue: float) -> Open:
-    return Open(spec.request, spec.attempt, spec.n, spec.text, spec.router, len(spec.prompt), cached_tokens, queue)
+        self._responses.rows.append(row)

@@ -9,13 +9,16 @@ from structlog.stdlib import BoundLogger
 from engine_worker.assembly import Batching, assemble
 from engine_worker.beats import BEAT_SECONDS, Beats, Listeners
 from engine_worker.config import EngineSettings
+from engine_worker.hooks import Hooks
 from engine_worker.intake import Terms
 from engine_worker.kvcache.pool import CacheCorruptError
+from engine_worker.mailbox import Mailbox
 from engine_worker.outbox import Outbox
 from engine_worker.step import Runner
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.lanes import Gap, Inbox, Lane
+from sluice.ring.stats import StepStats
 from sluice.ring.wire import Cancel, EngineBeat, Flush, Hello, Submit, ToEngine
 
 REST_SECONDS = 0.25
@@ -41,18 +44,22 @@ class Worker:
         self._inbox: Inbox[ToEngine] = Inbox(self._context, settings.listen, ToEngine)  # type: ignore[arg-type]
         self.address = settings.advertise or self._inbox.address
         pool = runner.num_blocks * runner.tokens_per_block
+        self.epoch = secrets.randbits(63)
         self.terms = Terms(
-            epoch=secrets.randbits(63),
             fingerprint=checkpoint.fingerprint,
             vocab_size=checkpoint.vocab_size,
             max_sequence_tokens=min(checkpoint.max_context_tokens, pool),
             max_requests=settings.max_requests,
         )
-        self._outbox = Outbox(settings.id, self.terms.epoch, self._open_lane, time.monotonic, log)
+        self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
         batching = Batching(
             settings.max_batch_size, settings.max_tokens_per_step, settings.chunked_context, settings.block_reuse
         )
-        self._engine = assemble(runner, self.terms, batching, self._receive, self._outbox, time.monotonic, log)
+        self._mailbox = Mailbox(self.epoch, self._receive, self._outbox, log)
+        hooks = Hooks(
+            self._mailbox.get_requests, self._mailbox.send_responses, self._mailbox.poll_stop_ids, self._report_stats
+        )
+        self._engine = assemble(runner, self.terms, batching, hooks, time.monotonic, log)
         self._listeners = Listeners()
         self._beats = Beats(self._context, self._listeners, self._beat, log)
         self._flushes: list[tuple[int, int]] = []
@@ -90,6 +97,7 @@ class Worker:
                     self._checked = False
                 else:
                     self._rest()
+                self._outbox.flush()
                 self._outbox.tick()
                 self._end_orphans()
                 if not self._beats.is_alive():
@@ -98,7 +106,7 @@ class Worker:
             self._close()
 
     def _rest(self) -> None:
-        if self._inbox.wait(FULL_LANE_SECONDS if self._outbox.waiting else REST_SECONDS):
+        if self._mailbox.waiting or self._inbox.wait(FULL_LANE_SECONDS if self._outbox.waiting else REST_SECONDS):
             return
         if not self._checked and not self._engine.live.requests:
             self._checked = True
@@ -125,7 +133,7 @@ class Worker:
         now = time.monotonic()
         if self._draining_since is None:
             self._draining_since = now
-            self._engine.intake.draining = True
+            self._mailbox.draining = True
             self._log.info("draining", requests=len(self._engine.live.requests))
         seconds = now - self._draining_since
         if seconds >= self._settings.drain_timeout:
@@ -142,11 +150,15 @@ class Worker:
             iterations=self._engine.stats.latest.iteration,
             gaps=self._inbox.gaps,
             malformed=self._inbox.malformed,
-            dropped=dict(self._engine.intake.dropped),
+            dropped=dict(self._mailbox.dropped),
+            unknown_cancels=self._engine.intake.unknown_stops,
             rows_lost=self._outbox.lost,
         )
         self._inbox.close()
         self._context.term()
+
+    def _report_stats(self, stats: StepStats) -> None:
+        """The beats tell the latest figures, which they read where the engine keeps them."""
 
     def _receive(self) -> list[Submit | Cancel]:
         found: list[Submit | Cancel] = []
@@ -168,7 +180,7 @@ class Worker:
         self._missed = dict(list(missed.items())[-MAX_LANES_TOLD:])
 
     def _flush(self, message: Flush) -> None:
-        if message.engine_epoch == self.terms.epoch:
+        if message.engine_epoch == self.epoch:
             blocks = self._engine.flush_cache()
             self._flushes = [*self._flushes, (message.number, blocks)][-MAX_FLUSHES_TOLD:]
             self._log.info("cache_flushed", blocks=blocks)
@@ -183,7 +195,7 @@ class Worker:
         """Called from the thread of the beats: reads what is replaced whole."""
         return EngineBeat(
             engine=self._settings.id,
-            epoch=self.terms.epoch,
+            epoch=self.epoch,
             address=self.address,
             fingerprint=self.terms.fingerprint,
             max_sequence_tokens=self.terms.max_sequence_tokens,

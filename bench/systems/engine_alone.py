@@ -6,7 +6,7 @@ python -m bench.systems.engine_alone [the engine's own flags, such as --model]
 import gc
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from engine_worker.__main__ import load
 from engine_worker.assembly import Batching, assemble
 from engine_worker.config import EngineSettings, read_settings
 from engine_worker.engine import Engine
+from engine_worker.hooks import Hooks, Responses
 from engine_worker.intake import Terms
-from engine_worker.outbox import Outbox
 from sluice.launch.plan import child_environment
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import SamplingParams, StopParams, TextParams
-from sluice.ring.wire import Cancel, Message, Submit, TokenBatch
+from sluice.ring.wire import Submit, TokenRow
 from sluice.telemetry import configure
 
 NAME = "Sluice, engine alone"
@@ -30,73 +30,54 @@ HERE = "inproc://here"
 EPOCH = 1
 
 
-class HereLane:
-    """The engine's only lane: keeps what the outbox sends, with its time."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[float, TokenBatch]] = []
-
-    def ready(self) -> bool:
-        """There is always room."""
-        return True
-
-    def send(self, message: Message) -> bool:
-        """Keep it."""
-        if isinstance(message, TokenBatch):
-            self.sent.append((time.perf_counter(), message))
-        return True
-
-    def close(self, linger: float = 0.0) -> None:
-        """Nothing to close."""
-
-    def take(self) -> list[tuple[float, TokenBatch]]:
-        """What has come since the last time."""
-        taken, self.sent = self.sent, []
-        return taken
-
-
 class EngineAlone:
     """Puts loads on an engine of its own."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        self._lane = HereLane()
-        self._inbox: list[Submit | Cancel] = []
+        self._submitted: list[Submit] = []
+        self._sent: list[tuple[float, list[TokenRow]]] = []
         self._numbers = count()
-        self._engine = _assemble(settings, self._receive, self._lane)
+        hooks = Hooks(self._get_requests, self._keep, lambda: (), lambda _: None)
+        self._engine = _assemble(settings, hooks)
 
     def answer(self, load: Load) -> Run:
         """Serve the load. Rows are only counted while the clock runs, and looked at afterwards."""
         feed = Feed(load)
         submitted: dict[int, float] = {}
-        batches: list[tuple[float, TokenBatch]] = []
+        rows: list[tuple[float, list[TokenRow]]] = []
         cpu, began = time.process_time(), time.perf_counter()
         while True:
             for i in feed.due():
                 number = next(self._numbers)
-                self._inbox.append(_submit(number, load.asks[i], load))
+                self._submitted.append(_submit(number, load.asks[i], load))
                 submitted[number] = time.perf_counter() - began
             if not feed.live:
                 break
             self._engine.step()
-            for at, batch in self._lane.take():
-                batches.append((at - began, batch))
-                feed.ended(len(batch.ends))
+            for at, some in self._sent:
+                rows.append((at - began, some))
+                feed.ended(sum(row.end is not None for row in some))
+            self._sent.clear()
         used = {"engine": time.process_time() - cpu}
-        return Run(batches[-1][0], used, _traces(submitted, batches))
+        return Run(rows[-1][0], used, _traces(submitted, rows))
 
-    def _receive(self) -> list[Submit | Cancel]:
-        taken, self._inbox = self._inbox, []
+    def _get_requests(self, limit: int) -> list[Submit]:
+        taken, self._submitted = self._submitted[:limit], self._submitted[limit:]
         return taken
 
+    def _keep(self, responses: Responses) -> None:
+        for _, fault in responses.refused:
+            raise RuntimeError(f"the engine refused: {fault.message}")
+        self._sent.append((time.perf_counter(), responses.rows))
 
-def _assemble(settings: EngineSettings, receive: Callable[[], list[Submit | Cancel]], lane: HereLane) -> Engine:
+
+def _assemble(settings: EngineSettings, hooks: Hooks) -> Engine:
     checkpoint = open_checkpoint(settings.model)
     log = configure("engine alone", "warning")
     runner = load(settings, checkpoint, log)
     gc.collect()
     gc.freeze()  # as the engine's own process does
     terms = Terms(
-        epoch=EPOCH,
         fingerprint=checkpoint.fingerprint,
         vocab_size=checkpoint.vocab_size,
         max_sequence_tokens=min(checkpoint.max_context_tokens, runner.num_blocks * runner.tokens_per_block),
@@ -105,14 +86,13 @@ def _assemble(settings: EngineSettings, receive: Callable[[], list[Submit | Canc
     batching = Batching(
         settings.max_batch_size, settings.max_tokens_per_step, settings.chunked_context, settings.block_reuse
     )
-    outbox = Outbox("alone", EPOCH, lambda _: lane, time.monotonic, log)
-    return assemble(runner, terms, batching, receive, outbox, time.monotonic, log)
+    return assemble(runner, terms, batching, hooks, time.monotonic, log)
 
 
-def _traces(submitted: Mapping[int, float], batches: list[tuple[float, TokenBatch]]) -> list[Trace]:
+def _traces(submitted: Mapping[int, float], rows: list[tuple[float, list[TokenRow]]]) -> list[Trace]:
     traces = {number: Trace(at, [], [], []) for number, at in submitted.items()}
-    for at, batch in batches:
-        for row in batch.rows():
+    for at, some in rows:
+        for row in some:
             trace = traces[row.request]
             if row.end is not None and row.end.fault is not None:
                 raise RuntimeError(f"the engine failed: {row.end.fault.message}")

@@ -27,7 +27,7 @@ def test_at_any_step(steps, n):
         bench.step()
     bench.cancel(request)
     finish(bench, request, neighbour)
-    assert bench.engine.intake.dropped == {}
+    assert bench.dropped == {}
 
 
 def test_in_the_same_breath_as_its_submit():
@@ -59,7 +59,7 @@ def test_after_the_end_and_for_the_unknown():
     bench.cancel(later, sequence=5)
     bench.cancel(later, sequence=-1)
     bench.run()
-    assert bench.engine.intake.dropped == {"unknown_cancel": 6}
+    assert bench.dropped == {"unknown_cancel": 6}
     assert bench.ended(request) is bench.ended(later) is FinishReason.LENGTH
 
 

@@ -51,7 +51,7 @@ def test_a_draining_engine_takes_nothing_and_ends_what_it_has():
     bench = EngineBench()
     request = bench.submit([1])
     bench.step()
-    bench.engine.intake.draining = True
+    bench.mailbox.draining = True
     late = bench.submit([2])
     bench.run()
     assert bench.fault(late) == "DRAINING"
@@ -65,7 +65,7 @@ def test_a_live_duplicate_of_the_same_attempt_leaves_the_first_alone():
     bench.submit([3, 4], request=9)
     bench.run()
     assert bench.output(request) == bench.expected(request)
-    assert bench.engine.intake.dropped == {"duplicate": 1}
+    assert bench.dropped == {"duplicate": 1}
 
 
 def test_another_attempt_at_a_live_request_is_refused():
@@ -84,7 +84,7 @@ def test_messages_for_another_incarnation_are_dropped():
     bench.submit([1], epoch=EPOCH - 1)
     bench.cancel(request, epoch=EPOCH - 1)
     bench.run()
-    assert bench.engine.intake.dropped == {"other_epoch": 2}
+    assert bench.dropped == {"other_epoch": 2}
     assert len(bench.receiver.streams) == 1
     assert bench.output(request) == bench.expected(request)
 
@@ -97,5 +97,5 @@ def test_what_cannot_be_answered_is_counted(asked, reason):
     bench = EngineBench()
     bench.submit([1], **asked)
     bench.run()
-    assert bench.engine.intake.dropped == {reason: 1}
+    assert bench.dropped == {reason: 1}
     assert not bench.engine.live.requests

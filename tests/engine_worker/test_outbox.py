@@ -101,10 +101,10 @@ def test_an_engine_behind_a_full_lane_does_not_wait_and_loses_nothing(n):
         steps += 1
     assert steps < 40
     assert bench.output(fast) == bench.expected(fast)
-    assert bench.engine.outbox.waiting
+    assert bench.outbox.waiting
     lane.full = False
     bench.step()
-    assert not bench.engine.outbox.waiting
+    assert not bench.outbox.waiting
     for sequence in range(n):
         assert bench.output(slow, sequence) == bench.expected(slow, sequence)
 

@@ -8,6 +8,7 @@ import pytest
 import structlog
 import zmq
 
+from engine_worker.beats import BEAT_SECONDS
 from engine_worker.config import EngineSettings
 from engine_worker.worker import Worker
 from sluice.ring.checkpoint import Checkpoint
@@ -17,6 +18,9 @@ from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.stats import StepStats
 from sluice.ring.wire import EngineBeat, Hello, Pulse, Submit, TokenBatch
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
+
+LIMIT = 60.0
+"""Seconds for what must happen."""
 
 CHECKPOINT = Checkpoint(
     path=Path("nowhere"),
@@ -49,7 +53,7 @@ class World:
         spec = Submit(
             request=request,
             attempt=0,
-            engine_epoch=self.worker.terms.epoch,
+            engine_epoch=self.worker.epoch,
             name=str(request),
             prompt=prompt,
             n=1,
@@ -67,15 +71,17 @@ class World:
     def hello(self) -> None:
         assert self.lane.send(Hello("router-0", self.router.address))
 
-    def beats(self, seconds: float) -> list[EngineBeat]:
-        end, found = time.monotonic() + seconds, []
-        while (left := end - time.monotonic()) > 0:
-            self.router.wait(left)
+    def beats(self, until) -> list[EngineBeat]:
+        """Those that come, up to one that is as it is awaited."""
+        end, found = time.monotonic() + LIMIT, []
+        while not any(map(until, found)):
+            assert time.monotonic() < end
+            self.router.wait(0.05)
             found += self.router.receive()
         return found
 
-    def read(self, until, seconds: float = 10.0) -> None:
-        end = time.monotonic() + seconds
+    def read(self, until) -> None:
+        end = time.monotonic() + LIMIT
         while not until():
             assert time.monotonic() < end
             self.detokenizer.wait(0.05)
@@ -91,7 +97,7 @@ class World:
 
     def close(self) -> None:
         self.worker.stop()
-        self.thread.join(10)
+        self.thread.join(LIMIT)
         assert not self.thread.is_alive()
         self.lane.close()
         self.router.close()
@@ -106,7 +112,7 @@ def stall(runner: ScriptedRunner) -> tuple[threading.Event, threading.Event]:
 
     def slow(step):
         entered.set()
-        go_on.wait(10)
+        go_on.wait(LIMIT)
         return run(step)
 
     runner.run = slow
@@ -146,11 +152,12 @@ def test_a_request_goes_in_and_rows_come_out(start):
 
 def test_beats_go_to_who_said_hello_and_tell_the_truth(start):
     world = start(max_requests=9)
-    assert world.beats(0.7) == []
+    world.router.wait(2 * BEAT_SECONDS)
+    assert world.router.receive() == []
     world.hello()
-    first, *_ = world.beats(1.2)
+    (first,) = world.beats(bool)[:1]
     assert first.engine == "engine-0"
-    assert first.epoch == world.worker.terms.epoch
+    assert first.epoch == world.worker.epoch
     assert first.address == world.worker.address
     assert first.fingerprint == "abc"
     assert first.max_sequence_tokens == 64
@@ -158,8 +165,8 @@ def test_beats_go_to_who_said_hello_and_tell_the_truth(start):
     assert first.stats == StepStats(max_requests=9, max_kv_blocks=16, free_kv_blocks=16, tokens_per_kv_block=4)
     world.submit(1, [1, 2, 3])
     world.read(world.ends)
-    last = world.beats(1.2)[-1].stats
-    assert (last.iteration, last.active_requests, last.free_kv_blocks) == (5, 0, 16)
+    last = world.beats(lambda beat: beat.stats.iteration == 5)[-1].stats
+    assert (last.active_requests, last.free_kv_blocks) == (0, 16)
 
 
 def test_beats_go_on_through_a_long_step(start, runner):
@@ -167,8 +174,9 @@ def test_beats_go_on_through_a_long_step(start, runner):
     world.hello()
     entered, go_on = stall(runner)
     world.submit(1, [1])
-    assert entered.wait(5)
-    assert len(world.beats(1.7)) >= 2
+    assert entered.wait(LIMIT)
+    for _ in range(2):
+        world.beats(bool)
     go_on.set()
     world.read(world.ends)
 
@@ -178,7 +186,7 @@ def test_a_stopped_worker_ends_what_lives_and_refuses_the_rest(start, runner):
     world.hello()
     entered, go_on = stall(runner)
     world.submit(1, [1])
-    assert entered.wait(5)
+    assert entered.wait(LIMIT)
     world.worker.stop()
     world.submit(2, [2])
     go_on.set()
@@ -186,21 +194,29 @@ def test_a_stopped_worker_ends_what_lives_and_refuses_the_rest(start, runner):
     ends = {row.request: row.end for row in world.rows if row.end}
     assert ends[1].reason is FinishReason.LENGTH
     assert ends[2].fault.code == "DRAINING"
-    world.thread.join(5)
+    world.thread.join(LIMIT)
     assert not world.thread.is_alive()
-    assert world.beats(0.2)[-1].draining
+    assert world.beats(lambda beat: beat.draining)
 
 
 def test_what_outlives_the_drain_is_ended(start, runner):
     world = start(drain_timeout=0.2)
-    run = runner.run
-    runner.run = lambda step: (time.sleep(0.05), run(step))[1]
+    stopped, run = threading.Event(), runner.run
+
+    def slow(step):
+        if runner.steps:
+            stopped.wait(LIMIT)
+            time.sleep(0.05)  # 60 of them outlive the drain
+        return run(step)
+
+    runner.run = slow
     world.submit(1, [1], max_tokens=60)
     world.read(lambda: world.rows)
     world.worker.stop()
+    stopped.set()
     world.read(world.ends)
     assert world.ends()[0].fault.code == "DRAINING"
-    world.thread.join(5)
+    world.thread.join(LIMIT)
     assert not world.thread.is_alive()
 
 
@@ -220,18 +236,21 @@ def test_a_bad_address_hurts_nobody_else(start):
     world = start()
     assert world.lane.send(Hello("router-1", "nonsense"))
     world.hello()
-    assert world.beats(1.2)
+    assert world.beats(bool)
     world.submit(1, [1])
     world.read(world.ends)
 
 
-def test_corrupt_books_are_reported_when_idle(start):
+def test_corrupt_books_are_reported_when_idle(start, runner):
     with structlog.testing.capture_logs() as logs:
         world = start()
+        entered, go_on = stall(runner)
         world.submit(1, [1])
-        world.read(world.ends)
+        assert entered.wait(LIMIT)
         world.worker._engine._cache.pool._free.pop()
-        end = time.monotonic() + 5
+        go_on.set()
+        world.read(world.ends)
+        end = time.monotonic() + LIMIT
         while not any(entry["event"] == "cache_corrupt" for entry in logs):
             assert time.monotonic() < end
             time.sleep(0.02)

@@ -3,11 +3,14 @@
 import structlog
 
 from engine_worker.assembly import Batching, assemble
+from engine_worker.hooks import Hooks
 from engine_worker.intake import Terms
+from engine_worker.mailbox import Mailbox
 from engine_worker.outbox import Outbox
 from engine_worker.request import State
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import SamplingParams, StopParams, TextParams
+from sluice.ring.stats import StepStats
 from sluice.ring.wire import Cancel, Submit
 from tests.fakes.lane import Receiver, Stream
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
@@ -79,14 +82,20 @@ class EngineBench:
         self.inbox: list[Submit | Cancel] = []
         self.specs: dict[tuple[int, int], Submit] = {}
         log = structlog.get_logger()
-        outbox = Outbox("engine", EPOCH, self.receiver.open_lane, self.clock, log)
+        self.outbox = Outbox("engine", EPOCH, self.receiver.open_lane, self.clock, log)
+        self.mailbox = Mailbox(EPOCH, self._receive, self.outbox, log)
+        self.reported: list[StepStats] = []
         longest = max_sequence_tokens or num_blocks * tokens_per_block
         self.engine = assemble(
             self.runner,
-            Terms(EPOCH, "fingerprint", VOCAB, longest, max_requests),
+            Terms("fingerprint", VOCAB, longest, max_requests),
             Batching(max_batch_size, max_tokens_per_step, chunked_context, block_reuse),
-            self._receive,
-            outbox,
+            Hooks(
+                self.mailbox.get_requests,
+                self.mailbox.send_responses,
+                self.mailbox.poll_stop_ids,
+                self.reported.append,
+            ),
             self.clock,
             log,
         )
@@ -104,6 +113,7 @@ class EngineBench:
 
     def step(self) -> bool:
         ran = self.engine.step()
+        self.outbox.flush()
         self.clock.now += 0.01
         self.check()
         self.receiver.read()
@@ -112,7 +122,7 @@ class EngineBench:
     def run(self, limit: int = 10_000) -> int:
         """Step until nothing lives; returns the number of steps."""
         for steps in range(limit):
-            if not self.step() and not self.engine.live.requests:
+            if not self.step() and not self.engine.live.requests and not self.mailbox.waiting:
                 return steps
         raise AssertionError(f"still busy after {limit} steps")
 
@@ -128,6 +138,12 @@ class EngineBench:
 
     def fault(self, request: int, sequence: int = 0, attempt: int = 0) -> str:
         return self.stream(request, sequence, attempt).end.fault.code
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Messages that got no answer, by reason."""
+        unknown = self.engine.intake.unknown_stops
+        return {**self.mailbox.dropped, **({"unknown_cancel": unknown} if unknown else {})}
 
     def expected(self, request: int, sequence: int = 0, attempt: int = 0) -> list[int]:
         spec = self.specs[request, attempt]

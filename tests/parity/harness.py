@@ -6,7 +6,9 @@ from pathlib import Path
 import structlog
 
 from engine_worker.assembly import Batching, assemble
+from engine_worker.hooks import Hooks
 from engine_worker.intake import Terms
+from engine_worker.mailbox import Mailbox
 from engine_worker.outbox import Outbox
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
@@ -47,15 +49,16 @@ class EngineHarness:
         longest = min(checkpoint.max_context_tokens, runner.num_blocks * runner.tokens_per_block)
         log = structlog.wrap_logger(None, wrapper_class=QUIET)
         self.receiver = Receiver()
+        outbox = Outbox("engine", EPOCH, self.receiver.open_lane, time.monotonic, log)
+        mailbox = Mailbox(EPOCH, self._receive, outbox, log)
         self.pauses = 0
         self._inbox: list[Submit] = []
         self._numbers = iter(range(1, 1 << 30))
         self.engine = assemble(
             runner,
-            Terms(EPOCH, checkpoint.fingerprint, checkpoint.vocab_size, longest, max_requests=1024),
+            Terms(checkpoint.fingerprint, checkpoint.vocab_size, longest, max_requests=1024),
             Batching(max_batch_size, max_tokens_per_step, chunked_context),
-            self._receive,
-            Outbox("engine", EPOCH, self.receiver.open_lane, time.monotonic, log),
+            Hooks(mailbox.get_requests, mailbox.send_responses, mailbox.poll_stop_ids, lambda stats: None),
             time.monotonic,
             log,
         )

@@ -1,0 +1,52 @@
+"""Messages in the order in which they came, between the ring and the core. What the core refuses is in test_intake."""
+
+from sluice.ring.errors import FinishReason
+from tests.fakes.engine import EngineBench
+
+
+def test_a_cancelled_request_makes_room_for_the_one_behind_it():
+    bench = EngineBench(max_requests=1)
+    first = bench.submit([1], max_tokens=50)
+    bench.step()
+    bench.cancel(first)
+    second, third = bench.submit([2]), bench.submit([3])
+    bench.run()
+    assert bench.ended(first) is FinishReason.ABORTED
+    assert bench.output(second) == bench.expected(second)
+    assert bench.fault(third) == "OVERLOADED"
+
+
+def test_a_number_is_free_for_the_next_attempt_once_its_cancel_came_before():
+    bench = EngineBench()
+    bench.submit([1], max_tokens=50, request=5)
+    bench.step()
+    bench.cancel(5)
+    bench.submit([1], max_tokens=6, request=5, attempt=1)
+    bench.run()
+    assert bench.stream(5).end.reason is FinishReason.ABORTED
+    assert bench.stream(5, attempt=1).tokens == bench.expected(5, attempt=1)
+
+
+def test_a_request_cancelled_and_sent_again_in_one_breath():
+    bench = EngineBench()
+    for attempt in range(3):
+        bench.submit([1], max_tokens=6, request=5, attempt=attempt)
+        bench.cancel(5, attempt=attempt)
+    last = bench.submit([2], max_tokens=6, request=5, attempt=3)
+    bench.run()
+    for attempt in range(3):
+        assert bench.stream(5, attempt=attempt).end.reason is FinishReason.ABORTED
+    assert bench.stream(last, attempt=3).tokens == bench.expected(5, attempt=3)
+    assert bench.dropped == {}
+
+
+def test_a_lane_is_used_as_long_as_its_requests_live():
+    bench = EngineBench()
+    request = bench.submit([1], max_tokens=4, n=3)
+    refused = bench.submit([], n=2)
+    bench.step()
+    assert bench.outbox._peers["mem://a"].users == 1
+    bench.run()
+    assert bench.outbox._peers["mem://a"].users == 0
+    assert bench.fault(refused, 1) == "INVALID_ARGUMENT"
+    assert [bench.ended(request, i) for i in range(3)] == [FinishReason.LENGTH] * 3
