@@ -11,7 +11,7 @@ from router.flush import CacheFlush
 from router.members import Members
 from router.statistics import detokenizer_message, step_message
 from router.steps import Steps
-from router.validate.spec import seconds
+from router.validate.durations import seconds
 from sluice.v1 import admin_pb2 as pb
 
 SHORTEST_INTERVAL = 0.1

@@ -62,6 +62,10 @@ class RouterSettings(ServiceSettings):
     max_listed_ids: int = Field(16_384, ge=0, description="ids in bad, allowed or stop_token_ids at most")
     max_messages: int = Field(4096, ge=1, description="messages of a chat at most")
     max_salt_bytes: int = Field(256, ge=0, description="bytes of kv_cache.salt at most")
+    max_retention_ranges: int = Field(64, ge=0, description="ranges in kv_cache.prompt_retention at most")
+    max_retention_time: float = Field(
+        2_592_000.0, gt=0, description="largest duration in kv_cache, in seconds; default: 30 days"
+    )
     max_time_limit: float = Field(86_400.0, gt=0, description="largest time_limit, in seconds")
 
     def limits(self, context_tokens: int) -> "Limits":
@@ -78,6 +82,8 @@ class RouterSettings(ServiceSettings):
             listed_ids=self.max_listed_ids,
             messages=self.max_messages,
             salt_bytes=self.max_salt_bytes,
+            retention_ranges=self.max_retention_ranges,
+            retention_time=self.max_retention_time,
             time_limit=self.max_time_limit,
         )
 
@@ -96,6 +102,9 @@ class Limits:
     listed_ids: int
     messages: int
     salt_bytes: int
+    retention_ranges: int
+    retention_time: float
+    """Seconds."""
     time_limit: float
     """Seconds."""
 

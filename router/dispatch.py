@@ -171,6 +171,7 @@ class Dispatcher:
             time_limit=None if spec.time_limit is None else max(0.001, spec.time_limit - elapsed),
             detokenizer=route.detokenizer.beat.address,
             router=self._address,
+            retention=live.retention,
         )
 
     def _current(self, number: int, attempt: int) -> Live | None:

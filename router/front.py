@@ -90,8 +90,11 @@ class Front:
             live.log.finish(FinishReason.ABORTED if live.aborted else FinishReason.TIME_LIMIT)
 
     async def _prepare(self, live: Live) -> None:
-        live.prompt = await self._text.tokens(live.spec.prompt, live.spec.keep_prompt_tokens)
+        tokens = await self._text.tokens(live.spec.prompt)
+        keep = live.spec.keep_prompt_tokens
+        live.prompt = tokens if keep is None else tokens[-keep:]
         fit(live.spec, len(live.prompt), self._dispatcher.context_tokens)
+        live.retention = live.spec.retention.params(len(tokens), len(live.prompt))
         live.permit = await self._admission.acquire(live.spec.priority, len(live.prompt))
         await self._dispatcher.submit(live)
 

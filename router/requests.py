@@ -12,6 +12,7 @@ from router.peers import DetokenizerPeer, EnginePeer
 from router.placement import Choice
 from router.validate.spec import Spec
 from sluice.ring.errors import ErrorCode
+from sluice.ring.params import RetentionParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Live:
     arrived: float = field(default_factory=time.monotonic)
     attempt: int = 0
     prompt: list[int] = field(default_factory=list)
+    retention: RetentionParams = field(default_factory=RetentionParams)
     permit: Permit | None = None
     route: Route | None = None
     """Set while it is on the ring."""

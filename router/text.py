@@ -44,13 +44,11 @@ class Text:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="text")
         self.token_bytes = TokenBytes(self._tokenizer)
 
-    async def tokens(self, prompt: Prompt, keep: int | None = None) -> list[int]:
-        """Token ids of a prompt, the last `keep` of them where that is given. Raises RequestError."""
+    async def tokens(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, whole. Raises RequestError."""
         if isinstance(prompt, IdsPrompt):
-            ids = list(prompt.ids)
-        else:
-            ids = await self._run(lambda: self._encode_prompt(prompt))
-        return ids if keep is None else ids[-keep:]
+            return list(prompt.ids)
+        return await self._run(lambda: self._encode_prompt(prompt))
 
     async def encode(self, text: str, add_special_tokens: bool) -> Encoding:
         """Ids and offsets of a text."""

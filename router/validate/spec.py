@@ -5,13 +5,13 @@ import re
 import time
 from dataclasses import dataclass
 
-from google.protobuf.duration_pb2 import Duration
-
 from router.config import Limits
 from router.errors import RequestError
 from router.model import Model
+from router.validate.durations import bounded_seconds
 from router.validate.fields import refuse_unbuilt
 from router.validate.prompt import Prompt, parse_prompt
+from router.validate.retention import Retention, parse_retention
 from router.validate.sampling import parse_sampling
 from router.validate.stopping import Stopping, parse_stopping
 from router.validate.violations import Violations, shown
@@ -30,6 +30,7 @@ class Spec:
     prompt: Prompt
     keep_prompt_tokens: int | None
     """Keep only so many, the last ones."""
+    retention: Retention
     sampling: SamplingParams
     stopping: Stopping
     text: TextParams
@@ -56,6 +57,7 @@ def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, str
         request_id=_request_id(spec.request_id, bad),
         prompt=parse_prompt(spec, model, limits, bad),
         keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
+        retention=parse_retention(spec.kv_cache, limits, bad),
         sampling=parse_sampling(spec.sampling, _logprobs(spec.output, limits, bad), model, limits, bad),
         stopping=stopping,
         text=_text_params(spec.output, stopping, model, streaming, bad),
@@ -80,11 +82,6 @@ def check_model(name: str, model: Model, field: str) -> None:
             f"{field} is {shown(name)}; the model served here is {model.name!r}",
             metadata={"model": shown(name), "served": model.name},
         )
-
-
-def seconds(duration: Duration) -> float:
-    """A protobuf duration as a number."""
-    return duration.seconds + duration.nanos / 1e9
 
 
 def new_request_id() -> str:
@@ -157,7 +154,4 @@ def _salt(options: generation_pb2.KvCacheOptions, limits: Limits, bad: Violation
 def _time_limit(spec: generation_pb2.GenerationSpec, limits: Limits, bad: Violations) -> float | None:
     if not spec.HasField("time_limit"):
         return None
-    limit = seconds(spec.time_limit)
-    if not 0 < limit <= limits.time_limit:
-        bad.add("spec.time_limit", f"is {limit:g} s, must be in (0, {limits.time_limit:g}] s")
-    return limit
+    return bounded_seconds("spec.time_limit", spec.time_limit, limits.time_limit, bad)

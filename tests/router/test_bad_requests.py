@@ -11,7 +11,14 @@ from grpc import StatusCode
 
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
-from sluice.v1.generation_pb2 import ChatMessage, ChatPrompt, KvCacheOptions, OutputOptions, TokenIds
+from sluice.v1.generation_pb2 import (
+    ChatMessage,
+    ChatPrompt,
+    KvCacheOptions,
+    OutputOptions,
+    TokenIds,
+    TokenRangeRetention,
+)
 from sluice.v1.sampling_pb2 import BeamSearch, GuidedDecoding, JsonObject, SamplingParams, StoppingCriteria
 from tests.fakes.ring_peers import generate
 from tests.router.conftest import Details, refused, text_spec
@@ -50,6 +57,16 @@ def variables(**fields):
     struct = Struct()
     struct.update(fields)
     return struct
+
+
+def kept(*ranges, field="end", i=0, **fields):
+    """A prompt of ten tokens with these retention ranges, and the field that is wrong."""
+    options = KvCacheOptions(prompt_retention=[TokenRangeRetention(**found) for found in ranges])
+    return ids(*[5] * 10, kv_cache=options, **fields), INVALID, f"spec.kv_cache.prompt_retention[{i}].{field}"
+
+
+def decode(**fields):
+    return text_spec(kv_cache=KvCacheOptions(**fields)), INVALID, f"spec.kv_cache.{next(iter(fields))}"
 
 
 SPECS = [
@@ -152,6 +169,39 @@ SPECS = [
     ("unknown priority", text_spec(priority=9), INVALID, "spec.priority"),
     ("negative priority", text_spec(priority=-1), INVALID, "spec.priority"),
     ("long salt", text_spec(kv_cache=KvCacheOptions(salt="s" * 257)), INVALID, "spec.kv_cache.salt"),
+    # Retention.
+    ("empty range", *kept({"start": 3, "end": 3})),
+    ("backward range", *kept({"start": 3, "end": 2})),
+    ("range to nothing", *kept({"end": 0})),
+    ("range beyond the prompt", *kept({"end": 10}, {"start": 10, "end": 11}, field="start", i=1)),
+    ("open range beyond the prompt", *kept({"start": HUGE}, field="start")),
+    ("range that leaves the prompt", *kept({"start": 9, "end": 11})),
+    ("range that leaves the prompt before it is cut", *kept({"end": 11}, truncate_prompt_tokens=5)),
+    (
+        "range beyond a text",
+        text_spec("x", kv_cache=KvCacheOptions(prompt_retention=[TokenRangeRetention(end=HUGE)])),
+        INVALID,
+        "spec.kv_cache.prompt_retention[0].end",
+    ),
+    ("overlap", *kept({"start": 4, "end": 8}, {"start": 0, "end": 5}, field="start", i=0)),
+    ("overlap with an open one", *kept({"start": 2}, {"start": 8, "end": 9}, field="start", i=1)),
+    ("twice the same", *kept({"end": 5}, {"end": 5}, field="start", i=1)),
+    ("priority 101", *kept({"priority": 101}, field="priority")),
+    ("huge priority", *kept({"priority": HUGE}, field="priority")),
+    ("kept for no time", *kept({"duration": Duration()}, field="duration")),
+    ("kept for less", *kept({"duration": Duration(seconds=-1)}, field="duration")),
+    ("kept for very long", *kept({"duration": Duration(seconds=2_592_001)}, field="duration")),
+    ("kept for ever", *kept({"duration": Duration(seconds=2**62)}, field="duration")),
+    (
+        "many ranges",
+        text_spec(kv_cache=KvCacheOptions(prompt_retention=[TokenRangeRetention(end=1)] * 65)),
+        INVALID,
+        "spec.kv_cache.prompt_retention",
+    ),
+    ("decode priority", *decode(decode_priority=101)),
+    ("decode duration", *decode(decode_duration=Duration())),
+    ("long decode duration", *decode(decode_duration=Duration(seconds=2_592_001))),
+    # Time.
     ("no time", text_spec(time_limit=Duration()), INVALID, "spec.time_limit"),
     ("negative time", text_spec(time_limit=Duration(seconds=-1)), INVALID, "spec.time_limit"),
     ("huge time", text_spec(time_limit=Duration(seconds=2**62)), INVALID, "spec.time_limit"),
@@ -173,24 +223,6 @@ SPECS = [
     ("context_logits", output(context_logits=True), UNBUILT, "spec.output.context_logits"),
     ("generation_logits", output(generation_logits=True), UNBUILT, "spec.output.generation_logits"),
     ("tensors", output(tensors=[pb.TensorSpec()]), UNBUILT, "spec.output.tensors"),
-    (
-        "retention",
-        text_spec(kv_cache=KvCacheOptions(prompt_retention=[pb.TokenRangeRetention()])),
-        UNBUILT,
-        "spec.kv_cache.prompt_retention",
-    ),
-    (
-        "decode priority",
-        text_spec(kv_cache=KvCacheOptions(decode_priority=1)),
-        UNBUILT,
-        "spec.kv_cache.decode_priority",
-    ),
-    (
-        "decode duration",
-        text_spec(kv_cache=KvCacheOptions(decode_duration=Duration())),
-        UNBUILT,
-        "spec.kv_cache.decode_duration",
-    ),
 ]
 REASONS = {INVALID: {"INVALID_ARGUMENT", "CONTEXT_OVERFLOW"}, UNBUILT: {"NOT_BUILT_YET"}}
 

@@ -15,7 +15,14 @@ from router.validate.spec import new_request_id, parse
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import SamplingParams
 from sluice.v1 import generation_pb2 as pb
-from sluice.v1.generation_pb2 import ChatMessage, ChatPrompt, KvCacheOptions, OutputOptions, TokenIds
+from sluice.v1.generation_pb2 import (
+    ChatMessage,
+    ChatPrompt,
+    KvCacheOptions,
+    OutputOptions,
+    TokenIds,
+    TokenRangeRetention,
+)
 from sluice.v1.sampling_pb2 import SamplingParams as Sampling
 from sluice.v1.sampling_pb2 import StoppingCriteria
 
@@ -112,6 +119,9 @@ SAMPLES = {
     "output.skip_special_tokens": {"output": OutputOptions(skip_special_tokens=False)},
     "output.timings": {"output": OutputOptions(timings=True)},
     "kv_cache.salt": {"kv_cache": KvCacheOptions(salt="s")},
+    "kv_cache.prompt_retention": {"kv_cache": KvCacheOptions(prompt_retention=[TokenRangeRetention()])},
+    "kv_cache.decode_priority": {"kv_cache": KvCacheOptions(decode_priority=0)},
+    "kv_cache.decode_duration": {"kv_cache": KvCacheOptions(decode_duration=Duration(seconds=1))},
     "priority": {"priority": pb.PRIORITY_HIGH},
     "time_limit": {"time_limit": Duration(seconds=2, nanos=500_000_000)},
     "add_special_tokens": {"add_special_tokens": False},
