@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -47,6 +47,11 @@ class EngineSettings(ServiceSettings):
         le=0.95,
         description="part of the memory left after loading that the KV cache gets; default: 0.3 on a CPU, 0.9 on a GPU",
     )
+    max_attention_window: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (),
+        description="tokens that a token sees at most: one number, or several that are repeated over the layers; "
+        "a model's own sliding window holds too",
+    )
     block_reuse: bool = Field(True, description="reuse the blocks of prompts that begin alike")
 
     max_batch_size: int = Field(64, ge=1, le=4096, description="sequences in a step, and with memory, at most")
@@ -58,6 +63,11 @@ class EngineSettings(ServiceSettings):
 
     drain_timeout: float = Field(10.0, ge=0, description="seconds that live requests have to end after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
+
+    @field_validator("max_attention_window", mode="before")
+    @classmethod
+    def _one_number_is_a_list(cls, found: Any) -> Any:
+        return (found,) if isinstance(found, int) else found
 
     @field_validator("max_tokens_per_step")
     @classmethod

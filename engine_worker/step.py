@@ -91,6 +91,9 @@ class Runner(Protocol):
     num_host_blocks: int
     """Size of the pool in host memory; 0 without one."""
     tokens_per_block: int
+    window: int | None
+    """Tokens that the last one sees at most, itself included, in every layer; None: all. Blocks that lie wholly behind
+    the window of a slice's first token are never read: their entries in the table may be anything."""
     choices: dict[str, str]
     """What it is, for the log: device, dtype, attention."""
 

@@ -29,7 +29,7 @@ class HeadShape:
 
 
 class AttentionBackend(Protocol):
-    """Causal attention over the paged cache."""
+    """Causal attention over the paged cache; made for a model's heads and the windows of its layers."""
 
     name: str
     """As in the settings."""
@@ -38,7 +38,19 @@ class AttentionBackend(Protocol):
         """Once per step: the inputs with whatever all layers share, as `attend` takes them."""
         ...
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: LayerCache,
+        inputs: AttentionInputs,
+        window: int | None = None,
+    ) -> Tensor:
         """Store key and value [T, kv_heads, head_dim] in the cache, then attend: query [T, heads, head_dim] -> same
-        shape."""
+        shape.
+
+        With a window a token sees the last `window` keys, its own included: flash-attn's window_size=(window - 1, 0).
+        Entries of a block table that lie wholly behind the window of the sequence's first query token are never read.
+        """
         ...

@@ -10,12 +10,12 @@ from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import LayerCache
 
 TILE = 256
-"""Query tokens at a time; keys past a tile's last token are not touched."""
+"""Query tokens at a time; keys past a tile's last token, or behind the window of its first, are not touched."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextPlan:
-    """One sequence: tokens begin to end of the step, which are the last of its `length` tokens."""
+    """One sequence: tokens begin to end of the step, which are the last of the `length` tokens in its blocks."""
 
     begin: int
     end: int
@@ -23,37 +23,53 @@ class ContextPlan:
     blocks: Tensor | slice
     """[ceil(length / tokens_per_block)] int64, or a slice of the pool where the blocks are neighbours: no copy is
     needed."""
+    window: int | None
+
+    @property
+    def widest(self) -> int:
+        """Keys that a tile may need."""
+        return self.length if self.window is None else min(self.length, TILE + self.window - 1)
 
 
-def plan(begin: int, end: int, length: int, block_table: Tensor, tokens_per_block: int) -> ContextPlan:
-    """block_table [M] int32."""
-    blocks = block_table[: -(-length // tokens_per_block)].long()
-    first = int(blocks[0])
-    if torch.equal(blocks, torch.arange(first, first + len(blocks))):
-        return ContextPlan(begin, end, length, slice(first, first + len(blocks)))
-    return ContextPlan(begin, end, length, blocks)
+def plan(
+    begin: int, end: int, length: int, block_table: Tensor, tokens_per_block: int, window: int | None
+) -> ContextPlan:
+    """block_table [M] int32. Blocks behind the window of the first token are left out."""
+    first = 0 if window is None else max(0, length - (end - begin) - window + 1)
+    skipped = first // tokens_per_block
+    blocks = block_table[skipped : -(-length // tokens_per_block)].long()
+    length -= skipped * tokens_per_block
+    start = int(blocks[0])
+    if torch.equal(blocks, torch.arange(start, start + len(blocks))):
+        return ContextPlan(begin, end, length, slice(start, start + len(blocks)), window)
+    return ContextPlan(begin, end, length, blocks, window)
 
 
-def causal_mask(length: int, dtype: torch.dtype) -> Tensor:
-    """[TILE, length] added to scores: row i of the last TILE tokens sees up to itself. Aligned bottom right, so that
-    `mask[-rows:, -keys:]` serves every tile of `rows` tokens that ends at key `keys`."""
-    hidden = torch.ones(TILE, length, dtype=torch.bool).triu(length - TILE + 1)
-    return torch.zeros(TILE, length, dtype=dtype).masked_fill_(hidden, -torch.inf)
+def causal_mask(length: int, dtype: torch.dtype, window: int | None) -> Tensor:
+    """[TILE, length] added to scores: row i of the last TILE tokens sees up to itself, and the last `window` of these.
+    Aligned bottom right, so that `mask[-rows:, -keys:]` serves every tile of `rows` tokens that ends with its last of
+    `keys` keys."""
+    own = length - TILE
+    seen = torch.ones(TILE, length, dtype=torch.bool).tril(own)
+    if window is not None:
+        seen = seen.triu(own - window + 1)
+    return torch.zeros(TILE, length, dtype=dtype).masked_fill_(~seen, -torch.inf)
 
 
 def attend(query: Tensor, cache: LayerCache, plan: ContextPlan, mask: Tensor, heads: HeadShape) -> Tensor:
-    """Query [Q, heads, head_dim] of this sequence -> the same shape. The mask covers at least `plan.length` keys."""
+    """Query [Q, heads, head_dim] of this sequence -> the same shape. The mask covers at least `plan.widest` keys."""
     keys, values = (pool[plan.blocks].flatten(0, 1).transpose(0, 1)[None] for pool in (cache.keys, cache.values))
     past = plan.length - len(query)
     tiles = []
     for begin in range(0, len(query), TILE):
         rows = query[begin : begin + TILE]
-        seen = past + begin + len(rows)
+        last = past + begin + len(rows)
+        first = 0 if plan.window is None else max(0, past + begin - plan.window + 1)
         tile = F.scaled_dot_product_attention(
             rows.transpose(0, 1)[None],
-            keys[:, :, :seen],
-            values[:, :, :seen],
-            attn_mask=mask[TILE - len(rows) :, mask.shape[1] - seen :],
+            keys[:, :, first:last],
+            values[:, :, first:last],
+            attn_mask=mask[TILE - len(rows) :, mask.shape[1] - (last - first) :],
             scale=heads.scale,
             enable_gqa=heads.group > 1,
         )

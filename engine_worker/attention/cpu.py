@@ -1,5 +1,6 @@
 """The CPU backend: generation rows together, context slices one by one. Needs no compiler."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,13 +15,21 @@ from engine_worker.attention.inputs import AttentionInputs
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """A step's sequences by query length, for layers with the same window."""
+
+    generation: generation.GenerationPlan | None
+    contexts: tuple[context.ContextPlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CpuInputs(AttentionInputs):
     """The inputs, planned."""
 
     stored: Tensor | None
     """[S] int64: tokens that are no padding; None when there is no padding."""
-    generation: generation.GenerationPlan | None
-    contexts: tuple[context.ContextPlan, ...]
+    plans: Mapping[int | None, Plan]
+    """By the layer's window."""
 
 
 class CpuAttention:
@@ -28,20 +37,18 @@ class CpuAttention:
 
     name = "cpu"
 
-    def __init__(self, heads: HeadShape) -> None:
+    def __init__(self, heads: HeadShape, windows: Iterable[int | None] = (None,)) -> None:
         self._heads = heads
-        self._mask = context.causal_mask(context.TILE, torch.float32)
+        self._windows = frozenset(windows)
+        self._masks: dict[int | None, Tensor] = {}
         generation.quiet()
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> CpuInputs:
-        """Split the sequences by query length: one token, or more."""
-        bounds = inputs.query_start.numpy()
-        queries = np.diff(bounds)
-        lengths = inputs.context_lengths.numpy()
-        live = (queries > 0) & (lengths > 0)
-        # The sparse product knows no half precision.
-        single = live & (queries == 1) & (cache.dtype == torch.float32)
-        padded = len(inputs.slots) > bounds[-1] or bool((inputs.slots < 0).any())
+        """Plan for each window of the model."""
+        padded = len(inputs.slots) > int(inputs.query_start[-1]) or bool((inputs.slots < 0).any())
+        # A window that holds every context of the step is none.
+        narrow = {window: window if window and window < inputs.max_context else None for window in self._windows}
+        plans = {window: self._plan(inputs, cache, window) for window in set(narrow.values())}
         return CpuInputs(
             slots=inputs.slots,
             block_tables=inputs.block_tables,
@@ -50,16 +57,18 @@ class CpuAttention:
             max_query=inputs.max_query,
             max_context=inputs.max_context,
             stored=torch.nonzero(inputs.slots >= 0).view(-1) if padded else None,
-            generation=self._plan_generation(inputs, np.flatnonzero(single), cache) if single.any() else None,
-            contexts=tuple(
-                context.plan(
-                    int(bounds[i]), int(bounds[i + 1]), int(lengths[i]), inputs.block_tables[i], cache.tokens_per_block
-                )
-                for i in np.flatnonzero(live & ~single)
-            ),
+            plans={window: plans[narrow[window]] for window in self._windows},
         )
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: LayerCache,
+        inputs: AttentionInputs,
+        window: int | None = None,
+    ) -> Tensor:
         """See `AttentionBackend.attend`. Padding comes out as zeros. Raises TypeError where prepare() did not come
         first."""
         if not isinstance(inputs, CpuInputs):
@@ -68,20 +77,38 @@ class CpuAttention:
             cache.store(key, value, inputs.slots)
         else:
             cache.store(key[inputs.stored], value[inputs.stored], inputs.slots[inputs.stored])
-        single = inputs.generation
+        plan = inputs.plans[window]
+        single = plan.generation
         if single is not None and single.rows is None:
             return generation.attend(query, cache, single, self._heads.scale)
         out = torch.zeros_like(query, memory_format=torch.contiguous_format)
         if single is not None and single.rows is not None:
             rows = query.index_select(0, single.rows)
             out.index_copy_(0, single.rows, generation.attend(rows, cache, single, self._heads.scale))
-        for plan in inputs.contexts:
-            mask = self._causal_mask(plan.length, query.dtype)
-            out[plan.begin : plan.end] = context.attend(query[plan.begin : plan.end], cache, plan, mask, self._heads)
+        for part in plan.contexts:
+            rows = query[part.begin : part.end]
+            out[part.begin : part.end] = context.attend(rows, cache, part, self._mask(part, query.dtype), self._heads)
         return out
 
+    def _plan(self, inputs: AttentionInputs, cache: KVCache, window: int | None) -> Plan:
+        """Split the sequences by query length: one token, or more."""
+        bounds = inputs.query_start.numpy()
+        queries = np.diff(bounds)
+        lengths = inputs.context_lengths.numpy()
+        live = (queries > 0) & (lengths > 0)
+        # The sparse product knows no half precision.
+        single = live & (queries == 1) & (cache.dtype == torch.float32)
+        size = cache.tokens_per_block
+        return Plan(
+            self._plan_generation(inputs, np.flatnonzero(single), cache, window) if single.any() else None,
+            tuple(
+                context.plan(int(bounds[i]), int(bounds[i + 1]), int(lengths[i]), inputs.block_tables[i], size, window)
+                for i in np.flatnonzero(live & ~single)
+            ),
+        )
+
     def _plan_generation(
-        self, inputs: AttentionInputs, single: NDArray[np.int64], cache: KVCache
+        self, inputs: AttentionInputs, single: NDArray[np.int64], cache: KVCache, window: int | None
     ) -> generation.GenerationPlan:
         every = len(single) == len(inputs.slots)
         return generation.plan(
@@ -90,11 +117,13 @@ class CpuAttention:
             inputs.context_lengths.numpy()[single],
             self._heads,
             cache,
+            window,
         )
 
-    def _causal_mask(self, length: int, dtype: torch.dtype) -> Tensor:
-        """At least `length` keys wide; kept, and doubled when it is too narrow."""
-        if length > self._mask.shape[1] or dtype != self._mask.dtype:
-            width = max(context.TILE, 1 << (length - 1).bit_length())
-            self._mask = context.causal_mask(width, dtype)
-        return self._mask
+    def _mask(self, plan: context.ContextPlan, dtype: torch.dtype) -> Tensor:
+        """As wide as a plan needs; kept, and doubled when it is too narrow."""
+        mask = self._masks.get(plan.window)
+        if mask is None or plan.widest > mask.shape[1] or dtype != mask.dtype:
+            width = max(context.TILE, 1 << (plan.widest - 1).bit_length())
+            mask = self._masks[plan.window] = context.causal_mask(width, dtype, plan.window)
+        return mask

@@ -26,11 +26,12 @@ NO_PADDING = -1
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """What all layers share. B sequences, H heads, E = H * sum of context lengths (query head, key) pairs.
+    """What all layers with the same window share. B sequences, H heads, E = H * sum of keys seen (query head, key)
+    pairs.
 
     For the softmax the scores stand in rectangles [sequences * H, width], one after the other, one per width: a
-    sequence's width is its number of blocks rounded up to a power of two, in tokens, so one long sequence does not
-    widen the others. Every layer overwrites the same scores; the rest of the rectangles stays -inf.
+    sequence's width is its number of blocks in the window, rounded up to a power of two, in tokens, so one long
+    sequence does not widen the others. Every layer overwrites the same scores; the rest of the rectangles stays -inf.
     """
 
     rows: Tensor | None
@@ -55,25 +56,28 @@ def plan(
     lengths: NDArray[np.int32],
     heads: HeadShape,
     cache: KVCache,
+    window: int | None,
 ) -> GenerationPlan:
     """block_tables [B, M], lengths [B] all positive; rows [B] as in the plan."""
     size = cache.tokens_per_block
-    widths = [size << (-(-length // size) - 1).bit_length() for length in lengths.tolist()]
+    block_tables, firsts, ends = _in_window(block_tables, lengths, size, window)
+    widths = [size << (-(-end // size) - 1).bit_length() for end in ends.tolist()]
     if min(widths) != max(widths):
         order = np.argsort(widths, kind="stable")
         rows = order if rows is None else rows[order]
-        block_tables, lengths, widths = block_tables[order], lengths[order], sorted(widths)
+        block_tables, firsts, ends, widths = block_tables[order], firsts[order], ends[order], sorted(widths)
     table_rows, cells, shapes = [], [], []
     begin, area = 0, 0
     for width, group in groupby(widths):
         end = begin + sum(1 for _ in group)
-        inside = np.arange(width) < lengths[begin:end, None, None].repeat(heads.num_heads, axis=1)
+        places, part = np.arange(width), np.s_[begin:end, None, None]
+        inside = ((places >= firsts[part]) & (places < ends[part])).repeat(heads.num_heads, axis=1)
         cells.append(np.flatnonzero(inside) + area)
         table_rows.append(_table_rows(block_tables[begin:end], width, heads, size)[inside])
         shapes.append(((end - begin) * heads.num_heads, width))
         begin, area = end, area + inside.size
-    starts = np.zeros(len(lengths) * heads.num_heads + 1, np.int32)
-    np.cumsum(lengths.repeat(heads.num_heads), out=starts[1:])
+    starts = np.zeros(len(ends) * heads.num_heads + 1, np.int32)
+    np.cumsum((ends - firsts).repeat(heads.num_heads), out=starts[1:])
     columns, row_starts = _joined(table_rows), torch.from_numpy(starts)
     scores = torch.full((area,), -torch.inf, dtype=cache.dtype)
     rectangles = scores.split([count * width for count, width in shapes])
@@ -86,6 +90,20 @@ def plan(
         scores=scores,
         rectangles=tuple(part.view(shape) for part, shape in zip(rectangles, shapes, strict=True)),
     )
+
+
+def _in_window(
+    block_tables: NDArray[np.int32], lengths: NDArray[np.int32], tokens_per_block: int, window: int | None
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Tables that begin with the block of the first key seen; the keys seen are [first, end) of them."""
+    if window is None:
+        return block_tables, np.zeros_like(lengths), lengths
+    firsts = np.maximum(lengths - window, 0)
+    skipped = firsts // tokens_per_block
+    last = block_tables.shape[1] - 1
+    columns = skipped[:, None] + np.arange(min(last, -(-window // tokens_per_block)) + 1)
+    tables = np.take_along_axis(block_tables, np.minimum(columns, last), axis=1)
+    return tables, firsts % tokens_per_block, lengths - skipped * tokens_per_block
 
 
 def _table_rows(

@@ -17,11 +17,13 @@ class AttentionInputs:
     slots: Tensor
     """[T] int64: where each token's key and value go, block * tokens_per_block + offset; -1 writes nothing."""
     block_tables: Tensor
-    """[B, M] int32: blocks of each sequence in order; entries past its context are never read."""
+    """[B, M] int32: blocks of each sequence in order; entries past its context are never read, nor are those that lie
+    wholly behind the window of its first query token."""
     query_start: Tensor
     """[B + 1] int32: first token of each sequence, and the end of the last."""
     context_lengths: Tensor
-    """[B] int32: keys that the sequence's last token sees, itself included."""
+    """[B] int32: the sequence's tokens in these blocks, its last one included; where nothing is behind the window, all.
+    """
     max_query: int
     """Longest query."""
     max_context: int

@@ -20,7 +20,15 @@ class ReferenceAttention:
         """Nothing to prepare."""
         return inputs
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: LayerCache,
+        inputs: AttentionInputs,
+        window: int | None = None,
+    ) -> Tensor:
         """See `AttentionBackend.attend`. Padding comes out as zeros."""
         stored = inputs.slots >= 0
         cache.store(key[stored], value[stored], inputs.slots[stored])
@@ -28,22 +36,27 @@ class ReferenceAttention:
         bounds = inputs.query_start.tolist()
         for i, length in enumerate(inputs.context_lengths.tolist()):
             begin, end = bounds[i], bounds[i + 1]
-            keys, values = (_gather(pool, inputs.block_tables[i], length) for pool in (cache.keys, cache.values))
-            out[begin:end] = self._attend(query[begin:end], keys, values)
+            first = 0 if window is None else max(0, length - (end - begin) - window + 1)
+            keys, values = (_gather(pool, inputs.block_tables[i], first, length) for pool in (cache.keys, cache.values))
+            out[begin:end] = self._attend(query[begin:end], keys, values, window)
         return out
 
-    def _attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
         """Query [Q, heads, head_dim], keys and values [L, kv_heads, head_dim] -> [Q, heads, head_dim]."""
         query_length, length = query.shape[0], keys.shape[0]
         keys, values = (x.float().repeat_interleave(self._heads.group, dim=1) for x in (keys, values))
         scores = torch.einsum("qhd,lhd->hql", query.float(), keys) * self._heads.scale
-        seen = torch.ones(query_length, length, dtype=torch.bool, device=query.device).tril(length - query_length)
+        own = length - query_length
+        seen = torch.ones(query_length, length, dtype=torch.bool, device=query.device).tril(own)
+        if window is not None:
+            seen = seen.triu(own - window + 1)
         weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
         return torch.einsum("hql,lhd->qhd", weights, values).to(query.dtype)
 
 
-def _gather(pool: Tensor, block_table: Tensor, length: int) -> Tensor:
-    """A sequence's [length, kv_heads, head_dim] out of [num_blocks, tokens_per_block, kv_heads, head_dim]."""
+def _gather(pool: Tensor, block_table: Tensor, first: int, length: int) -> Tensor:
+    """A sequence's tokens `first` to `length` out of [num_blocks, tokens_per_block, kv_heads, head_dim]."""
     tokens_per_block = pool.shape[1]
-    blocks = block_table[: -(-length // tokens_per_block)].long()
-    return pool[blocks].flatten(0, 1)[:length]
+    skipped = first // tokens_per_block
+    blocks = block_table[skipped : -(-length // tokens_per_block)].long()
+    return pool[blocks].flatten(0, 1)[first - skipped * tokens_per_block : length - skipped * tokens_per_block]

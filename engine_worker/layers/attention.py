@@ -13,15 +13,17 @@ from engine_worker.layers.rotary import rotate
 
 
 class SelfAttention(Layer):
-    """Projections and rotation around an attention backend."""
+    """Projections and rotation around an attention backend. `window`: a token sees the last that many tokens."""
 
     def __init__(
         self,
         hidden_size: int,
         heads: HeadShape,
         backend: AttentionBackend,
+        window: int | None,
         *,
         bias: bool,
+        output_bias: bool,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -33,9 +35,10 @@ class SelfAttention(Layer):
             dtype=dtype,
             device=device,
         )
-        self.o_proj = Linear(query_size, hidden_size, bias=bias, dtype=dtype, device=device)
+        self.o_proj = Linear(query_size, hidden_size, bias=output_bias, dtype=dtype, device=device)
         self._heads = heads
         self._backend = backend
+        self._window = window
 
     def normalize(self, query_key: Tensor) -> Tensor:
         """Of queries and keys together, [T, heads + kv_heads, head_dim], before the rotation."""
@@ -49,7 +52,7 @@ class SelfAttention(Layer):
         qkv = self.qkv_proj(x).view(len(x), num_heads + 2 * num_kv_heads, self._heads.head_dim)
         query_key = rotate(self.normalize(qkv[:, : num_heads + num_kv_heads]), rotations)
         query, key, value = query_key[:, :num_heads], query_key[:, num_heads:], qkv[:, num_heads + num_kv_heads :]
-        return self.o_proj(self._backend.attend(query, key, value, cache, inputs).flatten(1))
+        return self.o_proj(self._backend.attend(query, key, value, cache, inputs, self._window).flatten(1))
 
 
 class NormedSelfAttention(SelfAttention):
@@ -60,13 +63,17 @@ class NormedSelfAttention(SelfAttention):
         hidden_size: int,
         heads: HeadShape,
         backend: AttentionBackend,
+        window: int | None,
         *,
         bias: bool,
+        output_bias: bool,
         eps: float,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        super().__init__(hidden_size, heads, backend, bias=bias, dtype=dtype, device=device)
+        super().__init__(
+            hidden_size, heads, backend, window, bias=bias, output_bias=output_bias, dtype=dtype, device=device
+        )
         self.q_norm = RMSNorm(heads.head_dim, eps=eps, dtype=dtype, device=device)
         self.k_norm = RMSNorm(heads.head_dim, eps=eps, dtype=dtype, device=device)
         self._normalize = Normalize(heads.head_dim, eps, device)

@@ -1,11 +1,12 @@
 """What config.json says of a model, read once: every field present and supported, or an error that names it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine_worker.attention.backend import HeadShape
 from engine_worker.layers.rotary import LinearScaling, Llama3Scaling, Rope
+from engine_worker.models.windows import Windows, no_windows
 from sluice.ring.checkpoint import CheckpointError
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -18,7 +19,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logit_scale": (None, 1, 1.0),
     "num_experts": (None, 0),
     "num_local_experts": (None, 0),
-    "use_sliding_window": (None, False),
 }
 """Options that change what a model computes, and the values of them that these models compute; an absent one is
 neutral."""
@@ -31,18 +31,32 @@ class DecoderConfig:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
+    windows: Windows
+    """One per layer."""
     heads: HeadShape
     rms_norm_eps: float
     rope: Rope
     attention_bias: bool
+    """Of queries, keys and values."""
+    output_bias: bool
+    """Of attention's output."""
     mlp_bias: bool
     tie_word_embeddings: bool
 
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.windows)
 
-def read_decoder(raw: Mapping[str, Any], *, mlp_bias: bool) -> DecoderConfig:
+
+def read_decoder(
+    raw: Mapping[str, Any],
+    *,
+    mlp_bias: bool,
+    read_windows: Callable[[Mapping[str, Any], int], Windows] = no_windows,
+) -> DecoderConfig:
     """Raises CheckpointError on an option that is missing or not supported. `mlp_bias`: whether the family knows that
-    option."""
+    option; `read_windows`: what the family makes of config.json and a number of layers."""
     _refuse_unsupported(raw, mlp_bias)
     hidden_size, num_heads = _size(raw, "hidden_size"), _size(raw, "num_attention_heads")
     num_kv_heads = _size(raw, "num_key_value_heads", num_heads)
@@ -55,11 +69,12 @@ def read_decoder(raw: Mapping[str, Any], *, mlp_bias: bool) -> DecoderConfig:
         vocab_size=_size(raw, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=_size(raw, "intermediate_size"),
-        num_layers=_size(raw, "num_hidden_layers"),
+        windows=read_windows(raw, _size(raw, "num_hidden_layers")),
         heads=HeadShape(num_heads, num_kv_heads, head_dim),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope=_read_rope(raw),
         attention_bias=bool(raw.get("attention_bias", False)),
+        output_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=bool(raw.get("mlp_bias", False)),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
     )
@@ -69,13 +84,8 @@ def _refuse_unsupported(raw: Mapping[str, Any], mlp_bias: bool) -> None:
     for name, neutral in NEUTRAL.items():
         if name in raw and raw[name] not in neutral:
             raise CheckpointError(f"config.json: {name} = {raw[name]!r} is not supported")
-    if raw.get("sliding_window") is not None and raw.get("use_sliding_window") is None:
-        raise CheckpointError(f"config.json: sliding_window = {raw['sliding_window']!r} is not supported")
     if raw.get("mlp_bias") and not mlp_bias:
         raise CheckpointError("config.json: mlp_bias = true is not supported in this architecture")
-    other = sorted({str(kind) for kind in raw.get("layer_types") or ()} - {"full_attention"})
-    if other:
-        raise CheckpointError(f"config.json: layer_types {', '.join(other)} are not supported")
 
 
 def _size(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The decoder that the Llama and Qwen3 families share: pre-norm layers of grouped-query attention and SwiGLU.
+"""The decoder that the Llama and Qwen families share: pre-norm layers of grouped-query attention and SwiGLU.
 
 Parameters are named as in Hugging Face checkpoints, but that maps of the same input are fused (see `FusedLinear`).
 """
@@ -45,18 +45,18 @@ class DecoderLayer(Layer):
 
 
 class Decoder(Layer):
-    """Embedding, layers, final norm."""
+    """Embedding, layers, final norm. `attention`: of a layer with this window."""
 
     def __init__(
         self,
         config: DecoderConfig,
-        attention: Callable[[], SelfAttention],
+        attention: Callable[[int | None], SelfAttention],
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.layers = [DecoderLayer(config, attention(), dtype=dtype, device=device) for _ in range(config.num_layers)]
+        self.layers = [DecoderLayer(config, attention(window), dtype=dtype, device=device) for window in config.windows]
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
 
 
@@ -66,7 +66,7 @@ class CausalLM(Layer):
     def __init__(
         self,
         config: DecoderConfig,
-        attention: Callable[[], SelfAttention],
+        attention: Callable[[int | None], SelfAttention],
         *,
         dtype: torch.dtype,
         device: torch.device,

@@ -17,9 +17,16 @@ class Llama(CausalLM):
     def __init__(
         self, config: DecoderConfig, backend: AttentionBackend, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        def attention() -> SelfAttention:
+        def attention(window: int | None) -> SelfAttention:
             return SelfAttention(
-                config.hidden_size, config.heads, backend, bias=config.attention_bias, dtype=dtype, device=device
+                config.hidden_size,
+                config.heads,
+                backend,
+                window,
+                bias=config.attention_bias,
+                output_bias=config.output_bias,
+                dtype=dtype,
+                device=device,
             )
 
         super().__init__(config, attention, dtype=dtype, device=device)

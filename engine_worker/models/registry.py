@@ -4,10 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_worker.models.llama import Llama
+from engine_worker.models.mistral import Mistral
+from engine_worker.models.qwen2 import Qwen2
 from engine_worker.models.qwen3 import Qwen3
 from sluice.ring.checkpoint import CheckpointError
 
-MODELS: Mapping[str, type[Llama] | type[Qwen3]] = {"LlamaForCausalLM": Llama, "Qwen3ForCausalLM": Qwen3}
+MODELS: Mapping[str, type[Llama] | type[Qwen3]] = {
+    "LlamaForCausalLM": Llama,
+    "MistralForCausalLM": Mistral,
+    "Qwen2ForCausalLM": Qwen2,
+    "Qwen3ForCausalLM": Qwen3,
+}
 
 
 def model_class(config: Mapping[str, Any]) -> type[Llama] | type[Qwen3]:

@@ -29,20 +29,21 @@ class Batch:
     """Row of the logits, 0 to R - 1, of each draw."""
 
 
-def build(slices: Sequence[Slice], tokens_per_block: int, device: torch.device) -> Batch:
-    """Slices of at least one token each."""
+def build(slices: Sequence[Slice], tokens_per_block: int, window: int | None, device: torch.device) -> Batch:
+    """Slices of at least one token each. Their block tables begin for attention where `window`, the widest of all
+    layers, of their first token does: what lies behind costs nothing."""
     size = len(slices)
     counts = np.fromiter((len(part.tokens) for part in slices), np.int64, size)
     starts = np.fromiter((part.start for part in slices), np.int64, size)
-    tables = [part.block_table for part in slices]
+    skipped = np.zeros(size, np.int64) if window is None else np.maximum(starts - window + 1, 0) // tokens_per_block
     ends = np.cumsum(counts)
     total = int(ends[-1])
     token_ids = np.fromiter(chain.from_iterable(part.tokens for part in slices), np.int64, total)
     positions = starts if total == size else np.arange(total) + np.repeat(starts - ends + counts, counts)
     rows = np.arange(size) if total == size else np.repeat(np.arange(size), counts)
-    lengths = starts + counts
-    block_tables = _padded(tables, -(-lengths // tokens_per_block))
-    slots = block_tables[rows, positions // tokens_per_block].astype(np.int64)
+    lengths = starts + counts - skipped * tokens_per_block
+    block_tables = _padded([part.block_table for part in slices], skipped, -(-lengths // tokens_per_block))
+    slots = block_tables[rows, positions // tokens_per_block - skipped[rows]].astype(np.int64)
     slots = slots * tokens_per_block + positions % tokens_per_block
 
     draws = [draw for part in slices for draw in part.draws]
@@ -68,10 +69,11 @@ def _tensor(array: NDArray[np.generic], device: torch.device) -> Tensor:
     return torch.from_numpy(array).to(device)
 
 
-def _padded(tables: list[Sequence[int]], used: NDArray[np.int64]) -> NDArray[np.int32]:
-    """The first `used` blocks of each table, [B, M]; the rest is zeros."""
+def _padded(tables: list[Sequence[int]], skipped: NDArray[np.int64], used: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Of each table the `used` blocks after the first `skipped`, [B, M]; the rest is zeros."""
     out = np.zeros((len(tables), int(used.max())), np.int32)
     inside = np.arange(out.shape[1]) < used[:, None]
-    blocks = chain.from_iterable(table[:count] for table, count in zip(tables, used.tolist(), strict=True))
+    parts = zip(tables, skipped.tolist(), used.tolist(), strict=True)
+    blocks = chain.from_iterable(table[first : first + count] for table, first, count in parts)
     out[inside] = np.fromiter(blocks, np.int32, int(used.sum()))
     return out

@@ -25,5 +25,8 @@ class RunnerConfig:
     max_batch_size: int = 64
     """Sequences in a step; a KV cache sized by memory holds this many of full length at most."""
     max_tokens_per_step: int = 2048
+    max_attention_window: tuple[int, ...] = ()
+    """Tokens that a token sees at most, in each layer; fewer than layers are repeated over them. The model's own
+    windows hold too."""
     threads: int | None = None
     """CPU threads of one operation. None: all cores this process may use but one, which the services around it need."""

@@ -1,12 +1,16 @@
 """From a checkpoint to a runner."""
 
+from dataclasses import replace
+
 import torch
 
-from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.models.config import DecoderConfig
 from engine_worker.models.registry import model_class
+from engine_worker.models.windows import narrowed
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.machine import usable_cores
 from engine_worker.runner.memory import count_blocks
@@ -30,7 +34,9 @@ def load_runner(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress
     dtype = _dtype(config, checkpoint, device)
     architecture = model_class(checkpoint.config)
     shape = architecture.read_config(checkpoint.config)
-    backend = _backend(config, shape.heads, device)
+    context = checkpoint.max_context_tokens
+    shape = replace(shape, windows=narrowed(shape.windows, config.max_attention_window, context))
+    backend = _backend(config, shape, device)
     with torch.inference_mode():
         model = architecture(shape, backend, dtype=dtype, device=device)
         if config.weights == "random":
@@ -41,7 +47,6 @@ def load_runner(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress
         model.freeze()
         sizes = (config.tokens_per_block, shape.heads.num_kv_heads, shape.heads.head_dim)
         block_bytes = KVCache.block_bytes(shape.num_layers, *sizes, dtype)
-        context = checkpoint.max_context_tokens
         num_blocks = count_blocks(config, block_bytes, shape.heads.num_kv_heads, context, device)
         cache = KVCache(shape.num_layers, num_blocks, *sizes, dtype, device)
     return ModelRunner(model, cache, backend, device)
@@ -65,9 +70,9 @@ def _dtype(config: RunnerConfig, checkpoint: Checkpoint, device: torch.device) -
     return DTYPES[name]
 
 
-def _backend(config: RunnerConfig, heads: HeadShape, device: torch.device) -> AttentionBackend:
+def _backend(config: RunnerConfig, shape: DecoderConfig, device: torch.device) -> AttentionBackend:
     if config.attention == "cpu" and device.type != "cpu":
         raise ValueError(f"attention = cpu does not run on device {device.type}")
     if config.attention == "reference" or device.type != "cpu":
-        return ReferenceAttention(heads)
-    return CpuAttention(heads)
+        return ReferenceAttention(shape.heads)
+    return CpuAttention(shape.heads, shape.windows)

@@ -5,6 +5,7 @@ import torch
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
 from engine_worker.models.decoder import CausalLM
+from engine_worker.models.windows import widest
 from engine_worker.runner import batch
 from engine_worker.sampling.sampler import sample
 from engine_worker.step import Drawn, Step
@@ -17,6 +18,7 @@ class ModelRunner:
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = 0
         self.tokens_per_block = cache.tokens_per_block
+        self.window = widest(model.config.windows)
         dtype = str(cache.layers[0].keys.dtype).removeprefix("torch.")
         self.choices = {"device": str(device), "dtype": dtype, "attention": backend.name}
         self._model = model
@@ -30,7 +32,7 @@ class ModelRunner:
         self._cache.move(step.moves)
         if not step.slices:
             return []
-        work = batch.build(step.slices, self.tokens_per_block, self._device)
+        work = batch.build(step.slices, self.tokens_per_block, self.window, self._device)
         inputs = self._backend.prepare(work.attention, self._cache)
         hidden = self._model(work.token_ids, work.positions, self._cache, inputs)
         if not work.draws:

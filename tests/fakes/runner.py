@@ -51,6 +51,7 @@ class ScriptedRunner:
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
         self.num_blocks = num_blocks
         self.num_host_blocks = 0
+        self.window: int | None = None
         self.tokens_per_block = tokens_per_block
         self.choices = {"device": "none"}
         self.steps: list[Step] = []

@@ -1,12 +1,15 @@
 """Random steps over a random paged cache."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine_worker.attention.backend import AttentionBackend, HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.attention.inputs import AttentionInputs
+
+GONE = 1 << 24
+"""No block of any pool here: reading it raises."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,22 @@ def paged_step(
     return PagedStep(tokens(heads.num_heads), tokens(heads.num_kv_heads), tokens(heads.num_kv_heads), pool, inputs)
 
 
+def without_blocks_behind(step: PagedStep, window: int) -> PagedStep:
+    """Entries of the tables behind the window of a sequence's first query token are no blocks of the pool any more."""
+    inputs, size = step.inputs, step.pool.tokens_per_block
+    queries = inputs.query_start.diff()
+    tables = inputs.block_tables.clone()
+    for table, past in zip(tables, (inputs.context_lengths - queries).tolist(), strict=True):
+        table[: max(0, past - window + 1) // size] = GONE
+    return replace(step, inputs=replace(inputs, block_tables=tables))
+
+
 def pools(cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
     return cache.keys, cache.values
 
 
-def attend(backend: AttentionBackend, step: PagedStep) -> tuple[torch.Tensor, LayerCache]:
+def attend(backend: AttentionBackend, step: PagedStep, window: int | None = None) -> tuple[torch.Tensor, LayerCache]:
     """The output, and the cache after it; the step's own cache stays as it is."""
     cache = LayerCache(*(blocks.clone() for blocks in pools(step.pool.layers[0])))
     inputs = backend.prepare(step.inputs, step.pool)
-    return backend.attend(step.query, step.key, step.value, cache, inputs), cache
+    return backend.attend(step.query, step.key, step.value, cache, inputs, window), cache

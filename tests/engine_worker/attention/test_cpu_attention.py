@@ -9,14 +9,14 @@ from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.context import TILE
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.reference import ReferenceAttention
-from tests.engine_worker.attention.paged import PagedStep, attend, paged_step, pools
+from tests.engine_worker.attention.paged import PagedStep, attend, paged_step, pools, without_blocks_behind
 
 HEADS = HeadShape(num_heads=4, num_kv_heads=2, head_dim=16)
 
 
-def assert_same(heads: HeadShape, step: PagedStep, tolerance: float = 1e-5) -> None:
-    expected, expected_cache = attend(ReferenceAttention(heads), step)
-    found, found_cache = attend(CpuAttention(heads), step)
+def assert_same(heads: HeadShape, step: PagedStep, tolerance: float = 1e-5, window: int | None = None) -> None:
+    expected, expected_cache = attend(ReferenceAttention(heads), step, window)
+    found, found_cache = attend(CpuAttention(heads, [window]), step, window)
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
     assert torch.equal(found_cache.keys, expected_cache.keys)
     assert torch.equal(found_cache.values, expected_cache.values)
@@ -34,13 +34,14 @@ sequence = st.tuples(st.integers(0, 130), st.one_of(st.just(1), st.integers(1, 4
     padding=st.integers(0, 3),
     scattered=st.booleans(),
     seed=st.integers(0, 1000),
+    window=st.one_of(st.none(), st.integers(1, 180)),
 )
-def test_agrees_with_the_reference(sequences, tokens_per_block, num_kv_heads, group, padding, scattered, seed):
+def test_agrees_with_the_reference(sequences, tokens_per_block, num_kv_heads, group, padding, scattered, seed, window):
     heads = HeadShape(num_kv_heads * group, num_kv_heads, 8)
     step = paged_step(
         heads, sequences, tokens_per_block=tokens_per_block, padding=padding, scattered=scattered, seed=seed
     )
-    assert_same(heads, step)
+    assert_same(heads, step if window is None else without_blocks_behind(step, window), window=window)
 
 
 @pytest.mark.parametrize("past", [0, 1, 300])
@@ -49,8 +50,17 @@ def test_slices_longer_than_a_tile(past, query):
     assert_same(HEADS, paged_step(HEADS, [(past, query), (5, 1)]))
 
 
-def test_half_precision():
-    assert_same(HEADS, paged_step(HEADS, [(40, 1), (7, 9)], dtype=torch.bfloat16), tolerance=3e-2)
+@pytest.mark.parametrize("window", [1, 7, TILE, TILE + 5, 4 * TILE])
+@pytest.mark.parametrize("query", [TILE, 2 * TILE + 3])
+def test_slices_longer_than_a_tile_with_a_window(query, window):
+    step = paged_step(HEADS, [(300, query), (5, 1), (0, query)])
+    assert_same(HEADS, without_blocks_behind(step, window), window=window)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_half_precision(window):
+    step = paged_step(HEADS, [(40, 1), (7, 9)], dtype=torch.bfloat16)
+    assert_same(HEADS, step, tolerance=3e-2, window=window)
 
 
 def test_the_reference_is_causal_attention():
@@ -59,6 +69,26 @@ def test_the_reference_is_causal_attention():
     q, k, v = (x.transpose(0, 1)[None] for x in (step.query, step.key, step.value))
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("window", [1, 4, 12])
+def test_the_reference_with_a_window_is_causal_attention_to_the_last_keys(window):
+    step = paged_step(HeadShape(2, 2, 8), [(0, 12)])
+    found, _ = attend(ReferenceAttention(HeadShape(2, 2, 8)), step, window)
+    for i in range(12):
+        seen = slice(max(0, i - window + 1), i + 1)
+        scores = torch.einsum("hd,lhd->hl", step.query[i], step.key[seen]) * 8**-0.5
+        torch.testing.assert_close(found[i], torch.einsum("hl,lhd->hd", scores.softmax(-1), step.value[seen]))
+
+
+@pytest.mark.parametrize("backend", [ReferenceAttention(HEADS), CpuAttention(HEADS, [None, 20, 50])])
+def test_layers_with_different_windows_share_a_step(backend):
+    step = paged_step(HEADS, [(100, 1), (30, 1), (90, 33), (10, 4)])
+    inputs, cache = backend.prepare(step.inputs, step.pool), step.pool.layers[0]
+    for window in (None, 20, 50, None):
+        expected, _ = attend(ReferenceAttention(HEADS), step, window)
+        found = backend.attend(step.query, step.key, step.value, cache, inputs, window)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("backend", [ReferenceAttention(HEADS), CpuAttention(HEADS)])
@@ -77,11 +107,12 @@ def test_padding_writes_nothing(backend):
         assert torch.equal(after.flatten(0, 1)[slots[0]], written[0])
 
 
-def test_a_row_does_not_depend_on_its_batch():
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_row_does_not_depend_on_its_batch(window):
     """Generation rows alone and among others: the same bits."""
     sequences = [(length, 1) for length in (0, 5, 15, 16, 17, 200, 33, 700, 64)]
     step = paged_step(HEADS, sequences)
-    together, _ = attend(CpuAttention(HEADS), step)
+    together, _ = attend(CpuAttention(HEADS, [window]), step, window)
     for i in range(len(sequences)):
         row = slice(i, i + 1)
         inputs = dataclasses.replace(
@@ -90,9 +121,10 @@ def test_a_row_does_not_depend_on_its_batch():
             block_tables=step.inputs.block_tables[row],
             query_start=torch.tensor([0, 1], dtype=torch.int32),
             context_lengths=step.inputs.context_lengths[row],
+            max_context=int(step.inputs.context_lengths[i]),
         )
         single = PagedStep(step.query[row], step.key[row], step.value[row], step.pool, inputs)
-        alone, _ = attend(CpuAttention(HEADS), single)
+        alone, _ = attend(CpuAttention(HEADS, [window]), single, window)
         assert torch.equal(alone[0], together[i])
 
 
@@ -105,3 +137,25 @@ def test_one_sequence_cannot_poison_another():
     out, _ = attend(CpuAttention(HEADS), step)
     assert out[0].isnan().all()
     assert not out[1:].isnan().any()
+
+
+@pytest.mark.parametrize("backend", [ReferenceAttention(HEADS), CpuAttention(HEADS, [20])])
+def test_what_lies_behind_the_window_is_not_read(backend):
+    """Not-a-numbers there, to the very token, go nowhere."""
+    step = paged_step(HEADS, [(100, 1), (90, 3)])
+    clean, _ = attend(backend, step, 20)
+    for pool in pools(step.pool.layers[0]):
+        for table, first in zip(step.inputs.block_tables, (100 - 19, 90 - 19), strict=True):
+            for position in range(first):
+                pool[table[position // 16], position % 16] = torch.nan
+    found, _ = attend(backend, step, 20)
+    assert torch.equal(found, clean)
+
+
+def test_generation_reads_no_more_keys_than_the_window_has():
+    backend = CpuAttention(HEADS, [20])
+    for past in (19, 100, 1000):
+        step = paged_step(HEADS, [(past, 1)])
+        plan = backend.prepare(step.inputs, step.pool).plans[20]
+        assert len(plan.generation.table_rows) == 20 * HEADS.num_heads
+        assert plan.generation.scores.numel() <= 64 * HEADS.num_heads

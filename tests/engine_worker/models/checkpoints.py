@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from sluice.ring.checkpoint import Checkpoint, open_checkpoint
 
@@ -44,6 +44,28 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         attention_bias=True,
         mlp_bias=True,
         rope_parameters={"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+    ),
+    "mistral": MistralConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2, sliding_window=40),
+    "mistral, no window": MistralConfig(
+        **SIZES, num_attention_heads=4, num_key_value_heads=2, head_dim=16, sliding_window=None
+    ),
+    "qwen2": Qwen2Config(**SIZES, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen2, half windowed": Qwen2Config(
+        **SIZES,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        use_sliding_window=True,
+        sliding_window=33,
+        max_window_layers=1,
+    ),
+    "qwen3, windowed": Qwen3Config(
+        **SIZES,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        use_sliding_window=True,
+        sliding_window=16,
+        layer_types=["sliding_attention"] * 2,
     ),
 }
 

@@ -1,7 +1,9 @@
 import pytest
+import transformers
 
 from engine_worker.layers.rotary import LinearScaling, Llama3Scaling, Rope
 from engine_worker.models.registry import model_class
+from engine_worker.models.windows import narrowed, widest
 from sluice.ring.checkpoint import CheckpointError
 from tests.engine_worker.models.checkpoints import LLAMA3_ROPE, SIZES
 
@@ -18,6 +20,8 @@ def test_defaults():
     assert (found.heads.num_kv_heads, found.heads.head_dim) == (4, 12)
     assert found.rope == Rope(10000.0)
     assert not found.tie_word_embeddings
+    assert not found.attention_bias
+    assert not found.output_bias
     assert read(QWEN3).heads.head_dim == 128
 
 
@@ -34,7 +38,7 @@ def test_old_and_new_rope_keys():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM .* supported: LlamaForCausalLM, Qwen3ForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"]}, "Mamba.* supported: LlamaForCausalLM, MistralForCausalLM, Qwen2"),
         ({"architectures": None}, "none given"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"use_sliding_window": True, "sliding_window": 64}, "use_sliding_window = True"),
@@ -60,3 +64,70 @@ def test_what_is_not_supported_is_refused_by_name(change, words):
 
 def test_a_window_that_is_off_is_fine():
     assert read(QWEN3 | {"use_sliding_window": False, "sliding_window": 4096, "layer_types": ["full_attention"] * 2})
+    assert read(LLAMA | {"use_sliding_window": False, "sliding_window": 4096}).windows == (None, None)
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "given", "windows"),
+    [
+        ("Llama", {}, (None, None, None)),
+        ("Mistral", {"sliding_window": 64}, (64, 64, 64)),
+        ("Mistral", {"sliding_window": None}, (None, None, None)),
+        ("Mistral", {}, (4096, 4096, 4096)),
+        ("Qwen2", {}, (None, None, None)),
+        ("Qwen2", {"sliding_window": 64, "max_window_layers": 0}, (None, None, None)),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, (None, 64, 64)),
+        ("Qwen3", {"use_sliding_window": True, "sliding_window": 64}, (None, None, None)),
+        ("Qwen3", {"use_sliding_window": True, "max_window_layers": 2}, (None, None, 4096)),
+        ("Qwen3", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, (None, None, None)),
+        (
+            "Qwen3",
+            {"use_sliding_window": True, "sliding_window": 9, "layer_types": [SLIDING, FULL, SLIDING]},
+            (9, None, 9),
+        ),
+    ],
+)
+def test_windows_are_those_of_transformers(architecture, given, windows):
+    raw = LLAMA | {"num_hidden_layers": 3, "architectures": [f"{architecture}ForCausalLM"]} | given
+    assert read(raw).windows == windows
+    theirs = getattr(transformers, f"{architecture}Config")(**{key: raw[key] for key in raw if key != "architectures"})
+    sliding = getattr(theirs, "sliding_window", None)
+    kinds = getattr(theirs, "layer_types", None) or [SLIDING] * 3
+    assert tuple(sliding if kind == SLIDING else None for kind in kinds) == windows
+
+
+@pytest.mark.parametrize(
+    ("architecture", "given", "words"),
+    [
+        ("Mistral", {"sliding_window": 0}, "sliding_window must be a positive integer or null, not 0"),
+        ("Mistral", {"sliding_window": 8, "layer_types": [FULL, SLIDING]}, "layer_types full_attention"),
+        ("Mistral", {"sliding_window": None, "layer_types": [FULL, SLIDING]}, "layer_types sliding_attention"),
+        ("Qwen3", {"layer_types": [FULL, SLIDING]}, "layer_types sliding_attention"),
+        ("Qwen3", {"use_sliding_window": True, "layer_types": [FULL, "chunked_attention"]}, "chunked_attention"),
+        ("Qwen2", {"use_sliding_window": True, "layer_types": [SLIDING]}, "layer_types has 1 entries for 2 layers"),
+        ("Qwen2", {"use_sliding_window": True, "max_window_layers": "all"}, "max_window_layers must be an integer"),
+    ],
+)
+def test_windows_that_mean_nothing_are_refused(architecture, given, words):
+    with pytest.raises(CheckpointError, match=words):
+        read(LLAMA | {"architectures": [f"{architecture}ForCausalLM"]} | given)
+
+
+def test_a_limit_narrows_and_is_repeated_over_the_layers():
+    assert narrowed((None, 64, None, 64), (), 1000) == (None, 64, None, 64)
+    assert narrowed((None, 64, None, 64), (32,), 1000) == (32, 32, 32, 32)
+    assert narrowed((None, 64, None, 64), (100,), 1000) == (100, 64, 100, 64)
+    assert narrowed((None, None, None, None, None), (8, 16), 1000) == (8, 16, 8, 16, 8)
+    assert narrowed((None, None, 64), (8, 1000), 1000) == (8, None, 8)
+
+
+def test_a_window_as_long_as_the_context_is_none():
+    assert narrowed((63, 64, 65, None), (), 64) == (63, None, None, None)
+
+
+def test_the_widest_window_counts_unless_a_layer_has_none():
+    assert widest((4, 16, 8)) == 16
+    assert widest((4, None, 8)) is None
