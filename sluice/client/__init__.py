@@ -28,12 +28,14 @@ from sluice.client.results import (
     TokenLogprob,
     Usage,
 )
+from sluice.client.steps import AsyncSteps, Steps
 from sluice.client.streams import AsyncStream, Stream
 
 __all__ = [
     "DEFAULT_ADDRESS",
     "AlreadyExists",
     "AsyncClient",
+    "AsyncSteps",
     "AsyncStream",
     "Cancelled",
     "Chunk",
@@ -51,6 +53,7 @@ __all__ = [
     "Prompt",
     "ServerError",
     "SluiceError",
+    "Steps",
     "Stream",
     "Tensor",
     "Timings",

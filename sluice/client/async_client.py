@@ -21,6 +21,7 @@ from sluice.client.requests import (
     tokenize_request,
 )
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
+from sluice.client.steps import AsyncSteps
 from sluice.client.streams import AsyncStream
 from sluice.v1 import admin_pb2, admin_pb2_grpc, generation_pb2_grpc
 
@@ -83,6 +84,11 @@ class AsyncClient:
         """Engines and detokenizers, now."""
         stats: admin_pb2.Stats = (await self._call(self._admin.GetStats, admin_pb2.GetStatsRequest())).stats
         return stats
+
+    def stream_steps(self, *, timeout: float | None = None) -> AsyncSteps:
+        """What engines do, step by step, and what becomes of requests. `timeout` ends it; the default one does not."""
+        call = self._admin.StreamSteps(admin_pb2.StreamStepsRequest(), timeout=timeout, metadata=self._metadata)
+        return AsyncSteps(call)
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether the server, or one of its services such as "sluice.v1.GenerationService", is ready."""

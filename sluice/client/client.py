@@ -19,6 +19,7 @@ from sluice.client.requests import (
     tokenize_request,
 )
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
+from sluice.client.steps import Steps
 from sluice.client.streams import Stream
 from sluice.v1 import admin_pb2, admin_pb2_grpc, generation_pb2_grpc
 
@@ -78,6 +79,11 @@ class Client:
         """Engines and detokenizers, now."""
         stats: admin_pb2.Stats = self._call(self._admin.GetStats, admin_pb2.GetStatsRequest()).stats
         return stats
+
+    def stream_steps(self, *, timeout: float | None = None) -> Steps:
+        """What engines do, step by step, and what becomes of requests. `timeout` ends it; the default one does not."""
+        call = self._admin.StreamSteps(admin_pb2.StreamStepsRequest(), timeout=timeout, metadata=self._metadata)
+        return Steps(call)
 
     def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether the server, or one of its services such as "sluice.v1.GenerationService", is ready."""

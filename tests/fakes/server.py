@@ -70,6 +70,8 @@ class Script:
     """A stream has ended, on either side."""
     health: dict[str, int] = field(default_factory=lambda: {"": health_pb2.HealthCheckResponse.SERVING})
     stats: admin_pb2.Stats = field(default_factory=admin_pb2.Stats)
+    steps: list[admin_pb2.StreamStepsResponse] = field(default_factory=list)
+    """Told one after the other; after that nothing more comes."""
 
 
 class FakeServer(
@@ -147,6 +149,13 @@ class FakeServer(
     def GetStats(self, request: Any, context: Any) -> Any:
         self._note(request, context)
         return admin_pb2.GetStatsResponse(stats=self.script.stats)
+
+    def StreamSteps(self, request: Any, context: Any) -> Iterator[Any]:
+        self._note(request, context)
+        context.add_callback(self.script.gone.set)
+        context.send_initial_metadata(())
+        yield from self.script.steps
+        self._hang(context)
 
     def Check(self, request: Any, context: Any) -> Any:
         if request.service not in self.script.health:

@@ -1,0 +1,53 @@
+"""The endless streams of statistics."""
+
+import threading
+
+import grpc
+import pytest
+
+from sluice.client import AsyncClient, Client, DeadlineExceeded, Unavailable
+from sluice.v1 import admin_pb2
+from tests.fakes.server import Failure
+
+PATIENCE = 60
+STEPS = [
+    admin_pb2.StreamStepsResponse(steps=[admin_pb2.EngineStats(engine_id="e", iteration=iteration)])
+    for iteration in (1, 2)
+]
+
+
+def test_steps_come_until_closed(script, address) -> None:
+    script.steps = STEPS
+    with Client(address) as client, client.stream_steps() as steps:
+        assert [next(steps), next(steps)] == STEPS
+        threading.Timer(0.1, steps.close).start()
+        assert list(steps) == []
+    assert script.gone.wait(PATIENCE)
+
+
+async def test_steps_come_until_closed_async(script, address) -> None:
+    script.steps = STEPS
+    async with AsyncClient(address) as client, client.stream_steps() as steps:
+        await steps.started()
+        assert [await anext(steps), await anext(steps)] == STEPS
+        steps.close()
+        assert [step async for step in steps] == []
+    assert script.gone.wait(PATIENCE)
+
+
+def test_a_dropped_stream_ends_at_the_server(script, address) -> None:
+    with Client(address) as client:
+        client.stream_steps()
+        assert script.gone.wait(PATIENCE)
+
+
+async def test_errors_are_typed(script, address) -> None:
+    with Client(address, timeout=0.001) as client:
+        with pytest.raises(DeadlineExceeded):
+            next(client.stream_steps(timeout=0.2))
+        script.failure = Failure(grpc.StatusCode.UNAVAILABLE)
+        with pytest.raises(Unavailable):
+            next(client.stream_steps())
+    async with AsyncClient(address) as client:
+        with pytest.raises(Unavailable):
+            await anext(client.stream_steps())
