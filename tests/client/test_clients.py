@@ -115,7 +115,7 @@ def test_leaving_a_stream_cancels_it(script, address, leave) -> None:
     script.hangs = True
     with Client(address) as client:
         leave(client)
-        assert script.gone.wait(5)
+        assert script.gone.wait(60)
 
 
 async def leave_async_by_close(client: AsyncClient) -> None:
@@ -136,12 +136,14 @@ async def leave_async_by_break(client: AsyncClient) -> None:
 
 
 async def leave_async_by_task(client: AsyncClient) -> None:
+    begun = asyncio.Event()
+
     async def read() -> None:
         async for _ in client.stream("x"):
-            pass
+            begun.set()
 
     task = asyncio.create_task(read())
-    await asyncio.sleep(0.1)
+    await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -154,23 +156,30 @@ async def test_leaving_an_async_stream_cancels_it(script, address, leave) -> Non
     script.hangs = True
     async with AsyncClient(address) as client:
         await leave(client)
-        assert await asyncio.to_thread(script.gone.wait, 5)
+        assert await asyncio.to_thread(script.gone.wait, 60)
 
 
 def test_close_from_another_thread_ends_the_stream(script, address) -> None:
     script.hangs = True
     with Client(address) as client:
-        stream = client.stream("x")
-        threading.Timer(0.1, stream.close).start()
-        assert [chunk.text for chunk in stream] == ["Hello", ", ", "world"]
+        stream, texts = client.stream("x"), []
+        for chunk in stream:
+            texts.append(chunk.text)
+            if len(texts) == len(script.texts):
+                # Later, while the next chunk is awaited, which never comes.
+                threading.Timer(0.1, stream.close).start()
+        assert texts == script.texts
 
 
 async def test_close_from_another_task_ends_the_stream(script, address) -> None:
     script.hangs = True
     async with AsyncClient(address) as client:
-        stream = client.stream("x")
-        asyncio.get_running_loop().call_later(0.1, stream.close)
-        assert [chunk.text async for chunk in stream] == ["Hello", ", ", "world"]
+        stream, texts = client.stream("x"), []
+        async for chunk in stream:
+            texts.append(chunk.text)
+            if len(texts) == len(script.texts):
+                asyncio.get_running_loop().call_later(0.1, stream.close)
+        assert texts == script.texts
 
 
 async def test_closing_the_client_under_a_call(script, address) -> None:
@@ -184,9 +193,11 @@ async def test_closing_the_client_under_a_call(script, address) -> None:
     with pytest.raises(Cancelled):
         await unary
     blocking = Client(address)
+    live = blocking.stream("x")
+    next(live)
     threading.Timer(0.1, blocking.close).start()
     with pytest.raises(Cancelled):
-        list(blocking.stream("x"))
+        list(live)
 
 
 def test_async_client_needs_a_loop() -> None:
