@@ -11,6 +11,7 @@ class Forecast:
     """The pool as it would be. What fits here, `KvCache.allocate` gives after the same releases."""
 
     def __init__(self, pool: BlockPool, prefixes: PrefixFinder, tokens_per_block: int) -> None:
+        self.num_blocks = pool.num_blocks
         self.available = pool.available
         self._references = pool.references
         self._change: dict[int, int] = {}
@@ -43,6 +44,19 @@ class Forecast:
         held = sequence.blocks if sequence.copy is None else [*sequence.blocks, sequence.copy[0]]
         self._hold(held, -1)
         self.available += sum(not self._held(block) for block in held)
+
+    def growth(self, sequence: Sequence, tokens: int) -> int:
+        """Blocks for so many more tokens of a sequence, or as many as it may get, beyond those for all it has now."""
+        now, size = sequence.num_tokens, self._tokens_per_block
+        return -(-min(now + tokens, sequence.request.max_tokens) // size) + -now // size
+
+    def growth_to_end(self, sequence: Sequence) -> int:
+        """Blocks that a sequence may still come to need beyond those for all its tokens."""
+        return self.growth(sequence, sequence.request.max_tokens)
+
+    def blocks_to_end(self, sequence: Sequence) -> int:
+        """Blocks that a sequence without memory may come to need with nothing in the cache."""
+        return -(-sequence.num_tokens // self._tokens_per_block) + self.growth_to_end(sequence)
 
     def _lacking(self, sequence: Sequence, blocks: int) -> int:
         return -(-sequence.num_tokens // self._tokens_per_block) - blocks
