@@ -1,0 +1,45 @@
+"""Generation as a library, with TensorRT-LLM's names: `with GenerationExecutor.create() as executor: …`."""
+
+from sluice.executor.config import CapacitySchedulerPolicy, ContextChunkingPolicy, KvCacheConfig, SchedulerConfig
+from sluice.executor.errors import RequestError
+from sluice.executor.executor import GenerationExecutor
+from sluice.executor.request import GenerationRequest, LoRARequest
+from sluice.executor.response import CompletionOutput, Logprob, Response, Result
+from sluice.executor.result import GenerationResult
+from sluice.executor.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from sluice.executor.sampling import AdditionalModelOutput, GuidedDecodingParams, SamplingParams
+from sluice.executor.stats import (
+    InflightBatchingStats,
+    IterationStats,
+    KvCacheStats,
+    RequestStage,
+    RequestStats,
+    StaticBatchingStats,
+)
+
+__all__ = [
+    "AdditionalModelOutput",
+    "CapacitySchedulerPolicy",
+    "CompletionOutput",
+    "ContextChunkingPolicy",
+    "GenerationExecutor",
+    "GenerationRequest",
+    "GenerationResult",
+    "GuidedDecodingParams",
+    "InflightBatchingStats",
+    "IterationStats",
+    "KvCacheConfig",
+    "KvCacheRetentionConfig",
+    "KvCacheStats",
+    "LoRARequest",
+    "Logprob",
+    "RequestError",
+    "RequestStage",
+    "RequestStats",
+    "Response",
+    "Result",
+    "SamplingParams",
+    "SchedulerConfig",
+    "StaticBatchingStats",
+    "TokenRangeRetentionConfig",
+]

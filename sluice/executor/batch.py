@@ -1,0 +1,84 @@
+"""Many requests, a bounded number of them at a time, with a progress bar."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from sluice.executor.request import GenerationRequest
+from sluice.executor.result import GenerationResult
+from sluice.executor.waiting import SLICE_SECONDS
+
+T = TypeVar("T")
+
+Ended = Callable[[GenerationResult], None]
+Submit = Callable[[GenerationRequest, Ended], GenerationResult]
+"""Starts a request; `Ended` is called, in another thread, when it has something final to read."""
+
+
+class Batch:
+    """Runs requests; `results` holds those started so far, in the order of the requests."""
+
+    def __init__(self, submit: Submit, max_in_flight: int) -> None:
+        if max_in_flight < 1:
+            raise ValueError(f"max_in_flight is {max_in_flight}, must be at least 1")
+        self.results: list[GenerationResult] = []
+        self._submit = submit
+        self._max_in_flight = max_in_flight
+        self._ended: SimpleQueue[GenerationResult] = SimpleQueue()
+        self._read = 0
+
+    def run(self, requests: Sequence[GenerationRequest], show: bool) -> None:
+        """Returns when all have ended. Raises the RequestError of the first that fails, while others go on."""
+        with _progress(len(requests), show) as advance:
+            for request in requests:
+                if len(self.results) - self._read == self._max_in_flight:
+                    self._await_one(advance)
+                self.results.append(self._submit(request, self._ended.put))
+            while self._read < len(self.results):
+                self._await_one(advance)
+
+    def _await_one(self, advance: Callable[[], None]) -> None:
+        result = self._next_ended()
+        self._read += 1
+        result.result()
+        advance()
+
+    def _next_ended(self) -> GenerationResult:
+        while True:
+            # In slices: a signal that comes just before an endless wait would not end it.
+            try:
+                return self._ended.get(timeout=SLICE_SECONDS)
+            except Empty:
+                continue
+
+
+def is_batch(inputs: Any) -> bool:
+    """Whether these are several prompts: not text, not token ids, not the messages of a chat."""
+    return (
+        isinstance(inputs, Sequence) and not isinstance(inputs, str) and (not inputs or isinstance(inputs[0], Sequence))
+    )
+
+
+def each(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
+    """A value for each of `count` requests: one for all, or a list of as many. Raises ValueError."""
+    if not isinstance(value, list):
+        return [value] * count  # type: ignore[list-item]
+    if len(value) != count:
+        raise ValueError(f"{name} has {len(value)} entries, inputs have {count}")
+    return value
+
+
+@contextmanager
+def _progress(total: int, show: bool) -> Iterator[Callable[[], None]]:
+    if not show:
+        yield lambda: None
+        return
+    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda: progress.advance(task)

@@ -1,0 +1,19 @@
+"""What can go wrong with one request of an executor."""
+
+from sluice.client import SluiceError
+
+
+class RequestError(RuntimeError):
+    """A request failed; the executor and its other requests go on. `error` says what happened, by its type."""
+
+    def __init__(self, request_id: int, client_id: int | None, error: Exception) -> None:
+        super().__init__(f"request {request_id}: {error}")
+        self.request_id = request_id
+        self.client_id = client_id
+        self.error = error
+        """A `sluice.client.SluiceError` such as InvalidRequest (names each field), Overloaded or Unavailable."""
+
+    @property
+    def retryable(self) -> bool:
+        """The same request may succeed later."""
+        return isinstance(self.error, SluiceError) and self.error.retryable

@@ -1,0 +1,114 @@
+"""What came for one request and nobody has read yet."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from sluice.client import Chunk, Timings, TokenLogprob, Usage
+from sluice.executor.waiting import wait_for
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a request ended."""
+
+    usage: Usage | None = None
+    timings: Timings | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    error: Exception | None = None
+    cancelled: bool = False
+    """By this side; outputs that have no end of their own have none from the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a read takes."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    ending: Ending | None = None
+
+
+class Inbox:
+    """Written by the connection's thread, read by any thread or event loop. Holds no more than the outputs themselves.
+
+    `notify` is called, by the writer, whenever there is something to read.
+    """
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+        self._condition = threading.Condition()
+        self._chunks: list[Chunk] = []
+        self._ending: Ending | None = None
+        self._taken = False
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def put(self, chunk: Chunk) -> None:
+        """Add news."""
+        with self._condition:
+            self._chunks.append(chunk)
+            self._wake()
+        self._notify()
+
+    def end(self, ending: Ending, last: Chunk | None = None) -> None:
+        """Nothing follows. A second ending is ignored."""
+        with self._condition:
+            if self._ending is not None:
+                return
+            if last is not None:
+                self._chunks.append(last)
+            self._ending = ending
+            self._wake()
+        self._notify()
+
+    def take(self, apply: Callable[[News], T], timeout: float | None = None) -> T:
+        """Wait for news and apply all of it, none if somebody else took the ending; one reader at a time applies.
+
+        Raises TimeoutError.
+        """
+        with self._condition:
+            if not wait_for(self._condition, self._readable, timeout):
+                raise TimeoutError(f"nothing came within {timeout:g} s")
+            return apply(self._take())
+
+    async def atake(self, apply: Callable[[News], T]) -> T:
+        """The same in an event loop, without a timeout."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with self._condition:
+                if self._readable():
+                    return apply(self._take())
+                waiter: asyncio.Future[None] = loop.create_future()
+                self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                with self._condition:
+                    self._waiters.discard(waiter)
+
+    def _readable(self) -> bool:
+        return bool(self._chunks) or self._ending is not None
+
+    def _take(self) -> News:
+        if self._taken:
+            return News()
+        chunks, self._chunks = self._chunks, []
+        self._taken = self._ending is not None
+        return News(chunks, self._ending)
+
+    def _wake(self) -> None:
+        self._condition.notify_all()
+        for waiter in self._waiters:
+            # A loop that was closed under its waiter waits for nothing any more.
+            with suppress(RuntimeError):
+                waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
+        self._waiters.clear()
+
+
+def _resolve(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

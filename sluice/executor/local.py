@@ -1,0 +1,76 @@
+"""A ring on this machine, for as long as its executor lives."""
+
+import logging
+import os
+import threading
+from typing import Any
+
+from sluice.launch import LogLine, Ring
+
+LOGGER = logging.getLogger("sluice.executor")
+
+
+class LocalRing:
+    """A started ring. A thread of its own starts and keeps it: children die with the thread that made them, and the
+    caller's may end before.
+
+    Arguments and errors are those of `Ring`. What its services log as warnings and worse goes to `logging`.
+    """
+
+    def __init__(self, model: str | None, **options: Any) -> None:
+        self._ring = Ring(model, observe=_log_problem, **options)
+        self._pid = os.getpid()
+        self._stop = threading.Event()
+        self._started = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._keep, name="sluice ring", daemon=True)
+        self._thread.start()
+        try:
+            self._started.wait()
+        except BaseException:
+            self._kill()
+            raise
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def address(self) -> str:
+        """Of its router."""
+        return self._ring.address
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by service."""
+        return self._ring.pids
+
+    def close(self) -> None:
+        """End all processes and remove their sockets, at once if interrupted meanwhile. Idempotent."""
+        if os.getpid() != self._pid:
+            # A fork of the process that started it has no say.
+            return
+        self._stop.set()
+        try:
+            self._thread.join()
+        except BaseException:
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        self._stop.set()
+        self._ring.kill()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        try:
+            with self._ring:
+                self._started.set()
+                self._stop.wait()
+        except BaseException as error:  # noqa: BLE001
+            self._error = error
+        finally:
+            self._started.set()
+
+
+def _log_problem(line: LogLine) -> None:
+    if line.is_problem:
+        LOGGER.warning("%s: %s", line.child, line.text)

@@ -1,0 +1,68 @@
+"""What an executor is asked for."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+from sluice.client import Options, Prompt
+from sluice.executor.retention import KvCacheRetentionConfig
+from sluice.executor.sampling import SamplingParams
+
+Priority = Literal["low", "normal", "high"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """A LoRA adapter, by the name it was loaded under."""
+
+    lora_name: str
+
+
+class RequestOptions(TypedDict, total=False):
+    """What can be asked for beside prompt and sampling: see the fields of `GenerationRequest`."""
+
+    lora_request: LoRARequest | None
+    kv_cache_retention_config: KvCacheRetentionConfig | None
+    client_id: int | None
+    return_all_generated_tokens: bool
+    priority: Priority | None
+    allotted_time_ms: float | None
+    cache_salt: str | None
+    model: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt and all that belongs to it. May be submitted any number of times."""
+
+    inputs: Prompt
+    """Text, token ids, or the messages of a chat."""
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    streaming: bool = False
+    """Responses as tokens come; otherwise one per output, at the end of the last."""
+    lora_request: LoRARequest | None = None
+    kv_cache_retention_config: KvCacheRetentionConfig | None = None
+    client_id: int | None = None
+    """Comes back in every response; may be used any number of times."""
+    return_all_generated_tokens: bool = False
+    """Each response of a stream repeats what came before it."""
+    priority: Priority | None = None
+    allotted_time_ms: float | None = None
+    """From when it is sent; then it ends well, with what it has."""
+    cache_salt: str | None = None
+    """Only requests of one salt share cached prefixes."""
+    model: str | None = None
+
+    def client_options(self, wire_id: str) -> Options:
+        """As options of `sluice.client`."""
+        kv_cache: dict[str, Any] = {"salt": self.cache_salt} if self.cache_salt else {}
+        if self.kv_cache_retention_config:
+            kv_cache |= self.kv_cache_retention_config.options()
+        return self.sampling_params.options() | Options(
+            request_id=wire_id,
+            token_ids=True,
+            lora_id=self.lora_request.lora_name if self.lora_request else None,
+            kv_cache=kv_cache or None,
+            priority=self.priority,
+            time_limit=None if self.allotted_time_ms is None else self.allotted_time_ms / 1000,
+            model=self.model,
+        )

@@ -1,0 +1,151 @@
+"""Responses as TensorRT-LLM's executor gives them, and the outputs that they add up to."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sluice.client import Chunk, Tensor, TokenLogprob
+from sluice.client import FinishReason as ClientReason
+from sluice.executor.errors import RequestError
+
+FinishReason = Literal["stop", "length", "timeout", "cancelled", "unknown"]
+"""As in TensorRT-LLM. "timeout" is the request's own allotted time; "unknown" a reason of a newer server."""
+
+REASONS: dict[ClientReason, FinishReason] = {
+    ClientReason.EOS: "stop",
+    ClientReason.STOP_STRING: "stop",
+    ClientReason.STOP_TOKEN: "stop",
+    ClientReason.LENGTH: "length",
+    ClientReason.TIME_LIMIT: "timeout",
+    ClientReason.ABORTED: "cancelled",
+    ClientReason.UNKNOWN: "unknown",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Natural log of a token's probability, and its 1-based rank."""
+
+    logprob: float | None
+    """None for the first token of a prompt."""
+    rank: int
+
+
+TokenLogprobs = dict[int, Logprob]
+"""By token id: of the token itself, which comes first, and of the best alternatives that were asked for."""
+
+
+def read_logprobs(entries: Iterable[TokenLogprob]) -> list[TokenLogprobs]:
+    """One dict per position."""
+    return [{each.token_id: Logprob(each.logprob, each.rank) for each in (entry, *entry.top)} for entry in entries]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """News of one output. Lists have one entry per beam, which is always one here."""
+
+    sequence_index: int
+    """Which of the n outputs."""
+    output_token_ids: list[list[int]]
+    """New ones; all so far with return_all_generated_tokens."""
+    text: str
+    """Of these tokens."""
+    log_probs: list[list[TokenLogprobs]]
+    cum_log_probs: list[float | None]
+    """Over all tokens so far, if logprobs were asked for."""
+    finish_reasons: list[FinishReason | None]
+    """None: not finished."""
+    is_sequence_final: bool
+    """The last of this output."""
+    is_final: bool
+    """The last of the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """News of one request: a result or an error."""
+
+    request_id: int
+    client_id: int | None
+    result: Result | None = None
+    error: RequestError | None = None
+
+    def has_error(self) -> bool:
+        """Whether the request failed; no other response of it follows."""
+        return self.error is not None
+
+    @property
+    def error_msg(self) -> str:
+        """Empty where there is no error."""
+        return str(self.error or "")
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One output as far as it has been read. The `diff`s are what the latest read added."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One per token, if asked for."""
+    cumulative_logprob: float | None = None
+    """Over all tokens, if logprobs were asked for."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """If asked for; known at the end."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop string or stop token id that was found; None where the model's EOS or something else ended it."""
+    tensors: list[Tensor] = field(default_factory=list)
+    """Parts of those that were asked for, in order."""
+    text_diff: str = ""
+    token_ids_diff: list[int] = field(default_factory=list)
+    logprobs_diff: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return len(self.token_ids)
+
+    def begin_read(self) -> None:
+        """Forget the diffs."""
+        self.text_diff, self.token_ids_diff, self.logprobs_diff = "", [], []
+
+    def add(self, chunk: Chunk) -> None:
+        """Take over what a stream told."""
+        logprobs = read_logprobs(chunk.logprobs)
+        self.text_diff += chunk.text
+        self.token_ids_diff += chunk.token_ids
+        self.logprobs_diff += logprobs
+        self.text += chunk.text
+        self.token_ids += chunk.token_ids
+        self.logprobs += logprobs
+        if chunk.tensor is not None:
+            self.tensors.append(chunk.tensor)
+        for entry in chunk.logprobs:
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + (entry.logprob or 0.0)
+        if chunk.finish_reason is not None:
+            self.finish_reason = REASONS[chunk.finish_reason]
+            self.stop_reason = chunk.stop_string if chunk.stop_token_id is None else chunk.stop_token_id
+            if chunk.cumulative_logprob is not None:
+                self.cumulative_logprob = chunk.cumulative_logprob
+
+    def cancel(self) -> bool:
+        """End it here, if it has not ended."""
+        if self.finish_reason is not None:
+            return False
+        self.finish_reason = "cancelled"
+        return True
+
+    def result(self, whole: bool, is_final: bool) -> Result:
+        """What the latest read added, or all so far."""
+        return Result(
+            sequence_index=self.index,
+            output_token_ids=[list(self.token_ids if whole else self.token_ids_diff)],
+            text=self.text if whole else self.text_diff,
+            log_probs=[list(self.logprobs if whole else self.logprobs_diff)],
+            cum_log_probs=[self.cumulative_logprob],
+            finish_reasons=[self.finish_reason],
+            is_sequence_final=self.finish_reason is not None,
+            is_final=is_final,
+        )

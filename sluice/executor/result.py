@@ -1,0 +1,169 @@
+"""The result of one request, as it comes: a future, an iterator and an asynchronous iterator in one."""
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from sluice.client import Timings, Usage
+from sluice.executor.errors import RequestError
+from sluice.executor.inbox import Ending, Inbox, News
+from sluice.executor.request import GenerationRequest
+from sluice.executor.response import CompletionOutput, Response, read_logprobs
+from sluice.executor.waiting import Deadline
+
+if TYPE_CHECKING:
+    from sluice.executor.executor import GenerationExecutor
+
+
+class GenerationResult:
+    """What has been read of a request so far; each read takes all that has come and returns this same object.
+
+    `outputs`, `done` and the rest change by reading only: `result`, `aresult`, iteration, or the executor's
+    `await_responses`. Reads from several threads share what comes.
+    """
+
+    def __init__(
+        self, request_id: int, request: GenerationRequest, inbox: Inbox, executor: "GenerationExecutor"
+    ) -> None:
+        self.request_id = request_id
+        """Given by the executor, unique in it; no other request of it ever has the same."""
+        self.request = request
+        self.outputs = [CompletionOutput(index) for index in range(max(1, request.sampling_params.n))]
+        self.error: RequestError | None = None
+        """Why it failed, once that has been read."""
+        self.usage: Usage | None = None
+        """Token counts over all outputs, once done."""
+        self.timings: Timings | None = None
+        self._inbox = inbox
+        self._executor = executor
+        self._done = False
+        self._aborted = False
+        self._prompt_token_ids: list[int] | None = None
+
+    @property
+    def client_id(self) -> int | None:
+        """The request's."""
+        return self.request.client_id
+
+    @property
+    def done(self) -> bool:
+        """Whether the end has been read: the outputs are whole, or `error` is set."""
+        return self._done
+
+    @property
+    def finished(self) -> bool:
+        """`done`, by TensorRT-LLM's name."""
+        return self._done
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Token ids of the prompt. For a text they are asked from the server, once, which takes a moment.
+
+        Raises SluiceError; TypeError for a chat, of which only the server knows the template.
+        """
+        if self._prompt_token_ids is None:
+            params, inputs = self.request.sampling_params, self.request.inputs
+            if inputs and isinstance(inputs[0], Mapping):
+                raise TypeError("the token ids of a chat are known to the server only")
+            ids = (
+                self._executor.tokenize(inputs, params.add_special_tokens, self.request.model)
+                if isinstance(inputs, str)
+                else list(cast(Sequence[int], inputs))
+            )
+            self._prompt_token_ids = ids[-(params.truncate_prompt_tokens or 0) :]
+        return self._prompt_token_ids
+
+    def result(self, timeout: float | None = None) -> Self:
+        """Wait for the end. Raises TimeoutError, after which the request goes on; RequestError where it failed."""
+        deadline = Deadline(timeout)
+        while not self._done:
+            try:
+                self.read(deadline.left)
+            except TimeoutError:
+                raise TimeoutError(f"request {self.request_id} did not end within {timeout:g} s") from None
+        return self._checked()
+
+    async def aresult(self) -> Self:
+        """The same in an event loop; asyncio.timeout is the way to bound it."""
+        while not self._done:
+            await self.aread()
+        return self._checked()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.aresult().__await__()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Self:
+        if not self._done and self.read():
+            return self._checked()
+        raise StopIteration
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Self:
+        if not self._done and await self.aread():
+            return self._checked()
+        raise StopAsyncIteration
+
+    def abort(self) -> None:
+        """Stop the request; it ends soon, with "cancelled" and what it has."""
+        self._aborted = True
+        self._executor.abort_request(self.request_id)
+
+    def aborted(self) -> bool:
+        """Whether `abort` was called."""
+        return self._aborted
+
+    def read(self, timeout: float | None = None) -> list[Response]:
+        """Wait for news and take all of it, one response per output. Empty: the end was read before.
+
+        Raises TimeoutError; never RequestError, which is in the response.
+        """
+        return self._inbox.take(self._apply, timeout)
+
+    async def aread(self) -> list[Response]:
+        """The same in an event loop, without a timeout."""
+        return await self._inbox.atake(self._apply)
+
+    def __repr__(self) -> str:
+        return f"GenerationResult(request_id={self.request_id}, done={self._done}, outputs={self.outputs})"
+
+    def _checked(self) -> Self:
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def _apply(self, news: News) -> list[Response]:
+        for output in self.outputs:
+            output.begin_read()
+        touched = {chunk.index for chunk in news.chunks}
+        for chunk in news.chunks:
+            self.outputs[chunk.index].add(chunk)
+        if news.ending is None:
+            return self._responses(touched, final=False)
+        if news.ending.cancelled:
+            touched |= {output.index for output in self.outputs if output.cancel()}
+        return self._end(news.ending, touched)
+
+    def _end(self, ending: Ending, touched: set[int]) -> list[Response]:
+        self._done = True
+        self.usage, self.timings = ending.usage, ending.timings
+        self._executor.forget(self.request_id)
+        if ending.error is not None:
+            self.error = RequestError(self.request_id, self.client_id, ending.error)
+            self.error.__cause__ = ending.error
+            failed = Response(self.request_id, self.client_id, error=self.error)
+            return [*self._responses(touched, final=False), failed]
+        prompt_logprobs = read_logprobs(ending.prompt_logprobs)
+        for output in self.outputs:
+            output.prompt_logprobs = prompt_logprobs
+        return self._responses(touched or {len(self.outputs) - 1}, final=True)
+
+    def _responses(self, touched: set[int], final: bool) -> list[Response]:
+        whole, last = self.request.return_all_generated_tokens, max(touched, default=0)
+        return [
+            Response(self.request_id, self.client_id, self.outputs[index].result(whole, final and index == last))
+            for index in sorted(touched)
+        ]

@@ -1,0 +1,169 @@
+"""How tokens are chosen, under TensorRT-LLM's names, and the options of `sluice.client` that they become.
+
+Unset means the model's own default (its generation_config.json), which is not always greedy as it is there.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.client import Options
+
+NO_END = -1
+"""TensorRT-LLM's `end_id` for "never end by a token"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuidedDecodingParams:
+    """Constrains the output; at most one may be set. Raises ValueError otherwise."""
+
+    json: str | Mapping[str, Any] | None = None
+    """A JSON Schema."""
+    regex: str | None = None
+    grammar: str | None = None
+    """In EBNF."""
+    json_object: bool = False
+    """Any JSON value."""
+    structural_tag: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.options()) != 1:
+            raise ValueError(f"exactly one guide can be set, not {len(self.options())}")
+
+    def options(self) -> dict[str, Any]:
+        """As sluice.v1.GuidedDecoding."""
+        schema = self.json if self.json is None or isinstance(self.json, str) else json.dumps(self.json)
+        guides: dict[str, Any] = {
+            "json_schema": schema,
+            "regex": self.regex,
+            "ebnf": self.grammar,
+            "json_object": {} if self.json_object else None,
+            "structural_tag": self.structural_tag,
+        }
+        return {name: value for name, value in guides.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdditionalModelOutput:
+    """A named tensor of the model to return."""
+
+    name: str
+    gather_context: bool = False
+    """Also for prompt positions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """One request's sampling, stopping and output options; the server checks their ranges.
+
+    Raises ValueError for combinations that cannot be meant.
+    """
+
+    max_tokens: int | None = 32
+    """None: what fits the model's context."""
+    min_tokens: int | None = None
+    end_id: int | None = None
+    """Ends the output instead of the model's own EOS tokens; -1: none does."""
+    ignore_eos: bool = False
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    include_stop_str_in_output: bool = False
+    bad: str | Sequence[str] | None = None
+    bad_token_ids: Sequence[int] | None = None
+    embedding_bias: Mapping[int, float] | None = None
+    """Added to the logits of these token ids."""
+    logits_processor: str | Sequence[str] | None = None
+    """Names of processors on the server."""
+
+    n: int = 1
+    best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float | None = None
+    early_stopping: bool | int | None = None
+
+    temperature: float | None = None
+    """0 is greedy."""
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    """Unset: the server draws one (there 0)."""
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+
+    logprobs: int | None = None
+    """So many best alternatives per token, beside its own; 0: its own only."""
+    prompt_logprobs: int | None = None
+    return_context_logits: bool = False
+    return_generation_logits: bool = False
+    additional_model_outputs: Sequence[AdditionalModelOutput] | None = None
+    guided_decoding: GuidedDecodingParams | None = None
+
+    add_special_tokens: bool | None = None
+    """Unset: to text, not to a chat, whose template has them."""
+    truncate_prompt_tokens: int | None = None
+    skip_special_tokens: bool = True
+    stream_interval: int | None = None
+    """A response at most every so many tokens."""
+
+    def __post_init__(self) -> None:
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of is {self.best_of}, must be at least n, {self.n}")
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(self, name) is not None and not self.use_beam_search:
+                raise ValueError(f"{name} needs use_beam_search=True")
+
+    def options(self) -> Options:
+        """As options of `sluice.client`; None is unset there."""
+        return Options(
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos or self.end_id is not None or None,
+            stop=self.stop,
+            stop_token_ids=self._stop_token_ids(),
+            include_stop_in_output=self.include_stop_str_in_output or None,
+            bad_words=self.bad,
+            bad_token_ids=self.bad_token_ids,
+            logit_bias=self.embedding_bias,
+            logits_processors=self.logits_processor,
+            n=self.n,
+            best_of=None if self.use_beam_search or self.best_of == self.n else self.best_of,
+            beam_search=self._beam_search() if self.use_beam_search else None,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
+            **self._output_options(),
+        )
+
+    def _output_options(self) -> Options:
+        tensors = [{"name": each.name, "context": each.gather_context} for each in self.additional_model_outputs or ()]
+        return Options(
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            context_logits=self.return_context_logits or None,
+            generation_logits=self.return_generation_logits or None,
+            tensors=tensors or None,
+            guided=self.guided_decoding.options() if self.guided_decoding else None,
+            add_special_tokens=self.add_special_tokens,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            skip_special_tokens=self.skip_special_tokens,
+            stream_interval=self.stream_interval,
+        )
+
+    def _beam_search(self) -> dict[str, Any]:
+        early = None if self.early_stopping is None else bool(self.early_stopping)
+        settings = {"width": self.best_of or self.n, "length_penalty": self.length_penalty, "early_stopping": early}
+        return {name: value for name, value in settings.items() if value is not None}
+
+    def _stop_token_ids(self) -> list[int] | None:
+        ends = [] if self.ignore_eos or self.end_id in (None, NO_END) else [self.end_id]
+        return [*(self.stop_token_ids or ()), *ends] or None

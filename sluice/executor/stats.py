@@ -1,0 +1,187 @@
+"""What the engines did, step by step, under TensorRT-LLM's names."""
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from sluice.v1 import admin_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheStats:
+    """Blocks of an engine's KV cache."""
+
+    max_num_blocks: int
+    free_num_blocks: int
+    """Those only cached included."""
+    used_num_blocks: int
+    tokens_per_block: int
+    cache_hit_rate: float
+    """Prompt tokens served from the cache, of all since the start, [0, 1]."""
+    max_num_host_blocks: int
+    used_num_host_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class InflightBatchingStats:
+    """What a step was made of."""
+
+    num_scheduled_requests: int
+    num_context_requests: int
+    num_gen_requests: int
+    num_paused_requests: int
+    num_ctx_tokens: int
+    micro_batch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StaticBatchingStats:
+    """The same under the policy static_batch; zeros under others."""
+
+    num_scheduled_requests: int
+    num_context_requests: int
+    num_ctx_tokens: int
+    num_gen_tokens: int
+    """Since the batch began."""
+    empty_gen_slots: int
+    """Of sequences that have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationStats:
+    """One step of one engine."""
+
+    engine_id: str
+    iter: int
+    timestamp: float
+    """End of the step, in seconds since 1970."""
+    iter_latency_ms: float
+    num_active_requests: int
+    max_num_active_requests: int
+    num_queued_requests: int
+    kv_cache_stats: KvCacheStats
+    inflight_batching_stats: InflightBatchingStats
+    static_batching_stats: StaticBatchingStats
+
+    def to_json_str(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+
+class RequestStage(StrEnum):
+    """Where a request stands."""
+
+    QUEUED = "queued"
+    CONTEXT_IN_PROGRESS = "context_in_progress"
+    GENERATION_IN_PROGRESS = "generation_in_progress"
+    PAUSED = "paused"
+    """It gave its memory back for others, and will go on."""
+    GENERATION_COMPLETE = "generation_complete"
+    UNKNOWN = "unknown"
+
+
+STAGES = {
+    pb.REQUEST_STAGE_QUEUED: RequestStage.QUEUED,
+    pb.REQUEST_STAGE_CONTEXT: RequestStage.CONTEXT_IN_PROGRESS,
+    pb.REQUEST_STAGE_GENERATION: RequestStage.GENERATION_IN_PROGRESS,
+    pb.REQUEST_STAGE_PAUSED: RequestStage.PAUSED,
+    pb.REQUEST_STAGE_ENDED: RequestStage.GENERATION_COMPLETE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """One request in an engine, over all its outputs. Times are seconds since 1970, None where it is not so far."""
+
+    id: int | None
+    """Of this executor; None for a request of somebody else."""
+    wire_id: str
+    """As the server and its log know it."""
+    engine_id: str
+    stage: RequestStage
+    arrival: float | None
+    first_scheduled: float | None
+    first_token: float | None
+    last_token: float | None
+    queued_seconds: float
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+    num_pauses: int
+    alloc_total_blocks_per_request: int
+    alloc_new_blocks_per_request: int
+    reused_blocks_per_request: int
+    missed_blocks_per_request: int
+
+    def to_json_str(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+
+def read_step(stats: pb.EngineStats) -> IterationStats:
+    """From the message of the API."""
+    return IterationStats(
+        engine_id=stats.engine_id,
+        iter=stats.iteration,
+        timestamp=_seconds(stats.time),
+        iter_latency_ms=1000 * _seconds(stats.step_time),
+        num_active_requests=stats.active_requests,
+        max_num_active_requests=stats.max_requests,
+        num_queued_requests=stats.queued_requests,
+        kv_cache_stats=KvCacheStats(
+            max_num_blocks=stats.max_kv_blocks,
+            free_num_blocks=stats.free_kv_blocks,
+            used_num_blocks=stats.used_kv_blocks,
+            tokens_per_block=stats.tokens_per_kv_block,
+            cache_hit_rate=stats.prefix_cache_hit_ratio,
+            max_num_host_blocks=stats.max_host_blocks,
+            used_num_host_blocks=stats.used_host_blocks,
+        ),
+        inflight_batching_stats=InflightBatchingStats(
+            num_scheduled_requests=stats.scheduled_requests,
+            num_context_requests=stats.context_requests,
+            num_gen_requests=stats.generation_requests,
+            num_paused_requests=stats.paused_requests,
+            num_ctx_tokens=stats.total_context_tokens,
+            micro_batch_id=stats.micro_batch_id,
+        ),
+        static_batching_stats=StaticBatchingStats(
+            num_scheduled_requests=stats.scheduled_requests,
+            num_context_requests=stats.context_requests,
+            num_ctx_tokens=stats.total_context_tokens,
+            num_gen_tokens=stats.total_generation_tokens,
+            empty_gen_slots=stats.empty_generation_slots,
+        ),
+    )
+
+
+def read_request(stats: pb.RequestStats, request_id: int | None) -> RequestStats:
+    """The same for a request, whose id in the executor is given."""
+    return RequestStats(
+        id=request_id,
+        wire_id=stats.request_id,
+        engine_id=stats.engine_id,
+        stage=STAGES.get(stats.stage, RequestStage.UNKNOWN),
+        arrival=_time(stats, "arrival"),
+        first_scheduled=_time(stats, "first_scheduled"),
+        first_token=_time(stats, "first_token"),
+        last_token=_time(stats, "last_token"),
+        queued_seconds=_seconds(stats.queued),
+        num_prompt_tokens=stats.prompt_tokens,
+        num_cached_tokens=stats.cached_tokens,
+        num_generated_tokens=stats.generated_tokens,
+        num_pauses=stats.pauses,
+        alloc_total_blocks_per_request=stats.blocks_allocated + stats.blocks_reused,
+        alloc_new_blocks_per_request=stats.blocks_allocated,
+        reused_blocks_per_request=stats.blocks_reused,
+        missed_blocks_per_request=stats.blocks_missed,
+    )
+
+
+def _time(stats: Any, field: str) -> float | None:
+    return _seconds(getattr(stats, field)) if stats.HasField(field) else None
+
+
+def _seconds(message: Any) -> float:
+    return float(message.seconds + message.nanos / 1e9)

@@ -1,0 +1,50 @@
+"""Which requests of an executor have something to read."""
+
+import threading
+from typing import TYPE_CHECKING
+
+from sluice.executor.waiting import wait_for
+
+if TYPE_CHECKING:
+    from sluice.executor.result import GenerationResult
+
+
+class Unread:
+    """Results by request id, from the request's start until its end has been read."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._open: dict[int, GenerationResult] = {}
+        self._marked: dict[int, None] = {}
+
+    def add(self, result: "GenerationResult") -> None:
+        """From now on it may have something to read."""
+        with self._condition:
+            self._open[result.request_id] = result
+
+    def find(self, request_id: int) -> "GenerationResult":
+        """Raises ValueError where there is none."""
+        try:
+            return self._open[request_id]
+        except KeyError:
+            raise ValueError(f"no request {request_id}: never submitted, or its end has been read") from None
+
+    def mark(self, request_id: int) -> None:
+        """It has something to read."""
+        with self._condition:
+            if request_id in self._open:
+                self._marked[request_id] = None
+                self._condition.notify_all()
+
+    def forget(self, request_id: int) -> None:
+        """Its end has been read, or nobody will read it."""
+        with self._condition:
+            self._open.pop(request_id, None)
+            self._marked.pop(request_id, None)
+
+    def take(self, timeout: float | None) -> "list[GenerationResult]":
+        """Wait until some have something to read, and give these, in order; none if nothing came within the timeout."""
+        with self._condition:
+            wait_for(self._condition, lambda: bool(self._marked), timeout)
+            marked, self._marked = self._marked, {}
+            return [self._open[request_id] for request_id in marked]

@@ -1,0 +1,31 @@
+"""Waiting that a deadline or a signal ends."""
+
+import threading
+import time
+from collections.abc import Callable
+
+SLICE_SECONDS = 0.25
+"""Waits are cut into these: a signal that comes just before an endless wait would not end it."""
+
+
+class Deadline:
+    """A moment some seconds from now; None: never."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until then, at least 0; None: no end."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+
+def wait_for(condition: threading.Condition, holds: Callable[[], bool], timeout: float | None) -> bool:
+    """Whether it holds, after waiting for it; the condition must be held."""
+    deadline = Deadline(timeout)
+    while not holds():
+        left = deadline.left
+        if left == 0:
+            return False
+        condition.wait(SLICE_SECONDS if left is None else min(left, SLICE_SECONDS))
+    return True
