@@ -35,7 +35,7 @@ from sluice.ring.wire import (
 from tests.fakes.tokenizers import TINY
 
 LENGTH = End(FinishReason.LENGTH, Times(0.0, 0.0, 0.0))
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 class Router:
@@ -175,7 +175,7 @@ class Process:
 
 
 def test_a_process_serves_and_drains(context, routers, tmp_path):
-    process = Process(tmp_path, "--id", "detok-7")
+    process = Process(tmp_path, "--id", "detok-7", "--drain-timeout", "60")
     router, _ = routers
     try:
         assert (process.ready["event"], process.ready["id"]) == ("ready", "detok-7")

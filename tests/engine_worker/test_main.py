@@ -48,13 +48,13 @@ def test_it_serves_the_model_in_the_box_and_drains(tmp_path):
             detokenizer = Inbox(context, f"ipc://{tmp_path}/detokenizer", TokenBatch | Pulse)
             lane = Lane(context, ready["address"])
             lane.send(Hello("r0", router.address))
-            assert router.wait(10)
+            assert router.wait(60)
             (beat, *_) = router.receive()
             lane.send(spec_of([1, 2, 3], 5, n=2, epoch=beat.epoch, detokenizer=detokenizer.address))
             process.send_signal(signal.SIGTERM)
             rows = []
             while sum(row.end is not None for row in rows) < 2:
-                assert detokenizer.wait(20)
+                assert detokenizer.wait(60)
                 rows += [
                     row for batch in detokenizer.receive() if isinstance(batch, TokenBatch) for row in batch.rows()
                 ]
@@ -62,7 +62,7 @@ def test_it_serves_the_model_in_the_box_and_drains(tmp_path):
             codes = {row.end.fault.code for row in rows if row.end and row.end.fault}
             # The signal may overtake the request.
             assert ends == {FinishReason.LENGTH} or (ends == {FinishReason.ERROR} and codes == {"DRAINING"})
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
             for socket in (lane, router, detokenizer):
                 socket.close()
     finally:
@@ -83,7 +83,7 @@ def test_it_serves_the_model_in_the_box_and_drains(tmp_path):
 )
 def test_what_is_wrong_is_told_in_a_line(flags, message):
     process = start(*flags)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode != 0
     assert message in errors
     assert "Traceback" not in errors

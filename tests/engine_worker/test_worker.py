@@ -46,7 +46,7 @@ class World:
         self.rows: list = []
         self.opens: list = []
         self.pulses = 0
-        self.thread = threading.Thread(target=self.worker.serve)
+        self.thread = threading.Thread(target=self.worker.serve, daemon=True)
         self.thread.start()
 
     def submit(self, request: int, prompt: list[int], max_tokens: int = 5) -> None:

@@ -46,7 +46,7 @@ class Client:
         await self.until(lambda: self.router._members.ready.is_set())
 
     @staticmethod
-    async def until(condition, seconds: float = 10.0) -> None:
+    async def until(condition, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "it did not happen in time"

@@ -1,4 +1,5 @@
 import asyncio
+import time
 
 import pytest
 import structlog
@@ -46,16 +47,16 @@ async def test_everything_that_waits_is_taken_without_another_wake_up(context, f
     await asyncio.sleep(0.1)
     try:
         inbox.start()
-        others = 0
+        others, end = 0, time.monotonic() + 60
         while len(seen) < MESSAGES:
             await asyncio.sleep(0)
             others += 1
-            assert others < 100_000
+            assert time.monotonic() < end
         assert seen == [str(i) for i in range(MESSAGES)]
         assert others >= MESSAGES // BATCH_MESSAGES, "the others had no turn in between"
         assert any(log["event"] == "message failed" for log in logs)
         lane.send(numbered(MESSAGES))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(seen) == MESSAGES:
                 await asyncio.sleep(0.001)
     finally:

@@ -96,7 +96,7 @@ async def test_the_engines_bound_what_is_live(ring, start):
     client = await start()
     calls = [client.stream(text_spec()) for _ in range(3)]
     readings = [asyncio.ensure_future(call.read()) for call in calls]
-    await client.until(lambda: client.router._admission.waiting == 1)
+    await client.until(lambda: client.router._admission.waiting == 1 and len(ring.calls) >= 2)
     assert len(ring.calls) == 2
     for call in calls:
         call.cancel()
@@ -108,7 +108,7 @@ async def test_texts_that_wait_for_the_tokenizer_are_bounded(ring, start):
     ring.add_detokenizer()
     client = await start(max_texts=2, text_threads=1)
     go_on = threading.Event()
-    busy = [asyncio.ensure_future(client.router._text._run(lambda: go_on.wait(30))) for _ in range(2)]
+    busy = [asyncio.ensure_future(client.router._text._run(lambda: go_on.wait(60))) for _ in range(2)]
     await client.until(lambda: client.router._text._waiting == 2)
     call = client.generation.Tokenize(pb.TokenizeRequest(text="x"))
     assert (await refused(call)).code == StatusCode.RESOURCE_EXHAUSTED

@@ -150,10 +150,10 @@ async def test_no_logprobs_unless_asked_for(client, ring):
 async def test_timings_when_asked_for(client, ring):
     spec = text_spec(output=pb.OutputOptions(timings=True))
     timings = (await client.events(spec))[-1].done.timings
-    assert 0.25 < timings.queue.ToTimedelta().total_seconds() < 0.25 + 5
+    assert 0.25 < timings.queue.ToTimedelta().total_seconds() < 0.25 + 60
     assert timings.prefill.ToMilliseconds() == 500
     assert timings.decode.ToMilliseconds() == 750
-    assert 0 < timings.time_to_first_token.ToTimedelta().total_seconds() < 5
+    assert 0 < timings.time_to_first_token.ToTimedelta().total_seconds() < 60
     answer = await client.generate(spec)
     assert answer.timings.prefill.ToMilliseconds() == 500
     assert answer.timings.time_to_first_token.ToMilliseconds() >= 750
