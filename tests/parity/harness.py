@@ -34,6 +34,7 @@ class EngineHarness:
         kv_cache_tokens: int = 64 * 1024,
         tokens_per_block: int = 16,
         attention: str = "cpu",
+        max_attention_window: tuple[int, ...] = (),
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
         config = RunnerConfig(
@@ -44,6 +45,7 @@ class EngineHarness:
             kv_cache_tokens=kv_cache_tokens,
             max_batch_size=max_batch_size,
             max_tokens_per_step=max_tokens_per_step,
+            max_attention_window=max_attention_window,
         )
         runner = load_runner(checkpoint, config, lambda done, total: None)
         longest = min(checkpoint.max_context_tokens, runner.num_blocks * runner.tokens_per_block)

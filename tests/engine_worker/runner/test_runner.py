@@ -18,7 +18,7 @@ LENGTHS = (1, 5, 15, 16, 17, 31, 40)
 NEW = 12
 
 
-@pytest.fixture(scope="module", params=["qwen3, tied", "llama, llama3 rope"])
+@pytest.fixture(scope="module", params=["qwen3, tied", "llama, llama3 rope", "qwen3, windowed"])
 def folder_and_model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     return folder, write_checkpoint(folder, CONFIGS[request.param])
@@ -57,11 +57,11 @@ def test_greedy_together_and_chunked_equals_transformers(runner, prompts, expect
 
 
 def test_chunked_at_every_edge(runner, prompts, expected):
-    for edge in range(1, len(prompts[5])):
-        tokens, blocks = prompts[5], [3, 1]
+    for edge in range(1, len(prompts[6])):
+        tokens, blocks = prompts[6], [3, 1, 4]
         runner.run(Step((Slice(tokens[:edge], 0, blocks),)))
         drawn = runner.run(Step((Slice(tokens[edge:], edge, blocks, (Draw(GREEDY, 0, 0, tokens, []),)),)))
-        assert drawn[0].token == expected[5][0]
+        assert drawn[0].token == expected[6][0]
 
 
 def test_seeded_samples_do_not_depend_on_the_batch(runner, prompts):
@@ -111,6 +111,19 @@ def test_forks_share_the_context_and_copy_the_last_block(runner, prompts):
         moves = ()
     single = [generate(runner, [prompt], 5, seed=derive_seed(9, i))[0] for i in range(3)]
     assert outputs == single
+
+
+def test_the_window_is_that_of_the_layer_that_sees_most(tmp_path):
+    def window(name: str, *limits: int) -> int | None:
+        write_checkpoint(tmp_path / name, CONFIGS[name])
+        config = RunnerConfig("cpu", kv_cache_tokens=64, threads=1, max_attention_window=limits)
+        return load_runner(open_written(tmp_path / name), config, lambda *_: None).window
+
+    assert window("mistral") == 40
+    assert window("mistral", 30) == 30
+    assert window("qwen2, half windowed") is None
+    assert window("qwen2, half windowed", 50) == 50
+    assert window("qwen2", 50, 512) is None
 
 
 def test_no_draw_no_result(runner):

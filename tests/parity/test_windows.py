@@ -1,0 +1,105 @@
+"""Models with sliding windows give the tokens of transformers, far beyond the window and however the work is cut."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from sluice.ring.params import SamplingParams
+from tests.engine_worker.models.checkpoints import SIZES, write_checkpoint
+from tests.parity.harness import EngineHarness
+
+MAX_TOKENS = 24
+GREEDY = SamplingParams(temperature=0.0)
+LENGTHS = (1, 15, 40, 41, 48, 200, 301)
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+FULL, SLIDING = "full_attention", "sliding_attention"
+LAYERS = SIZES | {"num_hidden_layers": 4}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "mistral": MistralConfig(**LAYERS, **HEADS, sliding_window=41),
+    "qwen2, last layers": Qwen2Config(
+        **LAYERS, **HEADS, use_sliding_window=True, sliding_window=20, max_window_layers=2
+    ),
+    "qwen3, every layer": Qwen3Config(
+        **LAYERS, **HEADS, head_dim=16, use_sliding_window=True, sliding_window=48, max_window_layers=0
+    ),
+    "qwen3, alternating": Qwen3Config(
+        **LAYERS,
+        **HEADS,
+        head_dim=16,
+        use_sliding_window=True,
+        sliding_window=17,
+        layer_types=[SLIDING, FULL, SLIDING, FULL],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    random = torch.Generator().manual_seed(3)
+    return [torch.randint(SIZES["vocab_size"], (length,), generator=random).tolist() for length in LENGTHS]
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def folder_and_expected(request, tmp_path_factory, prompts):
+    folder = tmp_path_factory.mktemp("model")
+    model = write_checkpoint(folder, CONFIGS[request.param])
+    return folder, greedy(model, prompts)
+
+
+@torch.inference_mode()
+def greedy(model: torch.nn.Module, prompts: list[list[int]]) -> list[list[int]]:
+    """What transformers generates."""
+    outputs = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_TOKENS, do_sample=False)
+        outputs.append(found[0, len(prompt) :].tolist())
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("attention", "max_tokens_per_step"), [("cpu", 2048), ("cpu", 48), ("cpu", 7), ("reference", 48)]
+)
+def test_cold_and_cached_equal_transformers(folder_and_expected, prompts, attention, max_tokens_per_step):
+    folder, expected = folder_and_expected
+    harness = EngineHarness(
+        folder, max_batch_size=6, max_tokens_per_step=max_tokens_per_step, kv_cache_tokens=4096, attention=attention
+    )
+    assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
+    again = [harness.submit(prompt, GREEDY, MAX_TOKENS) for prompt in prompts]
+    harness.run()
+    assert [harness.stream(number).tokens for number in again] == expected
+    cached = [harness.cached_tokens(number) for number in again]
+    assert cached == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
+
+
+@pytest.mark.parametrize("tokens_per_block", [1, 64])
+def test_alone_with_blocks_of_any_size(folder_and_expected, prompts, tokens_per_block):
+    folder, expected = folder_and_expected
+    harness = EngineHarness(folder, max_batch_size=1, kv_cache_tokens=1024, tokens_per_block=tokens_per_block)
+    assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
+
+
+def test_a_pool_too_small_pauses_and_changes_nothing(folder_and_expected, prompts):
+    folder, expected = folder_and_expected
+    harness = EngineHarness(folder, kv_cache_tokens=384, max_tokens_per_step=64)
+    assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "layer_types"),
+    [
+        ((24,), [SLIDING] * 4),
+        ((24, 10_000), [SLIDING, FULL] * 2),
+        ((10_000, 24, 10_000), [FULL, SLIDING, FULL, FULL]),
+    ],
+)
+def test_max_attention_window_is_a_window_of_the_model(tmp_path, prompts, limits, layer_types):
+    plain = write_checkpoint(tmp_path, Qwen3Config(**LAYERS, **HEADS, head_dim=16))
+    windowed = AutoModelForCausalLM.from_pretrained(
+        tmp_path, use_sliding_window=True, sliding_window=24, layer_types=layer_types
+    )
+    expected = greedy(windowed, prompts[-4:])
+    assert expected != greedy(plain, prompts[-4:])
+    harness = EngineHarness(tmp_path, kv_cache_tokens=8192, max_attention_window=limits)
+    assert harness.generate(prompts[-4:], GREEDY, MAX_TOKENS) == expected
