@@ -48,7 +48,7 @@ async def streamed(client: AsyncClient, spec: dict) -> dict[int, tuple[str, str,
     return {index: (texts[index], *ends[index]) for index in sorted(ends)}
 
 
-async def stats_until(client: AsyncClient, quiet, seconds: float = 15.0):
+async def stats_until(client: AsyncClient, quiet, seconds: float = 60.0):
     end = time.monotonic() + seconds
     while not quiet(stats := await client.stats()) and time.monotonic() < end:
         await asyncio.sleep(0.1)
@@ -65,14 +65,30 @@ async def test_64_streams_equal_the_single_runs_and_use_everything(wide_ring):
     async with AsyncClient(wide_ring.address, timeout=90) as client:
         alone = [await streamed(client, request(i)) for i in range(STREAMS)]
         together = asyncio.gather(*(streamed(client, request(i)) for i in range(STREAMS)))
-        busy: Counter = Counter()
-        while not together.done():
-            stats = await client.stats()
-            busy.update(engine.engine_id for engine in stats.engines if engine.active_requests)
-            busy.update(detok.detokenizer_id for detok in stats.detokenizers if detok.streams)
-            await asyncio.sleep(0.05)
         assert await together == alone
-        assert set(busy) == {"engine-0", "engine-1", "detok-0", "detok-1", "detok-2"}
+        assert nothing_held(await stats_until(client, nothing_held))
+
+
+async def test_every_engine_and_detokenizer_gets_work(wide_ring):
+    everybody = {"engine-0", "engine-1", "detok-0", "detok-1", "detok-2"}
+    busy: set[str] = set()
+
+    def all_seen(stats) -> bool:
+        busy.update(engine.engine_id for engine in stats.engines if engine.active_requests)
+        busy.update(detok.detokenizer_id for detok in stats.detokenizers if detok.streams)
+        return busy == everybody
+
+    async def work(client: AsyncClient, i: int) -> None:
+        while True:
+            await client.generate(f"# file {i}\nimport ", max_tokens=500, ignore_eos=True, seed=i)
+
+    async with AsyncClient(wide_ring.address, timeout=90) as client:
+        workers = [asyncio.create_task(work(client, i)) for i in range(16)]
+        await stats_until(client, all_seen)
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        assert busy == everybody
         assert nothing_held(await stats_until(client, nothing_held))
 
 

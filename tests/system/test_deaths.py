@@ -11,7 +11,8 @@ from sluice import AsyncClient
 from sluice.client import Unavailable
 from sluice.launch import Ring
 
-PEER_TIMEOUT = 2.0
+PEER_TIMEOUT = 5.0
+"""Seconds: those that live must not be taken for dead on a machine that has much else to do."""
 STREAMS = 12
 
 
@@ -30,23 +31,24 @@ async def outcome(client: AsyncClient, i: int, started: asyncio.Semaphore) -> st
     return "whole"
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize(("victim", "reason"), [("engine-0", "ENGINE_LOST"), ("detok-1", "DETOKENIZER_LOST")])
 async def test_streams_of_the_dead_end_and_the_others_go_on(doomed_ring, victim, reason, death):
-    async with AsyncClient(doomed_ring.address, timeout=100) as client:
+    async with AsyncClient(doomed_ring.address, timeout=200) as client:
         started = asyncio.Semaphore(0)
         streams = [asyncio.ensure_future(outcome(client, i, started)) for i in range(STREAMS)]
         for _ in range(2 * STREAMS):
             await started.acquire()
-        killed = time.monotonic()
         os.kill(doomed_ring.pids[victim], death)
         outcomes = await asyncio.gather(*streams)
         assert set(outcomes) == {reason, "whole"}
         assert (await client.generate("def f(", max_tokens=3)).usage.completion_tokens >= 1
+        end = time.monotonic() + 60
         while any(
             e.active_requests or e.used_kv_blocks for e in (await client.stats()).engines if e.engine_id != victim
         ):
-            assert time.monotonic() - killed < 60
+            assert time.monotonic() < end
             await asyncio.sleep(0.1)
         if death is signal.SIGSTOP:
             os.kill(doomed_ring.pids[victim], signal.SIGCONT)

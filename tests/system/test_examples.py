@@ -16,7 +16,7 @@ def run(name: str, address: str, *arguments: str) -> subprocess.CompletedProcess
         [sys.executable, "-c", source.replace("127.0.0.1:50051", address), *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

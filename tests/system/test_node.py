@@ -14,7 +14,10 @@ from sluice.cli import app
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "node"
 
-pytestmark = pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="needs node and npm")
+pytestmark = [
+    pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="needs node and npm"),
+    pytest.mark.timeout(300),
+]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +28,7 @@ def example(tmp_path_factory) -> Path:
         shutil.copy(EXAMPLE / name, folder)
     assert CliRunner().invoke(app, ["protos", "export", str(folder / "protos")]).exit_code == 0
     install = ["npm", "ci", "--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund"]
-    subprocess.run(install, cwd=folder, check=True, capture_output=True, timeout=100)
+    subprocess.run(install, cwd=folder, check=True, capture_output=True, timeout=200)
     return folder
 
 

@@ -52,7 +52,7 @@ class Reflection:
         return GetMessageClass(self.method(service, name).input_type)(**fields)
 
     def _question(self, **fields):
-        (answer,) = self._ask(iter([reflection_pb2.ServerReflectionRequest(**fields)]), timeout=10)
+        (answer,) = self._ask(iter([reflection_pb2.ServerReflectionRequest(**fields)]), timeout=60)
         assert not answer.HasField("error_response"), answer
         return answer
 
@@ -91,10 +91,10 @@ def first_method(service: str) -> str:
 def test_generate_from_descriptors_alone(reflection) -> None:
     service = "sluice.v1.GenerationService"
     spec = {"text": "import os", "sampling": {"temperature": 0}, "stopping": {"max_tokens": 8}}
-    whole = reflection.call(service, "Generate")(reflection.request(service, "Generate", spec=spec), timeout=30)
+    whole = reflection.call(service, "Generate")(reflection.request(service, "Generate", spec=spec), timeout=60)
     assert whole.usage.completion_tokens == 8
     events = list(
-        reflection.call(service, "GenerateStream")(reflection.request(service, "GenerateStream", spec=spec), timeout=30)
+        reflection.call(service, "GenerateStream")(reflection.request(service, "GenerateStream", spec=spec), timeout=60)
     )
     assert "".join(event.delta.text for event in events) == whole.outputs[0].text
     assert [event.WhichOneof("event") for event in events][-2:] == ["finished", "done"]

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.processes import is_alive, wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
 ROOT = Path(__file__).parents[2]
 READY = re.compile(
     r'ready: (\S+) on (\S+), 1 router, 1 engine, 2 detokenizers\. Try: .* generate .*"def fibonacci\(n\):"'
@@ -36,10 +40,6 @@ def descendants(pid: int) -> set[int]:
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
     return found - {pid}
-
-
-def alive(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
 
 
 @pytest.fixture
@@ -87,12 +87,12 @@ def test_serve_from_start_to_end(serve) -> None:
         assert expected in health.stdout
 
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "")
     assert "draining" in err
     assert err.count('"event": "request"') == 5
     assert "fibonacci" not in err
-    assert not alive(children)
+    assert wait_until(lambda: not any(map(is_alive, children)))
     assert sluice("health", "--address", address).returncode == 1
 
 
@@ -104,20 +104,20 @@ def test_demo_streams_and_serving_goes_on(serve) -> None:
     while '"event": "request"' not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 0
 
 
 def test_a_live_stream_ends_well_while_draining(serve) -> None:
-    process = serve("--port", "0")
+    process = serve("--port", "0", "--drain-timeout", "60")
     address = READY.fullmatch(process.stdout.readline().strip()).group(2)
     command = [sys.executable, "-m", "sluice", "generate", "import os\n", "--address", address, "--max-tokens", "200"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as client:
         assert client.stdout.read(1)
         process.send_signal(signal.SIGTERM)
         client.stdout.read()
-        assert client.wait(30) == 0
-    process.communicate(timeout=30)
+        assert client.wait(60) == 0
+    process.communicate(timeout=60)
     assert process.returncode == 0
 
 

@@ -38,12 +38,12 @@ async def test_text_is_the_tokenizers_decode_of_the_ids(ring, tokenizer, skip, i
         (whole,) = (await client.generate(prompt, **spec)).outputs
         assert (whole.text, list(whole.token_ids)) == (text, ids)
 
-    async with AsyncClient(ring.address, timeout=60) as client:
+    async with AsyncClient(ring.address, timeout=100) as client:
         await asyncio.gather(*(check(client, prompt, seed) for prompt in PROMPTS for seed in range(4)))
 
 
 async def test_a_stop_at_every_place_cuts_text_and_tokens(ring, tokenizer):
-    async with AsyncClient(ring.address, timeout=60) as client:
+    async with AsyncClient(ring.address, timeout=100) as client:
         spec = {"temperature": 0.9, "seed": 3, "max_tokens": 40, "ignore_eos": True, "token_ids": True}
         (free,) = (await client.generate("def walk(path):\n", **spec)).outputs
 
@@ -64,7 +64,7 @@ async def test_a_stop_at_every_place_cuts_text_and_tokens(ring, tokenizer):
 
 
 async def test_echo_puts_the_prompt_first(ring):
-    async with AsyncClient(ring.address, timeout=60) as client:
+    async with AsyncClient(ring.address, timeout=100) as client:
         spec = {"temperature": 0.0, "max_tokens": 8}
         plain = await client.generate("import os", **spec)
         echoed = await client.generate("import os", echo=True, **spec)
@@ -73,7 +73,7 @@ async def test_echo_puts_the_prompt_first(ring):
 
 
 async def test_logprobs_of_the_chosen_tokens_sum_up(ring):
-    async with AsyncClient(ring.address, timeout=60) as client:
+    async with AsyncClient(ring.address, timeout=100) as client:
         found = await client.generate("import os", temperature=0.0, max_tokens=8, logprobs=3, token_ids=True)
         (output,) = found.outputs
         assert [entry.token_id for entry in output.logprobs] == list(output.token_ids)
@@ -84,7 +84,7 @@ async def test_logprobs_of_the_chosen_tokens_sum_up(ring):
 
 
 async def test_the_cached_prefix_is_counted_inside_one_salt(ring):
-    async with AsyncClient(ring.address, timeout=60) as client:
+    async with AsyncClient(ring.address, timeout=100) as client:
         prompt = "# a long prefix " * 20
         spec = {"temperature": 0.0, "max_tokens": 4}
         first = await client.generate(prompt, kv_cache={"salt": "a"}, **spec)
