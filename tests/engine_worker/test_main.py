@@ -97,6 +97,23 @@ def test_settings_by_flag_environment_and_default(monkeypatch):
     assert settings.block_reuse is True
 
 
+def test_attention_windows_are_one_number_or_several(monkeypatch, tmp_path):
+    def windows(*flags: str) -> tuple[int, ...]:
+        return read_settings(["--model", "m", *flags]).max_attention_window
+
+    assert windows() == ()
+    assert windows("--max-attention-window", "64") == (64,)
+    assert windows("--max-attention-window", "64,128") == (64, 128)
+    file = tmp_path / "settings.yaml"
+    for text in ("64", "[64]"):
+        file.write_text(f"max_attention_window: {text}")
+        assert windows("--config", str(file)) == (64,)
+    monkeypatch.setenv("SLUICE_ENGINE_MAX_ATTENTION_WINDOW", "5,6")
+    assert windows() == (5, 6)
+    with pytest.raises(SystemExit, match="max_attention_window"):
+        windows("--max-attention-window", "64,0")
+
+
 def test_loading_is_told_now_and_then_and_at_its_end():
     told, clock = [], Clock()
 
