@@ -60,7 +60,11 @@ class Script:
     fail_after: int | None = None
     """Send this many deltas before the failure."""
     hangs: bool = False
-    """After the deltas, wait until the client goes."""
+    """After the deltas, wait until the client goes or aborts."""
+    hanging: list[str] = field(default_factory=list)
+    """Ids of requests that hang, or did."""
+    aborted: set[str] = field(default_factory=set)
+    """Ids of those that were told to end."""
     lose_event: bool = False
     """Leave out the number of the second event."""
     omit_done: bool = False
@@ -87,12 +91,15 @@ class FakeServer(
 
     def Generate(self, request: Any, context: Any) -> Any:
         self._note(request, context)
-        if self.script.hangs:
-            self._hang(context)
         text = "".join(self.script.texts)
         output = generation_pb2.Output(
             text=text, finish_reason=generation_pb2.FINISH_REASON_STOP_STRING, stop_string="!", seed=7
         )
+        if request.spec.output.token_ids:
+            output.token_ids.extend(range(len(self.script.texts)))
+        if self.script.hangs:
+            self._hang(context, request.spec.request_id)
+            output = generation_pb2.Output(text=text, finish_reason=generation_pb2.FINISH_REASON_ABORTED)
         usage = generation_pb2.Usage(prompt_tokens=3, completion_tokens=len(self.script.texts), cached_tokens=2)
         return generation_pb2.GenerateResponse(request_id="r1", outputs=[output], usage=usage)
 
@@ -107,7 +114,11 @@ class FakeServer(
             if self.script.fail_after is not None and number > self.script.fail_after and self.script.failure:
                 self.script.failure.abort(context)
         if self.script.hangs:
-            self._hang(context)
+            self._hang(context, request.spec.request_id)
+            reason = generation_pb2.FINISH_REASON_ABORTED
+            finished, done = generation_pb2.Finished(finish_reason=reason), generation_pb2.Done()
+            yield generation_pb2.GenerateStreamResponse(sequence=number + 1, finished=finished)
+            yield generation_pb2.GenerateStreamResponse(sequence=number + 2, done=done)
 
     def _events(self) -> Iterator[Any]:
         event = generation_pb2.GenerateStreamResponse
@@ -123,13 +134,16 @@ class FakeServer(
             usage = generation_pb2.Usage(prompt_tokens=3, completion_tokens=count, cached_tokens=2)
             yield event(done=generation_pb2.Done(usage=usage))
 
-    def _hang(self, context: Any) -> None:
-        while context.is_active():
+    def _hang(self, context: Any, request_id: str = "") -> None:
+        self.script.hanging.append(request_id)
+        while context.is_active() and request_id not in self.script.aborted:
             time.sleep(0.005)
 
     def Abort(self, request: Any, context: Any) -> Any:
         self._note(request, context)
-        return generation_pb2.AbortResponse(aborted=request.request_id == "r1")
+        if request.request_id in self.script.hanging:
+            self.script.aborted.add(request.request_id)
+        return generation_pb2.AbortResponse(aborted=request.request_id in ("r1", *self.script.aborted))
 
     def Tokenize(self, request: Any, context: Any) -> Any:
         self._note(request, context)

@@ -2,7 +2,7 @@
 
 Run as `services.py FOLDER -m MODULE --flag value…`. Each writes its flags to FOLDER/<id>.json and its end to
 FOLDER/<id>.ended. FOLDER/<id>.do may hold: "die" (end with code 3 after a traceback), "deaf" (ignore
-SIGTERM), "hang" (never get ready).
+SIGTERM), "hang" (never get ready), for the router "silent" (never answer a request).
 """
 
 import json
@@ -45,7 +45,7 @@ def main() -> None:
         for done in (0, 50, 100):
             log("loading", done=done, total=100)
     if module == "router":
-        play_router(flags, stopped)
+        play_router(flags, stopped, told == "silent")
     else:
         Path(flags["--listen"].removeprefix("ipc://")).touch()
         log("ready", address=flags["--listen"])
@@ -53,9 +53,9 @@ def main() -> None:
     (folder / f"{name}.ended").write_text(str(time.monotonic_ns()))
 
 
-def play_router(flags: dict[str, str], stopped: threading.Event) -> None:
+def play_router(flags: dict[str, str], stopped: threading.Event, silent: bool) -> None:
     """A fake server that reports the engines and detokenizers that have come up."""
-    script = Script()
+    script = Script(hangs=silent)
     with serve(script) as address:
         log("ready", address=address)
         log("something odd", level="warning")
