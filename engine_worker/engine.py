@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 from structlog.stdlib import BoundLogger
 
-from engine_worker.hooks import Hooks
+from engine_worker.hooks import Hooks, Report
 from engine_worker.intake import Intake
 from engine_worker.kvcache.cache import KvCache
 from engine_worker.live import Live
 from engine_worker.planning import Part, parts_of, step_of
-from engine_worker.scheduling.simple import Schedule, SimpleScheduler
+from engine_worker.scheduling.simple import RequestScheduler, Schedule
 from engine_worker.stats import Stats
-from engine_worker.step import Drawn, Runner
+from engine_worker.step import Drawn, Move, Runner
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.wire import Submit
 
@@ -26,7 +26,7 @@ class Engine:
         hooks: Hooks,
         intake: Intake,
         live: Live,
-        scheduler: SimpleScheduler,
+        scheduler: RequestScheduler,
         runner: Runner,
         cache: KvCache,
         stats: Stats,
@@ -48,8 +48,9 @@ class Engine:
         """One turn of the loop; False when there was nothing to compute."""
         start = self._take()
         schedule, parts = self._schedule(start)
-        drawn = self._run(parts)
-        end = self._commit(parts, drawn)
+        moves = self._cache.take_moves() if parts else ()
+        drawn = self._run(parts, moves)
+        end = self._commit(parts, moves, drawn)
         self._emit(schedule, drawn, start, end)
         return bool(parts)
 
@@ -74,6 +75,7 @@ class Engine:
         for request in requests:
             self.live.end_request(request, FinishReason.ERROR, now, fault=fault)
         self._respond()
+        self._report(self.stats.rested(now))
         return len(requests)
 
     def _take(self) -> float:
@@ -89,15 +91,16 @@ class Engine:
             request = sequence.request
             if request.scheduled_at is None:
                 self.live.open(request, sequence.num_computed, now)
+                request.cached_tokens = sequence.num_computed
                 self._cache.note_prompt(request.num_prompt, sequence.num_computed)
         return schedule, parts_of(schedule)
 
-    def _run(self, parts: list[Part]) -> list[Drawn] | None:
+    def _run(self, parts: list[Part], moves: tuple[Move, ...]) -> list[Drawn] | None:
         """What was drawn, one per drawer; None where the step failed."""
         if not parts:
             return []
         try:
-            drawn = self._runner.run(step_of(parts))
+            drawn = self._runner.run(step_of(parts, moves))
             if len(drawn) != sum(len(part.drawers) for part in parts):
                 raise RuntimeError(f"the runner drew {len(drawn)} tokens")
         except Exception:  # noqa: BLE001 - whatever it was, only the sequences of this step pay for it
@@ -105,10 +108,10 @@ class Engine:
             return None
         return drawn
 
-    def _commit(self, parts: list[Part], drawn: list[Drawn] | None) -> float:
+    def _commit(self, parts: list[Part], moves: tuple[Move, ...], drawn: list[Drawn] | None) -> float:
         now = self._clock()
         if drawn is None:
-            self._fail(parts, now)
+            self._fail(parts, moves, now)
             return now
         results = iter(drawn)
         for sequence, num_tokens, drawers in parts:
@@ -121,22 +124,29 @@ class Engine:
                     self.live.end(drawer, FinishReason.ERROR, now, fault=result.fault)
         return now
 
-    def _fail(self, parts: list[Part], now: float) -> None:
-        """Nothing of the step counts. Whoever awaited a prompt that was in it ends with it."""
+    def _fail(self, parts: list[Part], moves: tuple[Move, ...], now: float) -> None:
+        """Nothing of the step counts. Whoever awaited a prompt that was in it ends with it.
+
+        Others that would have run on blocks which the step was to bring start again.
+        """
         for sequence, _, _ in parts:
             awaiting = [] if sequence.output else sequence.request.awaiting()
             for failed in reversed([sequence, *awaiting]):
                 self.live.end(failed, FinishReason.ERROR, now, fault=STEP_FAILED)
+        self._scheduler.pause(self._cache.undo(moves))
 
     def _emit(self, schedule: Schedule, drawn: list[Drawn] | None, start: float, end: float) -> None:
         self._respond()
         if schedule.context or schedule.generation:
-            self.stats.stepped(schedule, len(drawn or ()), start, end)
-            self._hooks.report_stats(self.stats.latest)
+            self._report(self.stats.stepped(schedule, len(drawn or ()), start, end))
         else:
-            self.stats.rested(end)
+            self._report(self.stats.rested(end))
 
     def _respond(self) -> None:
         responses = self.live.take_responses()
         if responses:
             self._hooks.send_responses(responses)
+
+    def _report(self, report: Report) -> None:
+        if report:
+            self._hooks.report_stats(report)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from engine_worker.request import Sequence
 from engine_worker.scheduling.micro_batch import Chunk
 from engine_worker.scheduling.simple import Schedule
-from engine_worker.step import Draw, Move, MoveKind, Slice, Step
+from engine_worker.step import Draw, Move, Slice, Step
 
 
 class Part(NamedTuple):
@@ -26,7 +26,7 @@ def parts_of(schedule: Schedule) -> list[Part]:
     return parts
 
 
-def step_of(parts: Iterable[Part]) -> Step:
+def step_of(parts: Iterable[Part], moves: tuple[Move, ...]) -> Step:
     """The runner's work; its draws are in the order of the parts' drawers."""
     slices = tuple(
         Slice(
@@ -37,8 +37,7 @@ def step_of(parts: Iterable[Part]) -> Step:
         )
         for sequence, num_tokens, drawers in parts
     )
-    copies = (part.sequence.copy for part in parts if part.sequence.copy is not None)
-    return Step(slices, tuple(Move(MoveKind.COPY, *copy) for copy in copies))
+    return Step(slices, moves)
 
 
 def _drawers(chunk: Chunk) -> tuple[Sequence, ...]:

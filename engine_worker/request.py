@@ -8,8 +8,10 @@ from collections import abc
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
+from typing import NamedTuple
 
 from sluice.ring.errors import FinishReason
+from sluice.ring.params import RetentionParams
 from sluice.ring.wire import Submit, Times
 
 
@@ -28,16 +30,24 @@ class State(Enum):
     """Its terminal is in the outbox."""
 
 
+class Content(NamedTuple):
+    """A full block of tokens and everything before them, by which it is found again."""
+
+    hash: bytes
+    """Of the tokens and the hash of the block before."""
+    tokens: tuple[int, ...]
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One sampled continuation. `blocks`, `num_computed`, `chain` and `copy` are the KV cache's to write."""
+    """One sampled continuation. From `blocks` on it is the KV cache's to write."""
 
     request: "Request"
     index: int
     """In its request, from 0."""
     state: State
-    order: tuple[int, int, int]
-    """Who goes first: priority, then arrival, then index. The least is served first and paused last."""
+    order: tuple[float, int, int]
+    """Who goes first: place in line, then arrival, then index. The least is served first and paused last."""
     num_tokens: int
     """Prompt and output so far."""
     output: list[int] = field(default_factory=list)
@@ -48,15 +58,26 @@ class Sequence:
     """Block table: block i holds positions i * tokens_per_block and on. Empty: it holds no memory."""
     num_computed: int = 0
     """Tokens, from the first, whose keys and values are in `blocks`."""
-    chain: list[bytes] = field(default_factory=list)
-    """Hashes of its first full blocks, as far as somebody asked for them."""
-    copy: tuple[int, int] | None = None
-    """(from block, to block) to be copied before the sequence runs; the former is held until then."""
+    first_block: int = 0
+    """Index of the first block that it holds; entries before that lie behind the attention window and mean nothing."""
+    num_found: int = 0
+    """Blocks, from the first, that were found and not filled by it."""
+    num_placed: int = 0
+    """Tokens, from the first, that its blocks have room for."""
+    chain: list[Content] = field(default_factory=list)
+    """Its first full blocks, as far as somebody asked for them."""
+    awaited: bytes | None = None
+    """Hash of the block that it waited for when it was last asked, for somebody computes it."""
 
     @property
     def num_pending(self) -> int:
         """Tokens to be computed before the next can be drawn; at least 1 in a sequence that lives."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def num_ready(self) -> int:
+        """Pending tokens that a step can compute: all but where an attention window bounds its blocks."""
+        return min(self.num_tokens, self.num_placed) - self.num_computed
 
     @property
     def generating(self) -> bool:
@@ -104,18 +125,29 @@ class Request:
     __slots__ = (
         "arrived_at",
         "banned",
+        "beam_width",
+        "blocks_allocated",
+        "blocks_missed",
+        "blocks_reused",
+        "cached_tokens",
         "deadline",
+        "last_token_at",
         "max_tokens",
         "num_live",
         "num_prompt",
+        "pauses",
+        "retention",
         "root",
         "scheduled_at",
         "sequences",
         "spec",
     )
 
-    def __init__(self, spec: Submit, root: bytes, number: int, now: float) -> None:
-        """`root` starts its block hashes, `number` grows with each arrival, `now` is the engine's clock in seconds."""
+    def __init__(self, spec: Submit, root: bytes, number: int, now: float, aging_seconds: float = 0.0) -> None:
+        """`root` starts its block hashes, `number` grows with each arrival, `now` is the engine's clock in seconds.
+
+        `aging_seconds`: see `place_in_line`.
+        """
         self.spec = spec
         self.root = root
         self.num_prompt = len(spec.prompt)
@@ -123,16 +155,31 @@ class Request:
         """Prompt and output at their longest."""
         self.banned = spec.stopping.eos_token_ids + spec.stopping.stop_token_ids if spec.stopping.min_tokens else ()
         """Ids that may not come before min_tokens."""
+        self.retention = spec.retention if spec.retention != RetentionParams() else None
+        """How eagerly its blocks are kept; None: it does not say."""
         self.arrived_at = now
         self.deadline = inf if spec.time_limit is None else now + spec.time_limit
+        self.beam_width = 1
+        """Beams of each of its sequences; in a step all are equal."""
         self.scheduled_at: float | None = None
         """When its first step was scheduled and its stream opened."""
+        self.cached_tokens: int | None = None
+        """Of its prompt, found in the cache; None before its first step."""
+        self.last_token_at: float | None = None
+        self.pauses = 0
+        self.blocks_allocated = 0
+        """KV blocks that were taken for it, newly filled."""
+        self.blocks_reused = 0
+        """KV blocks that were found in the cache instead."""
+        self.blocks_missed = 0
+        """Full blocks of its prompt that were looked for and not found."""
+        place = place_in_line(spec.priority, now, aging_seconds)
         self.sequences = tuple(
             Sequence(
                 request=self,
                 index=index,
                 state=State.AWAITING if index else State.WAITING,
-                order=(-spec.priority, number, index),
+                order=(place, number, index),
                 num_tokens=self.num_prompt,
             )
             for index in range(spec.n)
@@ -143,3 +190,12 @@ class Request:
     def awaiting(self) -> list[Sequence]:
         """Sequences that still await the prompt."""
         return [sequence for sequence in self.sequences if sequence.state is State.AWAITING]
+
+
+def place_in_line(priority: int, arrived_at: float, aging_seconds: float) -> float:
+    """The least goes first. A request that waits gains one priority class every `aging_seconds`; never where that is 0.
+
+    Since all who wait gain alike, who is before whom is settled when they arrive: a request of a class above overtakes
+    those that came up to `aging_seconds` earlier.
+    """
+    return arrived_at - priority * aging_seconds if aging_seconds else -priority

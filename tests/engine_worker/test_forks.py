@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine_worker.step import MoveKind
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import derive_seed
 from tests.fakes.engine import EngineBench
@@ -87,16 +88,15 @@ def test_one_token_each():
 
 
 def test_a_source_may_end_before_the_copy_is_made():
-    """Sequence 2's copy waits for a place in a step while its source ends and others take blocks."""
+    """A copy waits for the next step while its source ends and others take blocks."""
     bench = EngineBench(num_blocks=16, max_batch_size=4, max_tokens_per_step=4)
     request = bench.submit(range(6), max_tokens=8, n=4)
-    while not any(sequence.copy for sequence in bench.cache.holders):
-        schedule = bench.engine._scheduler.schedule(bench.engine.live.active)
-        if not any(sequence.copy for sequence in bench.cache.holders):
-            assert schedule
+    while not (copies := [move for move in bench.cache.tiers.moves if move.kind is MoveKind.COPY]):
+        bench.engine._scheduler.schedule(bench.engine.live.active)
+        if not bench.cache.tiers.moves:
             bench.step()
     source = bench.engine.live.requests[request].sequences[0]
-    assert source.blocks[1] in [sequence.copy[0] for sequence in bench.cache.holders if sequence.copy]
+    assert source.blocks[1] in [move.source for move in copies]
     bench.cancel(request, 0)
     bench.submit(range(40, 60), max_tokens=3)
     bench.run()

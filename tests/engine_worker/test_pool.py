@@ -2,7 +2,9 @@ from collections import Counter
 
 import pytest
 
-from engine_worker.kvcache.pool import BlockPool, CacheCorruptError, Content
+from engine_worker.kvcache.pool import BlockPool, CacheCorruptError
+from engine_worker.kvcache.retention import STANDARD
+from engine_worker.request import Content
 
 
 def content(name: str) -> Content:
@@ -10,7 +12,7 @@ def content(name: str) -> Content:
 
 
 def cached(pool: BlockPool, name: str) -> int:
-    block = pool.take()
+    block, _ = pool.take()
     pool.publish(block, content(name))
     pool.release(block)
     return block
@@ -18,7 +20,7 @@ def cached(pool: BlockPool, name: str) -> int:
 
 def test_a_block_without_content_becomes_free_and_one_with_content_cached():
     pool = BlockPool(2)
-    plain, block = pool.take(), cached(pool, "a")
+    plain, block = pool.take()[0], cached(pool, "a")
     pool.release(plain)
     assert pool.available == 2
     assert pool.find(content("a")) == block
@@ -31,8 +33,9 @@ def test_the_least_recently_used_is_evicted_first_and_only_when_none_is_free():
     pool.hold(a)
     pool.release(a)
     first, second = pool.take(), pool.take()
-    assert first not in (a, b)
-    assert second == b
+    assert first[0] not in (a, b)
+    assert first[1] is None
+    assert second == (b, (content("b"), STANDARD))
     assert pool.find(content("b")) is None
     assert pool.find(content("a")) == a
 
@@ -63,7 +66,7 @@ def test_held_blocks_are_not_available_and_the_pool_runs_out():
 
 def test_flush_frees_what_is_cached_and_keeps_what_is_held():
     pool = BlockPool(3)
-    held = pool.take()
+    held, _ = pool.take()
     pool.publish(held, content("held"))
     cached(pool, "a")
     assert pool.flush() == 1
@@ -75,7 +78,7 @@ def test_flush_frees_what_is_cached_and_keeps_what_is_held():
 
 def test_a_release_too_many_is_noticed():
     pool = BlockPool(1)
-    pool.release(pool.take())
+    pool.release(pool.take()[0])
     with pytest.raises(CacheCorruptError, match="more often"):
         pool.release(0)
 
@@ -88,12 +91,12 @@ def test_a_release_too_many_is_noticed():
         (lambda pool: pool._free.append(pool._free[0]), "are not the 4 blocks"),
         (lambda pool: pool._found.clear(), "does not lead to it"),
         (lambda pool: pool._found.update(x=3), "without content"),
-        (lambda pool: pool._content.__setitem__(pool._found.pop(b"a"), None), "no content"),
+        (lambda pool: pool._stored.__setitem__(pool._found.pop(b"a"), None), "no content"),
     ],
 )
 def test_check_notices_damage(damage, message):
     pool = BlockPool(4)
-    held = pool.take()
+    held, _ = pool.take()
     cached(pool, "a")
     pool.check(Counter([held]))
     damage(pool)

@@ -44,16 +44,6 @@ def test_the_last_token_is_computed_again(size):
     assert bench.output(requests[0]) == bench.output(requests[1]) == bench.expected(requests[0])
 
 
-def test_a_prompt_still_being_computed_is_shared_as_far_as_it_got():
-    bench = EngineBench(max_tokens_per_step=8)
-    first = bench.submit(range(24), max_tokens=4)
-    bench.step()
-    second = bench.submit(range(24), max_tokens=4)
-    bench.run()
-    assert cached_tokens(bench, second) == 8
-    assert bench.output(first) == bench.output(second) == bench.expected(first)
-
-
 def test_salts_do_not_share():
     bench = EngineBench()
     requests = []

@@ -1,12 +1,17 @@
 """A runner without a model: its next token is a function of all tokens before, read back from the cache blocks."""
 
-from engine_worker.step import Draw, Drawn, Slice, Step
+from collections.abc import Iterable
+
+from engine_worker.step import Draw, Drawn, Move, MoveKind, Slice, Step
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.params import SamplingParams, derive_seed
 from sluice.ring.wire import TokenLogprob
 
 MASK = (1 << 64) - 1
 VOCAB = 97
+
+Slot = tuple[int, int] | None
+"""A token, and the digest of all up to it."""
 
 
 def mix(state: int, value: int) -> int:
@@ -45,82 +50,98 @@ def continuation(prompt, stopping, seed: int = 0, sequence: int = 0) -> list[int
 class ScriptedRunner:
     """Keeps (token, digest up to it) in every slot and reads whole contexts back through the block tables.
 
-    `violations` lists what no attention would survive: unwritten slots, tokens of others, draws that do not match.
+    With a window it reads only the last tokens. `violations` lists what no attention would survive: unwritten slots,
+    tokens of others, draws that do not match.
     """
 
-    def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
+    def __init__(
+        self, num_blocks: int, tokens_per_block: int, num_host_blocks: int = 0, window: int | None = None
+    ) -> None:
         self.num_blocks = num_blocks
-        self.num_host_blocks = 0
-        self.window: int | None = None
+        self.num_host_blocks = num_host_blocks
+        self.window = window
         self.tokens_per_block = tokens_per_block
         self.choices = {"device": "none"}
         self.steps: list[Step] = []
         self.computed = 0
         self.violations: list[str] = []
         self.fail: str | None = None
-        """"before" or "after" computing: the next step raises."""
+        """"before" computing, "midway" in the moves or "after" computing: the next step raises."""
         self.faults: set[tuple[int, int]] = set()
         """(seed, sequence) whose next draw fails."""
-        self._slots: list[tuple[int, int] | None] = [None] * (num_blocks * tokens_per_block)
+        self.blocks: list[list[Slot]] = [[None] * tokens_per_block for _ in range(num_blocks)]
+        self.host_blocks: list[list[Slot]] = [[None] * tokens_per_block for _ in range(num_host_blocks)]
 
     def run(self, step: Step) -> list[Drawn]:
         fail, self.fail = self.fail, None
         self.steps.append(Step(tuple(freeze(part) for part in step.slices), step.moves))
         if fail == "before":
             raise RuntimeError("out of luck")
-        self._copy(step)
+        self._move(step.moves[: len(step.moves) // 2] if fail == "midway" else step.moves)
+        if fail == "midway":
+            raise RuntimeError("out of luck")
         for part in step.slices:
             self._write(part)
         contexts = [self._read(part) for part in step.slices]
         drawn = [
-            self._draw(tokens, draw) for part, tokens in zip(step.slices, contexts, strict=True) for draw in part.draws
+            self._draw(*context, draw)
+            for part, context in zip(step.slices, contexts, strict=True)
+            for draw in part.draws
         ]
         if fail == "after":
             raise RuntimeError("out of luck")
         return drawn
 
-    def _slot(self, part: Slice, position: int) -> int:
-        size = self.tokens_per_block
-        return part.block_table[position // size] * size + position % size
+    def _move(self, moves: Iterable[Move]) -> None:
+        for kind, source, target in moves:
+            read = self.host_blocks if kind is MoveKind.ONLOAD else self.blocks
+            written = self.host_blocks if kind is MoveKind.OFFLOAD else self.blocks
+            written[target] = read[source].copy()
 
-    def _copy(self, step: Step) -> None:
-        size = self.tokens_per_block
-        for _, source, target in step.moves:
-            self._slots[target * size : (target + 1) * size] = self._slots[source * size : (source + 1) * size]
+    def _slots(self, part: Slice, position: int) -> tuple[list[Slot], int]:
+        index, offset = divmod(position, self.tokens_per_block)
+        return self.blocks[part.block_table[index]], offset
 
     def _write(self, part: Slice) -> None:
         if not part.tokens:
             self.violations.append("a slice without tokens")
         state = 0
         if part.start:
-            before = self._slots[self._slot(part, part.start - 1)]
+            slots, offset = self._slots(part, part.start - 1)
+            before = slots[offset]
             state = before[1] if before else -1
         for position, token in enumerate(part.tokens, part.start):
             state = mix(state, token)
-            self._slots[self._slot(part, position)] = (token, state)
+            slots, offset = self._slots(part, position)
+            slots[offset] = (token, state)
             self.computed += 1
 
-    def _read(self, part: Slice) -> list[int]:
-        """The tokens that the slice's context holds."""
+    def _read(self, part: Slice) -> tuple[list[int], int]:
+        """The tokens that the slice's context holds, as far as its first token sees, and the digest of all."""
+        first = 0 if self.window is None else max(0, part.start - self.window + 1)
         state, tokens = 0, []
-        for position in range(part.start + len(part.tokens)):
-            found = self._slots[self._slot(part, position)]
-            state = mix(state, found[0]) if found else 0
+        for position in range(first, part.start + len(part.tokens)):
+            slots, offset = self._slots(part, position)
+            found = slots[offset]
+            if found is not None:
+                state = found[1] if position == first > 0 else mix(state, found[0])
             if found is None or found[1] != state:
                 self.violations.append(f"position {position} of {part} holds {found}")
                 break
             tokens.append(found[0])
-        return tokens
+        return tokens, state
 
-    def _draw(self, tokens: list[int], draw: Draw) -> Drawn:
-        if tokens != [*draw.prompt, *draw.output][: len(tokens)] or len(draw.output) != draw.position:
+    def _draw(self, tokens: list[int], state: int, draw: Draw) -> Drawn:
+        expected = [*draw.prompt, *draw.output]
+        seen = expected[len(expected) - len(tokens) :]
+        if tokens != seen or state != digest(expected) or len(draw.output) != draw.position:
             self.violations.append(f"{draw} from {tokens}")
-        if len(tokens) != len(draw.prompt) + len(draw.output):
+        if self.window is None and len(tokens) != len(expected):
             self.violations.append(f"{draw} after {len(tokens)} tokens")
         if (draw.sampling.seed, draw.sequence) in self.faults:
             return Drawn(0, fault=Fault(ErrorCode.NOTHING_TO_SAMPLE.name, "everything is masked"))
         seed = derive_seed(draw.sampling.seed, draw.sequence)
-        token = choose(digest(tokens), seed, draw.position, draw.banned)
+        token = choose(state, seed, draw.position, draw.banned)
         return Drawn(token, logprob_of(token, draw.sampling))
 
 
