@@ -147,7 +147,6 @@ class Dispatcher:
             live.prompt,
             live.spec.salt,
             live.spec.n,
-            str(live.number),
         )
 
     def _submit_message(self, live: Live, route: Route, max_tokens: int) -> Submit:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import msgspec
 import structlog
 import zmq
 
@@ -32,11 +33,16 @@ class Members:
         detokenizers: Addresses,
         timeout: float,
         tokenizer: str,
+        cache_heard: Callable[[int], int],
         logger: structlog.stdlib.BoundLogger,
     ) -> None:
-        """`tokenizer` is the fingerprint that everybody must have."""
-        self.engines: Peers[EngineBeat] = Peers(context, hello, timeout)
-        self.detokenizers: Peers[DetokenizerBeat] = Peers(context, hello, timeout)
+        """`tokenizer` is the fingerprint that everybody must have; `cache_heard` is `Hello.cache_heard` by epoch."""
+
+        def to_engine(epoch: int) -> Hello:
+            return msgspec.structs.replace(hello, cache_heard=cache_heard(epoch))
+
+        self.engines: Peers[EngineBeat] = Peers(context, to_engine, timeout)
+        self.detokenizers: Peers[DetokenizerBeat] = Peers(context, lambda _: hello, timeout)
         self.ready = asyncio.Event()
         """Set while at least one engine and one detokenizer take work."""
         self._addresses = (engines, detokenizers)

@@ -1,5 +1,6 @@
 """Engines and detokenizers, known by address and alive by heartbeat."""
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -63,7 +64,10 @@ class Heard(Enum):
 class Peers(Generic[B]):
     """All peers of one kind."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", hello: Hello, timeout: float) -> None:
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", hello: Callable[[int], Hello], timeout: float
+    ) -> None:
+        """`hello` for a peer of that epoch; 0 before it was heard."""
         self.unknown = 0
         """Beats of peers that are not configured."""
         self._context = context
@@ -101,7 +105,7 @@ class Peers(Generic[B]):
     def greet(self) -> None:
         """Say hello to all. Where a lane is full the peer has not read the hellos before: this one is not missed."""
         for peer in self._peers.values():
-            peer.lane.send(self._hello)
+            peer.lane.send(self._hello(peer.epoch))
 
     def hear(self, beat: B, now: float) -> tuple[Heard, Peer[B] | None]:
         """Take a beat: what it told, and the former incarnation of its sender if that is lost now.
@@ -144,7 +148,7 @@ class Peers(Generic[B]):
         self._replaced[former.address] = former.epoch
         former.alive = False
         self._peers[former.address] = peer = self._new(former.address, former.aliases)
-        peer.lane.send(self._hello)
+        peer.lane.send(self._hello(peer.epoch))
         return peer
 
     def _new(self, address: str, aliases: frozenset[str]) -> Peer[B]:

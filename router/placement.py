@@ -1,15 +1,17 @@
 """Where a request goes: the engine with the least work before its first token, the detokenizer with the fewest streams.
 
-Work is counted in prompt tokens. What was placed on an engine before is taken to be cached there: the hashes of its
-blocks (sluice.ring.hashing) are kept in a bounded LRU per engine. So the longest shared prefix wins, unless that engine
-is clearly more loaded than the least loaded one.
+Work is counted in prompt tokens that are not cached there, which the engines' beats tell. So the longest cached prefix
+wins, unless that engine is clearly more loaded than the least loaded one.
 """
 
-from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from random import random
 
-from sluice.ring.hashing import block_chain, rendezvous, root_hash
+from router.engine_cache import Chain, EngineCache
+from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.wire import DetokenizerBeat, EngineBeat
 
 SEQUENCE_WORK = 32
@@ -27,18 +29,18 @@ class Choice:
     detokenizer: int
     sequences: int
     uncached_tokens: int
-    chain: tuple[bytes, ...]
+    chain: Chain
 
 
 @dataclass(slots=True)
 class _EngineLoad:
+    cache: EngineCache
     requests: int = 0
     sequences: int = 0
     context_tokens: int = 0
     """Of own requests without a first token."""
     others: int = 0
     """Requests of other routers, at the last beat."""
-    cached: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
     @property
     def all_sequences(self) -> int:
@@ -62,15 +64,30 @@ class _DetokenizerLoad:
 class Placement:
     """This router's own load on each peer, what the beats say about others', and which prefixes lie where."""
 
-    def __init__(self, cached_blocks: int) -> None:
+    def __init__(self, cached_blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`cached_blocks` are remembered per engine."""
         self._cached_blocks = cached_blocks
+        self._clock = clock
         self._engines: dict[int, _EngineLoad] = {}
         self._detokenizers: dict[int, _DetokenizerLoad] = {}
 
     def hear_engine(self, beat: EngineBeat) -> None:
-        """A beat tells how many requests the engine holds; what is not ours is others'."""
+        """A beat tells how many requests the engine holds; what is not ours is others'. `catch_up` with its news."""
         load = self._engine(beat.epoch)
         load.others = max(0, beat.stats.active_requests - load.requests)
+        if beat.cache is not None:
+            load.cache.hear(beat.cache)
+
+    def catch_up(self) -> bool:
+        """Apply a part of the cache news that were heard; tells whether there may be more."""
+        behind = next((load.cache for load in self._engines.values() if load.cache.behind), None)
+        if behind is not None:
+            behind.work()
+        return behind is not None
+
+    def cache_heard(self, epoch: int) -> int:
+        """Number of the latest change of that engine's cache that is applied here; 0: none."""
+        return self._engines[epoch].cache.heard if epoch in self._engines else 0
 
     def hear_detokenizer(self, beat: DetokenizerBeat) -> None:
         """The same for streams."""
@@ -84,7 +101,7 @@ class Placement:
 
     def forget_cache(self, epoch: int) -> None:
         """That engine dropped its prefix cache."""
-        self._engine(epoch).cached.clear()
+        self._engine(epoch).cache.flush()
 
     def choose(
         self,
@@ -93,26 +110,13 @@ class Placement:
         prompt: Sequence[int],
         salt: str,
         sequences: int,
-        key: str,
     ) -> Choice:
-        """Pick from at least one of each; `key` breaks ties. Charges nothing."""
-        fewest = min(self._engine(beat.epoch).all_sequences for beat in engines)
-        limit = fewest * SPREAD_FACTOR + SPREAD_SLACK
-        chains: dict[tuple[str, int], tuple[bytes, ...]] = {}
-        found: list[tuple[int, int, EngineBeat, tuple[bytes, ...]]] = []
-        for beat in engines:
-            load = self._engine(beat.epoch)
-            if load.all_sequences > limit:
-                continue
-            chain = chains.get(kind := (beat.fingerprint, beat.stats.tokens_per_kv_block))
-            if chain is None:
-                chain = chains[kind] = _chain(beat, prompt, salt)
-            uncached = len(prompt) - _cached_prefix(load.cached, chain) * beat.stats.tokens_per_kv_block
-            found.append((load.work + uncached, uncached, beat, chain))
-        least = min(work for work, *_ in found)
-        ties = {str(beat.epoch): (uncached, beat, chain) for work, uncached, beat, chain in found if work == least}
-        uncached, engine, chain = ties[rendezvous(key, ties)[0]]
-        return Choice(engine.epoch, self._fewest_streams(detokenizers, key), sequences, uncached, chain)
+        """Pick from at least one of each, at random among equals. Charges nothing."""
+        loads = [(self._engine(beat.epoch), beat) for beat in engines]
+        limit = min(load.all_sequences for load, _ in loads) * SPREAD_FACTOR + SPREAD_SLACK
+        loads = [(load, beat) for load, beat in loads if load.all_sequences <= limit]
+        engine, uncached, chain = self._least_work(loads, prompt, salt)
+        return Choice(engine, self._fewest_streams(detokenizers), sequences, uncached, chain)
 
     def charge(self, choice: Choice) -> None:
         """The request was submitted there: its blocks will be cached, its work is ahead."""
@@ -120,18 +124,15 @@ class Placement:
         engine.requests += 1
         engine.sequences += choice.sequences
         engine.context_tokens += choice.uncached_tokens
-        # The root block last: the ends of chains are forgotten first.
-        for block in reversed(choice.chain):
-            engine.cached[block] = None
-            engine.cached.move_to_end(block)
-        while len(engine.cached) > self._cached_blocks:
-            engine.cached.popitem(last=False)
+        engine.cache.expect(choice.chain)
         self._detokenizer(choice.detokenizer).streams += choice.sequences
 
     def begun(self, choice: Choice) -> None:
         """Its first token has come: the prompt's work is done. Call it at most once, before `release`."""
         if choice.engine in self._engines:
-            self._engines[choice.engine].context_tokens -= choice.uncached_tokens
+            engine = self._engines[choice.engine]
+            engine.context_tokens -= choice.uncached_tokens
+            engine.cache.computed(choice.chain, self._clock())
 
     def release(self, choice: Choice, begun: bool) -> None:
         """It has ended, or its peer was lost."""
@@ -139,29 +140,46 @@ class Placement:
             engine = self._engines[choice.engine]
             engine.requests -= 1
             engine.sequences -= choice.sequences
-            engine.context_tokens -= 0 if begun else choice.uncached_tokens
+            if not begun:
+                engine.context_tokens -= choice.uncached_tokens
+                engine.cache.drop(choice.chain)
         if choice.detokenizer in self._detokenizers:
             self._detokenizers[choice.detokenizer].streams -= choice.sequences
 
-    def _fewest_streams(self, detokenizers: Sequence[DetokenizerBeat], key: str) -> int:
-        loads = {beat.epoch: self._detokenizer(beat.epoch).all_streams for beat in detokenizers}
-        fewest = min(loads.values())
-        return int(rendezvous(key, [str(epoch) for epoch, streams in loads.items() if streams == fewest])[0])
+    def _least_work(
+        self, loads: list[tuple[_EngineLoad, EngineBeat]], prompt: Sequence[int], salt: str
+    ) -> tuple[int, int, Chain]:
+        """The engine that will be through with the prompt first, by epoch; its uncached tokens, the prompt's blocks."""
+        now = self._clock()
+        chains: dict[tuple[str, int], Chain] = {}
+        order = sorted(((load.work, random(), load, beat) for load, beat in loads), key=itemgetter(0, 1))
+        least = order[0][0] + len(prompt) + 1
+        for work, _, load, beat in order:
+            size = max(1, beat.stats.tokens_per_kv_block)
+            chain = chains.get(kind := (beat.fingerprint, size))
+            if chain is None:
+                chain = chains[kind] = _chain(beat, prompt, salt)
+            needed = max(0, (work + len(prompt) - least) // size + 1)
+            uncached = len(prompt) - load.cache.prefix(chain, now, needed) * size
+            if work + uncached < least:
+                least = work + uncached
+                best = beat.epoch, uncached, chain
+        return best
+
+    def _fewest_streams(self, detokenizers: Sequence[DetokenizerBeat]) -> int:
+        return min((self._detokenizer(beat.epoch).all_streams, random(), beat.epoch) for beat in detokenizers)[2]
 
     def _engine(self, epoch: int) -> _EngineLoad:
-        return self._engines.setdefault(epoch, _EngineLoad())
+        if epoch not in self._engines:
+            self._engines[epoch] = _EngineLoad(EngineCache(self._cached_blocks))
+        return self._engines[epoch]
 
     def _detokenizer(self, epoch: int) -> _DetokenizerLoad:
         return self._detokenizers.setdefault(epoch, _DetokenizerLoad())
 
 
-def _chain(beat: EngineBeat, prompt: Sequence[int], salt: str) -> tuple[bytes, ...]:
+def _chain(beat: EngineBeat, prompt: Sequence[int], salt: str) -> Chain:
     size = beat.stats.tokens_per_kv_block
-    return tuple(block_chain(root_hash(beat.fingerprint, salt), prompt, size)) if size > 0 else ()
-
-
-def _cached_prefix(cached: OrderedDict[bytes, None], chain: Sequence[bytes]) -> int:
-    for blocks, block in enumerate(chain):
-        if block not in cached:
-            return blocks
-    return len(chain)
+    if size < 1:
+        return ()
+    return tuple(map(short_hash, block_chain(root_hash(beat.fingerprint, salt), prompt, size)))

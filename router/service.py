@@ -58,12 +58,19 @@ class Router:
         self._inbox = RouterInbox(self._context, settings.listen, self._handle, logger)
         self.address = settings.advertise or self._inbox.address
         hello = Hello(settings.id, self.address)
+        self._placement = Placement(settings.cached_blocks)
         self._members = Members(
-            self._context, hello, engines, detokenizers, settings.peer_timeout, checkpoint.tokenizer_fingerprint, logger
+            self._context,
+            hello,
+            engines,
+            detokenizers,
+            settings.peer_timeout,
+            checkpoint.tokenizer_fingerprint,
+            self._placement.cache_heard,
+            logger,
         )
         self._requests = Requests(settings.max_open)
         self._admission = Admission(settings.max_live, settings.max_waiting, settings.max_waiting_tokens)
-        self._placement = Placement(settings.cached_blocks)
         self._dispatcher = Dispatcher(
             self._requests,
             self._members,
@@ -77,6 +84,7 @@ class Router:
         self._names = [service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH)]
         self._health = HealthService(self._names)
         self._gap = False
+        self._catching_up: asyncio.Handle | None = None
         self._server = self._make_server()
         self.heartbeat: asyncio.Task[None]
         """From `start` on. It ends only by a fault."""
@@ -158,6 +166,7 @@ class Router:
         if isinstance(message, EngineBeat):
             if self._members.hear(message):
                 self._placement.hear_engine(message)
+                self._catch_up()
                 self._steps.hear(message)
             return
         if gap:
@@ -168,6 +177,15 @@ class Router:
             self._dispatcher.take(message)
         elif isinstance(message, DetokenizerBeat) and self._members.hear(message):
             self._placement.hear_detokenizer(message)
+
+    def _catch_up(self) -> None:
+        """Apply cache news piece by piece, with others' turns between."""
+        if self._catching_up is None and self._placement.catch_up():
+            self._catching_up = asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._catching_up = None
+        self._catch_up()
 
     def _changed(self) -> None:
         self._health.set(self._members.ready.is_set() and not self._requests.closed)

@@ -1,8 +1,8 @@
-"""Hashes that must be equal in every process: the KV block chain and rendezvous placement."""
+"""Hashes that must be equal in every process: the chains of KV blocks."""
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 
 DIGEST_BYTES = 16
@@ -39,15 +39,3 @@ def block_chain(root: bytes, tokens: Sequence[int], tokens_per_block: int) -> li
 def short_hash(block: bytes) -> int:
     """How `CacheNews` names a block: the first eight bytes of its hash as a big-endian number."""
     return int.from_bytes(block[:8], "big")
-
-
-def rendezvous(key: str, nodes: Iterable[str]) -> list[str]:
-    """Nodes in order of preference for `key` (highest random weight, Thaler and Ravishankar 1998).
-
-    When a node goes, only its own keys move.
-    """
-
-    def weight(node: str) -> bytes:
-        return blake2b(f"{key}\0{node}".encode(), digest_size=8).digest()
-
-    return sorted(nodes, key=lambda node: (weight(node), node), reverse=True)

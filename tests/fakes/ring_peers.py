@@ -27,6 +27,7 @@ from sluice.ring.wire import (
     ToDetokenizer,
     ToEngine,
 )
+from tests.fakes.cache_journal import FakeJournal
 
 BEAT_SECONDS = 0.05
 TIMES = Times(0.25, 0.5, 0.75)
@@ -114,7 +115,8 @@ class FakePeer:
         self.inbox = Inbox(ring.context, f"ipc://{ring.folder}/{name}", self.kinds)
         self.address = self.inbox.address
         self.lanes: dict[str, Lane] = {}
-        self.greeted: set[str] = set()
+        self.greeted: dict[str, Hello] = {}
+        """The latest hello of each router."""
         self.tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._beat())}
 
     def lane(self, address: str) -> Lane:
@@ -122,7 +124,7 @@ class FakePeer:
             self.lanes[address] = Lane(self.ring.context, address)
         return self.lanes[address]
 
-    def beat(self) -> Message:
+    def beat(self, hello: Hello) -> Message:
         raise NotImplementedError
 
     def take(self, message: object) -> None:
@@ -140,7 +142,7 @@ class FakePeer:
         while True:
             for message in self.inbox.receive() if self.reading else ():
                 if isinstance(message, Hello):
-                    self.greeted.add(message.address)
+                    self.greeted[message.address] = message
                 elif not isinstance(message, Gap):
                     self.take(message)
             await asyncio.sleep(0.001)
@@ -148,8 +150,8 @@ class FakePeer:
     async def _beat(self) -> None:
         while True:
             if self.beating:
-                for address in self.greeted:
-                    self.lane(address).send(self.beat())
+                for address, hello in self.greeted.items():
+                    self.lane(address).send(self.beat(hello))
             await asyncio.sleep(BEAT_SECONDS)
 
 
@@ -163,6 +165,7 @@ class FakeEngine(FakePeer):
         self.cancels: list[Cancel] = []
         self.flushes: list[tuple[int, int]] = []
         self.flushing = True
+        self.journal = FakeJournal()
         self.stats = StepStats(max_requests=1000, tokens_per_kv_block=16, max_kv_blocks=1000)
         self.steps: list[StepStats] = []
         """For the next beat."""
@@ -171,7 +174,7 @@ class FakeEngine(FakePeer):
         self.max_sequence_tokens = 2048
         super().__init__(ring, name)
 
-    def beat(self) -> EngineBeat:
+    def beat(self, hello: Hello) -> EngineBeat:
         steps, self.steps = self.steps, []
         requests, self.requests = self.requests, []
         return EngineBeat(
@@ -185,6 +188,7 @@ class FakeEngine(FakePeer):
             self.flushes,
             steps=steps,
             requests=requests,
+            cache=self.journal.news(hello.cache_heard),
         )
 
     def take(self, message: Submit | Cancel | Flush) -> None:
@@ -192,6 +196,7 @@ class FakeEngine(FakePeer):
             return
         if isinstance(message, Flush):
             if self.flushing:
+                self.journal.flush()
                 self.flushes = [*self.flushes, (message.number, 7)]
             return
         if isinstance(message, Submit):
@@ -215,7 +220,7 @@ class FakeDetokenizer(FakePeer):
 
     kinds = ToDetokenizer
 
-    def beat(self) -> DetokenizerBeat:
+    def beat(self, _: Hello) -> DetokenizerBeat:
         return DetokenizerBeat(self.name, self.epoch, self.address, self.draining, 0, 0, 0.0)
 
     def take(self, message: object) -> None:

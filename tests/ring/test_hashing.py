@@ -4,7 +4,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.ring.hashing import block_chain, rendezvous, root_hash, short_hash
+from sluice.ring.hashing import block_chain, root_hash, short_hash
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -29,11 +29,3 @@ def test_hashes_are_equal_in_another_process():
 
 def test_a_short_hash_is_the_first_eight_bytes():
     assert short_hash(bytes(range(1, 17))) == 0x0102030405060708
-
-
-@given(st.sets(st.text(max_size=5), min_size=2, max_size=8))
-def test_when_a_node_goes_only_its_own_keys_move(nodes):
-    gone = min(nodes)
-    for key in map(str, range(20)):
-        before = rendezvous(key, nodes)
-        assert rendezvous(key, nodes - {gone}) == [node for node in before if node != gone]

@@ -132,7 +132,7 @@ async def test_beats_from_nowhere_are_counted_and_ignored(ring, start):
     ring.add_detokenizer()
     stranger = ring.add_engine("stranger")
     client = await start(engines=(f"ipc://{ring.folder}/engine",))
-    stranger.greeted.add(client.router.address)
+    stranger.greeted[client.router.address] = Hello("router", client.router.address)
     await client.until(lambda: client.router._members.engines.unknown > 1)
     assert [peer.name for peer in client.router._members.engines.heard] == ["engine"]
     assert len(client.lines("beat from an address that is not configured")) == 1
