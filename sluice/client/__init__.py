@@ -16,7 +16,7 @@ from sluice.client.errors import (
     Unavailable,
     Violation,
 )
-from sluice.client.options import Message, Options, Prompt
+from sluice.client.options import KvCache, Message, Options, Prompt, TokenRangeRetention
 from sluice.client.results import (
     Chunk,
     FinishReason,
@@ -44,6 +44,7 @@ __all__ = [
     "FinishReason",
     "Generation",
     "InvalidRequest",
+    "KvCache",
     "Message",
     "ModelNotFound",
     "NotImplementedByServer",
@@ -58,6 +59,7 @@ __all__ = [
     "Tensor",
     "Timings",
     "TokenLogprob",
+    "TokenRangeRetention",
     "Tokenization",
     "Unavailable",
     "Usage",

@@ -13,12 +13,33 @@ Prompt = str | Sequence[int] | Sequence[Message]
 Seconds = float | timedelta
 
 
+class TokenRangeRetention(TypedDict, total=False):
+    """How eagerly the blocks of a part of the prompt are kept; see sluice.v1.TokenRangeRetention."""
+
+    start: int
+    end: int | None
+    """One past the last token; None: to the end of the prompt."""
+    priority: int
+    """0, evicted first, to 100, evicted last."""
+    duration: Seconds | None
+    """None: until evicted."""
+
+
+class KvCache(TypedDict, total=False):
+    """Prefix-cache control; see sluice.v1.KvCacheOptions."""
+
+    salt: str | None
+    prompt_retention: Sequence[TokenRangeRetention] | None
+    decode_priority: int | None
+    decode_duration: Seconds | None
+
+
 class Options(TypedDict, total=False):
     """Options of one generation. What is left out, or None, is unset: the server's default holds.
 
     Meaning and range of each are documented at the field of the same name in sluice/v1/generation.proto and
     sampling.proto. Fields that are messages there take a mapping of the same shape, such as
-    `guided={"regex": "[a-z]+"}` or `kv_cache={"salt": "tenant"}`.
+    `guided={"regex": "[a-z]+"}` or `kv_cache={"salt": "tenant", "decode_priority": 0}`. Durations are seconds.
     """
 
     request_id: str | None
@@ -32,7 +53,7 @@ class Options(TypedDict, total=False):
     add_special_tokens: bool | None
     truncate_prompt_tokens: int | None
     guided: Mapping[str, Any] | None
-    kv_cache: Mapping[str, Any] | None
+    kv_cache: KvCache | None
     resume: Sequence[Mapping[str, Any]] | None
     speculation: Mapping[str, Any] | None
 

@@ -105,15 +105,31 @@ def _assign(message: ProtoMessage, name: str, value: Any, path: str) -> None:
         if isinstance(value, str) and isinstance(getattr(message, name), MutableSequence):
             value = [value]
         message.MergeFrom(type(message)(**{name: _convert(field, value)}))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise InvalidRequest(f"{path}: {error}", violations=(Violation(path, str(error)),)) from error
     except TypeError as error:
         raise TypeError(f"{path}: {error}") from error
 
 
 def _convert(field: Any, value: Any) -> Any:
+    """As protobuf takes it: an enum by its whole name, seconds as a timedelta, also inside of mappings."""
+    kind = field.message_type
     if field.enum_type is not None:
         return f"{field.enum_type.name}_{value}".upper()
-    if field.message_type is Duration.DESCRIPTOR and not isinstance(value, timedelta):
-        return timedelta(seconds=value)
-    return value
+    if kind is Duration.DESCRIPTOR:
+        return value if isinstance(value, timedelta) else timedelta(seconds=value)
+    if kind is None or kind.file is not pb.DESCRIPTOR or kind.GetOptions().map_entry:
+        return value
+    return [_convert_fields(kind, item) for item in value] if field.is_repeated else _convert_fields(kind, value)
+
+
+def _convert_fields(kind: Any, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    fields = kind.fields_by_name
+    # An unknown name stays, for protobuf to refuse.
+    return {
+        name: _convert(fields[name], item) if name in fields else item
+        for name, item in value.items()
+        if item is not None
+    }

@@ -81,6 +81,31 @@ def test_options_go_to_their_messages() -> None:
     assert spec.model == ""
 
 
+def test_durations_inside_of_mappings_are_seconds_too() -> None:
+    spec = build_spec(
+        "x",
+        {
+            "kv_cache": {
+                "prompt_retention": [
+                    {"start": 0, "end": 9, "priority": 100, "duration": 1.5},
+                    {"start": 9, "end": None, "priority": 7, "duration": timedelta(minutes=1)},
+                ],
+                "decode_priority": 0,
+                "decode_duration": 2,
+                "salt": None,
+            }
+        },
+    )
+    assert spec.kv_cache == pb.KvCacheOptions(
+        prompt_retention=[
+            pb.TokenRangeRetention(start=0, end=9, priority=100, duration=timedelta(seconds=1.5)),
+            pb.TokenRangeRetention(start=9, priority=7, duration=timedelta(minutes=1)),
+        ],
+        decode_priority=0,
+        decode_duration=timedelta(seconds=2),
+    )
+
+
 def test_what_is_not_given_is_unset() -> None:
     spec = build_spec("x", {"temperature": None, "stop": None})
     assert spec == pb.GenerationSpec(text="x")
@@ -105,6 +130,10 @@ def test_unknown_option_names_the_nearest() -> None:
         ({"priority": "urgent"}, "spec.priority"),
         ({"guided": {"rgx": "x"}}, "spec.guided"),
         ({"logit_bias": {-1: 0.5}}, "spec.sampling.logit_bias"),
+        ({"kv_cache": {"prompt_retention": [{"begin": 1}]}}, "spec.kv_cache"),
+        ({"kv_cache": {"decode_priority": -1}}, "spec.kv_cache"),
+        ({"kv_cache": {"decode_duration": 1e30}}, "spec.kv_cache"),
+        ({"time_limit": 1e30}, "spec.time_limit"),
     ],
 )
 def test_values_that_cannot_be_sent_name_their_field(options, path) -> None:
@@ -128,7 +157,16 @@ def test_prompts_that_cannot_be_sent(prompt, path) -> None:
     assert caught.value.violations[0].field == path
 
 
-@pytest.mark.parametrize("options", [{"temperature": "hot"}, {"max_tokens": 1.5}, {"stop": [1]}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": "hot"},
+        {"max_tokens": 1.5},
+        {"stop": [1]},
+        {"kv_cache": {"decode_duration": "long"}},
+        {"kv_cache": {"prompt_retention": 5}},
+    ],
+)
 def test_wrong_types(options) -> None:
     with pytest.raises(TypeError, match=next(iter(options))):
         build_spec("x", options)
