@@ -4,9 +4,11 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
 import zmq
 from structlog.stdlib import BoundLogger
 
+from engine_worker.reports import Cursor, Reports
 from sluice.ring.lanes import Lane
 from sluice.ring.wire import EngineBeat, Hello
 
@@ -43,6 +45,7 @@ class Beats(threading.Thread):
         context: "zmq.Context[zmq.Socket[bytes]]",
         listeners: Listeners,
         beat: Callable[[], EngineBeat],
+        reports: Reports,
         log: BoundLogger,
     ) -> None:
         """`beat` is called from this thread."""
@@ -51,7 +54,10 @@ class Beats(threading.Thread):
         self._listeners = listeners
         self._beat = beat
         self._log = log
+        self._reports = reports
         self._lanes: dict[str, Lane] = {}
+        self._read: dict[str, Cursor] = {}
+        """How much of the reports each router has been told."""
         self._refused: set[str] = set()
         self._stopped = threading.Event()
 
@@ -72,11 +78,17 @@ class Beats(threading.Thread):
         addresses = self._listeners.addresses()
         for address in self._lanes.keys() - addresses:
             self._lanes.pop(address).close()
+            del self._read[address]
         self._refused &= addresses
         beat = self._beat()
         for address in addresses:
             lane = self._lane(address)
-            if lane is not None and not lane.send(beat):
+            if lane is None:
+                continue
+            news = self._reports.since(self._read[address])
+            if lane.send(msgspec.structs.replace(beat, steps=news.steps, requests=news.requests)):
+                self._read[address] = news.cursor
+            else:
                 # The next beat says the same and more.
                 self._log.debug("beat_skipped", router=address)
 
@@ -84,6 +96,7 @@ class Beats(threading.Thread):
         if address not in self._lanes and address not in self._refused:
             try:
                 self._lanes[address] = Lane(self._context, address, LANE_CAPACITY)
+                self._read[address] = self._reports.now()
             except zmq.ZMQError as error:
                 self._refused.add(address)
                 self._log.warning("bad_address", router=address, error=str(error))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sluice.ring.errors import Fault
-from sluice.ring.stats import StepStats
+from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.wire import Submit, TokenRow
 
 
@@ -50,6 +50,18 @@ class Responses:
         return bool(self.opened or self.rows or self.refused)
 
 
+class Report(NamedTuple):
+    """Statistics."""
+
+    step: StepStats | None
+    """None where nothing was computed."""
+    requests: list[RequestStats]
+    """Requests that arrived, began or ended, each once; and now and then those that run on."""
+
+    def __bool__(self) -> bool:
+        return self.step is not None or bool(self.requests)
+
+
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """What the core asks for and what it tells."""
@@ -60,5 +72,5 @@ class Hooks:
     """Called where there are any."""
     poll_stop_ids: Callable[[], Iterable[Stop]]
     """What is to end. Asked after the requests, so a request and its stop may come in the same breath."""
-    report_stats: Callable[[StepStats], None]
-    """Called after each step that computed something."""
+    report_stats: Callable[[Report], None]
+    """Called after each step that computed something, and where a request changed without one."""

@@ -14,6 +14,7 @@ from engine_worker.intake import Terms
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.mailbox import Mailbox
 from engine_worker.outbox import Outbox
+from engine_worker.reports import Reports
 from engine_worker.step import Runner
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
@@ -56,12 +57,13 @@ class Worker:
             settings.max_batch_size, settings.max_tokens_per_step, settings.chunked_context, settings.block_reuse
         )
         self._mailbox = Mailbox(self.epoch, self._receive, self._outbox, log)
+        self._reports = Reports()
         hooks = Hooks(
-            self._mailbox.get_requests, self._mailbox.send_responses, self._mailbox.poll_stop_ids, self._report_stats
+            self._mailbox.get_requests, self._mailbox.send_responses, self._mailbox.poll_stop_ids, self._reports.put
         )
         self._engine = assemble(runner, self.terms, batching, hooks, time.monotonic, log)
         self._listeners = Listeners()
-        self._beats = Beats(self._context, self._listeners, self._beat, log)
+        self._beats = Beats(self._context, self._listeners, self._beat, self._reports, log)
         self._flushes: list[tuple[int, int]] = []
         """The latest; replaced whole, for the thread of the beats reads it."""
         self._missed: dict[int, int] = {}
