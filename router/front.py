@@ -16,7 +16,7 @@ from router.requests import Live, Requests
 from router.text import Text
 from router.validate.context import fit
 from router.validate.spec import parse
-from router.validate.violations import shown
+from router.validate.violations import logged
 from sluice.ring.errors import FinishReason
 from sluice.v1 import generation_pb2
 
@@ -48,10 +48,12 @@ class Front:
 
         Raises RequestError.
         """
+        request_id = logged(message.request_id)
         try:
-            live = self._requests.enter(parse(message, self._model, self._limits, streaming))
+            spec = parse(message, self._model, self._limits, streaming)
+            request_id = spec.request_id
+            live = self._requests.enter(spec)
         except RequestError as error:
-            request_id = shown(message.request_id)
             self._logger.info("request", request_id=request_id, outcome=error.code.name, stream=streaming)
             raise
         outcome = "CANCELLED"
@@ -107,7 +109,7 @@ class Front:
 
     def _report(self, live: Live, outcome: str) -> None:
         started = live.log.started
-        now = time.monotonic()
+        now, first_token = time.monotonic(), live.first_token
         self._logger.info(
             "request",
             request_id=live.spec.request_id,
@@ -119,7 +121,7 @@ class Front:
             completion_tokens=sum(log.received for log in live.log.sequences),
             seconds=round(now - live.arrived, 6),
             queue_seconds=round((live.submitted or now) - live.arrived, 6),
-            first_token_seconds=round(live.first_delta - live.arrived, 6) if live.first_delta else None,
+            first_token_seconds=None if first_token is None else round(first_token, 6),
             engine=live.engine,
             detokenizer=live.detokenizer,
         )

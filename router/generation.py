@@ -13,7 +13,7 @@ from router.requests import Live
 from router.stream import Stream, wait_for_end
 from router.text import Text
 from router.validate.spec import check_model
-from router.validate.violations import Violations, shown
+from router.validate.violations import Violations, logged
 from sluice.v1 import generation_pb2 as pb
 
 MAX_REASON_CHARACTERS = 200
@@ -51,7 +51,7 @@ class GenerationService:
         bad.raise_if_any()
         aborted = await self._front.abort(request.request_id)
         reason = request.reason[:MAX_REASON_CHARACTERS]
-        self._logger.info("abort", request_id=shown(request.request_id), aborted=aborted, reason=reason)
+        self._logger.info("abort", request_id=logged(request.request_id), aborted=aborted, reason=reason)
         return pb.AbortResponse(aborted=aborted)
 
     async def tokenize(self, request: pb.TokenizeRequest, _: Context) -> pb.TokenizeResponse:

@@ -125,12 +125,12 @@ class Writer:
         times = [log.end.times for log in live.log.sequences if log.end] or [NO_TIMES]
         queue = (live.submitted or live.arrived) - live.arrived + min(found.queue for found in times)
         context = min(found.context for found in times)
-        first = live.first_delta - live.arrived if live.first_delta else queue + context
+        first = live.first_token
         return pb.Timings(
             queue=duration(queue),
             prefill=duration(context),
             decode=duration(max(found.generation for found in times)),
-            time_to_first_token=duration(first),
+            time_to_first_token=duration(queue + context if first is None else first),
         )
 
 

@@ -52,6 +52,16 @@ class Live:
     queue: asyncio.Timeout | None = None
     """Open while it waits for admission and for the ring; bounded by its time limit."""
 
+    @property
+    def first_token(self) -> float | None:
+        """Seconds from its arrival to its first delta; without deltas, to its first token as the engine tells."""
+        if self.first_delta is not None:
+            return self.first_delta - self.arrived
+        times = [log.end.times for log in self.log.sequences if log.end and log.received]
+        if self.submitted is None or not times:
+            return None
+        return self.submitted - self.arrived + min(found.queue + found.context for found in times)
+
 
 class Requests:
     """The table of them."""

@@ -6,6 +6,7 @@ from router.errors import RequestError, Violation
 from router.validate.ranges import Range
 
 SHOWN_CHARACTERS = 64
+LOGGED_CHARACTERS = 128
 
 
 class Violations:
@@ -49,6 +50,11 @@ class Violations:
         """Raise RequestError INVALID_ARGUMENT with all of them."""
         if self.found:
             raise RequestError.invalid(self.found)
+
+
+def logged(text: str) -> str:
+    """A caller's text as a log line may hold it: printable and short; a request id as it is."""
+    return ascii(text[:LOGGED_CHARACTERS])[1:-1]
 
 
 def shown(value: object) -> str:

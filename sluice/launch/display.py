@@ -80,7 +80,7 @@ def _readable(line: LogLine) -> Text:
 
 def describe_request(fields: Mapping[str, Any]) -> str:
     """The router's line about an ended request, for a person."""
-    parts = [f"request {fields.get('request_id', '(refused)')} {fields.get('outcome', '')}"]
+    parts = [f"request {fields.get('request_id') or '(refused)'} {fields.get('outcome', '')}"]
     if "prompt_tokens" in fields:
         cached = f" ({fields['cached_tokens']} cached)" if fields.get("cached_tokens") else ""
         parts.append(f"{fields['prompt_tokens']} prompt tokens{cached}, {fields.get('completion_tokens', 0)} new")

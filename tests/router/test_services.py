@@ -14,7 +14,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from sluice.ring.stats import StepStats
 from sluice.v1 import admin_pb2
-from tests.router.conftest import refused, text_spec
+from sluice.v1 import generation_pb2 as pb
+from tests.fakes.ring_peers import TIMES, hang
+from tests.router.conftest import refused, rest, text_spec
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -157,6 +159,30 @@ async def test_one_line_per_request_and_no_text_in_it(client):
     assert (line["engine"], line["detokenizer"]) == ("engine", "detok")
     assert line["first_token_seconds"] <= line["seconds"]
     assert "secret" not in str(client.logs)
+
+
+async def test_the_line_of_a_unary_request_has_its_first_token_as_the_engine_tells(client):
+    await client.generate(text_spec())
+    assert client.lines()[0]["first_token_seconds"] >= TIMES.queue + TIMES.context
+
+
+async def test_every_line_has_the_request_id_as_it_is(client, ring):
+    ring.script = hang
+    call = client.stream(text_spec(request_id="some:id"))
+    await call.read()
+    await refused(client.generate(text_spec(request_id="some:id")))
+    await refused(client.generate(text_spec(request_id="some:id", n=0)))
+    await client.generation.Abort(pb.AbortRequest(request_id="some:id"))
+    await rest(call)
+    await client.until(lambda: len(client.lines()) == 3)
+    assert {line["request_id"] for line in client.lines() + client.lines("abort")} == {"some:id"}
+
+
+async def test_what_is_no_id_is_logged_printable_and_short(client):
+    await refused(client.generate(text_spec(request_id="a\n" + "é" * 500)))
+    (line,) = client.lines()
+    assert line["request_id"].startswith(r"a\n\xe9")
+    assert len(line["request_id"]) < 600
 
 
 async def test_endless_calls_do_not_keep_the_router_from_stopping(client):
