@@ -1,7 +1,8 @@
 """The engine put together around a runner."""
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from structlog.stdlib import BoundLogger
 
@@ -9,10 +10,10 @@ from engine_worker.engine import Engine
 from engine_worker.hooks import Hooks
 from engine_worker.intake import Intake, Terms
 from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.geometry import Geometry
 from engine_worker.live import Live
-from engine_worker.scheduling.capacity import MaxUtilization
-from engine_worker.scheduling.micro_batch import InFlightBatching
-from engine_worker.scheduling.simple import SimpleScheduler
+from engine_worker.scheduling.build import SchedulerNames, build_scheduler
+from engine_worker.scheduling.context import ChunkingPolicy, SchedulerContext
 from engine_worker.stats import Stats
 from engine_worker.step import Runner
 
@@ -26,6 +27,21 @@ class Batching:
     max_tokens_per_step: int
     chunked_context: bool = True
     block_reuse: bool = True
+    context_chunking_policy: ChunkingPolicy = "first_come_first_served"
+    schedulers: SchedulerNames = field(default_factory=SchedulerNames)
+    priority_aging_seconds: float = 30.0
+    """A request that waits gains a priority class in this time; 0: never."""
+
+    @property
+    def chunk(self) -> int | None:
+        """Tokens of one sequence that a step computes at most; None: as many as it has."""
+        return self.max_tokens_per_step if self.chunked_context else None
+
+
+def longest_sequence(runner: Runner, batching: Batching) -> int | None:
+    """Tokens that one sequence alone can come to in the runner's blocks; None: any number."""
+    size = (runner.num_blocks, runner.tokens_per_block)
+    return Geometry.fit(*size, runner.window, batching.chunk).longest(runner.num_blocks)
 
 
 def assemble(
@@ -37,12 +53,24 @@ def assemble(
     log: BoundLogger,
 ) -> Engine:
     """An engine with nothing to do yet. Raises ValueError on a batching that cannot work."""
-    size, tokens = batching.max_batch_size, batching.max_tokens_per_step
-    cache = KvCache(runner.num_blocks, runner.tokens_per_block, batching.block_reuse)
-    scheduler = SimpleScheduler(
-        cache, MaxUtilization(cache, size, tokens), InFlightBatching(size, tokens, batching.chunked_context)
+    cache = KvCache(
+        runner.num_blocks,
+        runner.tokens_per_block,
+        batching.block_reuse,
+        num_host_blocks=runner.num_host_blocks,
+        window=runner.window,
+        chunk=batching.chunk,
+        clock=clock,
     )
+    context = SchedulerContext(
+        cache,
+        batching.max_batch_size,
+        batching.max_tokens_per_step,
+        batching.chunked_context,
+        batching.context_chunking_policy,
+    )
+    scheduler = build_scheduler(batching.schedulers, context, log)
     live = Live(cache)
-    intake = Intake(live, terms)
-    stats = Stats(cache, live, terms.max_requests)
+    intake = Intake(live, terms, batching.priority_aging_seconds)
+    stats = Stats(cache, live, scheduler, context.pauses, terms.max_requests, time.time() - clock())
     return Engine(hooks, intake, live, scheduler, runner, cache, stats, clock, log)

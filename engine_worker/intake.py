@@ -28,10 +28,12 @@ class Terms:
 class Intake:
     """The core's front door. `unknown_stops` counts those that named nothing that lives."""
 
-    def __init__(self, live: Live, terms: Terms) -> None:
+    def __init__(self, live: Live, terms: Terms, aging_seconds: float = 0.0) -> None:
+        """`aging_seconds`: in which a request that waits gains a priority class; 0: never."""
         self.unknown_stops = 0
         self._live = live
         self._terms = terms
+        self._aging_seconds = aging_seconds
         self._arrivals = 0
 
     @property
@@ -46,7 +48,7 @@ class Intake:
             if fault is None:
                 self._arrivals += 1
                 root = root_hash(self._terms.fingerprint, spec.salt)
-                self._live.begin(Request(spec, root, self._arrivals, now))
+                self._live.begin(Request(spec, root, self._arrivals, now, self._aging_seconds))
             else:
                 self._live.refuse(spec, fault)
 

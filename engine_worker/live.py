@@ -1,8 +1,10 @@
 """The requests that the engine holds: the one place where they begin, and where each of their sequences ends, once."""
 
 from bisect import bisect_left, insort
+from collections import Counter
 from operator import attrgetter
 
+from engine_worker.deadlines import Deadlines
 from engine_worker.hooks import Opened, Refused, Responses
 from engine_worker.kvcache.cache import KvCache
 from engine_worker.request import Request, Sequence, State
@@ -21,12 +23,21 @@ class Live:
     def __init__(self, cache: KvCache) -> None:
         self.requests: dict[int, Request] = {}
         self.active: list[Sequence] = []
+        self.begun = 0
+        """Requests since the start."""
+        self.ended: Counter[str] = Counter()
+        """Sequences since the start, by the names of their finish reasons."""
         self._cache = cache
+        self._deadlines = Deadlines()
         self._responses = Responses()
+        self._changed: dict[Request, None] = {}
 
     def begin(self, request: Request) -> None:
         """Take a request in whose number is not live."""
         self.requests[request.spec.request] = request
+        self.begun += 1
+        self._changed[request] = None
+        self._deadlines.add(request)
         self._activate(request.sequences[0])
 
     def refuse(self, spec: Submit, fault: Fault) -> None:
@@ -36,6 +47,7 @@ class Live:
     def open(self, request: Request, cached_tokens: int, now: float) -> None:
         """The first step of a request is scheduled, or it ends before that."""
         request.scheduled_at = now
+        self._changed[request] = None
         self._responses.opened.append(Opened(request.spec, cached_tokens, now - request.arrived_at))
 
     def take_responses(self) -> Responses:
@@ -43,10 +55,17 @@ class Live:
         responses, self._responses = self._responses, Responses()
         return responses
 
+    def take_changed(self) -> list[Request]:
+        """Requests that arrived, were first scheduled or ended since the last time."""
+        changed = list(self._changed)
+        self._changed.clear()
+        return changed
+
     def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:
         """A sequence got its next token, which may end it."""
         if not sequence.output:
             sequence.first_token_at = now
+        sequence.request.last_token_at = now
         sequence.append(token)
         logprobs = [] if logprob is None else [logprob]
         reason = sequence.finish_reason()
@@ -76,8 +95,10 @@ class Live:
         end = End(reason, sequence.times(now), stop_token=stop_token, fault=fault)
         self._tell(sequence, tokens or [], logprobs or [], end)
         self._withdraw(sequence)
+        self.ended[reason.name] += 1
         request.num_live -= 1
         if not request.num_live:
+            self._changed[request] = None
             del self.requests[request.spec.request]
 
     def end_request(self, request: Request, reason: FinishReason, now: float, fault: Fault | None = None) -> None:
@@ -87,7 +108,7 @@ class Live:
 
     def expire(self, now: float) -> None:
         """End the requests whose time limit was reached."""
-        for request in [request for request in self.requests.values() if request.deadline <= now]:
+        for request in self._deadlines.reached(now):
             self.end_request(request, FinishReason.TIME_LIMIT, now)
 
     def _activate(self, sequence: Sequence) -> None:

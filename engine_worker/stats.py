@@ -1,16 +1,28 @@
-"""What the engine tells about itself: one frozen snapshot, made anew at every step."""
+"""What the engine tells about itself: figures of every step, and of every request while it lives and at its end."""
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
+from engine_worker.hooks import Report
 from engine_worker.kvcache.cache import KvCache
 from engine_worker.live import Live
-from engine_worker.request import State
-from engine_worker.scheduling.simple import Schedule
-from sluice.ring.stats import StepStats
+from engine_worker.pauses import Pauses
+from engine_worker.request import Request, State
+from engine_worker.scheduling.simple import RequestScheduler, Schedule
+from sluice.ring.stats import RequestStats, Stage, StepStats
+from sluice.telemetry.histogram import Histogram
 
 RATE_SECONDS = 1.0
+REFRESH_SECONDS = 0.5
+"""Between two reports of a request that runs on."""
+REFRESHED_PER_STEP = 8
+REFRESHED_PER_SECOND = 1000
+"""A report costs about a microsecond: a thousandth of a long step goes into them, at most."""
+STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Rate:
@@ -32,54 +44,177 @@ class Rate:
         return self._tokens / max(RATE_SECONDS, now - self._steps[0][0]) if self._steps else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Since the start."""
+
+    requests: int
+    """Taken in."""
+    ended: Mapping[str, int]
+    """Sequences, by finish reason."""
+    pauses: int
+    context_tokens: int
+    """Computed, those that pauses made necessary again included."""
+    generated_tokens: int
+    prompt_tokens: int
+    """Of requests that were scheduled."""
+    cached_tokens: int
+    """Of those."""
+    evictions: int
+    offloads: int
+    onloads: int
+
+
 class Stats:
-    """`latest` is replaced whole, so another thread may read it at any time.
+    """What is public here another thread may read at any time: `latest` is replaced whole.
 
     A request of n sequences counts once as active, and by its sequences in the numbers after that.
     """
 
-    def __init__(self, cache: KvCache, live: Live, max_requests: int) -> None:
+    def __init__(
+        self,
+        cache: KvCache,
+        live: Live,
+        scheduler: RequestScheduler,
+        pauses: Pauses,
+        max_requests: int,
+        unix_zero: float = 0.0,
+    ) -> None:
+        """`unix_zero` is when the engine's clock stood at 0, in seconds of the Unix epoch."""
+        self.step_seconds = Histogram(STEP_SECONDS)
+        self.step_sequences = Histogram(STEP_SEQUENCES)
+        self._context_tokens = 0
+        self._generated_tokens = 0
         self._cache = cache
         self._live = live
+        self._scheduler = scheduler
+        self._pauses = pauses
+        self._unix_zero = unix_zero
         self._rate = Rate()
-        self.latest = self._memory(
+        self._refresh: deque[Request] = deque()
+        """Requests that run, to be reported a few per step."""
+        self._refresh_at = 0.0
+        self.latest = msgspec.structs.replace(
             StepStats(
                 max_requests=max_requests,
                 max_kv_blocks=cache.pool.num_blocks,
                 tokens_per_kv_block=cache.tokens_per_block,
-            )
+                max_host_blocks=cache.tiers.host.num_blocks,
+            ),
+            **self._memory(),
         )
 
-    def stepped(self, schedule: Schedule, num_drawn: int, start: float, end: float) -> None:
+    def stepped(self, schedule: Schedule, num_drawn: int, start: float, end: float, micro_batch: int = 0) -> Report:
         """A step has ended: what it computed, and how many tokens it drew."""
-        self._rate.add(start, end, num_drawn)
         context, generation = len(schedule.context), len(schedule.generation)
+        context_tokens = sum(num_tokens for _, num_tokens in schedule.context)
+        self._rate.add(start, end, num_drawn)
+        self._count(context_tokens, num_drawn, context + generation, end - start)
+        batch_tokens, empty_slots = self._scheduler.static_batch
         self.latest = msgspec.structs.replace(
-            self._memory(self.latest),
+            self.latest,
             iteration=self.latest.iteration + 1,
             scheduled_requests=context + generation,
             context_requests=context,
             generation_requests=generation,
-            total_context_tokens=sum(chunk.num_tokens for chunk in schedule.context),
+            total_context_tokens=context_tokens,
+            micro_batch_id=micro_batch,
+            total_generation_tokens=batch_tokens,
+            empty_generation_slots=empty_slots,
             prefix_cache_hit_ratio=self._cache.hit_ratio,
             tokens_per_second=self._rate.at(end),
+            time=self._unix_zero + end,
+            step_seconds=end - start,
+            **self._memory(),
         )
+        return Report(self.latest, self._requests(start, end))
 
-    def rested(self, now: float) -> None:
+    def rested(self, now: float) -> Report:
         """There was no step: what can have changed without one."""
-        latest = msgspec.structs.replace(self._memory(self.latest), tokens_per_second=self._rate.at(now))
+        latest = msgspec.structs.replace(self.latest, tokens_per_second=self._rate.at(now), **self._memory())
         if latest != self.latest:
             self.latest = latest
+        return Report(None, self._told(self._live.take_changed()))
 
-    def _memory(self, stats: StepStats) -> StepStats:
-        active, held = len(self._live.active), len(self._cache.holders)
-        paused = sum(sequence.state is State.PAUSED for sequence in self._live.active) if active > held else 0
-        free = self._cache.pool.available
-        return msgspec.structs.replace(
-            stats,
-            active_requests=len(self._live.requests),
-            queued_requests=active - held - paused,
-            paused_requests=paused,
-            free_kv_blocks=free,
-            used_kv_blocks=self._cache.pool.num_blocks - free,
+    def totals(self) -> Totals:
+        """Counts until now."""
+        cache, tiers = self._cache, self._cache.tiers
+        return Totals(
+            requests=self._live.begun,
+            ended=self._live.ended,
+            pauses=self._pauses.count,
+            context_tokens=self._context_tokens,
+            generated_tokens=self._generated_tokens,
+            prompt_tokens=cache.prompt_tokens,
+            cached_tokens=cache.cached_tokens,
+            evictions=tiers.evictions,
+            offloads=tiers.offloads,
+            onloads=tiers.onloads,
         )
+
+    def _count(self, context_tokens: int, generated_tokens: int, sequences: int, seconds: float) -> None:
+        self._context_tokens += context_tokens
+        self._generated_tokens += generated_tokens
+        self.step_seconds.observe(seconds)
+        self.step_sequences.observe(sequences)
+
+    def _memory(self) -> dict[str, int]:
+        cache, host = self._cache, self._cache.tiers.host
+        paused, free = len(self._pauses.sequences), cache.pool.available
+        return {
+            "active_requests": len(self._live.requests),
+            "queued_requests": len(self._live.active) - len(cache.holders) - paused,
+            "paused_requests": paused,
+            "free_kv_blocks": free,
+            "used_kv_blocks": cache.pool.num_blocks - free,
+            "used_host_blocks": host.num_blocks - host.num_free,
+        }
+
+    def _requests(self, start: float, end: float) -> list[RequestStats]:
+        """Those that arrived, began or ended, and some of those that run on."""
+        changed = self._live.take_changed()
+        if end >= self._refresh_at:
+            self._refresh_at = end + REFRESH_SECONDS
+            running = (*self._cache.holders, *self._pauses.sequences)
+            self._refresh = deque(dict.fromkeys(sequence.request for sequence in running))
+        for _ in range(min(len(self._refresh), max(REFRESHED_PER_STEP, int((end - start) * REFRESHED_PER_SECOND)))):
+            request = self._refresh.popleft()
+            if request.num_live:
+                changed.append(request)
+        return self._told(changed)
+
+    def _told(self, requests: Iterable[Request]) -> list[RequestStats]:
+        return [self._of(request) for request in requests]
+
+    def _of(self, request: Request) -> RequestStats:
+        spec, zero = request.spec, self._unix_zero
+        sequences, scheduled = request.sequences, request.cached_tokens is not None
+        firsts = [sequence.first_token_at for sequence in sequences if sequence.first_token_at is not None]
+        return RequestStats(
+            request=spec.request,
+            name=spec.name,
+            stage=stage_of(request),
+            arrival=zero + request.arrived_at,
+            first_scheduled=zero + request.scheduled_at if scheduled and request.scheduled_at is not None else None,
+            first_token=zero + min(firsts) if firsts else None,
+            last_token=None if request.last_token_at is None else zero + request.last_token_at,
+            prompt_tokens=request.num_prompt,
+            cached_tokens=request.cached_tokens or 0,
+            generated_tokens=sum(len(sequence.output) for sequence in sequences),
+            pauses=request.pauses,
+            blocks_allocated=request.blocks_allocated,
+            blocks_reused=request.blocks_reused,
+            blocks_missed=request.blocks_missed,
+        )
+
+
+def stage_of(request: Request) -> Stage:
+    """Where a request stands: paused if none of its sequences runs and some would, but for memory."""
+    if not request.num_live:
+        return Stage.ENDED
+    if request.cached_tokens is None:
+        return Stage.QUEUED
+    states = Counter(sequence.state for sequence in request.sequences)
+    if states[State.PAUSED] and not states[State.RUNNING]:
+        return Stage.PAUSED
+    return Stage.GENERATION if any(sequence.output for sequence in request.sequences) else Stage.CONTEXT

@@ -4,6 +4,8 @@ from collections import abc
 from typing import NamedTuple, Protocol
 
 from engine_worker.request import Sequence
+from engine_worker.scheduling.chunking import equal_progress, first_come_first_served, whole
+from engine_worker.scheduling.context import SchedulerContext
 
 
 class Chunk(NamedTuple):
@@ -24,42 +26,38 @@ class MicroBatchScheduler(Protocol):
 
 
 class InFlightBatching:
-    """Generation first, then context in order under what is left of the token budget.
+    """Generation first, then context under what is left of the token budget, chunked by policy or whole.
 
-    With chunking a context takes what budget there is and goes on in the next step. Without, it waits until it fits
-    whole; the first one in line runs however long it is, for it could wait for ever.
-    Raises ValueError where a full batch of generation would leave context no token.
+    All sequences of a step have one beam width: that of the first in order. When that ends another becomes the first,
+    so every width gets its turn.
     """
 
-    def __init__(self, max_batch_size: int, max_tokens_per_step: int, chunked_context: bool) -> None:
-        if not 1 <= max_batch_size <= max_tokens_per_step:
-            raise ValueError(
-                f"max_batch_size must be from 1 to max_tokens_per_step, got {max_batch_size} and {max_tokens_per_step}"
-            )
-        self._max_batch_size = max_batch_size
-        self._max_tokens_per_step = max_tokens_per_step
-        self._chunked_context = chunked_context
+    def __init__(self, context: SchedulerContext) -> None:
+        self._max_batch_size = context.max_batch_size
+        self._max_tokens_per_step = context.max_tokens_per_step
+        self._chunked = context.chunked_context
+        self._unit = context.cache.tokens_per_block
+        self._share = equal_progress if context.context_chunking_policy == "equal_progress" else first_come_first_served
 
     def schedule(
         self, fitting: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int]
     ) -> tuple[list[Chunk], list[Sequence]]:
         """See MicroBatchScheduler."""
+        if inflight_request_ids:
+            fitting = [s for s in fitting if s.request.spec.request not in inflight_request_ids]
+        width = fitting[0].request.beam_width if fitting else 1
         generation: list[Sequence] = []
         waiting: list[Sequence] = []
         for sequence in fitting:
-            if inflight_request_ids and sequence.request.spec.request in inflight_request_ids:
-                continue
-            (generation if sequence.generating else waiting).append(sequence)
+            if sequence.request.beam_width == width:
+                (generation if sequence.generating else waiting).append(sequence)
         del generation[self._max_batch_size :]
         return self._context(waiting, len(generation)), generation
 
     def _context(self, waiting: list[Sequence], generating: int) -> list[Chunk]:
-        context: list[Chunk] = []
+        if not waiting:
+            return []
+        del waiting[self._max_batch_size - generating :]
         budget = self._max_tokens_per_step - generating
-        for sequence in waiting[: self._max_batch_size - generating]:
-            count = min(sequence.num_pending, budget) if self._chunked_context else sequence.num_pending
-            if (context and budget < count) or budget < 1:
-                break
-            context.append(Chunk(sequence, count))
-            budget -= count
-        return context
+        sizes = self._share(waiting, budget, self._unit) if self._chunked else whole(waiting, budget)
+        return [Chunk(sequence, size) for sequence, size in zip(waiting, sizes, strict=False) if size]

@@ -1,12 +1,17 @@
 """The two questions asked one after the other, and their answers carried out."""
 
+from abc import ABC, abstractmethod
 from collections import abc
 from typing import NamedTuple
 
-from engine_worker.kvcache.cache import KvCache
+from structlog.stdlib import BoundLogger
+
 from engine_worker.request import Sequence, State
 from engine_worker.scheduling.capacity import CapacityScheduler
-from engine_worker.scheduling.micro_batch import Chunk, MicroBatchScheduler
+from engine_worker.scheduling.context import SchedulerContext
+from engine_worker.scheduling.max_utilization import MaxUtilization
+from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroBatchScheduler
+from engine_worker.scheduling.static_batch import StaticBatch
 
 
 class Schedule(NamedTuple):
@@ -16,25 +21,85 @@ class Schedule(NamedTuple):
     generation: list[Sequence]
 
 
-class SimpleScheduler:
+class RequestScheduler(ABC):
+    """Base of schedulers in one piece. Blocks move through `hold` and `pause` only, which keep the books in order."""
+
+    def __init__(self, context: SchedulerContext) -> None:
+        self.context = context
+
+    @property
+    def static_batch(self) -> tuple[int, int]:
+        """(tokens generated since the static batch began, slots of its ended sequences); zeros under other policies."""
+        return 0, 0
+
+    @abstractmethod
+    def schedule(self, active: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int] = frozenset()) -> Schedule:
+        """The next step of `active`, which is in order; nothing that is in flight."""
+
+    def hold(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
+        """Give these blocks for all their tokens, each in turn and all or nothing; returns those that have them.
+
+        Of what a newcomer has pending, only what the cache does not hold is left after this.
+        """
+        running, awaiting, ended = State.RUNNING, State.AWAITING, State.ENDED
+        sequences = [s for s in sequences if s.state is not ended and s.state is not awaiting]
+        held = self.context.cache.allocate(sequences)
+        for sequence in held:
+            sequence.state = running
+        return held
+
+    def pause(self, sequences: abc.Iterable[Sequence]) -> None:
+        """Take the blocks of these back. They can hold blocks again later, and compute their tokens again."""
+        for sequence in sequences:
+            if sequence.blocks:
+                self.context.cache.release(sequence)
+                self.context.pauses.add(sequence)
+
+
+class SimpleScheduler(RequestScheduler):
     """Asks for capacity, moves the blocks accordingly, then asks who runs.
 
-    Whatever the capacity scheduler promised, only sequences that got their blocks run: one that promises too much
-    delays and corrupts nothing.
+    Whatever the capacity scheduler promised, only sequences that got their blocks run. Where nobody does, though
+    somebody is there to, as when all who hold memory wait for more of it, the step is planned with MaxUtilization and
+    InFlightBatching instead: the first in order can always get on with these.
     """
 
-    def __init__(self, cache: KvCache, capacity: CapacityScheduler, micro_batch: MicroBatchScheduler) -> None:
-        self._cache = cache
+    def __init__(
+        self,
+        context: SchedulerContext,
+        capacity: CapacityScheduler,
+        micro_batch: MicroBatchScheduler,
+        log: BoundLogger,
+    ) -> None:
+        super().__init__(context)
         self._capacity = capacity
         self._micro_batch = micro_batch
+        self._sound = (MaxUtilization(context), InFlightBatching(context))
+        self._log = log
+
+    @property
+    def static_batch(self) -> tuple[int, int]:
+        """See RequestScheduler."""
+        capacity = self._capacity
+        if isinstance(capacity, StaticBatch):
+            return capacity.total_generation_tokens, capacity.empty_generation_slots
+        return super().static_batch
 
     def schedule(self, active: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int] = frozenset()) -> Schedule:
-        """The next step of `active`, which is in order."""
-        fitting, paused = self._capacity.schedule_request(active)
-        for sequence in paused:
-            self._cache.release(sequence)
-            sequence.state = State.PAUSED
-        ready = self._cache.allocate(fitting)
-        for sequence in ready:
-            sequence.state = State.RUNNING
-        return Schedule(*self._micro_batch.schedule(ready, inflight_request_ids))
+        """See RequestScheduler."""
+        schedule = self._ask(self._capacity, self._micro_batch, active, inflight_request_ids)
+        if schedule.context or schedule.generation or not active or inflight_request_ids:
+            return schedule
+        self._log.error("nobody_scheduled", active=len(active), holders=len(self.context.cache.holders))
+        return self._ask(*self._sound, active, inflight_request_ids)
+
+    def _ask(
+        self,
+        capacity: CapacityScheduler,
+        micro_batch: MicroBatchScheduler,
+        active: abc.Sequence[Sequence],
+        inflight_request_ids: abc.Set[int],
+    ) -> Schedule:
+        fitting, paused = capacity.schedule_request(active)
+        self.pause(paused)
+        return Schedule(*micro_batch.schedule(self.hold(fitting), inflight_request_ids))

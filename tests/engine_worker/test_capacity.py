@@ -2,7 +2,8 @@
 
 from engine_worker.kvcache.cache import KvCache
 from engine_worker.request import Request, Sequence
-from engine_worker.scheduling.capacity import MaxUtilization
+from engine_worker.scheduling.context import SchedulerContext
+from engine_worker.scheduling.max_utilization import MaxUtilization
 from tests.fakes.engine import spec_of
 
 
@@ -20,7 +21,7 @@ def holding(cache: KvCache, *sequences: Sequence) -> None:
 
 
 def scheduler(cache: KvCache, batch: int = 8, tokens: int = 16) -> MaxUtilization:
-    return MaxUtilization(cache, batch, tokens)
+    return MaxUtilization(SchedulerContext(cache, batch, tokens))
 
 
 def test_everybody_who_fits():

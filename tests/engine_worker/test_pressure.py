@@ -101,20 +101,3 @@ def test_a_request_that_fills_the_pool_to_the_last_slot():
     requests = [bench.submit(range(i, i + 20), max_tokens=12) for i in range(3)]
     bench.run()
     assert all(bench.output(request) == bench.expected(request) for request in requests)
-
-
-def test_a_capacity_scheduler_that_promises_too_much_corrupts_nothing():
-    class Greedy:
-        def schedule_request(self, active):
-            return list(active), []
-
-    bench = EngineBench(num_blocks=12, max_batch_size=8)
-    sound, bench.engine._scheduler._capacity = bench.engine._scheduler._capacity, Greedy()
-    requests = [bench.submit(range(i, i + 8), max_tokens=8) for i in range(4)]
-    for _ in range(40):
-        bench.step()
-    assert not bench.step()
-    assert bench.engine.live.requests
-    bench.engine._scheduler._capacity = sound
-    bench.run()
-    assert all(bench.output(request) == bench.expected(request) for request in requests)

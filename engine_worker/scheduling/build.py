@@ -1,0 +1,67 @@
+"""The scheduler that the settings ask for."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from structlog.stdlib import BoundLogger
+
+from engine_worker.scheduling.capacity import CapacityScheduler
+from engine_worker.scheduling.checked import CheckedCapacity, CheckedMicroBatch, CheckedScheduler, Complaints
+from engine_worker.scheduling.context import SchedulerContext
+from engine_worker.scheduling.guaranteed_no_evict import GuaranteedNoEvict
+from engine_worker.scheduling.load import find_class, make
+from engine_worker.scheduling.max_utilization import MaxUtilization
+from engine_worker.scheduling.micro_batch import InFlightBatching, MicroBatchScheduler
+from engine_worker.scheduling.simple import RequestScheduler, SimpleScheduler
+from engine_worker.scheduling.static_batch import StaticBatch
+
+POLICIES: Mapping[str, Callable[[SchedulerContext], CapacityScheduler]] = {
+    "max_utilization": MaxUtilization,
+    "guaranteed_no_evict": GuaranteedNoEvict,
+    "static_batch": StaticBatch,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerNames:
+    """The settings of these names."""
+
+    capacity_scheduler_policy: str = "max_utilization"
+    """One of POLICIES, or `module:Class`."""
+    micro_batch_scheduler: str | None = None
+    """`module:Class`; None: InFlightBatching."""
+    scheduler: str | None = None
+    """`module:Class`, in place of both."""
+
+    def find(self) -> dict[str, Callable[[SchedulerContext], Any]]:
+        """The users' classes by setting, their modules imported. Raises SchedulerLoadError."""
+        found = {}
+        if self.capacity_scheduler_policy not in POLICIES:
+            setting = "capacity_scheduler_policy"
+            found[setting] = find_class(setting, self.capacity_scheduler_policy, "schedule_request")
+        if self.micro_batch_scheduler is not None:
+            setting = "micro_batch_scheduler"
+            found[setting] = find_class(setting, self.micro_batch_scheduler, "schedule")
+        if self.scheduler is not None:
+            found["scheduler"] = find_class("scheduler", self.scheduler, "schedule", RequestScheduler)
+        return found
+
+
+def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: BoundLogger) -> RequestScheduler:
+    """What `names` say. Raises SchedulerLoadError."""
+    made = {
+        setting: (make(setting, getattr(names, setting), found, context), Complaints(getattr(names, setting), log))
+        for setting, found in names.find().items()
+    }
+    if "scheduler" in made:
+        return CheckedScheduler(*made["scheduler"], context, log)
+    if "capacity_scheduler_policy" in made:
+        capacity: CapacityScheduler = CheckedCapacity(*made["capacity_scheduler_policy"], context)
+    else:
+        capacity = POLICIES[names.capacity_scheduler_policy](context)
+    if "micro_batch_scheduler" in made:
+        micro_batch: MicroBatchScheduler = CheckedMicroBatch(*made["micro_batch_scheduler"], context)
+    else:
+        micro_batch = InFlightBatching(context)
+    return SimpleScheduler(context, capacity, micro_batch, log)
