@@ -77,7 +77,7 @@ def checkpoint():
 
 @pytest.fixture
 async def start(ring, folder, checkpoint):
-    """Starts routers on the fake ring; settings by keyword."""
+    """Starts routers on the fake ring, settings by keyword, and waits until they have heard every peer."""
     tiny = checkpoint
     async with contextlib.AsyncExitStack() as stack:
 
@@ -103,7 +103,9 @@ async def start(ring, folder, checkpoint):
             stack.push_async_callback(channel.close)
             client = Client(router, channel, logs)
             if wait:
-                await client.until_serving()
+                members = router._members
+                await client.until(lambda: len(members.engines.usable) == len(router.settings.engines))
+                await client.until(lambda: len(members.detokenizers.usable) == len(router.settings.detokenizers))
             return client
 
         yield start
