@@ -2,20 +2,22 @@
 
 A step is a list of slices, one per sequence, context and generation alike: the tokens of the sequence whose keys and
 values are to be computed now. A slice that reaches the sequence's last token also samples.
+
+Some of each are made per sequence and step: as Structs, which take a tenth of a frozen dataclass's time to make.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from sluice.ring.errors import Fault
 from sluice.ring.params import SamplingParams
 from sluice.ring.wire import TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(msgspec.Struct, frozen=True):
     """One token to sample."""
 
     sampling: SamplingParams
@@ -31,8 +33,7 @@ class Draw:
     """Ids that may not come now: end and stop ids before min_tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(msgspec.Struct, frozen=True):
     """One sequence's part in a step."""
 
     tokens: Sequence[int]
@@ -64,16 +65,14 @@ class Move(NamedTuple):
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """The work of one step. Moves come first, one after the other: a later one may read what an earlier one wrote."""
 
     slices: tuple[Slice, ...]
     moves: tuple[Move, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(msgspec.Struct, frozen=True):
     """One sampled token, or why there is none."""
 
     token: int

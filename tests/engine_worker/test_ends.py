@@ -1,8 +1,7 @@
 """Why sequences end, and what their rows say."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from sluice.ring.errors import FinishReason
 from tests.fakes.engine import EngineBench
