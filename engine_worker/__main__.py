@@ -25,6 +25,7 @@ def main() -> None:
     settings = read_settings()
     log = configure("engine_worker", settings.log_level).bind(id=settings.id)
     try:
+        settings.schedulers.find()
         checkpoint = open_checkpoint(settings.model, settings.name)
         runner = load(settings, checkpoint, log)
     except (CheckpointError, ValueError) as error:
@@ -33,6 +34,8 @@ def main() -> None:
         worker = Worker(settings, checkpoint, runner, log)
     except zmq.ZMQError as error:
         raise SystemExit(f"python -m engine_worker: cannot listen on {settings.listen}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"python -m engine_worker: {error}") from error
     # What was loaded lives as long as the process: the collector need not look at it again in the middle of a step.
     gc.collect()
     gc.freeze()

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from engine_worker.scheduling.build import POLICIES, SchedulerNames
+from engine_worker.scheduling.context import ChunkingPolicy
 from sluice.ring.settings import ServiceSettings, load_settings
 
 ENVIRONMENT = "SLUICE_ENGINE_"
@@ -59,7 +61,27 @@ class EngineSettings(ServiceSettings):
         512, ge=1, le=1 << 20, validate_default=True, description="tokens that a step computes, at most"
     )
     chunked_context: bool = Field(True, description="let a long prompt fill up steps instead of taking one to itself")
+    context_chunking_policy: ChunkingPolicy = Field(
+        "first_come_first_served", description="how long prompts share a step's tokens: one after the other, or evenly"
+    )
+    capacity_scheduler_policy: str = Field(
+        "max_utilization",
+        description=f"who may hold memory: {', '.join(POLICIES)} or your own module:Class; see docs/scheduling.md",
+    )
+    micro_batch_scheduler: str | None = Field(
+        None, description="who of them runs in a step: your own module:Class; default: all, under the limits above"
+    )
+    scheduler: str | None = Field(None, description="both in one: your own module:Class, a RequestScheduler")
+    priority_aging_seconds: float = Field(
+        30.0, ge=0, le=1e9, description="in which a request that waits gains one priority class; 0: never"
+    )
     max_requests: int = Field(256, ge=1, le=1 << 20, description="live requests at most; more are refused (OVERLOADED)")
+
+    stats_callback: str | None = Field(
+        None, description="module:function, called with a JSON object for each step and each report of a request"
+    )
+    metrics_host: str = Field("127.0.0.1", description="interface on which Prometheus may ask for /metrics")
+    metrics_port: int = Field(0, ge=0, le=65535, description="port for that; 0: none")
 
     drain_timeout: float = Field(10.0, ge=0, description="seconds that live requests have to end after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
@@ -75,6 +97,38 @@ class EngineSettings(ServiceSettings):
         if tokens < info.data.get("max_batch_size", 1):
             raise ValueError(f"must be at least max_batch_size, {info.data['max_batch_size']}")
         return tokens
+
+    @property
+    def schedulers(self) -> SchedulerNames:
+        """The settings that name them."""
+        return SchedulerNames(self.capacity_scheduler_policy, self.micro_batch_scheduler, self.scheduler)
+
+    @field_validator("context_chunking_policy")
+    @classmethod
+    def _nothing_to_share_out(cls, policy: ChunkingPolicy, info: ValidationInfo) -> ChunkingPolicy:
+        if policy != "first_come_first_served" and not info.data.get("chunked_context", True):
+            raise ValueError("means nothing without chunked_context")
+        return policy
+
+    @field_validator("capacity_scheduler_policy")
+    @classmethod
+    def _a_policy_or_a_class(cls, name: str) -> str:
+        if name not in POLICIES and ":" not in name:
+            raise ValueError(f"must be {', '.join(POLICIES)} or module:Class")
+        return name
+
+    @field_validator("micro_batch_scheduler", "scheduler")
+    @classmethod
+    def _a_class(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is None:
+            return None
+        if ":" not in name:
+            raise ValueError("must be of the form module:Class")
+        data = info.data
+        others = data.get("capacity_scheduler_policy", "max_utilization"), data.get("micro_batch_scheduler")
+        if info.field_name == "scheduler" and others != ("max_utilization", None):
+            raise ValueError("stands for capacity_scheduler_policy and micro_batch_scheduler: give it or them")
+        return name
 
 
 def read_settings(argv: Sequence[str] | None = None) -> EngineSettings:

@@ -28,6 +28,8 @@ class Mailbox:
     ) -> None:
         """`receive` gives what has come in, a bounded number at a time, and does not wait."""
         self.dropped: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        """Requests, by error code."""
         self.draining = False
         """Take no new request."""
         self._epoch = epoch
@@ -113,6 +115,7 @@ class Mailbox:
 
     def _refuse(self, spec: Submit, fault: Fault) -> None:
         """Answer with a stream that ends at once."""
+        self.refused[fault.code] += 1
         self._log.info("refused", request_id=spec.name, code=fault.code, reason=fault.message)
         self._outbox.open(spec.detokenizer, _open(spec, 0, 0.0))
         end = End(FinishReason.ERROR, Times(0.0, 0.0, 0.0), fault=fault)

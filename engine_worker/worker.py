@@ -2,12 +2,16 @@
 
 import secrets
 import time
+from collections.abc import Iterator
 
 import zmq
+from prometheus_client.metrics_core import Metric
 from structlog.stdlib import BoundLogger
 
+from engine_worker import metrics
 from engine_worker.assembly import Batching, assemble
 from engine_worker.beats import BEAT_SECONDS, Beats, Listeners
+from engine_worker.callback import StatsCallback, find_function
 from engine_worker.config import EngineSettings
 from engine_worker.hooks import Hooks
 from engine_worker.intake import Terms
@@ -21,6 +25,7 @@ from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.lanes import Gap, Inbox, Lane
 from sluice.ring.stats import StepStats
 from sluice.ring.wire import Cancel, EngineBeat, Flush, Hello, Submit, ToEngine
+from sluice.telemetry.metrics import MetricsServer, registry_of
 
 REST_SECONDS = 0.25
 """Between two looks at the clock while nothing comes in."""
@@ -38,7 +43,7 @@ class Worker:
     """One engine process. `serve` runs the step loop in the caller's thread until `stop` has let it drain."""
 
     def __init__(self, settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log: BoundLogger) -> None:
-        """Binds the inbox. Raises zmq.ZMQError where that fails."""
+        """Binds the inbox. Raises zmq.ZMQError or OSError where listening fails, ValueError on a bad stats_callback."""
         self._settings = settings
         self._log = log
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -54,7 +59,13 @@ class Worker:
         )
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
         batching = Batching(
-            settings.max_batch_size, settings.max_tokens_per_step, settings.chunked_context, settings.block_reuse
+            settings.max_batch_size,
+            settings.max_tokens_per_step,
+            settings.chunked_context,
+            settings.block_reuse,
+            settings.context_chunking_policy,
+            settings.schedulers,
+            settings.priority_aging_seconds,
         )
         self._mailbox = Mailbox(self.epoch, self._receive, self._outbox, log)
         self._reports = Reports()
@@ -64,6 +75,8 @@ class Worker:
         self._engine = assemble(runner, self.terms, batching, hooks, time.monotonic, log)
         self._listeners = Listeners()
         self._beats = Beats(self._context, self._listeners, self._beat, self._reports, log)
+        self._callback = self._make_callback()
+        self._metrics = self._serve_metrics()
         self._flushes: list[tuple[int, int]] = []
         """The latest; replaced whole, for the thread of the beats reads it."""
         self._missed: dict[int, int] = {}
@@ -93,6 +106,8 @@ class Worker:
     def serve(self) -> None:
         """The loop. Raises RuntimeError if the beats die, for then no router knows this engine any more."""
         self._beats.start()
+        if self._callback is not None:
+            self._callback.start()
         try:
             while not self._drained():
                 if self._engine.step():
@@ -146,6 +161,10 @@ class Worker:
 
     def _close(self) -> None:
         self._beats.stop()
+        if self._callback is not None:
+            self._callback.stop()
+        if self._metrics is not None:
+            self._metrics.close()
         self._outbox.close(LINGER_SECONDS)
         self._log.info(
             "stopped",
@@ -161,6 +180,23 @@ class Worker:
 
     def _report_stats(self, stats: StepStats) -> None:
         """The beats tell the latest figures, which they read where the engine keeps them."""
+
+    def _make_callback(self) -> StatsCallback | None:
+        name = self._settings.stats_callback
+        return StatsCallback(find_function(name), self._settings.id, self._reports, self._log) if name else None
+
+    def _serve_metrics(self) -> MetricsServer | None:
+        if not self._settings.metrics_port:
+            return None
+        return MetricsServer(registry_of(self._read_metrics), self._settings.metrics_host, self._settings.metrics_port)
+
+    def _read_metrics(self) -> Iterator[Metric]:
+        stats = self._engine.stats
+        yield from metrics.requests(stats, self._mailbox)
+        yield from metrics.steps(stats)
+        yield from metrics.memory(stats)
+        yield from metrics.ring(self._inbox, self._mailbox, self._outbox)
+        yield from metrics.callback(self._callback)
 
     def _receive(self) -> list[Submit | Cancel]:
         found: list[Submit | Cancel] = []

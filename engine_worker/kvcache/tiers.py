@@ -1,4 +1,4 @@
-"""Where content lies: in the device's blocks or, evicted from there, in the host's; and what has to move between them."""
+"""Where content lies: in the device's blocks or, evicted from there, in the host's; and what has to move between."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -20,6 +20,10 @@ class Tiers:
         self.host = BlockPool(num_host_blocks, clock)
         self.journal = Journal()
         self.moves: list[Move] = []
+        self.evictions = 0
+        """Blocks that lost findable content since the start, moved to the host or not."""
+        self.offloads = 0
+        self.onloads = 0
 
     def holds(self, content: Content) -> bool:
         """It can be found, here or there."""
@@ -28,6 +32,7 @@ class Tiers:
     def take(self) -> int:
         """A device block for new content, held once. What it held goes to the host if that has a place for it."""
         block, evicted = self.device.take()
+        self.evictions += evicted is not None
         if evicted is not None and not self._offload(block, evicted):
             self.journal.remove(evicted.content.hash)
         return block
@@ -40,6 +45,7 @@ class Tiers:
             raise CacheCorruptError(f"host block {source} holds nothing to be loaded")
         self.device.publish(block, *stored)
         self.moves.append(Move(MoveKind.ONLOAD, source, block))
+        self.onloads += 1
         return block
 
     def copy(self, source: int, target: int) -> None:
@@ -93,4 +99,5 @@ class Tiers:
         host.publish(target, *evicted)
         host.release(target)
         self.moves.append(Move(MoveKind.OFFLOAD, block, target))
+        self.offloads += 1
         return True
