@@ -1,6 +1,7 @@
 """Generation as a library, after TensorRT-LLM's executor."""
 
 import itertools
+import os
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
@@ -51,7 +52,7 @@ class GenerationExecutor:
         self._unread = Unread()
         self._ids = itertools.count(1)
         self._name = uuid.uuid4().hex[:12]
-        self._end = weakref.finalize(self, _close, session, ring)
+        self._end = weakref.finalize(self, _close, session, ring, os.getpid())
 
     @classmethod
     def create(
@@ -284,7 +285,10 @@ class GenerationExecutor:
         return int(number) if name == self._name else None
 
 
-def _close(session: Session, ring: LocalRing | None) -> None:
+def _close(session: Session, ring: LocalRing | None, owner: int) -> None:
+    if os.getpid() != owner:
+        # A fork of the process that made it has no say.
+        return
     try:
         session.close()
     finally:

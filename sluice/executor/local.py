@@ -1,7 +1,6 @@
 """A ring on this machine, for as long as its executor lives."""
 
 import logging
-import os
 import threading
 from typing import Any
 
@@ -19,7 +18,6 @@ class LocalRing:
 
     def __init__(self, model: str | None, **options: Any) -> None:
         self._ring = Ring(model, observe=_log_problem, **options)
-        self._pid = os.getpid()
         self._stop = threading.Event()
         self._started = threading.Event()
         self._error: BaseException | None = None
@@ -45,9 +43,6 @@ class LocalRing:
 
     def close(self) -> None:
         """End all processes and remove their sockets, at once if interrupted meanwhile. Idempotent."""
-        if os.getpid() != self._pid:
-            # A fork of the process that started it has no say.
-            return
         self._stop.set()
         try:
             self._thread.join()

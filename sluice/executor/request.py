@@ -1,9 +1,9 @@
 """What an executor is asked for."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
-from sluice.client import Options, Prompt
+from sluice.client import KvCache, Options, Prompt
 from sluice.executor.retention import KvCacheRetentionConfig
 from sluice.executor.sampling import SamplingParams
 
@@ -54,9 +54,9 @@ class GenerationRequest:
 
     def client_options(self, wire_id: str) -> Options:
         """As options of `sluice.client`."""
-        kv_cache: dict[str, Any] = {"salt": self.cache_salt} if self.cache_salt else {}
-        if self.kv_cache_retention_config:
-            kv_cache |= self.kv_cache_retention_config.options()
+        kv_cache = self.kv_cache_retention_config.options() if self.kv_cache_retention_config else KvCache()
+        if self.cache_salt is not None:
+            kv_cache["salt"] = self.cache_salt
         return self.sampling_params.options() | Options(
             request_id=wire_id,
             token_ids=True,

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from sluice.client import KvCache, TokenRangeRetention
 
 DEFAULT_PRIORITY = 35
 
@@ -23,12 +25,14 @@ class TokenRangeRetentionConfig:
     duration_ms: Milliseconds | None = None
     """Afterwards the priority is the default, 35. None: until evicted."""
 
-    def options(self) -> dict[str, Any]:
-        """As sluice.v1.TokenRangeRetention."""
-        found = {"start": self.token_start, "priority": self.priority}
-        if self.token_end is not None:
-            found["end"] = self.token_end
-        return found | _duration("duration", self.duration_ms)
+    def options(self) -> TokenRangeRetention:
+        """As an option of `sluice.client`."""
+        return TokenRangeRetention(
+            start=self.token_start,
+            end=self.token_end,
+            priority=self.priority,
+            duration=_duration(self.duration_ms),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +45,15 @@ class KvCacheRetentionConfig:
 
     TokenRangeRetentionConfig: ClassVar[type[TokenRangeRetentionConfig]] = TokenRangeRetentionConfig
 
-    def options(self) -> dict[str, Any]:
-        """As sluice.v1.KvCacheOptions. A default priority without a duration is left out: it changes nothing."""
-        found: dict[str, Any] = {}
-        if self.token_range_retention_configs:
-            found["prompt_retention"] = [each.options() for each in self.token_range_retention_configs]
-        if self.decode_retention_priority != DEFAULT_PRIORITY or self.decode_duration_ms is not None:
-            found["decode_priority"] = self.decode_retention_priority
-        return found | _duration("decode_duration", self.decode_duration_ms)
+    def options(self) -> KvCache:
+        """As an option of `sluice.client`. A default priority without a duration is unset: it changes nothing."""
+        is_default = self.decode_retention_priority == DEFAULT_PRIORITY and self.decode_duration_ms is None
+        return KvCache(
+            prompt_retention=[each.options() for each in self.token_range_retention_configs],
+            decode_priority=None if is_default else self.decode_retention_priority,
+            decode_duration=_duration(self.decode_duration_ms),
+        )
 
 
-def _duration(name: str, value: Milliseconds | None) -> dict[str, timedelta]:
-    if value is None:
-        return {}
-    return {name: value if isinstance(value, timedelta) else timedelta(milliseconds=value)}
+def _duration(value: Milliseconds | None) -> timedelta | None:
+    return value if value is None or isinstance(value, timedelta) else timedelta(milliseconds=value)

@@ -1,4 +1,4 @@
-"""The connection of an executor: all its calls, on an event loop in a thread of its own."""
+"""The connection of an executor: all its calls, on the event loop of all executors."""
 
 import asyncio
 import logging
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from sluice.client import AsyncClient, AsyncSteps, Cancelled, NotImplementedByServer, SluiceError
 from sluice.executor.call import Call
+from sluice.executor.loop import shared_loop
 from sluice.executor.steps import StepsLog
 
 T = TypeVar("T")
@@ -19,6 +20,7 @@ LOGGER = logging.getLogger("sluice.executor")
 CONNECT_SECONDS = 30.0
 CLOSE_SECONDS = 5.0
 ABORT_AGAIN_SECONDS = 0.2
+ABORT_TRIES = 10
 STEPS_AGAIN_SECONDS = 1.0
 SHUT_DOWN = "the executor was shut down"
 
@@ -30,17 +32,16 @@ class Session:
     """
 
     def __init__(self, address: str, max_in_flight: int, steps: StepsLog, client_options: dict[str, Any]) -> None:
-        self._max_in_flight = max_in_flight
         self._steps = steps
         self._calls: dict[str, Call] = {}
         self._chores: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="sluice executor", daemon=True)
-        self._thread.start()
+        self._loop = shared_loop()
+        self._room = asyncio.Semaphore(max_in_flight)
+        self._client = self._wait(_make_client(address, client_options))
         try:
-            self._wait(self._open(address, client_options))
+            self._wait(self._greet())
         except BaseException:
             self.close()
             raise
@@ -63,18 +64,29 @@ class Session:
         """One call of the client, waited for. Raises SluiceError; RuntimeError once closed."""
         with self._lock:
             self._check_open()
-            answer = asyncio.run_coroutine_threadsafe(ask(self._client), self._loop)
-        return answer.result()
+        return self._wait(ask(self._client))
 
     def close(self) -> None:
-        """Cancel everything and end the thread. Idempotent."""
+        """Cancel everything and close the connection. Idempotent."""
         with self._lock:
             first, self._closed = not self._closed, True
-            if first:
-                self._loop.call_soon_threadsafe(self._begin_close)
-        # A garbage collector may close it in its own thread.
-        if threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_SECONDS)
+        if first:
+            closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+            # A garbage collector may close it in the loop's own thread, where nobody can wait for it.
+            if _runs_here(self._loop):
+                return
+            try:
+                closing.result(CLOSE_SECONDS)
+            except TimeoutError:
+                LOGGER.warning("the connection did not close within %g s", CLOSE_SECONDS)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
     def _check_open(self) -> None:
         if self._closed:
@@ -85,18 +97,9 @@ class Session:
             if not self._closed:
                 self._loop.call_soon_threadsafe(do, *arguments)
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    # From here on, all runs in the loop's thread.
 
-    # From here on, all runs in the thread.
-
-    def _run(self) -> None:
-        self._loop.run_forever()
-        self._loop.close()
-
-    async def _open(self, address: str, client_options: dict[str, Any]) -> None:
-        self._room = asyncio.Semaphore(self._max_in_flight)
-        self._client = AsyncClient(address, **client_options)
+    async def _greet(self) -> None:
         await self._client.health(timeout=CONNECT_SECONDS)
         if self._steps.limit:
             steps = self._client.stream_steps()
@@ -120,10 +123,12 @@ class Session:
 
     async def _abort(self, call: Call) -> None:
         with suppress(SluiceError):
-            # The server may not have seen the request yet, or have answered it already.
-            while call.sent and not call.task.done():
-                if await self._client.abort(call.wire_id):
+            for _ in range(ABORT_TRIES):
+                if not call.sent:
+                    break
+                if call.task.done() or await self._client.abort(call.wire_id):
                     return
+                # The server has not seen the request yet, or its answer is on the way.
                 await asyncio.wait({call.task}, timeout=ABORT_AGAIN_SECONDS)
         call.task.cancel()
 
@@ -150,13 +155,21 @@ class Session:
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
 
-    def _begin_close(self) -> None:
-        closing = self._loop.create_task(self._close())
-        closing.add_done_callback(lambda _: self._loop.stop())
-
     async def _close(self) -> None:
         tasks = [*self._chores, *(call.task for call in self._calls.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.close()
+
+
+async def _make_client(address: str, options: dict[str, Any]) -> AsyncClient:
+    """In the loop it belongs to."""
+    return AsyncClient(address, **options)
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

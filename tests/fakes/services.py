@@ -1,8 +1,8 @@
 """Stands in for `python -m router | engine_worker | detok_service` under the launcher: starts fast, does as it is told.
 
 Run as `services.py FOLDER -m MODULE --flag value…`. Each writes its flags to FOLDER/<id>.json and its end to
-FOLDER/<id>.ended. FOLDER/<id>.do may hold: "die" (end with code 3 after a traceback), "deaf" (ignore
-SIGTERM), "hang" (never get ready), for the router "silent" (never answer a request).
+FOLDER/<id>.ended. FOLDER/<id>.do may hold: "die" (end with code 3 after a traceback), "deaf" (on
+SIGTERM, only write FOLDER/<id>.told), "hang" (never get ready), for the router "silent" (never answer a request).
 """
 
 import json
@@ -38,7 +38,7 @@ def main() -> None:
         print("Traceback: it broke", file=sys.stderr)
         sys.exit(3)
     stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: None if told == "deaf" else stopped.set())
+    signal.signal(signal.SIGTERM, lambda *_: (folder / f"{name}.told").touch() if told == "deaf" else stopped.set())
     if told == "hang":
         stopped.wait()
     if module == "engine_worker":

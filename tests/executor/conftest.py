@@ -1,0 +1,24 @@
+from collections.abc import Iterator
+
+import pytest
+
+from sluice.executor import GenerationExecutor
+from tests.fakes.server import Script, serve
+
+
+@pytest.fixture
+def script() -> Script:
+    """What the fake server answers; change it before the call."""
+    return Script()
+
+
+@pytest.fixture
+def address(script: Script) -> Iterator[str]:
+    with serve(script) as found:
+        yield found
+
+
+@pytest.fixture
+def executor(address: str) -> Iterator[GenerationExecutor]:
+    with GenerationExecutor.connect(address, iter_stats_max_iterations=0) as executor:
+        yield executor

@@ -1,0 +1,150 @@
+"""Many prompts: order, the bound in flight, progress, and what a failure leaves."""
+
+import io
+import random
+import sys
+import threading
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2
+
+from sluice.client import Overloaded
+from sluice.executor import GenerationRequest, RequestError, SamplingParams
+from sluice.executor.batch import Batch, is_batch
+from tests.fakes.processes import wait_until
+from tests.fakes.server import Failure
+
+
+class StubResult:
+    """A request that the test ends."""
+
+    def __init__(self, request: GenerationRequest, ended) -> None:
+        self.request = request
+        self.end = lambda: ended(self)
+
+    def result(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("most", [1, 7, 100])
+def test_order_and_bound(most) -> None:
+    live: list[StubResult] = []
+    arrived = threading.Condition()
+    peak = 0
+
+    def submit(request: GenerationRequest, ended) -> StubResult:
+        nonlocal peak
+        with arrived:
+            live.append(StubResult(request, ended))
+            peak = max(peak, len(live))
+            arrived.notify()
+            return live[-1]
+
+    def end_in_any_order() -> None:
+        for _ in requests:
+            with arrived:
+                arrived.wait_for(lambda: live)
+                ending = live.pop(random.randrange(len(live)))
+            ending.end()
+
+    requests = [GenerationRequest(str(i)) for i in range(60)]
+    server = threading.Thread(target=end_in_any_order)
+    server.start()
+    batch = Batch(submit, most)
+    batch.run(requests, show=False)
+    server.join()
+    assert [result.request for result in batch.results] == requests
+    assert peak <= most
+
+
+def test_no_bound_at_all() -> None:
+    with pytest.raises(ValueError, match="max_in_flight is 0, must be at least 1"):
+        Batch(lambda *_: None, 0)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ("text", False),
+        ([1, 2], False),
+        ([{"role": "user", "content": "x"}], False),
+        (["a", "b"], True),
+        ([[1, 2], [3]], True),
+        ([[{"role": "user", "content": "x"}]], True),
+        (("a",), True),
+        ([], True),
+        (5, False),
+    ],
+)
+def test_what_a_batch_is(inputs, expected) -> None:
+    assert is_batch(inputs) is expected
+
+
+def test_progress_on_stderr_only(executor, capsys) -> None:
+    results = executor.generate([f"p{i}" for i in range(40)], max_in_flight=5)
+    captured = capsys.readouterr()
+    assert "40/40" in captured.err
+    assert captured.out == ""
+    assert [result.request.inputs for result in results] == [f"p{i}" for i in range(40)]
+    assert all(result.done for result in results)
+    executor.generate(["a", "b"], use_tqdm=False)
+    executor.generate("a")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bar_on_a_terminal(executor, monkeypatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    executor.generate(["a"] * 10)
+    assert "10/10" in terminal.getvalue()
+
+
+def test_single_and_empty(executor) -> None:
+    assert executor.generate([1, 2]).outputs[0].text == "Hello, world"
+    assert executor.generate([]) == []
+
+
+def test_parameters_for_each(executor, script) -> None:
+    params = [SamplingParams(max_tokens=i) for i in (1, 2, 3)]
+    executor.generate(["a", "b", "c"], params, client_id=4)
+    sent = {request.spec.text: request.spec.stopping.max_tokens for request in script.seen}
+    assert sent == {"a": 1, "b": 2, "c": 3}
+    with pytest.raises(ValueError, match="sampling_params has 2 entries, inputs have 3"):
+        executor.generate(["a", "b", "c"], params[:2])
+
+
+def test_a_failure_is_raised_and_nothing_goes_on(executor, script) -> None:
+    script.hangs = True
+    wrong = SamplingParams(seed=-1)
+    with pytest.raises(RequestError, match=r"request 4: spec.sampling.seed"):
+        executor.generate(["a"] * 50, [*[SamplingParams()] * 3, *[wrong] * 47], max_in_flight=4)
+    assert wait_until(lambda: not executor._session._calls)
+    assert executor._unread._open == {}
+    assert len(script.hanging) <= 3
+    script.hangs = False
+    assert executor.generate("a").outputs[0].text == "Hello, world"
+
+
+def test_an_overloaded_server_is_asked_again(executor, script) -> None:
+    retry = error_details_pb2.RetryInfo(retry_delay=Duration(nanos=10_000_000))
+    script.failure = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", (retry,))
+    with pytest.raises(RequestError) as caught:
+        executor.generate_async("x").result(60)
+    assert isinstance(caught.value.error, Overloaded)
+    asked = len(script.seen)
+
+    def recover() -> None:
+        wait_until(lambda: len(script.seen) >= asked + 6)
+        script.failure = None
+
+    thread = threading.Thread(target=recover)
+    thread.start()
+    results = executor.generate(["a", "b"])
+    thread.join()
+    assert [result.outputs[0].text for result in results] == ["Hello, world"] * 2

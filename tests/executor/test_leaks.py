@@ -1,0 +1,209 @@
+"""However a program with a ring of its own ends, nothing of the ring is left: no process, no socket."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sluice.executor import GenerationExecutor, SamplingParams
+from sluice.launch import RingError
+from tests.fakes.processes import LIMIT, is_alive, wait_until
+
+ROOT = Path(__file__).parents[2]
+SERVICES = ROOT / "tests" / "fakes" / "services.py"
+NAMES = ("router", "engine-0", "detok-0", "detok-1")
+
+START = """
+    import os, sys, threading, time
+    from sluice.executor import GenerationExecutor
+
+    def create(**options):
+        return GenerationExecutor.create(python=(sys.executable, *sys.argv[1:]), start_timeout=60, **options)
+
+    def tell_when_in_the_middle(executor):
+        def wait():
+            while len(executor._unread._open) < 256:
+                time.sleep(0.01)
+            print("ready", flush=True)
+        threading.Thread(target=wait, daemon=True).start()
+
+    prompts = [f"p{i}" for i in range(500)]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """Where the stand-in services keep their notes."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+@pytest.fixture
+def program(folder) -> Iterator:
+    """Starts Python code in a process group of its own, as a shell does."""
+    started: list[subprocess.Popen] = []
+
+    def start(code: str) -> subprocess.Popen:
+        source = textwrap.dedent(START) + textwrap.dedent(code)
+        command = [sys.executable, "-c", source, str(SERVICES), str(folder)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, process_group=0, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def notes(folder: Path, name: str) -> dict:
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def assert_nothing_is_left(folder: Path, process: subprocess.Popen) -> None:
+    assert not any(is_alive(notes(folder, name)["pid"]) for name in NAMES)
+    assert not Path(notes(folder, "router")["flags"]["--listen"].removeprefix("ipc://")).parent.exists()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+ENDS = {
+    "shutdown": ("with create() as executor: print(len(executor.generate(prompts)))", 0, "500\n"),
+    "no shutdown": ("executor = create(); print(len(executor.generate(prompts)))", 0, "500\n"),
+    "failed request": ("with create() as executor: executor.generate([*prompts, b'x'])", 1, ""),
+    "exception without shutdown": ("executor = create(); executor.generate(prompts); 1 / 0", 1, ""),
+    "sys.exit with requests under way": ("e = create(); e.generate_async('x', streaming=True); sys.exit(3)", 3, ""),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_however_it_ends(program, folder, how) -> None:
+    code, status, out = ENDS[how]
+    process = program(code)
+    stdout, stderr = process.communicate(timeout=LIMIT)
+    assert (process.returncode, stdout) == (status, out), stderr
+    assert_nothing_is_left(folder, process)
+    assert all((folder / f"{name}.ended").exists() for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "with create() as e: tell_when_in_the_middle(e); e.generate(prompts)",
+        "e = create(); tell_when_in_the_middle(e); e.generate(prompts)",
+        "e = create(); tell_when_in_the_middle(e); [e.generate_async(p) for p in prompts]; e.await_responses()",
+    ],
+)
+def test_ctrl_c_in_the_middle(program, folder, code) -> None:
+    (folder / "router.do").write_text("silent")
+    process = program(code)
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=LIMIT)
+    assert "KeyboardInterrupt" in stderr.splitlines(), stderr
+    assert "Exception in" not in stderr
+    assert_nothing_is_left(folder, process)
+
+
+def test_ctrl_c_while_starting(program, folder) -> None:
+    (folder / "router.do").write_text("hang")
+    process = program("create()")
+    assert wait_until(lambda: all((folder / f"{name}.json").exists() for name in NAMES))
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=LIMIT)
+    assert "KeyboardInterrupt" in stderr.splitlines(), stderr
+    assert "Exception in" not in stderr
+    assert_nothing_is_left(folder, process)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_drain(program, folder) -> None:
+    for name in NAMES:
+        (folder / f"{name}.do").write_text("deaf")
+    process = program("with create(drain_timeout=100): print('ready', flush=True); time.sleep(60)")
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert wait_until((folder / "router.told").exists)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=LIMIT)
+    assert "KeyboardInterrupt" in stderr.splitlines(), stderr
+    assert_nothing_is_left(folder, process)
+
+
+def test_processes_end_with_a_killed_program(program, folder) -> None:
+    process = program("e = create(); print('ready', flush=True); time.sleep(60)")
+    assert process.stdout.readline() == "ready\n"
+    process.kill()
+    assert wait_until(lambda: not any(is_alive(notes(folder, name)["pid"]) for name in NAMES))
+
+
+def test_a_fork_of_the_program_leaves_the_ring_alone(program, folder) -> None:
+    process = program(
+        """
+        with create() as executor:
+            if os.fork() == 0:
+                sys.exit()
+            os.wait()
+            print(executor.generate("x").outputs[0].text)
+        """
+    )
+    stdout, stderr = process.communicate(timeout=LIMIT)
+    assert stdout == "Hello, world\n", stderr
+    assert_nothing_is_left(folder, process)
+
+
+def test_the_ring_outlives_the_thread_that_made_it(folder) -> None:
+    made: list[GenerationExecutor] = []
+    python = (sys.executable, str(SERVICES), str(folder))
+    thread = threading.Thread(target=lambda: made.append(GenerationExecutor.create(python=python)))
+    thread.start()
+    thread.join()
+    with made[0] as executor:
+        assert sorted(executor.pids) == sorted(NAMES)
+        assert executor.generate("x", SamplingParams()).outputs[0].text == "Hello, world"
+        assert all(map(is_alive, executor.pids.values()))
+    assert not any(map(is_alive, executor.pids.values()))
+
+
+def test_a_ring_that_cannot_start(folder, caplog) -> None:
+    (folder / "engine-0.do").write_text("die")
+    with pytest.raises(RingError, match="engine-0 ended with code 3"):
+        GenerationExecutor.create(python=(sys.executable, str(SERVICES), str(folder)))
+    assert "engine-0: Traceback: it broke" in caplog.messages
+    assert not any(is_alive(notes(folder, name)["pid"]) for name in NAMES if (folder / f"{name}.json").exists())
+
+
+def test_settings_reach_the_services(folder) -> None:
+    from sluice.executor import KvCacheConfig, SchedulerConfig
+
+    with GenerationExecutor.create(
+        engines=2,
+        num_postprocess_workers=1,
+        max_batch_size=4,
+        max_num_tokens=128,
+        kv_cache_config=KvCacheConfig(max_tokens=256, max_attention_window=[32, 64]),
+        scheduler_config=SchedulerConfig(capacity_scheduler_policy="mine:Policy"),
+        engine_args={"threads": 1},
+        python=(sys.executable, str(SERVICES), str(folder)),
+        name="mine",
+    ) as executor:
+        assert sorted(executor.pids) == ["detok-0", "engine-0", "engine-1", "router"]
+    flags = notes(folder, "engine-1")["flags"]
+    expected = {
+        "--max-batch-size": "4",
+        "--max-tokens-per-step": "128",
+        "--kv-cache-tokens": "256",
+        "--max-attention-window": "32,64",
+        "--capacity-scheduler-policy": "mine:Policy",
+        "--threads": "1",
+        "--name": "mine",
+    }
+    assert flags.items() >= expected.items()
+    with pytest.raises(ValueError, match="detokenizers must be at least 1"):
+        GenerationExecutor.create(num_postprocess_workers=0)

@@ -1,0 +1,289 @@
+"""Results as a future, as an iterator and as responses, against a scripted server."""
+
+import asyncio
+import gc
+import threading
+
+import grpc
+import pytest
+
+from sluice.client import Cancelled, InvalidRequest, NotImplementedByServer, Unavailable
+from sluice.executor import GenerationExecutor, GenerationRequest, RequestError, SamplingParams
+from tests.fakes.processes import wait_until
+from tests.fakes.server import Failure, bad_request
+
+LIMIT = 60
+
+
+def test_whole_result(executor, script) -> None:
+    result = executor.generate_async([5, 6], SamplingParams(max_tokens=3, logprobs=0), client_id=7)
+    assert result.result(LIMIT) is result
+    assert result.done
+    assert result.finished
+    (output,) = result.outputs
+    assert (output.text, output.token_ids, output.finish_reason, output.stop_reason) == (
+        "Hello, world",
+        [0, 1, 2],
+        "stop",
+        "!",
+    )
+    assert (output.text_diff, output.token_ids_diff, output.length) == ("Hello, world", [0, 1, 2], 3)
+    assert (result.usage.prompt_tokens, result.client_id, result.prompt_token_ids) == (3, 7, [5, 6])
+    assert list(result) == []
+    assert list(script.seen[-1].spec.token_ids.ids) == [5, 6]
+
+
+def test_stream(executor) -> None:
+    texts, ids = [], []
+    result = executor.generate_async("x", streaming=True)
+    for each in result:
+        assert each is result
+        texts.append(each.outputs[0].text_diff)
+        ids += each.outputs[0].token_ids_diff
+        assert each.outputs[0].text == "".join(texts)
+    assert "".join(texts) == "Hello, world"
+    assert ids == result.outputs[0].token_ids == [0, 1, 2]
+    assert (result.done, result.outputs[0].finish_reason, result.usage.completion_tokens) == (True, "length", 3)
+    assert result.result(0) is result
+
+
+async def test_in_an_event_loop(executor) -> None:
+    texts = [each.outputs[0].text_diff async for each in executor.generate_async("x", streaming=True)]
+    assert "".join(texts) == "Hello, world"
+    first, second = await asyncio.gather(executor.generate_async("x"), executor.generate_async("x").aresult())
+    assert first.outputs == second.outputs
+    assert [each async for each in first] == []
+
+
+async def test_a_wait_in_an_event_loop_can_be_given_up(executor, script) -> None:
+    script.hangs = True
+    result = executor.generate_async("x")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await result
+    result.abort()
+    assert (await result).outputs[0].finish_reason == "cancelled"
+
+
+def test_a_timeout_ends_the_waiting_only(executor, script) -> None:
+    script.hangs = True
+    result = executor.generate_async("x")
+    with pytest.raises(TimeoutError, match=rf"request {result.request_id} did not end within 0.05 s"):
+        result.result(0.05)
+    assert not result.done
+    result.abort()
+    assert result.aborted()
+    assert result.result(LIMIT).outputs[0].finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_abort_by_id_keeps_what_there_is(executor, script, streaming) -> None:
+    script.hangs = True
+    result = executor.generate_async("x", streaming=streaming)
+    assert wait_until(lambda: bool(script.hanging))
+    executor.abort_request(result.request_id)
+    assert result.result(LIMIT).outputs[0].text == "Hello, world"
+    assert result.outputs[0].finish_reason == "cancelled"
+    executor.abort_request(result.request_id)
+    executor.abort_request(12345)
+
+
+def test_abort_before_it_is_sent(address, script) -> None:
+    script.hangs = True
+    with GenerationExecutor.connect(address, max_in_flight=1, iter_stats_max_iterations=0) as executor:
+        first, second = executor.generate_async("x"), executor.generate_async("x")
+        assert wait_until(lambda: bool(script.hanging))
+        second.abort()
+        assert second.result(LIMIT).outputs[0].finish_reason == "cancelled"
+        assert second.outputs[0].text == ""
+        assert not first.done
+        first.abort()
+        first.result(LIMIT)
+    assert len(script.hanging) == 1
+
+
+def test_errors_are_of_one_request(executor, script) -> None:
+    script.failure = bad_request("spec.sampling.temperature", "is 9")
+    result = executor.generate_async("x", SamplingParams(temperature=9), client_id=3)
+    with pytest.raises(RequestError, match=r"request 1: spec.sampling.temperature: is 9") as caught:
+        result.result(LIMIT)
+    error = caught.value
+    assert (error.request_id, error.client_id, error.retryable) == (1, 3, False)
+    assert isinstance(error.error, InvalidRequest)
+    assert error.error.violations[0].field == "spec.sampling.temperature"
+    assert error.__cause__ is error.error
+    assert result.done
+    assert result.error is error
+    with pytest.raises(RequestError):
+        result.result(LIMIT)
+    script.failure = None
+    assert executor.generate_async("x").result(LIMIT).outputs[0].text == "Hello, world"
+
+
+def test_what_the_server_lacks_is_named(executor, script) -> None:
+    script.failure = Failure(grpc.StatusCode.UNIMPLEMENTED, "not built yet: spec.sampling.bad_words")
+    with pytest.raises(RequestError, match="bad_words") as caught:
+        executor.generate_async("x", SamplingParams(bad="y")).result(LIMIT)
+    assert isinstance(caught.value.error, NotImplementedByServer)
+
+
+@pytest.mark.parametrize(("inputs", "params"), [(b"x", SamplingParams()), ("x", SamplingParams(stop=5))])
+def test_wrong_types_are_errors_of_the_request(executor, inputs, params) -> None:
+    with pytest.raises(RequestError) as caught:
+        executor.generate_async(inputs, params).result(LIMIT)
+    assert isinstance(caught.value.error, TypeError)
+
+
+async def test_a_stream_that_breaks_keeps_what_came(executor, script) -> None:
+    script.failure, script.fail_after = Failure(grpc.StatusCode.UNAVAILABLE, "engine lost"), 2
+    result = executor.generate_async("x", streaming=True)
+    with pytest.raises(RequestError, match="engine lost") as caught:
+        list(result)
+    assert isinstance(caught.value.error, Unavailable)
+    assert caught.value.retryable
+    assert "Hello, world".startswith(result.outputs[0].text)
+    with pytest.raises(RequestError, match="engine lost"):
+        _ = [each async for each in executor.generate_async("x", streaming=True)]
+
+
+def test_responses_of_any_request(executor) -> None:
+    ids = [executor.generate_async("x", streaming=streaming, client_id=9).request_id for streaming in (False, True)]
+    texts, final = dict.fromkeys(ids, ""), set()
+    while len(final) < 2:
+        for response in executor.await_responses(timeout=LIMIT):
+            assert not response.has_error()
+            assert (response.error_msg, response.client_id, response.result.sequence_index) == ("", 9, 0)
+            assert response.result.is_final == response.result.is_sequence_final
+            texts[response.request_id] += response.result.text
+            if response.result.is_final:
+                final.add(response.request_id)
+    assert set(texts.values()) == {"Hello, world"}
+    assert executor.await_responses(timeout=0) == []
+    for request_id in ids:
+        with pytest.raises(ValueError, match=f"no request {request_id}"):
+            executor.await_responses(request_id)
+
+
+def test_responses_of_chosen_requests(executor, script) -> None:
+    first, second = executor.generate_async("x"), executor.generate_async("x")
+    ((response,),) = executor.await_responses([second.request_id], timeout=LIMIT)
+    assert (response.request_id, response.result.finish_reasons) == (second.request_id, ["stop"])
+    assert (second.done, second.outputs[0].text, first.done) == (True, "Hello, world", False)
+    assert [each.result.output_token_ids for each in executor.await_responses(first.request_id)] == [[[0, 1, 2]]]
+    script.hangs = True
+    third = executor.generate_async("x")
+    assert executor.await_responses(third.request_id, timeout=0.05) == []
+
+
+def test_an_error_is_a_response(executor, script) -> None:
+    script.failure = bad_request("spec.text", "is bad")
+    request_id = executor.generate_async("x").request_id
+    (response,) = executor.await_responses(request_id, LIMIT)
+    assert response.has_error()
+    assert response.result is None
+    assert "spec.text" in response.error_msg
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_whole_or_new_tokens(executor, whole) -> None:
+    request = GenerationRequest("x", streaming=True, return_all_generated_tokens=whole)
+    result = executor.submit(request)
+    seen: list[int] = []
+    while not result.done:
+        for response in executor.await_responses(result.request_id, LIMIT):
+            (ids,) = response.result.output_token_ids
+            seen = ids if whole else seen + ids
+    assert seen == [0, 1, 2]
+
+
+def test_token_ids_of_a_prompt(executor, script) -> None:
+    assert executor.generate_async("ab").prompt_token_ids == [97, 98]
+    assert executor.generate_async("abc", SamplingParams(truncate_prompt_tokens=2)).prompt_token_ids == [98, 99]
+    with pytest.raises(TypeError, match="chat"):
+        _ = executor.generate_async([{"role": "user", "content": "x"}]).prompt_token_ids
+
+
+def test_ids_are_never_used_twice(executor) -> None:
+    request = GenerationRequest("x", client_id=1)
+    results = [executor.submit(request) for _ in range(20)]
+    assert len({result.request_id for result in results}) == 20
+    assert {result.result(LIMIT).outputs[0].text for result in results} == {"Hello, world"}
+
+
+def test_several_threads(executor) -> None:
+    texts: list[str] = []
+
+    def work() -> None:
+        for _ in range(10):
+            texts.append(executor.generate("x", use_tqdm=False).outputs[0].text)
+            texts.extend(each.outputs[0].text for each in [executor.generate_async("x", streaming=True).result(LIMIT)])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == ["Hello, world"] * 80
+
+
+def test_two_readers_share_what_comes(executor) -> None:
+    for _ in range(20):
+        result = executor.generate_async("x", streaming=True)
+        other = threading.Thread(target=result.result)
+        other.start()
+        result.result(LIMIT)
+        other.join()
+        assert result.outputs[0].text == "Hello, world"
+
+
+def test_shutdown_ends_what_runs(address, script) -> None:
+    script.hangs = True
+    executor = GenerationExecutor.connect(address, iter_stats_max_iterations=0)
+    results = [executor.generate_async("x", streaming=streaming) for streaming in (True, False)]
+    assert wait_until(lambda: len(script.hanging) >= 2)
+    executor.shutdown()
+    executor.shutdown()
+    for result in results:
+        with pytest.raises(RequestError, match="shut down") as caught:
+            result.result(LIMIT)
+        assert isinstance(caught.value.error, Cancelled)
+    for call in (lambda: executor.generate_async("x"), lambda: executor.tokenize("x")):
+        with pytest.raises(RuntimeError, match="shut down"):
+            call()
+    executor.abort_request(1)
+
+
+def test_nobody_answers() -> None:
+    with pytest.raises(Unavailable):
+        GenerationExecutor.connect("127.0.0.1:1")
+
+
+def test_a_forgotten_executor_ends(address, script) -> None:
+    executor = GenerationExecutor.connect(address)
+    assert executor.generate("x").outputs[0].text == "Hello, world"
+    assert not script.gone.is_set()
+    del executor
+    gc.collect()
+    assert script.gone.wait(LIMIT)
+
+
+def test_nothing_is_kept_of_what_has_been_read(executor) -> None:
+    for _ in range(5):
+        executor.generate_async("x", streaming=True).result(LIMIT)
+        executor.generate("x")
+    assert executor._unread._open == {}
+    assert executor._unread._marked == {}
+    assert wait_until(lambda: not executor._session._calls)
+
+
+def test_a_loop_may_close_under_its_waiter(executor, script) -> None:
+    script.hangs = True
+    result = executor.generate_async("x")
+    loop = asyncio.new_event_loop()
+    waiting = loop.create_task(result.aresult())
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    result.abort()
+    assert result.result(LIMIT).done
+    assert not waiting.done()
+    waiting._log_destroy_pending = False
