@@ -4,6 +4,7 @@ Times are seconds of the Unix epoch, for people on other machines; differences b
 """
 
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
@@ -67,3 +68,18 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     """Blocks that were found in the cache instead."""
     blocks_missed: int
     """Full blocks of prompts that were looked for and not found."""
+
+
+def step_json(stats: StepStats, engine: str) -> str:
+    """One JSON object: "type" is "step", "engine" its name, then every field by its name."""
+    return _json({"type": "step", "engine": engine} | msgspec.structs.asdict(stats))
+
+
+def request_json(stats: RequestStats, engine: str) -> str:
+    """One JSON object: "type" is "request", "engine" its name, then every field by its name, the stage in words."""
+    fields = {"type": "request", "engine": engine} | msgspec.structs.asdict(stats)
+    return _json(fields | {"stage": stats.stage.name.lower()})
+
+
+def _json(fields: dict[str, Any]) -> str:
+    return msgspec.json.encode(fields).decode()

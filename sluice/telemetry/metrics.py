@@ -5,6 +5,7 @@ nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -13,8 +14,8 @@ from prometheus_client.metrics_core import Metric
 from sluice.telemetry.histogram import Histogram
 
 Labels = tuple[str, ...]
-Values = float | Mapping[Labels | str, float]
-"""One number, or numbers by the values of the labels."""
+Values = float | Mapping[Any, float]
+"""One number, or numbers by the values of the labels: a string where there is one label, else a tuple."""
 
 
 def counter(name: str, text: str, values: Values, labels: Labels = ()) -> Metric:
@@ -61,7 +62,10 @@ class MetricsServer:
     """/metrics over HTTP, in a thread of its own. Raises OSError where it cannot listen. Port 0: any."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
-        self._server, self._thread = start_http_server(port, host, registry)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise OSError(f"cannot serve metrics on {host} port {port}: {error}") from error
         self.port = int(self._server.server_port)
 
     def close(self) -> None:

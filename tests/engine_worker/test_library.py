@@ -9,6 +9,7 @@ from engine_worker.engine import Engine
 from engine_worker.hooks import Hooks, Stop
 from engine_worker.intake import Terms
 from sluice.ring.errors import FinishReason
+from sluice.ring.stats import Stage
 from tests.fakes.engine import spec_of
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 
@@ -17,12 +18,12 @@ class Driver:
     """Lists on the other side of the hooks."""
 
     def __init__(self, max_requests: int = 4) -> None:
-        self.requests, self.stops, self.responses, self.stats = [], [], [], []
+        self.requests, self.stops, self.responses, self.reports = [], [], [], []
         hooks = Hooks(
             get_requests=lambda n: [self.requests.pop(0) for _ in range(min(n, len(self.requests)))],
             send_responses=lambda responses: self.responses.append(responses),
             poll_stop_ids=lambda: [self.stops.pop() for _ in range(len(self.stops))],
-            report_stats=lambda stats: self.stats.append(stats),
+            report_stats=lambda report: self.reports.append(report),
         )
         ticks = count()
         self.engine: Engine = assemble(
@@ -61,8 +62,11 @@ def test_requests_in_rows_and_figures_out():
         assert driver.ends(spec.request) == [FinishReason.LENGTH]
     opened = [opened.spec for responses in driver.responses for opened in responses.opened]
     assert opened == specs
-    assert [stats.iteration for stats in driver.stats] == list(range(1, len(driver.stats) + 1))
-    assert driver.stats[0].context_requests == 2
+    steps = [report.step for report in driver.reports if report.step]
+    assert [step.iteration for step in steps] == list(range(1, len(steps) + 1))
+    assert steps[0].context_requests == 2
+    told = [request for report in driver.reports for request in report.requests if request.stage is Stage.ENDED]
+    assert [(request.request, request.generated_tokens) for request in told] == [(1, 5), (2, 5), (3, 5)]
     assert driver.engine.stats.latest.active_requests == 0
 
 

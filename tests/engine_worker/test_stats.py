@@ -139,8 +139,8 @@ def test_all_sequences_of_a_request_count():
 
 
 def test_what_runs_on_is_told_now_and_then_a_few_at_a_time():
-    bench = EngineBench(num_blocks=256, max_batch_size=20, max_tokens_per_step=64)
-    requests = [bench.submit([i], max_tokens=30) for i in range(20)]
+    bench = EngineBench(num_blocks=256, max_batch_size=10, max_tokens_per_step=64)
+    requests = [bench.submit([i], max_tokens=30) for i in range(10)]
     bench.step()
     bench.step()
     bench.clock.now += REFRESH_SECONDS
@@ -148,7 +148,7 @@ def test_what_runs_on_is_told_now_and_then_a_few_at_a_time():
     for _ in range(3):
         bench.step()
     sizes = [len(report.requests) for report in bench.reports[before:]]
-    assert sizes == [REFRESHED_PER_STEP, REFRESHED_PER_STEP, 20 - 2 * REFRESHED_PER_STEP]
+    assert sizes == [REFRESHED_PER_STEP, REFRESHED_PER_STEP, 10 - 2 * REFRESHED_PER_STEP]
     assert {last(bench, request).stage for request in requests} == {Stage.GENERATION}
     assert min(last(bench, request).generated_tokens for request in requests) >= 3
 

@@ -2,20 +2,22 @@
 
 import structlog
 
-from engine_worker.assembly import Batching, assemble
-from engine_worker.hooks import Hooks
+from engine_worker.assembly import Batching, assemble, longest_sequence
+from engine_worker.hooks import Hooks, Report
 from engine_worker.intake import Terms
 from engine_worker.mailbox import Mailbox
 from engine_worker.outbox import Outbox
 from engine_worker.request import State
 from sluice.ring.errors import FinishReason
-from sluice.ring.params import SamplingParams, StopParams, TextParams
-from sluice.ring.stats import StepStats
+from sluice.ring.params import RetentionParams, SamplingParams, StopParams, TextParams
 from sluice.ring.wire import Cancel, Submit
 from tests.fakes.lane import Receiver, Stream
+from tests.fakes.memory import MemoryCheck
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 
 EPOCH = 7
+MAX_CONTEXT = 1 << 20
+"""Of the model that is not there, in tokens."""
 
 
 class Clock:
@@ -42,6 +44,7 @@ def spec_of(
     detokenizer: str = "mem://a",
     epoch: int = EPOCH,
     logprobs: int | None = None,
+    retention: RetentionParams = RetentionParams(),  # noqa: B008 - frozen
     **stopping,
 ) -> Submit:
     return Submit(
@@ -59,6 +62,7 @@ def spec_of(
         time_limit=time_limit,
         detokenizer=detokenizer,
         router="mem://router",
+        retention=retention,
     )
 
 
@@ -75,31 +79,37 @@ class EngineBench:
         block_reuse: bool = True,
         max_requests: int = 64,
         max_sequence_tokens: int | None = None,
+        num_host_blocks: int = 0,
+        window: int | None = None,
+        **batching,
     ) -> None:
+        """`batching` are further fields of Batching."""
         self.clock = Clock()
         self.receiver = Receiver()
-        self.runner = ScriptedRunner(num_blocks, tokens_per_block)
+        self.runner = ScriptedRunner(num_blocks, tokens_per_block, num_host_blocks, window)
         self.inbox: list[Submit | Cancel] = []
         self.specs: dict[tuple[int, int], Submit] = {}
         log = structlog.get_logger()
         self.outbox = Outbox("engine", EPOCH, self.receiver.open_lane, self.clock, log)
         self.mailbox = Mailbox(EPOCH, self._receive, self.outbox, log)
-        self.reported: list[StepStats] = []
-        longest = max_sequence_tokens or num_blocks * tokens_per_block
+        self.reports: list[Report] = []
+        batching = Batching(max_batch_size, max_tokens_per_step, chunked_context, block_reuse, **batching)
+        longest = max_sequence_tokens or longest_sequence(self.runner, batching) or MAX_CONTEXT
         self.engine = assemble(
             self.runner,
             Terms("fingerprint", VOCAB, longest, max_requests),
-            Batching(max_batch_size, max_tokens_per_step, chunked_context, block_reuse),
+            batching,
             Hooks(
                 self.mailbox.get_requests,
                 self.mailbox.send_responses,
                 self.mailbox.poll_stop_ids,
-                self.reported.append,
+                self.reports.append,
             ),
             self.clock,
             log,
         )
         self.cache = self.engine._cache
+        self._memory = MemoryCheck(self.cache, self.runner)
 
     def submit(self, prompt, max_tokens: int = 8, *, request: int | None = None, **asked) -> int:
         number = len(self.specs) + 1 if request is None else request
@@ -151,6 +161,7 @@ class EngineBench:
 
     def check(self) -> None:
         self.cache.check()
+        self._memory.check()
         assert self.runner.violations == []
         live = self.engine.live
         assert [s.order for s in live.active] == sorted(s.order for s in live.active)
