@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -10,7 +11,7 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.reports import Cursor, Reports
 from sluice.ring.lanes import Lane
-from sluice.ring.wire import EngineBeat, Hello
+from sluice.ring.wire import CacheNews, EngineBeat, Hello
 
 BEAT_SECONDS = 0.5
 SILENCE_SECONDS = 30.0
@@ -18,23 +19,28 @@ SILENCE_SECONDS = 30.0
 LANE_CAPACITY = 8
 
 
+class Greeting(NamedTuple):
+    """The latest hello of a router."""
+
+    at: float
+    cache_heard: int
+
+
 class Listeners:
-    """When each router last said hello, by address. One thread hears, others read: `heard` is replaced whole."""
+    """The routers, by address. One thread hears, others read: `heard` is replaced whole."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.heard: dict[str, float] = {}
+        self.heard: dict[str, Greeting] = {}
         self._clock = clock
 
     def hear(self, hello: Hello) -> None:
         """A router wants beats."""
-        now = self._clock()
-        recent = {address: at for address, at in self.heard.items() if now - at < SILENCE_SECONDS}
-        self.heard = recent | {hello.address: now}
+        self.heard = self.recent() | {hello.address: Greeting(self._clock(), hello.cache_heard)}
 
-    def addresses(self) -> set[str]:
+    def recent(self) -> dict[str, Greeting]:
         """Who wants beats now."""
         now = self._clock()
-        return {address for address, at in self.heard.items() if now - at < SILENCE_SECONDS}
+        return {address: greeting for address, greeting in self.heard.items() if now - greeting.at < SILENCE_SECONDS}
 
 
 class Beats(threading.Thread):
@@ -46,15 +52,17 @@ class Beats(threading.Thread):
         listeners: Listeners,
         beat: Callable[[], EngineBeat],
         reports: Reports,
+        cache_news: Callable[[int], CacheNews | None],
         log: BoundLogger,
     ) -> None:
-        """`beat` is called from this thread."""
+        """`beat`, and `cache_news` with what a router has heard of them, are called from this thread."""
         super().__init__(name="beats", daemon=True)
         self._context = context
         self._listeners = listeners
         self._beat = beat
         self._log = log
         self._reports = reports
+        self._cache_news = cache_news
         self._lanes: dict[str, Lane] = {}
         self._read: dict[str, Cursor] = {}
         """How much of the reports each router has been told."""
@@ -75,18 +83,21 @@ class Beats(threading.Thread):
         self.join()
 
     def _send(self) -> None:
-        addresses = self._listeners.addresses()
-        for address in self._lanes.keys() - addresses:
+        listeners = self._listeners.recent()
+        for address in self._lanes.keys() - listeners.keys():
             self._lanes.pop(address).close()
             del self._read[address]
-        self._refused &= addresses
+        self._refused &= listeners.keys()
         beat = self._beat()
-        for address in addresses:
+        for address, greeting in listeners.items():
             lane = self._lane(address)
             if lane is None:
                 continue
             news = self._reports.since(self._read[address])
-            if lane.send(msgspec.structs.replace(beat, steps=news.steps, requests=news.requests)):
+            told = msgspec.structs.replace(
+                beat, steps=news.steps, requests=news.requests, cache=self._cache_news(greeting.cache_heard)
+            )
+            if lane.send(told):
                 self._read[address] = news.cursor
             else:
                 # The next beat says the same and more.

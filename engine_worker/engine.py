@@ -13,7 +13,7 @@ from engine_worker.scheduling.simple import RequestScheduler, Schedule
 from engine_worker.stats import Stats
 from engine_worker.step import Drawn, Move, Runner
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.wire import Submit
+from sluice.ring.wire import CacheNews, Submit
 
 STEP_FAILED = Fault(ErrorCode.STEP_FAILED.name, "the engine failed at this request; its log has the details")
 
@@ -57,6 +57,10 @@ class Engine:
     def check(self) -> None:
         """Raise CacheCorrupt unless the block pool's books balance. For when there is nothing else to do."""
         self._cache.check()
+
+    def cache_news(self, heard: int) -> CacheNews | None:
+        """What changed in the prefix cache after change number `heard`; None where nothing did. Safe in any thread."""
+        return self._cache.tiers.journal.since(heard)
 
     def flush_cache(self) -> int:
         """Forget the prefix cache; returns the number of blocks freed."""

@@ -74,7 +74,9 @@ class Worker:
         )
         self._engine = assemble(runner, self.terms, batching, hooks, time.monotonic, log)
         self._listeners = Listeners()
-        self._beats = Beats(self._context, self._listeners, self._beat, self._reports, log)
+        self._beats = Beats(
+            self._context, self._listeners, self._beat, self._reports, self._engine.cache_news, log
+        )
         self._callback = self._make_callback()
         self._metrics = self._serve_metrics()
         self._flushes: list[tuple[int, int]] = []
@@ -138,7 +140,7 @@ class Worker:
         if now < self._orphans_at:
             return
         self._orphans_at = now + ORPHAN_CHECK_SECONDS
-        routers = self._listeners.addresses()
+        routers = self._listeners.recent()
         ended = self._engine.end_where(lambda spec: spec.router not in routers)
         if ended:
             self._log.warning("router_silent", requests=ended)

@@ -13,10 +13,11 @@ from engine_worker.config import EngineSettings
 from engine_worker.worker import Worker
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import FinishReason
+from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.lanes import Inbox, Lane
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.stats import StepStats
-from sluice.ring.wire import EngineBeat, Hello, Pulse, Submit, TokenBatch
+from sluice.ring.wire import EngineBeat, Flush, Hello, Pulse, Submit, TokenBatch
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 
 LIMIT = 60.0
@@ -68,8 +69,8 @@ class World:
         )
         assert self.lane.send(spec)
 
-    def hello(self) -> None:
-        assert self.lane.send(Hello("router-0", self.router.address))
+    def hello(self, cache_heard: int = 0) -> None:
+        assert self.lane.send(Hello("router-0", self.router.address, cache_heard))
 
     def beats(self, until) -> list[EngineBeat]:
         """Those that come, up to one that is as it is awaited."""
@@ -167,6 +168,26 @@ def test_beats_go_to_who_said_hello_and_tell_the_truth(start):
     world.read(world.ends)
     last = world.beats(lambda beat: beat.stats.iteration == 5)[-1].stats
     assert (last.active_requests, last.free_kv_blocks) == (0, 16)
+
+
+def test_each_router_is_told_of_the_cache_what_it_has_not_heard(start):
+    world = start()
+    prompt = list(range(1, 10))
+    blocks = [short_hash(block) for block in block_chain(root_hash("abc"), prompt, 4)]
+    world.hello()
+    world.submit(1, prompt, max_tokens=1)
+    world.read(world.ends)
+    news = world.beats(lambda beat: beat.cache is not None and len(beat.cache.stored) == 2)[-1].cache
+    assert (set(news.stored), news.removed, news.last) == (set(blocks), [], 2)
+    world.hello(cache_heard=1)
+    news = world.beats(lambda beat: beat.cache is not None and beat.cache.after == 1)[-1].cache
+    assert (news.stored, news.removed, news.last, news.whole) == (blocks[1:], [], 2, False)
+    world.hello(cache_heard=2)
+    world.beats(lambda beat: beat.cache is None)
+    assert world.lane.send(Flush(world.worker.epoch, 7))
+    news = world.beats(lambda beat: beat.cache is not None)[-1].cache
+    assert (news.stored, news.last) == ([], 3)
+    assert news.whole
 
 
 def test_beats_go_on_through_a_long_step(start, runner):
