@@ -141,8 +141,8 @@ def test_all_sequences_of_a_request_count():
 def test_what_runs_on_is_told_now_and_then_a_few_at_a_time():
     bench = EngineBench(num_blocks=256, max_batch_size=10, max_tokens_per_step=64)
     requests = [bench.submit([i], max_tokens=30) for i in range(10)]
-    bench.step()
-    bench.step()
+    for _ in range(3):
+        bench.step()
     bench.clock.now += REFRESH_SECONDS
     before = len(bench.reports)
     for _ in range(3):
