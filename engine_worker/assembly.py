@@ -38,10 +38,11 @@ class Batching:
         return self.max_tokens_per_step if self.chunked_context else None
 
 
-def longest_sequence(runner: Runner, batching: Batching) -> int | None:
-    """Tokens that one sequence alone can come to in the runner's blocks; None: any number."""
-    size = (runner.num_blocks, runner.tokens_per_block)
-    return Geometry.fit(*size, runner.window, batching.chunk).longest(runner.num_blocks)
+def longest_sequence(runner: Runner, batching: Batching, max_context: int) -> int:
+    """Tokens of the longest sequence that the runner's blocks hold, of a model with so long a context."""
+    geometry = Geometry.fit(runner.num_blocks, runner.tokens_per_block, runner.window, batching.chunk)
+    longest = geometry.longest(runner.num_blocks)
+    return max_context if longest is None else min(max_context, longest)
 
 
 def assemble(

@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric
 from structlog.stdlib import BoundLogger
 
 from engine_worker import metrics
-from engine_worker.assembly import Batching, assemble
+from engine_worker.assembly import Batching, assemble, longest_sequence
 from engine_worker.beats import BEAT_SECONDS, Beats, Listeners
 from engine_worker.callback import StatsCallback, find_function
 from engine_worker.config import EngineSettings
@@ -49,15 +49,7 @@ class Worker:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox: Inbox[ToEngine] = Inbox(self._context, settings.listen, ToEngine)  # type: ignore[arg-type]
         self.address = settings.advertise or self._inbox.address
-        pool = runner.num_blocks * runner.tokens_per_block
         self.epoch = secrets.randbits(63)
-        self.terms = Terms(
-            fingerprint=checkpoint.fingerprint,
-            vocab_size=checkpoint.vocab_size,
-            max_sequence_tokens=min(checkpoint.max_context_tokens, pool),
-            max_requests=settings.max_requests,
-        )
-        self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
         batching = Batching(
             settings.max_batch_size,
             settings.max_tokens_per_step,
@@ -67,6 +59,13 @@ class Worker:
             settings.schedulers,
             settings.priority_aging_seconds,
         )
+        self.terms = Terms(
+            fingerprint=checkpoint.fingerprint,
+            vocab_size=checkpoint.vocab_size,
+            max_sequence_tokens=longest_sequence(runner, batching, checkpoint.max_context_tokens),
+            max_requests=settings.max_requests,
+        )
+        self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
         self._mailbox = Mailbox(self.epoch, self._receive, self._outbox, log)
         self._reports = Reports()
         hooks = Hooks(
@@ -74,9 +73,7 @@ class Worker:
         )
         self._engine = assemble(runner, self.terms, batching, hooks, time.monotonic, log)
         self._listeners = Listeners()
-        self._beats = Beats(
-            self._context, self._listeners, self._beat, self._reports, self._engine.cache_news, log
-        )
+        self._beats = Beats(self._context, self._listeners, self._beat, self._reports, self._engine.cache_news, log)
         self._callback = self._make_callback()
         self._metrics = self._serve_metrics()
         self._flushes: list[tuple[int, int]] = []

@@ -94,7 +94,7 @@ class EngineBench:
         self.mailbox = Mailbox(EPOCH, self._receive, self.outbox, log)
         self.reports: list[Report] = []
         batching = Batching(max_batch_size, max_tokens_per_step, chunked_context, block_reuse, **batching)
-        longest = max_sequence_tokens or longest_sequence(self.runner, batching) or MAX_CONTEXT
+        longest = max_sequence_tokens or longest_sequence(self.runner, batching, MAX_CONTEXT)
         self.engine = assemble(
             self.runner,
             Terms("fingerprint", VOCAB, longest, max_requests),

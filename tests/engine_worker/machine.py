@@ -1,0 +1,208 @@
+"""The whole engine but its model and its sockets, as a hypothesis state machine.
+
+Any order of submits, cancels, steps, failures, pauses of time and full lanes: the books balance, blocks hold what they
+are said to hold, routers hear what is in the cache, and every sequence ends right.
+"""
+
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sluice.ring.errors import FinishReason
+from sluice.ring.hashing import short_hash
+from sluice.ring.params import RangeRetention, RetentionParams
+from tests.fakes.engine import EngineBench
+
+COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH}
+REFUSED = {"CONTEXT_OVERFLOW", "OVERLOADED", "INVALID_ARGUMENT"}
+BASE = [7 * i % 50 for i in range(40)]
+LANES = ["mem://a", "mem://b"]
+SECONDS = st.sampled_from([None, None, 0.02, 0.2, 2.0])
+
+
+class Listener:
+    """A router that hears of the cache now and then."""
+
+    def __init__(self) -> None:
+        self.heard = 0
+        self.blocks: set[int] = set()
+
+    def hear(self, bench: EngineBench) -> None:
+        news = bench.cache.tiers.journal.since(self.heard)
+        if news is not None:
+            assert news.whole or news.after == self.heard
+            self.blocks = set() if news.whole else self.blocks
+            self.blocks = self.blocks.difference(news.removed).union(news.stored)
+            self.heard = news.last
+        pools = (bench.cache.tiers.device, bench.cache.tiers.host)
+        assert self.blocks == {short_hash(content.hash) for pool in pools for _, content in pool.contents()}
+
+
+class Counts(NamedTuple):
+    """What machines have done, counted over all of them."""
+
+    rules: int = 0
+    engine_steps: int = 0
+
+
+@st.composite
+def retentions(draw) -> RetentionParams:
+    edges = sorted(draw(st.lists(st.integers(0, 48), max_size=6, unique=True)))
+    return RetentionParams(
+        tuple(
+            RangeRetention(start, end, draw(st.integers(0, 100)), draw(SECONDS))
+            for start, end in zip(edges[::2], edges[1::2], strict=False)
+        ),
+        draw(st.sampled_from([35, 0, 50, 100])),
+        draw(SECONDS),
+    )
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Its rules are what can happen; its invariants and the bench's own checks are what must hold after each."""
+
+    def count(self, rules: int, engine_steps: int) -> None:
+        """For who wants to know."""
+
+    @initialize(
+        num_blocks=st.integers(6, 24),
+        num_host_blocks=st.sampled_from([0, 0, 3, 12, 40]),
+        tokens_per_block=st.integers(1, 5),
+        window=st.sampled_from([None, None, 2, 5, 9, 16, 30]),
+        batch=st.integers(1, 6),
+        budget=st.integers(6, 24),
+        chunked=st.booleans(),
+        reuse=st.sampled_from([True, True, True, False]),
+    )
+    def start(self, num_blocks, num_host_blocks, tokens_per_block, window, batch, budget, chunked, reuse):
+        self.bench = EngineBench(
+            num_blocks,
+            tokens_per_block,
+            batch,
+            budget,
+            chunked,
+            reuse,
+            max_requests=12,
+            num_host_blocks=num_host_blocks,
+            window=window,
+        )
+        self.listeners = [Listener(), Listener()]
+        self.disturbed: set[int] = set()
+        """Requests that may end otherwise than by themselves."""
+        self.checked: dict[tuple[int, int, int], int] = {}
+
+    @rule(
+        shared=st.integers(0, 40),
+        own=st.lists(st.integers(0, 96), max_size=8),
+        max_tokens=st.integers(1, 24),
+        n=st.sampled_from([1, 1, 1, 2, 3, 9]),
+        priority=st.integers(1, 3),
+        salt=st.sampled_from(["", "", "x"]),
+        retention=st.one_of(st.just(RetentionParams()), retentions()),
+        ends=st.lists(st.integers(0, 96), max_size=12).map(tuple),
+        min_tokens=st.integers(0, 4),
+        time_limit=st.sampled_from([None, None, None, 0.0, 0.05, 0.3]),
+        lane=st.sampled_from(LANES),
+        times=st.sampled_from([1, 1, 1, 2, 4]),
+    )
+    def submit(self, shared, own, max_tokens, n, priority, salt, retention, ends, min_tokens, time_limit, lane, times):
+        for _ in range(times):
+            number = len(self.bench.specs) + 1
+            self.bench.submit(
+                BASE[:shared] + own,
+                max_tokens,
+                n=n,
+                seed=number,
+                priority=priority,
+                salt=salt,
+                retention=retention,
+                time_limit=time_limit,
+                detokenizer=lane,
+                eos_token_ids=ends[::2],
+                stop_token_ids=ends[1::2],
+                min_tokens=min_tokens,
+            )
+            if time_limit is not None:
+                self.disturbed.add(number)
+
+    @precondition(lambda self: self.bench.specs)
+    @rule(pick=st.randoms(use_true_random=False), one=st.booleans())
+    def cancel(self, pick, one):
+        number, _ = pick.choice(sorted(self.bench.specs)[-6:])
+        sequence = pick.randrange(self.bench.specs[number, 0].n + 1) if one else None
+        self.bench.cancel(number, sequence)
+        self.disturbed.add(number)
+
+    @precondition(lambda self: self.bench.specs)
+    @rule(pick=st.randoms(use_true_random=False))
+    def draw_fails(self, pick):
+        number, _ = pick.choice(sorted(self.bench.specs)[-6:])
+        self.bench.runner.faults.add((number, pick.randrange(self.bench.specs[number, 0].n)))
+        self.disturbed.add(number)
+
+    @rule(when=st.sampled_from(["before", "midway", "after"]))
+    def step_fails(self, when):
+        self.bench.runner.fail = when
+        self.disturbed |= {number for number, _ in self.bench.specs}
+        self._steps(1)
+        self.bench.runner.fail = None
+
+    @rule(count=st.integers(1, 12))
+    def steps(self, count):
+        self._steps(count)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 10.0]))
+    def time_passes(self, seconds):
+        self.bench.clock.now += seconds
+
+    @rule(lane=st.sampled_from(LANES), full=st.booleans())
+    def lane_fills(self, lane, full):
+        if lane in self.bench.receiver.lanes:
+            self.bench.receiver.lanes[lane].full = full
+
+    @rule(listener=st.sampled_from([0, 1]))
+    def router_hears(self, listener):
+        self.listeners[listener].hear(self.bench)
+
+    @rule()
+    def flush(self):
+        self.bench.engine.flush_cache()
+
+    @invariant()
+    def outputs_are_right_so_far(self):
+        self.count(1, 0)
+        if not hasattr(self, "bench"):
+            return
+        for key, stream in self.bench.receiver.streams.items():
+            if self.checked.get(key, -1) < len(stream.tokens):
+                expected = self.bench.expected(key[0], key[2])
+                assert stream.tokens == expected[: len(stream.tokens)]
+                self.checked[key] = len(stream.tokens)
+
+    def teardown(self):
+        if not hasattr(self, "bench"):
+            return
+        for lane in self.bench.receiver.lanes.values():
+            lane.full = False
+        self.count(0, self.bench.run())
+        self.outputs_are_right_so_far()
+        for listener in self.listeners:
+            listener.hear(self.bench)
+        assert self.bench.cache.pool.available == self.bench.cache.pool.num_blocks
+        for (number, _), spec in self.bench.specs.items():
+            for sequence in range(spec.n):
+                self._ended_right(number, sequence)
+
+    def _steps(self, count: int) -> None:
+        for _ in range(count):
+            self.bench.step()
+        self.count(0, count)
+
+    def _ended_right(self, number: int, sequence: int) -> None:
+        end = self.bench.stream(number, sequence).end
+        assert end is not None
+        if end.reason in COMPLETE:
+            assert self.bench.output(number, sequence) == self.bench.expected(number, sequence)
+        elif number not in self.disturbed:
+            assert end.fault.code in REFUSED
