@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from bench import plans, plots, sections
 from bench.machine import Origin
-from bench.parts import batching, peers, prefix, ring
+from bench.parts import chunked, host, peers, policies, prefix, retention, ring, scheduler
 from bench.rounds import Step
-from bench.sections import Section
+from bench.sections.words import Section
 
 
 class Part(NamedTuple):
@@ -28,8 +28,16 @@ class Part(NamedTuple):
 
 PARTS: Mapping[str, Part] = {
     "ring": Part(plans.ring_plan, ring.measure, ring.Result, sections.of_ring, plots.of_ring),
-    "batching": Part(plans.batching_plan, batching.measure, batching.Result, sections.of_batching, plots.of_batching),
+    "policies": Part(plans.policies_plan, policies.measure, policies.Result, sections.of_policies, plots.of_policies),
+    "chunked": Part(plans.chunked_plan, chunked.measure, chunked.Result, sections.of_chunked, plots.of_chunked),
+    "scheduler": Part(
+        plans.scheduler_plan, scheduler.measure, scheduler.Result, sections.of_scheduler, plots.of_scheduler
+    ),
     "prefix": Part(plans.prefix_plan, prefix.measure, prefix.Result, sections.of_prefix, plots.of_prefix),
+    "retention": Part(
+        plans.retention_plan, retention.measure, retention.Result, sections.of_retention, plots.of_retention
+    ),
+    "host": Part(plans.host_plan, host.measure, host.Result, sections.of_host, plots.of_host),
     "peers": Part(plans.peers_plan, peers.measure, peers.Result, sections.of_peers, plots.of_peers),
 }
 

@@ -6,18 +6,20 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self, cast
+from typing import IO, Generic, Self, TypeVar, cast
 
 import msgspec
 
-from bench.load import Load, Run
+from bench.load import Load, R, Run
+
+L = TypeVar("L", bound=Load)
 
 READY = b"ready\n"
 ROOT = Path(__file__).parents[1]
 CLOSE_SECONDS = 20.0
 
 
-class Child:
+class Child(Generic[R]):
     """A `python -m module` that serves loads, and a context manager. Raises RuntimeError when the process dies.
 
     It is waited for at its first load, so that several children start at the same time.
@@ -29,10 +31,12 @@ class Child:
         module: str,
         arguments: Sequence[str],
         log: Path,
+        answers: type[R],
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """`log` gets what the process writes to standard error; the environment is ours unless it is given."""
         self.name = name
+        self._answers = answers
         self._log = log
         with log.open("ab") as stream:
             self._process = subprocess.Popen(
@@ -48,13 +52,13 @@ class Child:
         self._stdout = cast(IO[bytes], self._process.stdout)
         self._ready = False
 
-    def run(self, load: Load) -> Run:
+    def run(self, load: Load) -> R:
         """Hand the load over and wait."""
         if not self._ready:
             self._ready = self._read() == READY
         self._stdin.write(msgspec.json.encode(load) + b"\n")
         self._stdin.flush()
-        return msgspec.json.decode(self._read(), type=Run)
+        return msgspec.json.decode(self._read(), type=self._answers)
 
     def close(self) -> None:
         """End the process: politely, then not."""
@@ -80,14 +84,14 @@ class Child:
         return line
 
 
-def serve(answer: Callable[[Load], Run]) -> None:
-    """The child's side: answer loads until standard input ends."""
+def serve(answer: Callable[[L], Run], loads: type[L]) -> None:
+    """The child's side: answer loads of this type until standard input ends."""
     lines = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not come between the answers
     lines.write(READY)
     lines.flush()
     for line in sys.stdin.buffer:
-        lines.write(msgspec.json.encode(answer(msgspec.json.decode(line, type=Load))) + b"\n")
+        lines.write(msgspec.json.encode(answer(msgspec.json.decode(line, type=loads))) + b"\n")
         lines.flush()
 
 

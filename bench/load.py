@@ -1,25 +1,24 @@
 """What a system under test is asked to do, and what it saw: one seam for the engine, the ring and the peers."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request: greedy, on past EOS, so that its output length is known beforehand."""
 
     prompt: list[int]
     max_tokens: int
 
 
-class Load(msgspec.Struct, frozen=True):
+class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Requests, and how they are handed in."""
 
-    asks: list[Ask]
+    asks: Sequence[Ask]
     width: int
-    """At most this many at a time."""
-    static: bool = False
-    """In groups of `width` that wait for their slowest, instead of one in as soon as one is out."""
+    """At most this many at a time; the next goes in as soon as one is out."""
     salt: str = ""
     """Prefix-cache domain: what one load computed another must not find."""
     ids: bool = False
@@ -56,12 +55,19 @@ class Run(msgspec.Struct, frozen=True):
     """In the order of the load's requests."""
 
 
-class System(Protocol):
+R = TypeVar("R", bound=Run)
+Given = TypeVar("Given", bound=Run, covariant=True)
+
+
+class System(Protocol[Given]):
     """Something that can be measured."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """For tables, and while it runs."""
+        ...
 
-    def run(self, load: Load) -> Run:
+    def run(self, load: Load) -> Given:
         """Serve the load."""
         ...
 
@@ -76,8 +82,7 @@ class Feed:
 
     def due(self) -> range:
         """Indices of the requests to submit now."""
-        room = 0 if self._load.static and self._live else self._load.width - self._live
-        due = range(self._next, min(self._next + room, len(self._load.asks)))
+        due = range(self._next, min(self._next + self._load.width - self._live, len(self._load.asks)))
         self._next = due.stop
         self._live += len(due)
         return due

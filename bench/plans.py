@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.models import TINY, write_qwen3_06b
-from bench.parts import batching, peers, prefix, ring
+from bench.parts import chunked, host, peers, policies, prefix, retention, ring, scheduler
 from bench.parts.peers import Work
+from bench.parts.policies import Mix
 from bench.parts.ring import Shape
 
 TINY_TITLE = "tiny model (5M parameters)"
+TINY_BYTES_PER_TOKEN = 6 * 2 * 2 * 64 * 4
+"""Of its KV cache: layers, keys and values, heads, their size, float32."""
 LARGE_TITLE = "Qwen3-0.6B shape, random weights"
 
 
@@ -35,20 +38,6 @@ def ring_plan(quick: bool, threads: int, folder: Path) -> ring.Plan:
     return ring.Plan([tiny, large])
 
 
-def batching_plan(quick: bool, threads: int, _: Path) -> batching.Plan:
-    """32 requests, eight at a time."""
-    return batching.Plan(
-        model=TINY,
-        requests=8 if quick else 32,
-        width=4 if quick else 8,
-        prompt_tokens=32,
-        shortest=2 if quick else 8,
-        longest=16 if quick else 256,
-        repeats=1 if quick else 3,
-        engine=_engine(threads),
-    )
-
-
 def prefix_plan(quick: bool, threads: int, _: Path) -> prefix.Plan:
     """Up to about the tiny model's longest prompt."""
     return prefix.Plan(
@@ -70,6 +59,83 @@ def peers_plan(quick: bool, threads: int, _: Path) -> peers.Plan:
     if quick:
         works = [Work("4 requests, 2 at a time, 16 tokens in, 2 to 8 out", 4, 2, 16, 2, 8)]
     return peers.Plan(TINY, works, 1 if quick else 3, threads, _engine(threads))
+
+
+def policies_plan(quick: bool, threads: int, _: Path) -> policies.Plan:
+    """32 requests that come at once."""
+    mixes = [
+        Mix("lengths spread evenly, 8 at a time", False, 8),
+        Mix("most short, few long, 8 at a time", True, 8),
+        Mix("most short, few long, 16 at a time", True, 16),
+    ]
+    return policies.Plan(
+        model=TINY,
+        requests=8 if quick else 32,
+        prompt_tokens=32,
+        shortest=2 if quick else 8,
+        longest=16 if quick else 256,
+        mixes=[Mix("most short, few long, 4 at a time", True, 4)] if quick else mixes,
+        repeats=1 if quick else 3,
+        engine=_engine(threads),
+    )
+
+
+def chunked_plan(quick: bool, threads: int, _: Path) -> chunked.Plan:
+    """A prompt of nearly the tiny model's whole context."""
+    return chunked.Plan(
+        model=TINY,
+        streams=2 if quick else 8,
+        stream_tokens=16 if quick else 96,
+        context_tokens=300 if quick else 2000,
+        newcomers=2 if quick else 8,
+        newcomer_tokens=16,
+        output_tokens=4,
+        tokens_per_step=64 if quick else 256,
+        repeats=1 if quick else 15,
+        engine=_engine(threads),
+    )
+
+
+def scheduler_plan(quick: bool, _threads: int, _: Path) -> scheduler.Plan:
+    """Up to a thousand sequences, with and without as many that wait."""
+    return scheduler.Plan(
+        running=[1, 8] if quick else [1, 64, 256, 1024],
+        waiting=[0, 10] if quick else [0, 1000],
+        samples=5 if quick else 200,
+        repeats=1 if quick else 3,
+    )
+
+
+def retention_plan(quick: bool, threads: int, _: Path) -> retention.Plan:
+    """A system prompt of an eighth of the pool, kept for an hour."""
+    return retention.Plan(
+        model=TINY,
+        pool_tokens=1024 if quick else 4096,
+        system_tokens=128 if quick else 512,
+        question_tokens=32,
+        floods=[2.0] if quick else [0.5, 1.0, 2.0, 4.0],
+        visits=1 if quick else 3,
+        seconds=3600.0,
+        repeats=1,
+        engine=_engine(threads),
+    )
+
+
+def host_plan(quick: bool, threads: int, _: Path) -> host.Plan:
+    """Working sets of up to four times the pool, a host tier of two and a half times the pool."""
+    pool = 512 if quick else 4096
+    return host.Plan(
+        model=TINY,
+        pool_tokens=pool,
+        host_tokens=5 * pool // 2,
+        bytes_per_token=TINY_BYTES_PER_TOKEN,
+        prompt_tokens=120 if quick else 500,
+        output_tokens=8 if quick else 12,
+        working_sets=[3.0] if quick else [0.5, 1.0, 2.0, 3.0, 4.0],
+        visits=1 if quick else 2,
+        repeats=1 if quick else 3,
+        engine=_engine(threads),
+    )
 
 
 def _engine(threads: int) -> dict[str, Any]:

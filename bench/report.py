@@ -8,7 +8,7 @@ from rich.markdown import Markdown
 from rich.table import Table as RichTable
 
 from bench.catalog import PARTS, Measured
-from bench.sections import Table
+from bench.sections.words import Table
 
 INTRODUCTION = """# Measurements
 

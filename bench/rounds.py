@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from bench.load import Load, Run, System
+from bench.load import Load, R, System
 
 Step = Callable[[str], None]
 """Hears what was done, once per run."""
 
 
-def interleave(loads: Sequence[tuple[System, Load]], repeats: int, step: Step) -> list[list[Run]]:
+def interleave(loads: Sequence[tuple[System[R], Load]], repeats: int, step: Step) -> list[list[R]]:
     """Runs of each system under its load, one list per pair.
 
     They are taken in turn, every second round backwards, so that the machine's moods hit all alike. A short first round
@@ -19,7 +19,7 @@ def interleave(loads: Sequence[tuple[System, Load]], repeats: int, step: Step) -
     for system, load in loads:
         system.run(_brief(load))
         step(f"{system.name}, warming up")
-    runs: list[list[Run]] = [[] for _ in loads]
+    runs: list[list[R]] = [[] for _ in loads]
     for repeat in range(repeats):
         order = range(len(loads)) if repeat % 2 == 0 else reversed(range(len(loads)))
         for i in order:

@@ -80,7 +80,7 @@ def measure(plan: Plan, logs: Path, step: Step) -> Result:
     """All systems stay up and take turns."""
     width = max(work.width for work in plan.works)
     with ExitStack() as stack:
-        systems: list[System] = [
+        systems: list[System[Run]] = [
             stack.enter_context(_transformers(BASE, "generate", plan, width, logs)),
             stack.enter_context(_transformers("transformers continuous batching", "continuous", plan, width, logs)),
             stack.enter_context(engine_alone(plan.model, plan.engine, logs)),
@@ -89,12 +89,12 @@ def measure(plan: Plan, logs: Path, step: Step) -> Result:
         return Result([_table(work, systems, plan, step) for work in plan.works])
 
 
-def _transformers(name: str, mode: str, plan: Plan, width: int, logs: Path) -> Child:
+def _transformers(name: str, mode: str, plan: Plan, width: int, logs: Path) -> Child[Run]:
     options = [str(plan.model), mode, "--threads", str(plan.threads), "--width", str(width)]
-    return Child(name, "bench.systems.transformers_peer", options, logs / f"{mode}.log")
+    return Child(name, "bench.systems.transformers_peer", options, logs / f"{mode}.log", Run)
 
 
-def _table(work: Work, systems: Sequence[System], plan: Plan, step: Step) -> Table:
+def _table(work: Work, systems: Sequence[System[Run]], plan: Plan, step: Step) -> Table:
     load = work.load(plan.model)
     runs = interleave([(system, load) for system in systems], plan.repeats, step)
     base = runs[0]

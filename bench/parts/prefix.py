@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bench.load import Ask, Load, System, Trace
+from bench.load import Ask, Load, Run, System, Trace
 from bench.prompts import python_prompts
 from bench.rounds import Step
 from bench.systems.through_ring import through_ring
@@ -56,7 +56,7 @@ def measure(plan: Plan, logs: Path, step: Step) -> Result:
     return Result(plan.share, plan.repeats, points)
 
 
-def _point(ring: System, plan: Plan, tokens: int, step: Step) -> Point:
+def _point(ring: System[Run], plan: Plan, tokens: int, step: Step) -> Point:
     prompts = python_prompts(plan.model, plan.repeats + 1, tokens)
     pairs = []
     for round_, prompt in enumerate(prompts):
@@ -74,7 +74,7 @@ def _point(ring: System, plan: Plan, tokens: int, step: Step) -> Point:
     )
 
 
-def _one(ring: System, prompt: list[int], salt: str) -> Trace:
+def _one(ring: System[Run], prompt: list[int], salt: str) -> Trace:
     return ring.run(Load([Ask(prompt, 1)], width=1, salt=salt)).traces[0]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from bench.load import Ask, Load
+from bench.load import Ask, Load, Run, System
 from bench.prompts import python_prompts
 from bench.rounds import Step, interleave
 from bench.stats import Figures, figures, ratio
@@ -84,6 +84,7 @@ def _points(plan: ModelPlan, logs: Path, step: Step) -> Points:
         for shape in plan.shapes:
             prompts = python_prompts(plan.model, shape.streams, shape.prompt_tokens)
             load = Load([Ask(prompt, shape.output_tokens) for prompt in prompts], width=shape.streams)
-            of_alone, of_ring = interleave([(alone, load), (ring, load)], plan.repeats, step)
+            systems: list[System[Run]] = [alone, ring]
+            of_alone, of_ring = interleave([(system, load) for system in systems], plan.repeats, step)
             points.append(Point(shape, figures(of_alone), figures(of_ring), ratio(of_ring, of_alone)))
     return Points(plan.title, points)

@@ -1,8 +1,21 @@
 """One picture per part."""
 
-from bench.plots.batching import of_batching
+from bench.plots.chunked import of_chunked
+from bench.plots.host import of_host
 from bench.plots.peers import of_peers
+from bench.plots.policies import of_policies
 from bench.plots.prefix import of_prefix
+from bench.plots.retention import of_retention
 from bench.plots.ring import of_ring
+from bench.plots.scheduler import of_scheduler
 
-__all__ = ["of_batching", "of_peers", "of_prefix", "of_ring"]
+__all__ = [
+    "of_chunked",
+    "of_host",
+    "of_peers",
+    "of_policies",
+    "of_prefix",
+    "of_retention",
+    "of_ring",
+    "of_scheduler",
+]

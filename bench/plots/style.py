@@ -1,5 +1,6 @@
 """How all pictures look: few colours, light lines, numbers where the eye is."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib import rc_context
@@ -36,13 +37,18 @@ STYLE: Any = {
 
 
 def canvas(
-    rows: int, columns: int, size: tuple[float, float], title: str, subtitle: str
+    rows: int,
+    columns: int,
+    size: tuple[float, float],
+    title: str,
+    subtitle: str,
+    widths: Sequence[float] | None = None,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of `size` inches with a grid of axes under a title. No display is needed."""
+    """A figure of `size` inches with a grid of axes under a title; `widths` of the columns. No display is needed."""
     with rc_context(STYLE):
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.subplots(rows, columns, squeeze=False)
+        axes = figure.subplots(rows, columns, squeeze=False, width_ratios=widths)
         room = 0.62 / size[1]
         figure.get_layout_engine().set(rect=(0.005, 0.01, 0.99, 0.98 - room), w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
         figure.text(0.012, 1 - 0.1 / size[1], title, size=14, weight="bold", va="top")

@@ -7,18 +7,22 @@ import gc
 import sys
 import time
 from collections.abc import Mapping
-from itertools import count
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from bench.arrivals import Arrivals
 from bench.children import Child, serve
-from bench.load import Ask, Feed, Load, Run, Trace
+from bench.engine_load import EngineAsk, EngineLoad, EngineRun
+from bench.load import Trace
+from bench.systems.share import Share
 from engine_worker.__main__ import load
-from engine_worker.assembly import Batching, assemble
+from engine_worker.assembly import Batching, assemble, longest_sequence
 from engine_worker.config import EngineSettings, read_settings
 from engine_worker.engine import Engine
-from engine_worker.hooks import Hooks, Responses
+from engine_worker.hooks import Hooks, Opened, Report, Responses
 from engine_worker.intake import Terms
+from engine_worker.step import Runner
 from sluice.launch.plan import child_environment
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import SamplingParams, StopParams, TextParams
@@ -28,38 +32,73 @@ from sluice.telemetry import configure
 NAME = "Sluice, engine alone"
 HERE = "inproc://here"
 EPOCH = 1
+IDLE_SECONDS = 0.001
+
+Heard = tuple[float, list[tuple[int, TokenRow]]]
+"""When, and what of which request of the load."""
 
 
 class EngineAlone:
     """Puts loads on an engine of its own."""
 
     def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._checkpoint = open_checkpoint(settings.model)
+        self._log = configure("engine alone", "warning")
+        self._runner = load(settings, self._checkpoint, self._log)
+        self._ahead = 0.0
         self._submitted: list[Submit] = []
+        self._opened: list[Opened] = []
         self._sent: list[tuple[float, list[TokenRow]]] = []
-        self._numbers = count()
-        hooks = Hooks(self._get_requests, self._keep, lambda: (), lambda _: None)
-        self._engine = _assemble(settings, hooks)
+        self._steps = 0
+        self._next_number = 0
+        self._engine = self._assemble(settings, self._runner)
+        gc.collect()
+        gc.freeze()  # as the engine's own process does
 
-    def answer(self, load: Load) -> Run:
+    def answer(self, load: EngineLoad) -> EngineRun:
         """Serve the load. Rows are only counted while the clock runs, and looked at afterwards."""
-        feed = Feed(load)
+        engine = self._engine if load.settings is None else self._changed(load.settings)
+        arrivals, base = Arrivals(load), self._next_number
+        self._next_number += len(load.asks)
         submitted: dict[int, float] = {}
-        rows: list[tuple[float, list[TokenRow]]] = []
+        heard: list[Heard] = []
+        self._opened.clear()
+        self._steps = 0
         cpu, began = time.process_time(), time.perf_counter()
         while True:
-            for i in feed.due():
-                number = next(self._numbers)
-                self._submitted.append(_submit(number, load.asks[i], load))
-                submitted[number] = time.perf_counter() - began
-            if not feed.live:
+            for i, at in arrivals.due(time.perf_counter() - began):
+                self._ahead += load.asks[i].passed
+                self._submitted.append(_submit(base + i, load.asks[i], load))
+                submitted[i] = at
+            if arrivals.over:
                 break
-            self._engine.step()
-            for at, some in self._sent:
-                rows.append((at - began, some))
-                feed.ended(sum(row.end is not None for row in some))
+            if not engine.step() and not self._sent:
+                time.sleep(IDLE_SECONDS)
+            for at, rows in self._sent:
+                some = [(row.request - base, row) for row in rows]
+                heard.append((at - began, some))
+                arrivals.heard(at - began, some)
             self._sent.clear()
         used = {"engine": time.process_time() - cpu}
-        return Run(rows[-1][0], used, _traces(submitted, rows))
+        cached = {opened.spec.request - base: opened.cached_tokens for opened in self._opened}
+        return EngineRun(heard[-1][0], used, _traces(submitted, cached, heard), self._steps)
+
+    def _changed(self, settings: dict[str, Any]) -> Engine:
+        changed = EngineSettings.model_validate(self._settings.model_dump() | settings)
+        return self._assemble(changed, Share(self._runner, changed))
+
+    def _assemble(self, settings: EngineSettings, runner: Runner) -> Engine:
+        checkpoint = self._checkpoint
+        terms = Terms(
+            fingerprint=checkpoint.fingerprint,
+            vocab_size=checkpoint.vocab_size,
+            max_sequence_tokens=longest_sequence(runner, _batching(settings), checkpoint.max_context_tokens),
+            max_requests=settings.max_requests,
+        )
+        hooks = Hooks(self._get_requests, self._keep, lambda: (), self._count)
+        clock = lambda: time.monotonic() + self._ahead  # noqa: E731
+        return assemble(runner, terms, _batching(settings), hooks, clock, self._log)
 
     def _get_requests(self, limit: int) -> list[Submit]:
         taken, self._submitted = self._submitted[:limit], self._submitted[limit:]
@@ -68,42 +107,32 @@ class EngineAlone:
     def _keep(self, responses: Responses) -> None:
         for _, fault in responses.refused:
             raise RuntimeError(f"the engine refused: {fault.message}")
+        self._opened += responses.opened
         self._sent.append((time.perf_counter(), responses.rows))
 
-
-def _assemble(settings: EngineSettings, hooks: Hooks) -> Engine:
-    checkpoint = open_checkpoint(settings.model)
-    log = configure("engine alone", "warning")
-    runner = load(settings, checkpoint, log)
-    gc.collect()
-    gc.freeze()  # as the engine's own process does
-    terms = Terms(
-        fingerprint=checkpoint.fingerprint,
-        vocab_size=checkpoint.vocab_size,
-        max_sequence_tokens=min(checkpoint.max_context_tokens, runner.num_blocks * runner.tokens_per_block),
-        max_requests=settings.max_requests,
-    )
-    batching = Batching(
-        settings.max_batch_size, settings.max_tokens_per_step, settings.chunked_context, settings.block_reuse
-    )
-    return assemble(runner, terms, batching, hooks, time.monotonic, log)
+    def _count(self, report: Report) -> None:
+        self._steps += report.step is not None
 
 
-def _traces(submitted: Mapping[int, float], rows: list[tuple[float, list[TokenRow]]]) -> list[Trace]:
-    traces = {number: Trace(at, [], [], []) for number, at in submitted.items()}
-    for at, some in rows:
-        for row in some:
-            trace = traces[row.request]
+def _batching(settings: EngineSettings) -> Batching:
+    return Batching(**{field.name: getattr(settings, field.name) for field in fields(Batching)})
+
+
+def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], heard: list[Heard]) -> list[Trace]:
+    """In the order of the load."""
+    traces = [Trace(at, [], [], [], cached[i]) for i, at in sorted(submitted.items())]
+    for at, rows in heard:
+        for i, row in rows:
             if row.end is not None and row.end.fault is not None:
                 raise RuntimeError(f"the engine failed: {row.end.fault.message}")
             if row.tokens:
-                trace.arrivals.append(at)
-                trace.counts.append(len(row.tokens))
-                trace.tokens.extend(row.tokens)
-    return list(traces.values())
+                traces[i].arrivals.append(at)
+                traces[i].counts.append(len(row.tokens))
+                traces[i].tokens.extend(row.tokens)
+    return traces
 
 
-def _submit(number: int, ask: Ask, load: Load) -> Submit:
+def _submit(number: int, ask: EngineAsk, load: EngineLoad) -> Submit:
     """What a router would have sent."""
     return Submit(
         request=number,
@@ -120,15 +149,17 @@ def _submit(number: int, ask: Ask, load: Load) -> Submit:
         time_limit=None,
         detokenizer=HERE,
         router=HERE,
+        retention=ask.retention,
     )
 
 
-def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> Child:
+def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> Child[EngineRun]:
     """A process whose engine has these settings, in the environment that a ring's engine has."""
     settings = {"model": model, **engine}
     flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    return Child(NAME, "bench.systems.engine_alone", flags, logs / "engine-alone.log", child_environment())
+    log = logs / "engine-alone.log"
+    return Child(NAME, "bench.systems.engine_alone", flags, log, EngineRun, child_environment())
 
 
 if __name__ == "__main__":
-    serve(EngineAlone(read_settings(sys.argv[1:])).answer)
+    serve(EngineAlone(read_settings(sys.argv[1:])).answer, EngineLoad)

@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("address")
     client = RingClient(parser.parse_args().address)
-    serve(client.answer)
+    serve(client.answer, Load)
     client.close()
 
 

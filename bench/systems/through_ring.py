@@ -20,7 +20,7 @@ class ThroughRing:
 
     name = NAME
 
-    def __init__(self, pids: Mapping[str, int], client: Child) -> None:
+    def __init__(self, pids: Mapping[str, int], client: Child[Run]) -> None:
         self._pids = pids
         self._client = client
 
@@ -44,6 +44,6 @@ def through_ring(model: Path, engine: Mapping[str, Any], logs: Path) -> Iterator
     with (
         (logs / "ring.log").open("a", encoding="utf-8") as log,
         Ring(model, engine_args=engine, observe=lambda line: print(line.text, file=log, flush=True)) as ring,
-        Child("client", "bench.systems.ring_client", [ring.address], logs / "client.log") as client,
+        Child("client", "bench.systems.ring_client", [ring.address], logs / "client.log", Run) as client,
     ):
         yield ThroughRing(ring.pids, client)

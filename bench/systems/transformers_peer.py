@@ -5,7 +5,7 @@ python -m bench.systems.transformers_peer MODEL {generate,continuous} --threads 
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class PaddedGenerate:
     def close(self) -> None:
         """Nothing to end."""
 
-    def _generate(self, asks: list[Ask], clock: Callable[[], float]) -> list[Trace]:
+    def _generate(self, asks: Sequence[Ask], clock: Callable[[], float]) -> list[Trace]:
         begun = clock()
         longest = max(len(ask.prompt) for ask in asks)
         steps: list[float] = []
@@ -121,7 +121,7 @@ def main() -> None:
         seconds = time.perf_counter() - began
         return Run(seconds, {"transformers": time.process_time() - cpu}, traces)
 
-    serve(answer)
+    serve(answer, Load)
     peer.close()
 
 

@@ -1,23 +1,25 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.arrivals import Arrivals
+from bench.engine_load import EngineAsk, EngineLoad
 from bench.load import Ask, Feed, Load
+from sluice.ring.errors import FinishReason
+from sluice.ring.wire import End, Times, TokenRow
 
 
-def load_of(count: int, width: int, static: bool) -> Load:
-    return Load([Ask([1], 1)] * count, width, static=static)
+def load_of(count: int, width: int) -> Load:
+    return Load([Ask([1], 1)] * count, width)
 
 
-@given(st.integers(0, 40), st.integers(1, 9), st.booleans(), st.randoms())
-def test_feed_hands_out_each_request_once_in_order_and_never_more_than_width(count, width, static, random):
-    feed, given_, live = Feed(load_of(count, width, static)), [], 0
+@given(st.integers(0, 40), st.integers(1, 9), st.randoms())
+def test_feed_hands_out_each_request_once_in_order_and_never_more_than_width(count, width, random):
+    feed, given_, live = Feed(load_of(count, width)), [], 0
     while True:
         due = list(feed.due())
         given_ += due
         live += len(due)
-        assert live <= width
-        if not static:
-            assert live == min(width, count - len(given_) + live)
+        assert live == min(width, count - len(given_) + live)
         if not live:
             break
         out = random.randint(1, live)
@@ -26,17 +28,32 @@ def test_feed_hands_out_each_request_once_in_order_and_never_more_than_width(cou
     assert given_ == list(range(count))
 
 
-def test_static_groups_wait_for_their_slowest():
-    feed = Feed(load_of(5, 2, static=True))
-    assert list(feed.due()) == [0, 1]
-    feed.ended()
-    assert list(feed.due()) == []
-    feed.ended()
-    assert list(feed.due()) == [2, 3]
+def row(i: int, offset: int, last: bool = False) -> tuple[int, TokenRow]:
+    end = End(FinishReason.LENGTH, Times(0.0, 0.0, 0.0)) if last else None
+    return i, TokenRow(i, 0, 0, offset, [7], [], end)
 
 
-def test_in_flight_the_next_goes_in_as_soon_as_one_is_out():
-    feed = Feed(load_of(5, 2, static=False))
-    assert list(feed.due()) == [0, 1]
-    feed.ended()
-    assert list(feed.due()) == [2]
+def test_late_requests_come_at_their_time_after_the_first_tokens_of_those_from_the_start():
+    arrivals = Arrivals(EngineLoad([EngineAsk([1], 2), EngineAsk([2], 2), EngineAsk([3], 1, 0.5)], width=2))
+    assert list(arrivals.due(0.0)) == [(0, 0.0), (1, 0.0)]
+    arrivals.heard(1.0, [row(0, 0)])
+    assert list(arrivals.due(9.0)) == []
+    arrivals.heard(2.0, [row(0, 1, last=True), row(1, 0)])
+    assert list(arrivals.due(2.4)) == []
+    assert not arrivals.over
+    assert list(arrivals.due(2.9)) == [(2, 2.5)]
+    arrivals.heard(3.0, [row(1, 1, last=True)])
+    assert not arrivals.over
+    arrivals.heard(4.0, [row(2, 0, last=True)])
+    assert list(arrivals.due(4.0)) == []
+    assert arrivals.over
+
+
+def test_without_late_requests_the_load_is_over_when_the_last_one_has_ended():
+    arrivals = Arrivals(EngineLoad([EngineAsk([1], 1), EngineAsk([2], 1)], width=1))
+    for i in range(2):
+        assert list(arrivals.due(float(i))) == [(i, float(i))]
+        assert not arrivals.over
+        arrivals.heard(float(i), [row(i, 0, last=True)])
+    assert list(arrivals.due(2.0)) == []
+    assert arrivals.over

@@ -1,32 +1,73 @@
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.catalog import PARTS, load
 
 ROOT = Path(__file__).parents[2]
+SERVED = ("ring", "prefix", "peers")
+ALONE = ("policies", "chunked", "scheduler", "retention", "host")
+
+pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.timeout(300)
-def test_the_quick_bench_measures_every_part_and_writes_everything(tmp_path):
-    command = [sys.executable, "-m", "bench", "--quick", "--threads", "1", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench", *parts, "--quick", "--threads", "1", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
-    measured = load(tmp_path)
-    assert list(measured) == list(PARTS)
-    for part in PARTS:
-        assert (tmp_path / f"{part}.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "README.md").is_file()
+    for part in parts:
+        assert (out / f"{part}.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "README.md").is_file()
+    measured = load(out)
+    assert set(measured) == set(parts)
+    return {part: found.result for part, found in measured.items()}
 
-    (points,) = measured["ring"].result.models
+
+def test_every_part_has_its_quick_bench():
+    assert set(PARTS) == {*SERVED, *ALONE}
+
+
+def test_quick_through_the_ring_and_beside_transformers(tmp_path):
+    found = bench(SERVED, tmp_path)
+    (points,) = found["ring"].models
     for point in points.points:
         assert point.alone.tokens_per_second > 0
         assert point.ring.cpu_per_token.keys() == {"router", "engine", "detok", "client"}
         assert point.ring.tokens_per_delta >= 1
-    batching = measured["batching"].result
-    assert len(batching.static_lives) == len(batching.in_flight_lives) == batching.requests
-    assert all(0 < point.cached_tokens < point.prompt_tokens for point in measured["prefix"].result.points)
-    for table in measured["peers"].result.tables:
+    assert all(0 < point.cached_tokens < point.prompt_tokens for point in found["prefix"].points)
+    for table in found["peers"].tables:
         assert [entry.same for entry in table.entries] == [table.work.requests] * len(table.entries)
+
+
+def test_quick_of_the_engine_alone(tmp_path):
+    found = bench(ALONE, tmp_path)
+    (outcome,) = found["policies"].outcomes
+    assert all(len(entry.lives) == found["policies"].requests for entry in outcome.entries)
+    assert outcome.of("max_utilization").steps < outcome.of("static_batch").steps
+    for entry in found["chunked"].entries:
+        assert len(entry.episode.streams) == found["chunked"].streams
+        assert all(arrival.came < arrival.first_token for arrival in entry.episode.newcomers)
+    assert all(0 < point.costs.schedule < point.costs.whole for point in found["scheduler"].points)
+    (point,) = found["retention"].points
+    assert (point.plain.before, point.kept.before, point.kept.after) == (0.0, 1.0, 0.0)
+    (point,) = found["host"].points
+    assert point.same == point.outputs
+    assert point.saved >= 0.8
+
+
+def test_what_other_parts_found_is_written_down_when_one_fails(tmp_path):
+    code = (
+        "import bench.__main__ as main\n"
+        "def broken(*_): raise RuntimeError('no luck')\n"
+        "main.PARTS = {**main.PARTS, 'host': main.PARTS['host']._replace(measure=broken)}\n"
+        f"main.main(['host', 'scheduler', '--quick', '--out', {str(tmp_path)!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 1
+    assert "no luck" in done.stdout
+    assert set(load(tmp_path)) == {"scheduler"}
+    assert "scheduler.png" in (tmp_path / "README.md").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """Results of the bench as they could have been measured."""
 
-from bench.parts import batching, peers, prefix, ring
+from bench.parts import chunked, host, peers, policies, prefix, retention, ring, scheduler
 from bench.stats import Figures
 from bench.systems import engine_alone, through_ring
 
@@ -18,9 +18,50 @@ def ring_result() -> ring.Result:
     return ring.Result([ring.Points("tiny model", points), ring.Points("large model", points)])
 
 
-def batching_result() -> batching.Result:
-    lives = [batching.Life(at, at + 0.1, at + 1 + i) for at in (0.0, 2.0) for i in (0, 1)]
-    return batching.Result(4, 2, 8, 256, figures(800), figures(400), 2.0, lives, lives)
+def policies_result() -> policies.Result:
+    lives = [policies.Life(at + 0.1, at + 1 + i) for at in (0.0, 2.0) for i in (0, 1)]
+    steps = {"max_utilization": 50, "guaranteed_no_evict": 50, "static_batch": 100}
+    entries = [
+        policies.Entry(policy, figures(40000 / count), 100 / count, count, 7.0, lives)
+        for policy, count in steps.items()
+    ]
+    outcomes = [policies.Outcome(policies.Mix(f"{size} at a time", size == 2, size), 400, entries) for size in (2, 3)]
+    return policies.Result(4, 32, 8, 256, outcomes)
+
+
+def chunked_result() -> chunked.Result:
+    def entry(mode: str, slower: float) -> chunked.Entry:
+        streams = [[0.01 * i + 0.003 * stream for i in range(-5, 40)] for stream in range(3)]
+        newcomers = [chunked.Arrival(0.05 * i, 0.05 * i + 0.04 * slower) for i in range(4)]
+        episode = chunked.Episode(streams, chunked.Arrival(0.0, 0.35), newcomers)
+        return chunked.Entry(mode, 20.0 * slower, 40.0 * slower, 8.0, 60.0 * slower, 350.0, 32, episode)
+
+    return chunked.Result(3, 2000, 16, 256, [entry(mode, i) for mode, i in zip(chunked.MODES, (8, 7, 1), strict=True)])
+
+
+def scheduler_result() -> scheduler.Result:
+    points = [
+        scheduler.Point(policy, running, waiting, scheduler.Costs(running + 10.0, running + 20.0, 3.0 * running, 999.0))
+        for policy in policies.POLICIES
+        for waiting in (0, 1000)
+        for running in (1, 64, 256)
+    ]
+    return scheduler.Result(100, 3, points)
+
+
+def retention_result() -> retention.Result:
+    plain, kept = retention.Hits(0.0, 0.0, 50.0, 51.0), retention.Hits(1.0, 0.0, 8.0, 52.0)
+    points = [retention.Point(flood, plain, kept) for flood in (0.5, 2.0)]
+    return retention.Result(4096, 512, 3, 3600.0, 1, points)
+
+
+def host_result() -> host.Result:
+    def revisits(recomputed: int, time: float) -> host.Revisits:
+        return host.Revisits(12000, recomputed, time, 2 * time, [time * i / 10 for i in range(5, 21)])
+
+    points = [host.Point(0.5, 4, revisits(600, 5.0), revisits(600, 5.0), 12, 12, 0.0)]
+    points.append(host.Point(3.0, 24, revisits(12000, 50.0), revisits(600, 6.0), 72, 72, 0.95))
+    return host.Result(4096, 10240, 500, 2, 3, points)
 
 
 def prefix_result() -> prefix.Result:
@@ -35,4 +76,13 @@ def peers_result() -> peers.Result:
     return peers.Result([peers.Table(work, entries)])
 
 
-RESULTS = {"ring": ring_result, "batching": batching_result, "prefix": prefix_result, "peers": peers_result}
+RESULTS = {
+    "ring": ring_result,
+    "policies": policies_result,
+    "chunked": chunked_result,
+    "scheduler": scheduler_result,
+    "prefix": prefix_result,
+    "retention": retention_result,
+    "host": host_result,
+    "peers": peers_result,
+}

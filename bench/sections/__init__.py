@@ -1,0 +1,21 @@
+"""Results into words and tables, the same for the page and the terminal. One file per part."""
+
+from bench.sections.chunked import of_chunked
+from bench.sections.host import of_host
+from bench.sections.peers import of_peers
+from bench.sections.policies import of_policies
+from bench.sections.prefix import of_prefix
+from bench.sections.retention import of_retention
+from bench.sections.ring import of_ring
+from bench.sections.scheduler import of_scheduler
+
+__all__ = [
+    "of_chunked",
+    "of_host",
+    "of_peers",
+    "of_policies",
+    "of_prefix",
+    "of_retention",
+    "of_ring",
+    "of_scheduler",
+]
