@@ -36,6 +36,7 @@ class Admission:
         self.live = 0
         self.waiting = 0
         self.waiting_tokens = 0
+        self.refused = 0
         self._capacity = capacity
         self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
@@ -87,6 +88,7 @@ class Admission:
         tokens = self.waiting_tokens + prompt_tokens
         # An empty queue takes a prompt of any length: else a long one could never wait.
         if self.waiting >= self._max_waiting or (self.waiting and tokens > self._max_waiting_tokens):
+            self.refused += 1
             raise RequestError(
                 ErrorCode.OVERLOADED,
                 f"{self.live} requests are live and {self.waiting} with {self.waiting_tokens} prompt tokens wait; "

@@ -10,6 +10,7 @@ from router.members import Members
 from router.peers import DetokenizerPeer, EnginePeer
 from router.placement import Choice, Placement
 from router.requests import Live, Requests, Route
+from router.tally import Tally
 from router.validate.context import fit
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.params import StopParams
@@ -29,6 +30,7 @@ class Dispatcher:
         address: str,
         context_tokens: int,
         peer_wait: float,
+        tally: Tally,
     ) -> None:
         self.late_rows = 0
         """Rows of requests that are not on the ring (any more)."""
@@ -38,6 +40,7 @@ class Dispatcher:
         self._address = address
         self._model_context_tokens = context_tokens
         self._peer_wait = peer_wait
+        self._tally = tally
         self._cancels = Cancels()
 
     @property
@@ -178,6 +181,8 @@ class Dispatcher:
         return live if live is not None and live.attempt == attempt else None
 
     def _take_row(self, live: Live, row: TextRow) -> None:
+        if row.tokens:
+            self._tally.heard(live, row.sequence, len(row.tokens))
         if row.tokens and not live.begun and live.route is not None:
             live.begun = True
             self._placement.begun(live.route.choice)

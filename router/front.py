@@ -13,6 +13,7 @@ from router.dispatch import Dispatcher
 from router.errors import RequestError
 from router.model import Model
 from router.requests import Live, Requests
+from router.tally import Tally
 from router.text import Text
 from router.validate.context import fit
 from router.validate.spec import parse
@@ -32,6 +33,7 @@ class Front:
         requests: Requests,
         admission: Admission,
         dispatcher: Dispatcher,
+        tally: Tally,
         logger: structlog.stdlib.BoundLogger,
     ) -> None:
         self._model = model
@@ -40,6 +42,7 @@ class Front:
         self._requests = requests
         self._admission = admission
         self._dispatcher = dispatcher
+        self._tally = tally
         self._logger = logger
 
     @asynccontextmanager
@@ -55,21 +58,24 @@ class Front:
             live = self._requests.enter(spec)
         except RequestError as error:
             self._logger.info("request", request_id=request_id, outcome=error.code.name, stream=streaming)
+            self._tally.refused(error.code.name, error.code.status)
             raise
-        outcome = "CANCELLED"
+        outcome = status = "CANCELLED"
         try:
             await self._bring_to_ring(live)
             yield live
-            outcome = ",".join(sorted({log.end.reason.name for log in live.log.sequences if log.end}))
+            reasons, status = sorted({log.end.reason.name for log in live.log.sequences if log.end}), "OK"
+            outcome = ",".join(reasons)
         except RequestError as error:
-            outcome = error.code.name
+            outcome, status = error.code.name, error.code.status
             raise
         except Exception:
-            outcome = "INTERNAL"
+            outcome = status = "INTERNAL"
             raise
         finally:
             self._leave(live)
             self._report(live, outcome)
+            self._tally.ended(live, "MIXED" if "," in outcome else outcome, status)
 
     async def abort(self, request_id: str) -> bool:
         """Stop a live request; False where there is none."""

@@ -39,6 +39,11 @@ class RouterInbox:
         """Frames that were dropped."""
         return self._inbox.malformed
 
+    @property
+    def gaps(self) -> int:
+        """How often frames of a lane never came."""
+        return self._inbox.gaps
+
     def start(self) -> None:
         """Begin to read, on the running loop."""
         self._loop = asyncio.get_running_loop()

@@ -22,7 +22,7 @@ class Appended(Enum):
 class SequenceLog:
     """One sequence: what has arrived, and of that what the reader has not taken yet."""
 
-    __slots__ = ("cumulative", "end", "index", "listed", "logprobs", "received", "taken", "text", "tokens")
+    __slots__ = ("cumulative", "end", "heard_at", "index", "listed", "logprobs", "received", "taken", "text", "tokens")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -35,6 +35,8 @@ class SequenceLog:
         self.logprobs: list[TokenLogprob] = []
         self.cumulative = 0.0
         self.end: End | None = None
+        self.heard_at: float | None = None
+        """When its latest tokens came, on the monotonic clock."""
         self.listed = False
 
 

@@ -77,6 +77,11 @@ class Peers(Generic[B]):
         self._replaced: dict[str, int] = {}
 
     @property
+    def all(self) -> list[Peer[B]]:
+        """Those never heard included."""
+        return list(self._peers.values())
+
+    @property
     def heard(self) -> list[Peer[B]]:
         """Those that are alive, draining or not."""
         return [peer for peer in self._peers.values() if peer.alive]

@@ -1,11 +1,14 @@
 """The router's parts, put together: what starts, in which order, and how it stops."""
 
 import asyncio
+from collections.abc import Iterator
 
 import structlog
 import zmq
 from grpc import aio
+from prometheus_client.metrics_core import Metric
 
+from router import metrics
 from router.admin import AdminService
 from router.admission import Admission
 from router.config import RouterSettings
@@ -26,10 +29,12 @@ from router.reflection import reflection_handlers
 from router.requests import Requests
 from router.rpc import handler
 from router.steps import Steps
+from router.tally import Tally
 from router.text import Text
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.lanes import Gap
 from sluice.ring.wire import DetokenizerBeat, EngineBeat, Hello, TextBatch, ToRouter
+from sluice.telemetry.metrics import MetricsServer, registry_of
 from sluice.v1 import admin_pb2, generation_pb2
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
@@ -71,6 +76,7 @@ class Router:
         )
         self._requests = Requests(settings.max_open)
         self._admission = Admission(settings.max_live, settings.max_waiting, settings.max_waiting_tokens)
+        self._tally = Tally()
         self._dispatcher = Dispatcher(
             self._requests,
             self._members,
@@ -78,6 +84,7 @@ class Router:
             self.address,
             self._model.max_context_tokens,
             settings.peer_wait,
+            self._tally,
         )
         self._steps = Steps()
         self._drain = Drain(self._requests, self._dispatcher, self._changed)
@@ -85,12 +92,16 @@ class Router:
         self._health = HealthService(self._names)
         self._gap = False
         self._catching_up: asyncio.Handle | None = None
+        self._metrics: MetricsServer | None = None
         self._server = self._make_server()
         self.heartbeat: asyncio.Task[None]
         """From `start` on. It ends only by a fault."""
 
     async def start(self) -> None:
         """Listen, and begin to greet peers."""
+        if self.settings.metrics_port:
+            registry = registry_of(self._read_metrics)
+            self._metrics = MetricsServer(registry, self.settings.metrics_host, self.settings.metrics_port)
         host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
         self.port = self._server.add_insecure_port(f"{host}:{self.settings.port}")
         if self.port == 0:
@@ -120,6 +131,8 @@ class Router:
         self._members.close()
         self._context.term()
         self._text.close()
+        if self._metrics is not None:
+            self._metrics.close()
         self._logger.info(
             "stopped",
             aborted=aborted,
@@ -127,6 +140,12 @@ class Router:
             late_rows=self._dispatcher.late_rows,
             unknown_beats=self._members.engines.unknown + self._members.detokenizers.unknown,
         )
+
+    def _read_metrics(self) -> Iterator[Metric]:
+        yield from metrics.requests(self._tally, self._requests)
+        yield from metrics.admission(self._admission)
+        yield from metrics.ring(self._members, self._inbox, self._dispatcher)
+        yield from metrics.steps(self._steps)
 
     def _make_server(self) -> aio.Server:
         most = self.settings.max_message_bytes
@@ -142,7 +161,14 @@ class Router:
             ]
         )
         front = Front(
-            self._model, self._limits, self._text, self._requests, self._admission, self._dispatcher, self._logger
+            self._model,
+            self._limits,
+            self._text,
+            self._requests,
+            self._admission,
+            self._dispatcher,
+            self._tally,
+            self._logger,
         )
         generation = GenerationService(front, self._text, self._model, self._limits, self._logger)
         flush = CacheFlush(self._members, self._placement)

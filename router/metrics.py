@@ -1,0 +1,65 @@
+"""What a router shows to Prometheus; docs/metrics.md lists it. Called from the thread of a scrape."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.metrics_core import Metric
+
+from router.admission import Admission
+from router.dispatch import Dispatcher
+from router.inbox import RouterInbox
+from router.members import Members
+from router.peers import Peers
+from router.requests import Requests
+from router.steps import Steps
+from router.tally import Tally
+from sluice.telemetry.metrics import counter, gauge, histogram
+
+P = "sluice_router_"
+
+
+def requests(tally: Tally, live: Requests) -> Iterator[Metric]:
+    """Requests, tokens, times."""
+    text = "Requests that ended, by finish reason or error code (MIXED: outputs differ), and gRPC status."
+    yield counter(P + "requests", text, tally.requests, ("outcome", "status"))
+    yield gauge(P + "requests_open", "Requests whose answer has not ended.", len(live.open))
+    yield gauge(P + "requests_on_ring", "Requests submitted to an engine whose end has not come.", len(live.on_ring))
+    yield gauge(P + "draining", "1 if no new requests are taken.", float(live.closed))
+    yield counter(P + "prompt_tokens", "Prompt tokens of ended requests.", tally.prompt_tokens)
+    yield counter(P + "cached_tokens", "Of those, served from a prefix cache.", tally.cached_tokens)
+    yield counter(P + "completion_tokens", "Tokens generated for ended requests.", tally.completion_tokens)
+    yield histogram(P + "request_seconds", "From arrival to the end of the answer.", tally.request_seconds)
+    yield histogram(P + "queue_seconds", "From arrival to the submit to an engine.", tally.queue_seconds)
+    text = "From arrival to the first token from the ring."
+    yield histogram(P + "first_token_seconds", text, tally.first_token_seconds)
+    text = "Between two tokens of a sequence from the ring; those that come together share the time."
+    yield histogram(P + "inter_token_seconds", text, tally.inter_token_seconds)
+
+
+def admission(found: Admission) -> Iterator[Metric]:
+    """The queue in front of the ring."""
+    yield gauge(P + "permits", "Requests admitted to the ring.", found.live)
+    yield gauge(P + "permits_limit", "Requests that may be.", found.capacity)
+    yield gauge(P + "queue_requests", "Requests that wait for admission.", found.waiting)
+    yield gauge(P + "queue_tokens", "Their prompt tokens.", found.waiting_tokens)
+    yield counter(P + "admission_refusals", "Requests refused because that queue was full.", found.refused)
+
+
+def ring(members: Members, inbox: RouterInbox, dispatcher: Dispatcher) -> Iterator[Metric]:
+    """Peers and lanes."""
+    kinds: dict[str, Peers[Any]] = {"engine": members.engines, "detokenizer": members.detokenizers}
+    alive = {kind: sum(peer.alive for peer in peers.all) for kind, peers in kinds.items()}
+    usable = {kind: sum(peer.usable for peer in peers.all) for kind, peers in kinds.items()}
+    yield gauge(P + "peers_alive", "Engines and detokenizers that are heard.", alive, ("kind",))
+    yield gauge(P + "peers_usable", "Of those, that take new work.", usable, ("kind",))
+    unknown = {kind: peers.unknown for kind, peers in kinds.items()}
+    yield counter(P + "beats_unknown", "Beats of peers that are not configured.", unknown, ("kind",))
+    yield counter(P + "frames_malformed", "Frames dropped because they were none.", inbox.malformed)
+    yield counter(P + "frame_gaps", "Times that frames of a lane never came.", inbox.gaps)
+    yield counter(P + "rows_late", "Rows of requests that are not on the ring any more.", dispatcher.late_rows)
+
+
+def steps(found: Steps) -> Iterator[Metric]:
+    """StreamSteps."""
+    yield gauge(P + "steps_listeners", "Calls of StreamSteps.", found.listeners)
+    yield counter(P + "steps_lost", "Steps and requests that a slow listener missed.", found.lost)

@@ -1,0 +1,51 @@
+"""What a router counts of its requests."""
+
+import time
+from collections import Counter
+
+from router.requests import Live
+from sluice.telemetry.histogram import Histogram
+
+SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
+TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Tally:
+    """Since the start; the event loop counts, another thread may read."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """Ended ones, by outcome and gRPC status."""
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.completion_tokens = 0
+        self.request_seconds = Histogram(SECONDS)
+        self.queue_seconds = Histogram(SECONDS)
+        """Until the submit, of those that came so far."""
+        self.first_token_seconds = Histogram(SECONDS)
+        """From the arrival of a request to that of its first token from the ring."""
+        self.inter_token_seconds = Histogram(TOKEN_SECONDS)
+        """Between the tokens of a sequence as they come from the ring; those that come together share the time."""
+
+    def heard(self, live: Live, sequence: int, count: int) -> None:
+        """So many tokens of a sequence came from the ring."""
+        now, log = time.monotonic(), live.log.sequences[sequence]
+        if log.heard_at is not None:
+            self.inter_token_seconds.observe((now - log.heard_at) / count, count)
+        elif all(other.heard_at is None for other in live.log.sequences):
+            self.first_token_seconds.observe(now - live.arrived)
+        log.heard_at = now
+
+    def refused(self, outcome: str, status: str) -> None:
+        """A request was not taken in."""
+        self.requests[outcome, status] += 1
+
+    def ended(self, live: Live, outcome: str, status: str) -> None:
+        """The answer to a request has ended."""
+        self.requests[outcome, status] += 1
+        self.request_seconds.observe(time.monotonic() - live.arrived)
+        if live.submitted is not None:
+            self.queue_seconds.observe(live.submitted - live.arrived)
+        self.prompt_tokens += len(live.prompt)
+        self.cached_tokens += live.log.started.cached_tokens if live.log.started else 0
+        self.completion_tokens += sum(log.received for log in live.log.sequences)

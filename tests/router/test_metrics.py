@@ -1,0 +1,85 @@
+"""What a router shows to Prometheus, after requests that are known."""
+
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.admission import Admission
+from router.errors import RequestError
+from router.service import Router
+from sluice.telemetry.metrics import MetricsServer, registry_of
+from tests.fakes.ring_peers import hang
+from tests.router.conftest import refused, text_spec
+
+TOKENS = 24
+"""Of the fake engine's answers."""
+
+
+class Scrape:
+    """The samples of one look."""
+
+    def __init__(self, text: str) -> None:
+        self.samples = {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return self.samples[f"sluice_router_{name}", tuple(sorted(labels.items()))]
+
+
+def scrape(router: Router) -> Scrape:
+    server = MetricsServer(registry_of(router._read_metrics), "127.0.0.1", 0)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
+            return Scrape(answer.read().decode())
+    finally:
+        server.close()
+
+
+async def test_requests_and_tokens_by_outcome(client, ring):
+    before = scrape(client.router)
+    assert before("requests_open") == before("queue_seconds_count") == 0
+    assert before("peers_usable", kind="engine") == before("peers_usable", kind="detokenizer") == 1
+    await client.events(text_spec(request_id="a"))
+    await client.generate(text_spec(n=2))
+    await refused(client.generate(text_spec(n=1000)))
+    await client.until(lambda: not client.router._requests.open)
+    found = scrape(client.router)
+    assert found("requests_total", outcome="LENGTH", status="OK") == 2
+    assert found("requests_total", outcome="INVALID_ARGUMENT", status="INVALID_ARGUMENT") == 1
+    assert found("completion_tokens_total") == 3 * TOKENS
+    prompts = sum(len(call.submit.prompt) for call in ring.calls)
+    assert found("prompt_tokens_total") == prompts
+    assert found("cached_tokens_total") == sum(len(call.submit.prompt) // 2 for call in ring.calls)
+    assert found("first_token_seconds_count") == found("request_seconds_count") == found("queue_seconds_count") == 2
+    # The first token of each of the three sequences follows none.
+    assert found("inter_token_seconds_count") == 3 * (TOKENS - 1)
+    assert found("inter_token_seconds_bucket", le="+Inf") == found("inter_token_seconds_count")
+    assert found("requests_on_ring") == found("permits") == 0
+
+
+async def test_lost_steps_and_listeners_are_seen(client, ring):
+    assert scrape(client.router)("steps_listeners") == 0
+    with client.router._steps.listen():
+        assert scrape(client.router)("steps_listeners") == 1
+    assert scrape(client.router)("steps_lost_total") == 0
+
+
+async def test_refusals_at_the_door_are_counted():
+    admission = Admission(capacity=0, max_waiting=0, max_waiting_tokens=0)
+    for _ in range(2):
+        with pytest.raises(RequestError):
+            await admission.acquire(2, 1)
+    assert admission.refused == 2
+
+
+async def test_a_cancelled_call_has_its_own_outcome(client, ring):
+    ring.script = hang
+    call = client.stream(text_spec())
+    await client.until(lambda: len(ring.calls) == 1)
+    call.cancel()
+    await client.until(lambda: not client.router._requests.open)
+    assert scrape(client.router)("requests_total", outcome="CANCELLED", status="CANCELLED") == 1

@@ -1,0 +1,67 @@
+"""Counts made visible: families from numbers, distributions, and a server for them."""
+
+import socket
+import urllib.request
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from sluice.telemetry.histogram import Histogram
+from sluice.telemetry.metrics import MetricsServer, counter, gauge, histogram, registry_of
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 5))))
+def test_a_histogram_counts_each_value_in_the_first_bucket_that_holds_it(values):
+    found = Histogram((1, 2, 5))
+    for value, times in values:
+        found.observe(value, times)
+    for i, bound in enumerate((1, 2, 5)):
+        assert sum(found.counts[: i + 1]) == sum(times for value, times in values if value <= bound)
+    assert sum(found.counts) == sum(times for _, times in values)
+    assert found.total == pytest.approx(sum(value * times for value, times in values))
+
+
+def test_what_is_served_can_be_read_back_and_follows_the_counts():
+    events, sizes = Counter({"a": 1}), Histogram((0.5, 1))
+
+    def read():
+        yield counter("x_events", "Events.", events, ("kind",))
+        yield gauge("x_pairs", "Pairs.", {("a", "b"): 7}, ("one", "other"))
+        yield gauge("x_level", "Level.", 2.5)
+        yield histogram("x_seconds", "Seconds.", sizes)
+
+    server = MetricsServer(registry_of(read), "127.0.0.1", 0)
+    try:
+        assert scrape(server.port)["x_events_total", "a"] == 1
+        events["a"] += 2
+        events["b"] += 1
+        sizes.observe(0.75, 3)
+        found = scrape(server.port)
+    finally:
+        server.close()
+    assert (found["x_events_total", "a"], found["x_events_total", "b"]) == (3, 1)
+    assert (found["x_pairs", "a", "b"], found["x_level",]) == (7, 2.5)
+    assert [found["x_seconds_bucket", le] for le in ("0.5", "1", "+Inf")] == [0, 3, 3]
+    assert (found["x_seconds_count",], found["x_seconds_sum",]) == (3, 2.25)
+    assert "process_cpu_seconds_total" in {name for name, *_ in found}
+
+
+def test_a_port_that_is_taken_is_told():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(OSError, match=r"cannot serve metrics on 127\.0\.0\.1 port"),
+    ):
+        MetricsServer(registry_of(lambda: ()), "127.0.0.1", taken.getsockname()[1])
+
+
+def scrape(port: int) -> dict[tuple[str, ...], float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
