@@ -7,7 +7,8 @@ from typing import Any
 from structlog.stdlib import BoundLogger
 
 from engine_worker.scheduling.capacity import CapacityScheduler
-from engine_worker.scheduling.checked import CheckedCapacity, CheckedMicroBatch, CheckedScheduler, Complaints
+from engine_worker.scheduling.checked import CheckedCapacity, CheckedMicroBatch, CheckedScheduler
+from engine_worker.scheduling.complaints import Complaints
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.guaranteed_no_evict import GuaranteedNoEvict
 from engine_worker.scheduling.load import find_class, make
@@ -55,7 +56,7 @@ def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: Bound
         for setting, found in names.find().items()
     }
     if "scheduler" in made:
-        return CheckedScheduler(*made["scheduler"], context, log)
+        return CheckedScheduler(*made["scheduler"], context)
     if "capacity_scheduler_policy" in made:
         capacity: CapacityScheduler = CheckedCapacity(*made["capacity_scheduler_policy"], context)
     else:
@@ -64,4 +65,5 @@ def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: Bound
         micro_batch: MicroBatchScheduler = CheckedMicroBatch(*made["micro_batch_scheduler"], context)
     else:
         micro_batch = InFlightBatching(context)
-    return SimpleScheduler(context, capacity, micro_batch, log)
+    name = f"{names.capacity_scheduler_policy} and {names.micro_batch_scheduler or InFlightBatching.__name__}"
+    return SimpleScheduler(context, capacity, micro_batch, Complaints(name, log))

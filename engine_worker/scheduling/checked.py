@@ -6,37 +6,13 @@ without it.
 
 from collections import Counter, abc
 
-from structlog.stdlib import BoundLogger
-
 from engine_worker.request import Sequence
 from engine_worker.scheduling.capacity import CapacityScheduler
+from engine_worker.scheduling.complaints import Complaints
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroBatchScheduler
 from engine_worker.scheduling.simple import RequestScheduler, Schedule, SimpleScheduler
-
-
-class Complaints:
-    """What a scheduler did wrong, logged when it is the first, second, fourth, eighth … time."""
-
-    def __init__(self, name: str, log: BoundLogger) -> None:
-        self.count = 0
-        self._name = name
-        self._log = log
-
-    def raised(self) -> None:
-        """It raised; called while that is handled."""
-        if self._tells():
-            self._log.exception("scheduler_raised", scheduler=self._name, times=self.count)
-
-    def wrong(self, faults: Counter[str]) -> None:
-        """Its answer had these faults, each so often."""
-        if faults and self._tells():
-            self._log.error("scheduler_wrong", scheduler=self._name, times=self.count, faults=dict(faults))
-
-    def _tells(self) -> bool:
-        self.count += 1
-        return self.count & (self.count - 1) == 0
 
 
 class CheckedCapacity:
@@ -92,12 +68,10 @@ class CheckedMicroBatch:
 class CheckedScheduler(RequestScheduler):
     """A user's scheduler in one piece. Where nobody runs though somebody could, the step is planned without it."""
 
-    def __init__(
-        self, scheduler: RequestScheduler, complaints: Complaints, context: SchedulerContext, log: BoundLogger
-    ) -> None:
+    def __init__(self, scheduler: RequestScheduler, complaints: Complaints, context: SchedulerContext) -> None:
         super().__init__(context)
         self._scheduler = scheduler
-        self._sound = SimpleScheduler(context, MaxUtilization(context), InFlightBatching(context), log)
+        self._sound = SimpleScheduler(context, MaxUtilization(context), InFlightBatching(context), complaints)
         self._complaints = complaints
 
     def schedule(self, active: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int] = frozenset()) -> Schedule:
@@ -110,7 +84,7 @@ class CheckedScheduler(RequestScheduler):
             return self._sound.schedule(active, inflight_request_ids)
         if schedule.context or schedule.generation or not active or inflight_request_ids:
             return schedule
-        self._complaints.wrong(Counter({"nobody is scheduled": 1}))
+        self._complaints.nobody(len(active), len(self.context.cache.holders))
         return self._sound.schedule(active, inflight_request_ids)
 
     def _checked(

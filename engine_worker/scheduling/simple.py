@@ -4,10 +4,9 @@ from abc import ABC, abstractmethod
 from collections import abc
 from typing import NamedTuple
 
-from structlog.stdlib import BoundLogger
-
 from engine_worker.request import Sequence, State
 from engine_worker.scheduling.capacity import CapacityScheduler
+from engine_worker.scheduling.complaints import Complaints
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroBatchScheduler
@@ -42,8 +41,8 @@ class RequestScheduler(ABC):
         Of what a newcomer has pending, only what the cache does not hold is left after this.
         """
         running, awaiting, ended = State.RUNNING, State.AWAITING, State.ENDED
-        sequences = [s for s in sequences if s.state is not ended and s.state is not awaiting]
-        held = self.context.cache.allocate(sequences)
+        living = [s for s in dict.fromkeys(sequences) if s.state is not ended and s.state is not awaiting]
+        held = self.context.cache.allocate(living)
         for sequence in held:
             sequence.state = running
         return held
@@ -69,13 +68,13 @@ class SimpleScheduler(RequestScheduler):
         context: SchedulerContext,
         capacity: CapacityScheduler,
         micro_batch: MicroBatchScheduler,
-        log: BoundLogger,
+        complaints: Complaints,
     ) -> None:
         super().__init__(context)
         self._capacity = capacity
         self._micro_batch = micro_batch
         self._sound = (MaxUtilization(context), InFlightBatching(context))
-        self._log = log
+        self._complaints = complaints
 
     @property
     def static_batch(self) -> tuple[int, int]:
@@ -90,7 +89,7 @@ class SimpleScheduler(RequestScheduler):
         schedule = self._ask(self._capacity, self._micro_batch, active, inflight_request_ids)
         if schedule.context or schedule.generation or not active or inflight_request_ids:
             return schedule
-        self._log.error("nobody_scheduled", active=len(active), holders=len(self.context.cache.holders))
+        self._complaints.nobody(len(active), len(self.context.cache.holders))
         return self._ask(*self._sound, active, inflight_request_ids)
 
     def _ask(

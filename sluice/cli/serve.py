@@ -38,6 +38,18 @@ def serve(
     max_tokens_per_step: Annotated[
         int | None, typer.Option(min=1, help="Tokens computed per step, prompts' too")
     ] = None,
+    capacity_scheduler_policy: Annotated[
+        str | None, typer.Option(help="max_utilization, guaranteed_no_evict, static_batch or your own module:Class")
+    ] = None,
+    context_chunking_policy: Annotated[
+        str | None, typer.Option(help="first_come_first_served or equal_progress")
+    ] = None,
+    micro_batch_scheduler: Annotated[
+        str | None, typer.Option(metavar="MODULE:CLASS", help="Who runs in a step; default: all")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="MODULE:CLASS", help="Your own scheduler in place of both")
+    ] = None,
     attention: Annotated[str | None, typer.Option(help="Attention backend; default: the best for the device")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU where there is one")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the fastest")] = None,
@@ -52,6 +64,10 @@ def serve(
         "kv_cache_tokens": kv_cache_tokens,
         "max_batch_size": max_batch_size,
         "max_tokens_per_step": max_tokens_per_step,
+        "capacity_scheduler_policy": capacity_scheduler_policy,
+        "context_chunking_policy": context_chunking_policy,
+        "micro_batch_scheduler": micro_batch_scheduler,
+        "scheduler": scheduler,
         "attention": attention,
         "device": device,
         "dtype": dtype,

@@ -1,6 +1,7 @@
 """What a step holds: budgets, chunks, order."""
 
 import pytest
+from msgspec.structs import replace
 
 from sluice.ring.stats import StepStats
 from tests.fakes.engine import EngineBench
@@ -63,7 +64,7 @@ def test_the_stats_of_a_step():
     for _ in range(3):
         bench.submit(range(40, 45), max_tokens=3)
     bench.step()
-    assert bench.engine.stats.latest == StepStats(
+    assert replace(bench.engine.stats.latest, time=0.0) == StepStats(
         iteration=2,
         active_requests=5,
         max_requests=5,
@@ -71,7 +72,7 @@ def test_the_stats_of_a_step():
         scheduled_requests=2,
         context_requests=1,
         generation_requests=1,
-        total_context_tokens=7,
+        total_context_tokens=4,
         max_kv_blocks=64,
         free_kv_blocks=64 - 1 - 5 - 2,
         used_kv_blocks=8,

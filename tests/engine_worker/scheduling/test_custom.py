@@ -1,0 +1,130 @@
+"""Users' schedulers in an engine: right ones do what they say, wrong ones stop nothing and harm nothing."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from engine_worker.scheduling.build import SchedulerNames
+from engine_worker.scheduling.load import SchedulerLoadError
+from tests.fakes.engine import EngineBench
+
+FAKES = "tests.fakes.schedulers"
+
+
+def bench_with(capacity: str | None = None, micro: str | None = None, whole: str | None = None, **sizes) -> EngineBench:
+    policy = f"{FAKES}:{capacity}" if capacity else "max_utilization"
+    names = SchedulerNames(policy, micro and f"{FAKES}:{micro}", whole and f"{FAKES}:{whole}")
+    return EngineBench(schedulers=names, **sizes)
+
+
+def serve(bench: EngineBench, count: int = 6, limit: int = 3000, n: int = 1) -> None:
+    """All of these end with their tokens."""
+    requests = [bench.submit(range(i, i + 9), max_tokens=14, seed=i, n=n) for i in range(count)]
+    bench.run(limit)
+    for request in requests:
+        for index in range(n):
+            assert bench.output(request, index) == bench.expected(request, index)
+
+
+def test_one_in_one_piece_decides_everything():
+    bench = bench_with(whole="NewestFirst")
+    first = bench.submit(range(5), max_tokens=4)
+    bench.step()
+    second = bench.submit(range(20, 25), max_tokens=4)
+    bench.run()
+    assert [step.slices[0].tokens[0] for step in bench.runner.steps[:2]] == [0, 20]
+    assert all(len(step.slices) == 1 for step in bench.runner.steps)
+    assert bench.output(first) == bench.expected(first)
+    assert bench.output(second) == bench.expected(second)
+    assert bench.engine.stats.totals().pauses == 1
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"capacity": "Greedy"},
+        {"capacity": "Pausing"},
+        {"capacity": "Raising"},
+        {"capacity": "Idle"},
+        {"capacity": "Mad"},
+        {"micro": "Raising"},
+        {"micro": "Idle"},
+        {"micro": "Mad"},
+        {"capacity": "Mad", "micro": "Mad"},
+        {"whole": "RaisingWhole"},
+        {"whole": "IdleWhole"},
+        {"whole": "MadWhole"},
+        {"whole": "NewestFirst"},
+    ],
+    ids=lambda names: "-".join(names.values()),
+)
+@pytest.mark.parametrize("chunked", [True, False])
+def test_whatever_a_scheduler_does_everybody_ends_with_the_right_tokens(names, n, chunked):
+    serve(bench_with(**names, num_blocks=12, max_batch_size=4, max_tokens_per_step=12, chunked_context=chunked), n=n)
+
+
+@pytest.mark.parametrize(
+    ("names", "event"),
+    [
+        ({"capacity": "Greedy"}, "nobody_scheduled"),
+        ({"capacity": "Raising"}, "scheduler_raised"),
+        ({"micro": "Raising"}, "scheduler_raised"),
+        ({"whole": "RaisingWhole"}, "scheduler_raised"),
+        ({"micro": "Idle"}, "nobody_scheduled"),
+        ({"whole": "IdleWhole"}, "nobody_scheduled"),
+        ({"capacity": "Mad"}, "scheduler_wrong"),
+        ({"whole": "MadWhole"}, "scheduler_wrong"),
+    ],
+)
+def test_it_is_told_and_not_at_every_step(names, event):
+    with capture_logs() as logs:
+        bench = bench_with(**names, num_blocks=12, max_batch_size=4, max_tokens_per_step=12)
+        serve(bench)
+    told = [entry for entry in logs if entry["event"] == event]
+    assert 1 <= len(told) < bench.engine.stats.latest.iteration / 4
+
+
+def test_limits_hold_for_a_scheduler_that_knows_none():
+    bench = bench_with(whole="MadWhole", num_blocks=30, max_batch_size=3, max_tokens_per_step=7)
+    serve(bench)
+    assert all(len(step.slices) <= 3 for step in bench.runner.steps)
+    assert all(sum(len(part.tokens) for part in step.slices) <= 7 for step in bench.runner.steps)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            SchedulerNames("nowhere:Class"),
+            "capacity_scheduler_policy: 'nowhere:Class' cannot be used: ModuleNotFoundError",
+        ),
+        (SchedulerNames("static"), "capacity_scheduler_policy: 'static' cannot be used: it is not of the form"),
+        (SchedulerNames(f"{FAKES}:Gredy"), "capacity_scheduler_policy: .* AttributeError: .*Gredy"),
+        (SchedulerNames(f"{FAKES}:NO_CLASS"), "capacity_scheduler_policy: .*it is no class"),
+        (SchedulerNames(f"{FAKES}:WithoutMethods"), "capacity_scheduler_policy: .* it has no method schedule_request"),
+        (SchedulerNames(f"{FAKES}:CannotBeMade"), "capacity_scheduler_policy: .*making it failed: TypeError.*more"),
+        (
+            SchedulerNames(micro_batch_scheduler=f"{FAKES}:WithoutMethods"),
+            "micro_batch_scheduler: .* no method schedule",
+        ),
+        (SchedulerNames(scheduler=f"{FAKES}:Idle"), "scheduler: .* it is not a subclass of RequestScheduler"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_a_clear_error(names, message):
+    with pytest.raises(SchedulerLoadError, match=message):
+        EngineBench(schedulers=names)
+
+
+def test_a_module_in_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "mine_alone.py").write_text("from tests.fakes.schedulers import NewestFirst\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path.parent)
+    serve(EngineBench(schedulers=SchedulerNames(scheduler="mine_alone:NewestFirst")))
+
+
+def test_a_module_of_ours_is_not_taken_from_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "json")
+    with pytest.raises(SchedulerLoadError, match="AttributeError"):
+        SchedulerNames("json:Nothing").find()

@@ -1,0 +1,128 @@
+"""Schedulers as users might write them, good and bad."""
+
+from random import Random
+
+from engine_worker.scheduling.micro_batch import Chunk
+from engine_worker.scheduling.simple import RequestScheduler, Schedule
+
+
+class Greedy:
+    """Promises memory to everybody."""
+
+    def __init__(self, context):
+        self.context = context
+
+    def schedule_request(self, active):
+        return list(active), []
+
+
+class Pausing(Greedy):
+    """Lets the last in order go on, and pauses the others."""
+
+    def schedule_request(self, active):
+        return active[-1:], active[:-1]
+
+
+class Raising(Greedy):
+    """Is broken, whatever it is asked."""
+
+    def schedule_request(self, active):
+        active.clear()
+        raise RuntimeError("out of ideas")
+
+    def schedule(self, fitting, inflight_request_ids):
+        fitting.clear()
+        raise RuntimeError("out of ideas")
+
+
+class RaisingWhole(RequestScheduler):
+    """Is broken after it has moved blocks."""
+
+    def schedule(self, active, inflight_request_ids=frozenset()):
+        self.hold(active[1:])
+        self.pause(active[:1])
+        raise RuntimeError("out of ideas")
+
+
+class Idle(Greedy):
+    """Never wants anything to run."""
+
+    def schedule_request(self, active):
+        return [], []
+
+    def schedule(self, fitting, inflight_request_ids):
+        return [], []
+
+
+class IdleWhole(RequestScheduler):
+    """The same in one piece."""
+
+    def schedule(self, active, inflight_request_ids=frozenset()):
+        return Schedule([], [])
+
+
+class NewestFirst(RequestScheduler):
+    """In one piece, and right: one sequence at a time, the newest."""
+
+    def schedule(self, active, inflight_request_ids=frozenset()):
+        last = [sequence for sequence in active if sequence.request.spec.request not in inflight_request_ids][-1:]
+        self.pause([sequence for sequence in active if sequence not in last])
+        held = self.hold(last)
+        context = [Chunk(s, min(s.num_pending, self.context.max_tokens_per_step)) for s in held if not s.generating]
+        return Schedule(context, [sequence for sequence in held if sequence.generating])
+
+
+class Mad:
+    """Everything wrong, now and then; `remembered` are sequences of any past."""
+
+    def __init__(self, context):
+        self.random = Random(context.max_batch_size)
+        self.remembered = []
+
+    def _some(self, sequences):
+        self.remembered = [*self.remembered, *sequences][-50:]
+        if self.random.random() < 0.1:
+            raise ValueError("mad")
+        chosen = self.random.choices([*sequences, *self.remembered, None, 7], k=self.random.randrange(12))
+        return chosen if self.random.random() < 0.7 else [*sequences, *chosen]
+
+    def _size(self):
+        return self.random.choice([1, 2, 5, 10_000, 0, -3, None, 1.5, True])
+
+    def schedule_request(self, active):
+        return self._some(active), self._some(active)[:2]
+
+    def schedule(self, fitting, inflight_request_ids):
+        answer = [Chunk(sequence, self._size()) for sequence in self._some(fitting)], self._some(fitting)
+        return self.random.choice([answer, answer, answer, answer, None, (answer[0],), ([3], answer[1]), ([], [[]])])
+
+
+class MadWhole(RequestScheduler):
+    """The same in one piece."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.mad = Mad(context)
+
+    def schedule(self, active, inflight_request_ids=frozenset()):
+        known = [sequence for sequence in self.mad._some(active) if sequence not in (None, 7)]
+        self.pause(known[:1])
+        self.hold(known)
+        return self.mad.schedule(active, inflight_request_ids)
+
+
+class WithoutMethods:
+    """Cannot be asked anything."""
+
+    def __init__(self, context):
+        pass
+
+
+class CannotBeMade(Greedy):
+    """Wants more than it is given."""
+
+    def __init__(self, context, more):
+        super().__init__(context)
+
+
+NO_CLASS = 3
