@@ -8,6 +8,7 @@ from functools import partial
 import structlog
 import zmq
 
+from detok_service import metrics
 from detok_service.config import DetokenizerSettings, read_settings
 from detok_service.service import BEAT_SECONDS, Identity, Service
 from detok_service.tokenizers import TokenizerError, load_decoders
@@ -16,6 +17,7 @@ from sluice.ring.lanes import Inbox, Lane
 from sluice.ring.process import die_with_parent, on_stop_signal
 from sluice.ring.wire import ToDetokenizer
 from sluice.telemetry import configure
+from sluice.telemetry.metrics import MetricsServer, registry_of
 
 BUSY_SECONDS = 0.01
 """Between two looks at full lanes, or at what is left while draining."""
@@ -40,11 +42,17 @@ def main() -> None:
     address = settings.advertise or inbox.address
     identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint)
     service = Service(identity, decoders, partial(open_lane, context), settings.max_streams, log)
+    try:
+        server = serve_metrics(service, inbox, settings)
+    except OSError as error:
+        raise SystemExit(f"python -m detok_service: {error}") from error
     on_stop_signal(service.drain)
     # The tables live as long as the process: the collector need not walk through them again and again.
     gc.freeze()
     log.info("ready", address=address, model=checkpoint.name, decoder=decoders.kind)
     serve(service, inbox, settings, log)
+    if server is not None:
+        server.close()
     inbox.close()
     context.term()
 
@@ -64,6 +72,16 @@ def serve(
             draining = True
     service.close(LINGER_SECONDS)
     log.info("stopped", unknown_rows=service.unknown_rows, gaps=service.gaps, malformed=inbox.malformed)
+
+
+def serve_metrics(
+    service: Service, inbox: "Inbox[ToDetokenizer]", settings: DetokenizerSettings
+) -> MetricsServer | None:
+    """If the settings ask for it. Raises OSError."""
+    if not settings.metrics_port:
+        return None
+    registry = registry_of(partial(metrics.read, service, inbox))
+    return MetricsServer(registry, settings.metrics_host, settings.metrics_port)
 
 
 def open_lane(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> Lane:

@@ -1,7 +1,7 @@
 """The detokenizer: token batches of any engines in, text batches to any routers out. One thread, no sockets."""
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -58,12 +58,18 @@ class Service:
         """`open_lane` raises ValueError for an address that is none."""
         self.draining_since: float | None = None
         """By the service's clock."""
+        self.max_streams = max_streams
+        self.backlog = 0
+        """Messages in the latest call of `handle`."""
+        self.tokens = 0
+        """Received since the start."""
+        self.failed: Counter[str] = Counter()
+        """Streams that this end gave up, by error code."""
         self.unknown_rows = 0
         self.gaps = 0
         self._identity = identity
         self._decoders = decoders
         self._open_lane = open_lane
-        self._max_streams = max_streams
         self._log = log
         self._clock = clock
         self._streams: dict[Key, Stream] = {}
@@ -73,8 +79,7 @@ class Service:
         self._outlets: dict[str, Outlet] = {}
         self._engines: dict[Engine, float] = {}
         """When each was last heard."""
-        self._backlog = 0
-        self._tokens = 0
+        self._beaten_tokens = 0
         self._beat_at = self._beaten_at = clock()
 
     @property
@@ -85,7 +90,8 @@ class Service:
     @property
     def waiting(self) -> int:
         """Rows that full lanes hold up."""
-        return sum(outlet.waiting for outlet in self._outlets.values())
+        # A copy, for a scrape asks from another thread.
+        return sum(outlet.waiting for outlet in list(self._outlets.values()))
 
     @property
     def beat_at(self) -> float:
@@ -95,9 +101,9 @@ class Service:
     def handle(self, messages: Iterable[Hello | TokenBatch | Pulse | Gap]) -> None:
         """Take all messages, then decode: what came for one sequence is joined. Sends what lanes take."""
         now = self._clock()
-        missed = self._backlog = 0
+        missed = self.backlog = 0
         for message in messages:
-            self._backlog += 1
+            self.backlog += 1
             if isinstance(message, Gap):
                 missed = message.missed
                 self.gaps += 1
@@ -162,7 +168,7 @@ class Service:
     def _take(self, batch: TokenBatch, engine: Engine, now: float) -> None:
         for opened in batch.opens:
             self._start(opened, engine, now)
-        self._tokens += len(batch.tokens)
+        self.tokens += len(batch.tokens)
         find, touched = self._streams.get, self._touched
         tokens, logprobs, ends = batch.tokens, batch.logprobs, batch.ends
         none: list[TokenLogprob] = []
@@ -187,14 +193,14 @@ class Service:
             return
         outlet.start(Started(opened.request, opened.attempt, opened.prompt_tokens, opened.cached_tokens))
         stops = StopStrings(opened.text.stop) if opened.text.stop else None
-        full = len(self._streams) + opened.n > self._max_streams
+        full = len(self._streams) + opened.n > self.max_streams
         for sequence in range(opened.n):
             search = StopSearch(stops, opened.text.include_stop) if stops else None
             decoder = self._decoders.new(opened.text.skip_special_tokens)
             stream = Stream(opened, sequence, engine, decoder, search, now)
             self._streams[stream.key] = stream
             if full:
-                self._fail(stream, ErrorCode.OVERLOADED, f"the detokenizer serves {self._max_streams} streams at most")
+                self._fail(stream, ErrorCode.OVERLOADED, f"the detokenizer serves {self.max_streams} streams at most")
 
     def _take_unknown(self, key: Key, engine: Engine, end: End | None, now: float) -> None:
         """Rows that follow our own terminal are expected; any other row means that its Open was lost.
@@ -235,6 +241,7 @@ class Service:
 
     def _fail(self, stream: Stream, code: ErrorCode, message: str) -> None:
         stream.fail(code, message)
+        self.failed[code.name] += 1
         self._outlets[stream.router].add(stream)
         self._close_stream(stream)
 
@@ -249,7 +256,7 @@ class Service:
 
     def _remember(self, key: Key, engine: Engine) -> None:
         self._closed[key] = engine
-        if len(self._closed) > self._max_streams:
+        if len(self._closed) > self.max_streams:
             self._closed.popitem(last=False)
 
     def _flush(self) -> None:
@@ -285,11 +292,11 @@ class Service:
             address=self._identity.address,
             draining=self.draining_since is not None,
             streams=len(self._streams),
-            queue_depth=self._backlog + self.waiting,
-            tokens_per_second=self._tokens / elapsed if elapsed > 0 else 0.0,
+            queue_depth=self.backlog + self.waiting,
+            tokens_per_second=(self.tokens - self._beaten_tokens) / elapsed if elapsed > 0 else 0.0,
             tokenizer=self._identity.tokenizer,
         )
-        self._tokens = 0
+        self._beaten_tokens = self.tokens
         self._beaten_at = now
         for outlet in self._outlets.values():
             if outlet.greeted:
