@@ -5,7 +5,7 @@ import socket
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import ByteSize, Field, ValidationInfo, field_validator
 
 from engine_worker.scheduling.build import POLICIES, SchedulerNames
 from engine_worker.scheduling.context import ChunkingPolicy
@@ -41,13 +41,19 @@ class EngineSettings(ServiceSettings):
 
     tokens_per_block: int = Field(16, ge=1, le=1024, description="tokens in a block of the KV cache")
     kv_cache_tokens: int | None = Field(
-        None, ge=1, description="size of the KV cache in tokens; default: by kv_memory_fraction"
+        None, ge=1, description="size of the KV cache in tokens, at most; default: by kv_memory_fraction"
     )
     kv_memory_fraction: float | None = Field(
         None,
         gt=0,
         le=0.95,
-        description="part of the memory left after loading that the KV cache gets; default: 0.3 on a CPU, 0.9 on a GPU",
+        description="part of the memory left after loading that the KV cache gets, and no more than kv_cache_tokens; "
+        "default: 0.3 on a CPU, 0.9 on a GPU",
+    )
+    kv_host_memory: ByteSize = Field(
+        ByteSize(0),
+        ge=0,
+        description="host memory for blocks that are evicted from the KV cache, in bytes or as 8GiB; 0: none",
     )
     max_attention_window: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (),

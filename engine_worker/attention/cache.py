@@ -33,7 +33,10 @@ class LayerCache:
 
 
 class KVCache:
-    """Keys and values of all layers. Blocks start as zeros, so that what was never written is still a number."""
+    """Keys and values of all layers, and blocks in host memory that hold what was evicted.
+
+    Blocks start as zeros, so that what was never written is still a number.
+    """
 
     def __init__(
         self,
@@ -44,20 +47,27 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        num_host_blocks: int = 0,
     ) -> None:
-        shape = (2, num_layers, num_blocks, tokens_per_block, num_kv_heads, head_dim)
-        self._blocks = _zeros(shape, dtype, device)
+        block = (tokens_per_block, num_kv_heads, head_dim)
+        self._blocks = _zeros((2, num_layers, num_blocks, *block), dtype, device)
+        self._host_blocks = _host_zeros((num_host_blocks, 2, num_layers, *block), dtype, device)
         self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
         self.tokens_per_block = tokens_per_block
         self.dtype = dtype
         self.layers = tuple(LayerCache(self._blocks[0, i], self._blocks[1, i]) for i in range(num_layers))
 
     def move(self, moves: Iterable[Move]) -> None:
-        """Carry out moves in order, in every layer. Raises ValueError on one to or from the host: there is none."""
+        """Carry out moves in order, in every layer. On CUDA they are queued like everything else on its stream."""
         for kind, source, target in moves:
-            if kind is not MoveKind.COPY:
-                raise ValueError(f"no host memory to {kind.value} block {source} to {target}")
-            self._blocks[:, :, target] = self._blocks[:, :, source]
+            match kind:
+                case MoveKind.COPY:
+                    self._blocks[:, :, target] = self._blocks[:, :, source]
+                case MoveKind.OFFLOAD:
+                    self._host_blocks[target].copy_(self._blocks[:, :, source], non_blocking=True)
+                case MoveKind.ONLOAD:
+                    self._blocks[:, :, target].copy_(self._host_blocks[source], non_blocking=True)
 
     @staticmethod
     def block_bytes(
@@ -69,7 +79,17 @@ class KVCache:
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """On a CPU from fresh pages, which take memory once they are written: torch would write them all."""
-    if device.type != "cpu":
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not size:
         return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
+
+
+def _host_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """In host memory that copies to and from `device` need not wait for."""
+    blocks = _zeros(shape, dtype, torch.device("cpu"))
+    if device.type == "cuda" and blocks.nbytes:
+        # Torch's own pinned memory takes the next power of two, which is up to twice of what was asked for.
+        cudart = torch.cuda.cudart()
+        torch.cuda.check_error(cudart.cudaHostRegister(blocks.data_ptr(), blocks.nbytes, 0))
+    return blocks

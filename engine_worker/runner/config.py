@@ -18,10 +18,12 @@ class RunnerConfig:
     weights_seed: int = 0
     tokens_per_block: int = 16
     kv_cache_tokens: int | None = None
-    """Size of the KV cache; None sizes it by memory."""
+    """Size of the KV cache, at most; None sizes it by memory."""
     kv_memory_fraction: float | None = None
-    """Share of the memory that is free after loading, for a KV cache sized by memory. None: 0.3 on a CPU, 0.9 on CUDA.
-    """
+    """Share of the memory that is free after loading, for the KV cache, at most. None: 0.3 on a CPU and 0.9 on CUDA,
+    where there is no `kv_cache_tokens`."""
+    kv_host_memory: int = 0
+    """Bytes of host memory for blocks that are evicted from the KV cache."""
     max_batch_size: int = 64
     """Sequences in a step; a KV cache sized by memory holds this many of full length at most."""
     max_tokens_per_step: int = 2048

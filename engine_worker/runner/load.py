@@ -13,7 +13,7 @@ from engine_worker.models.registry import model_class
 from engine_worker.models.windows import narrowed
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.machine import usable_cores
-from engine_worker.runner.memory import count_blocks
+from engine_worker.runner.memory import count_blocks, count_host_blocks
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress, load_weights, random_weights
 from engine_worker.step import Runner
@@ -48,7 +48,8 @@ def load_runner(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress
         sizes = (config.tokens_per_block, shape.heads.num_kv_heads, shape.heads.head_dim)
         block_bytes = KVCache.block_bytes(shape.num_layers, *sizes, dtype)
         num_blocks = count_blocks(config, block_bytes, shape.heads.num_kv_heads, context, device)
-        cache = KVCache(shape.num_layers, num_blocks, *sizes, dtype, device)
+        num_host_blocks = count_host_blocks(config, block_bytes, num_blocks, device)
+        cache = KVCache(shape.num_layers, num_blocks, *sizes, dtype, device, num_host_blocks)
     return ModelRunner(model, cache, backend, device)
 
 

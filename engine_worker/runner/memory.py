@@ -17,21 +17,45 @@ class MemoryTooSmallError(ValueError):
 def count_blocks(
     config: RunnerConfig, block_bytes: int, num_kv_heads: int, max_context: int, device: torch.device
 ) -> int:
-    """Blocks of `tokens_per_block` tokens and `block_bytes` bytes each."""
-    size = config.tokens_per_block
-    most = MAX_TABLE_ROWS // (size * num_kv_heads)
+    """Blocks of `tokens_per_block` tokens and `block_bytes` bytes each: by tokens, by memory, or the lesser of both."""
+    limits = [MAX_TABLE_ROWS // (config.tokens_per_block * num_kv_heads)]
     if config.kv_cache_tokens is not None:
-        if config.kv_cache_tokens < size:
-            raise MemoryTooSmallError(
-                f"kv_cache_tokens = {config.kv_cache_tokens} is less than one block of {size} tokens"
-            )
-        return min(config.kv_cache_tokens // size, most)
+        limits.append(_by_tokens(config.kv_cache_tokens, config.tokens_per_block))
+    if config.kv_cache_tokens is None or config.kv_memory_fraction is not None:
+        limits.append(_by_memory(config, block_bytes, device))
+        limits.append(config.max_batch_size * -(-max_context // config.tokens_per_block))
+    return min(limits)
+
+
+def count_host_blocks(config: RunnerConfig, block_bytes: int, num_blocks: int, device: torch.device) -> int:
+    """Blocks in host memory, beside `num_blocks` on the device."""
+    wanted, cpu = config.kv_host_memory, torch.device("cpu")
+    if not wanted:
+        return 0
+    if wanted < block_bytes:
+        raise MemoryTooSmallError(
+            f"kv_host_memory = {wanted} bytes is less than the {block_bytes} "
+            f"that a block of {config.tokens_per_block} tokens takes"
+        )
+    free = free_memory(cpu) - (num_blocks * block_bytes if device == cpu else 0)
+    if wanted > free:
+        raise MemoryTooSmallError(f"kv_host_memory = {wanted >> 20} MiB, but {max(0, free) >> 20} MiB are left")
+    return wanted // block_bytes
+
+
+def _by_tokens(tokens: int, tokens_per_block: int) -> int:
+    if tokens < tokens_per_block:
+        raise MemoryTooSmallError(f"kv_cache_tokens = {tokens} is less than one block of {tokens_per_block} tokens")
+    return tokens // tokens_per_block
+
+
+def _by_memory(config: RunnerConfig, block_bytes: int, device: torch.device) -> int:
     fraction = FRACTION[device.type] if config.kv_memory_fraction is None else config.kv_memory_fraction
     free = free_memory(device)
     blocks = int(free * fraction) // block_bytes
     if blocks < 1:
         raise MemoryTooSmallError(
             f"no memory for the KV cache: {free >> 20} MiB are free after loading, {fraction:.0%} of them are for it, "
-            f"and a block of {size} tokens takes {block_bytes / 2**20:.2f} MiB"
+            f"and a block of {config.tokens_per_block} tokens takes {block_bytes / 2**20:.2f} MiB"
         )
-    return min(blocks, config.max_batch_size * -(-max_context // size), most)
+    return blocks

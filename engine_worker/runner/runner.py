@@ -16,7 +16,7 @@ class ModelRunner:
 
     def __init__(self, model: CausalLM, cache: KVCache, backend: AttentionBackend, device: torch.device) -> None:
         self.num_blocks = cache.num_blocks
-        self.num_host_blocks = 0
+        self.num_host_blocks = cache.num_host_blocks
         self.tokens_per_block = cache.tokens_per_block
         self.window = widest(model.config.windows)
         dtype = str(cache.layers[0].keys.dtype).removeprefix("torch.")

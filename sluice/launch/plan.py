@@ -33,6 +33,8 @@ class Plan:
     host: str = "127.0.0.1"
     port: int = 0
     """0: any free one."""
+    metrics_port: int = 0
+    """Where Prometheus asks the router; engines and then detokenizers have the ports after it. 0: nowhere."""
     drain_timeout: float = 10.0
     """Seconds for live streams to end."""
     engine_args: Arguments = field(default_factory=dict)
@@ -61,10 +63,13 @@ def services(plan: Plan, folder: Path) -> list[Service]:
     detokenizers = [f"detok-{i}" for i in range(plan.detokenizers)]
     peers = {"engines": _sockets(folder, engines), "detokenizers": _sockets(folder, detokenizers)}
     listen = {"host": plan.host, "port": plan.port}
-    share: Arguments = {
-        "threads": max(1, usable_cores() // plan.engines),
-        "kv_memory_fraction": KV_MEMORY_FRACTION / plan.engines,
+    ports = {
+        name: plan.metrics_port + i if plan.metrics_port else None
+        for i, name in enumerate(["router", *engines, *detokenizers])
     }
+    share: dict[str, Any] = {"threads": max(1, usable_cores() // plan.engines)}
+    if plan.engine_args.get("kv_cache_tokens") is None:
+        share["kv_memory_fraction"] = KV_MEMORY_FRACTION / plan.engines
 
     def service(name: str, role: Role, module: str, own: Arguments, given: Arguments) -> Service:
         common = {
@@ -73,6 +78,7 @@ def services(plan: Plan, folder: Path) -> list[Service]:
             "id": name,
             "listen": _sockets(folder, [name])[0],
             "drain_timeout": plan.drain_timeout,
+            "metrics_port": ports[name],
         }
         return Service(name, role, [*plan.python, "-m", module, *_flags({**common, **own, **given})])
 

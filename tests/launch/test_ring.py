@@ -52,7 +52,7 @@ def test_starts_serves_and_ends_in_order(fake, tmp_path) -> None:
 
 
 def test_command_lines(fake, tmp_path) -> None:
-    with Ring(engines=2, name="mine", engine_args={"kv_cache_tokens": 512}, router_args={"max_queue": 3}, **fake):
+    with Ring(engines=2, name="mine", engine_args={"max_batch_size": 5}, router_args={"max_queue": 3}, **fake):
         pass
     router, engine = notes(tmp_path, "router"), notes(tmp_path, "engine-1")
     assert router["module"] == "router"
@@ -64,10 +64,18 @@ def test_command_lines(fake, tmp_path) -> None:
     ]
     assert router["flags"]["--max-queue"] == "3"
     assert engine["flags"]["--name"] == "mine"
-    assert engine["flags"]["--kv-cache-tokens"] == "512"
+    assert engine["flags"]["--max-batch-size"] == "5"
     assert int(engine["flags"]["--threads"]) >= 1
     assert float(engine["flags"]["--kv-memory-fraction"]) == 0.25
     assert all(len(notes(tmp_path, name)["flags"]["--listen"]) < 107 for name in ("router", "engine-0", "detok-1"))
+
+
+def test_a_kv_cache_sized_in_tokens_is_not_sized_by_memory(fake, tmp_path) -> None:
+    with Ring(engine_args={"kv_cache_tokens": 512}, **fake):
+        pass
+    flags = notes(tmp_path, "engine-0")["flags"]
+    assert flags["--kv-cache-tokens"] == "512"
+    assert "--kv-memory-fraction" not in flags
 
 
 def test_long_temporary_folder_gives_short_sockets(fake, tmp_path, monkeypatch) -> None:

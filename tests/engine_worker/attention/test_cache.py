@@ -5,8 +5,8 @@ from engine_worker.attention.cache import KVCache
 from engine_worker.step import Move, MoveKind
 
 
-def cache(dtype: torch.dtype = torch.float32) -> KVCache:
-    return KVCache(3, 5, 4, 2, 8, dtype, torch.device("cpu"))
+def cache(dtype: torch.dtype = torch.float32, num_host_blocks: int = 0) -> KVCache:
+    return KVCache(3, 5, 4, 2, 8, dtype, torch.device("cpu"), num_host_blocks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -42,3 +42,21 @@ def test_copies_are_made_in_order_in_every_layer():
         assert layer.keys[4].eq(i + 1).all()
         assert layer.values[4].eq(-i - 1).all()
         assert not layer.keys[1].any()
+
+
+def test_what_was_offloaded_comes_back_as_it_was():
+    """In order: block 1 takes block 0's place, which goes to the host, makes room there and comes back elsewhere."""
+    pool = cache(num_host_blocks=2)
+    for i, layer in enumerate(pool.layers):
+        layer.keys[0], layer.values[0] = i + 1, -i - 1
+        layer.keys[1], layer.values[1] = 10 * i + 7, 10 * i + 8
+    moves = [(MoveKind.OFFLOAD, 0, 1), (MoveKind.COPY, 1, 0), (MoveKind.ONLOAD, 1, 4), (MoveKind.OFFLOAD, 1, 1)]
+    pool.move(Move(*move) for move in moves)
+    pool.move([Move(MoveKind.ONLOAD, 1, 3)])
+    for i, layer in enumerate(pool.layers):
+        assert layer.keys[4].eq(i + 1).all()
+        assert layer.values[4].eq(-i - 1).all()
+        for block in (0, 1, 3):
+            assert layer.keys[block].eq(10 * i + 7).all()
+            assert layer.values[block].eq(10 * i + 8).all()
+        assert not layer.keys[2].any()

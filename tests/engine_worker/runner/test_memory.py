@@ -3,7 +3,7 @@ import torch
 
 from engine_worker.runner import memory
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.memory import MemoryTooSmallError, count_blocks
+from engine_worker.runner.memory import MemoryTooSmallError, count_blocks, count_host_blocks
 
 CPU = torch.device("cpu")
 
@@ -14,6 +14,12 @@ def count(free=1 << 30, block_bytes=1 << 16, max_context=1 << 30, **options):
         return count_blocks(RunnerConfig(**options), block_bytes, 2, max_context, CPU)
 
 
+def count_host(memory_free=1 << 30, block_bytes=1 << 16, num_blocks=100, **options):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "free_memory", lambda device: memory_free)
+        return count_host_blocks(RunnerConfig(**options), block_bytes, num_blocks, CPU)
+
+
 def test_by_tokens():
     assert count(kv_cache_tokens=160) == 10
     assert count(kv_cache_tokens=161, tokens_per_block=8) == 20
@@ -22,6 +28,21 @@ def test_by_tokens():
 def test_by_memory():
     assert count(kv_memory_fraction=0.5) == 1 << 13
     assert count() == int((1 << 30) * 0.3) >> 16
+
+
+def test_the_lesser_counts_where_both_are_given():
+    assert count(kv_cache_tokens=160, kv_memory_fraction=0.5) == 10
+    assert count(kv_cache_tokens=1 << 30, kv_memory_fraction=0.5) == 1 << 13
+
+
+def test_host_blocks():
+    assert count_host() == 0
+    assert count_host(kv_host_memory=10 << 16) == 10
+    assert count_host(kv_host_memory=(11 << 16) - 1) == 10
+    with pytest.raises(MemoryTooSmallError, match=r"kv_host_memory = 65535 bytes is less than the 65536 "):
+        count_host(kv_host_memory=(1 << 16) - 1)
+    with pytest.raises(MemoryTooSmallError, match=r"kv_host_memory = 30 MiB, but 25 MiB are left"):
+        count_host(memory_free=32 << 20, num_blocks=100, kv_host_memory=30 << 20)
 
 
 def test_no_more_than_the_batch_can_fill():
