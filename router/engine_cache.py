@@ -23,7 +23,10 @@ class EngineCache:
     """
 
     def __init__(self, most_blocks: int) -> None:
-        """At most so many blocks are remembered, those told or used last."""
+        """At most so many blocks are remembered as told, those told or used last.
+
+        What is expected is bounded by the requests placed there: live ones, and those of the last NEWS_SECONDS.
+        """
         self.heard = 0
         """Number of the latest change that was applied."""
         self._most_blocks = most_blocks
@@ -53,9 +56,6 @@ class EngineCache:
             blocks += _leading(chain, blocks, self._told)
             blocks += _leading(chain, blocks, self._expected)
         return blocks
-
-    def _knows(self, block: int) -> bool:
-        return block in self._told or block in self._expected
 
     def expect(self, chain: Chain) -> None:
         """A request was placed that will compute these, or uses them again."""
@@ -94,6 +94,9 @@ class EngineCache:
         """Apply a slice of the news."""
         if self._news is not None and not next(self._news, False):
             self._news = None
+
+    def _knows(self, block: int) -> bool:
+        return block in self._told or block in self._expected
 
     def _apply(self, news: CacheNews) -> Iterator[bool]:
         told: OrderedDict[int, None] = OrderedDict() if news.whole else self._told
