@@ -34,6 +34,9 @@ def serve(
         int | None, typer.Option(min=1, help="Threads per engine; default: the cores, shared out")
     ] = None,
     kv_cache_tokens: Annotated[int | None, typer.Option(min=1, help="KV cache per engine, in tokens")] = None,
+    kv_host_memory: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Host memory per engine for evicted KV cache, such as 8GiB")
+    ] = None,
     max_batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step")] = None,
     max_tokens_per_step: Annotated[
         int | None, typer.Option(min=1, help="Tokens computed per step, prompts' too")
@@ -53,6 +56,10 @@ def serve(
     attention: Annotated[str | None, typer.Option(help="Attention backend; default: the best for the device")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU where there is one")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the fastest")] = None,
+    metrics_port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Prometheus: port of the router, the others have the next ones; 0: none"),
+    ] = 0,
     drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds for live streams to end after Ctrl-C")] = 10.0,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the ring to get ready")] = 600.0,
     demo: Annotated[str | None, typer.Option(metavar="TEXT", help="Complete this text once ready")] = None,
@@ -62,6 +69,7 @@ def serve(
     engine_args = {
         "threads": threads,
         "kv_cache_tokens": kv_cache_tokens,
+        "kv_host_memory": kv_host_memory,
         "max_batch_size": max_batch_size,
         "max_tokens_per_step": max_tokens_per_step,
         "capacity_scheduler_policy": capacity_scheduler_policy,
@@ -84,6 +92,7 @@ def serve(
                 host=host,
                 port=port,
                 engine_args={key: value for key, value in engine_args.items() if value is not None},
+                metrics_port=metrics_port,
                 drain_timeout=drain_timeout,
                 start_timeout=start_timeout,
                 observe=display,
