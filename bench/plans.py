@@ -65,16 +65,16 @@ def policies_plan(quick: bool, threads: int, _: Path) -> policies.Plan:
     """32 requests that come at once."""
     mixes = [
         Mix("lengths spread evenly, 8 at a time", False, 8),
-        Mix("most short, few long, 8 at a time", True, 8),
-        Mix("most short, few long, 16 at a time", True, 16),
+        Mix("one in eight is long, 8 at a time", True, 8),
+        Mix("one in eight is long, 16 at a time", True, 16),
     ]
     return policies.Plan(
         model=TINY,
-        requests=8 if quick else 32,
+        requests=16 if quick else 32,
         prompt_tokens=32,
         shortest=2 if quick else 8,
         longest=16 if quick else 256,
-        mixes=[Mix("most short, few long, 4 at a time", True, 4)] if quick else mixes,
+        mixes=[Mix("one in eight is long, 4 at a time", True, 4)] if quick else mixes,
         repeats=1 if quick else 3,
         engine=_engine(threads),
     )

@@ -1,6 +1,5 @@
 """Who shares a step with whom: in-flight batching under both of its policies, and static batches, on mixed outputs."""
 
-import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
@@ -22,23 +21,30 @@ POLICIES = {
     "static_batch": "STATIC_BATCH",
 }
 BASE = "static_batch"
+GROUP = 8
+"""Requests of which one is long, where few are."""
+SHORT = 4
+"""How many times the shortest a short one is at most."""
 
 
 class Mix(msgspec.Struct, frozen=True):
     """Output lengths, and how many run at once."""
 
     title: str
-    skewed: bool
-    """Drawn evenly on a logarithmic scale, so that most are short; else evenly."""
+    few_long: bool
+    """One in eight as long as may be, the others short; else spread evenly."""
     batch: int
 
     def lengths(self, count: int, shortest: int, longest: int) -> list[int]:
         """The same ones each time."""
         draws = random.Random(0)
-        if self.skewed:
-            low, high = math.log(shortest), math.log(longest)
-            return [round(math.exp(draws.uniform(low, high))) for _ in range(count)]
-        return [draws.randint(shortest, longest) for _ in range(count)]
+        if not self.few_long:
+            return [draws.randint(shortest, longest) for _ in range(count)]
+        found: list[int] = []
+        for _ in range(0, count, GROUP):
+            long = draws.randrange(GROUP)
+            found += [longest if i == long else draws.randint(shortest, SHORT * shortest) for i in range(GROUP)]
+        return found[:count]
 
 
 class Plan(msgspec.Struct, frozen=True):

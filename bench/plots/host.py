@@ -46,7 +46,7 @@ def _recomputed(axes: Axes, result: Result) -> None:
     axes.set_xlabel("working set, in pools")
     axes.grid(axis="y", color=FAINT)
     axes.spines["left"].set_visible(False)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 0.92), frameon=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 0.92), facecolor="white", edgecolor="none", framealpha=1)
     title(axes, "Computed again", "% of the prompt tokens of revisits")
 
 

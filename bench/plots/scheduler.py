@@ -2,7 +2,7 @@
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import NullFormatter, NullLocator
 
 from bench.parts.scheduler import Costs, Point, Result
 from bench.plots.style import BLUE, INK, ORANGE, SOFT, TEAL, canvas, note, short, title
@@ -54,6 +54,8 @@ def _frame(axes: Axes, result: Result, name: str, top: float) -> None:
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlim(sizes[0] * 0.8, sizes[-1] * 1.9)
     axes.set_ylim(min(point.costs.schedule for point in result.points) * 0.7, top * 1.6)
     axes.set_xlabel("sequences that generate")

@@ -9,9 +9,11 @@ def of_policies(result: policies.Result) -> Section:
     return Section(
         "In-flight batching and static batches",
         f"{result.requests} requests of {result.prompt_tokens} tokens with {result.shortest} to {result.longest} "
-        "tokens of output come at once; the engine is driven in process. *Steps* is exact: what a device whose step "
-        "takes as long for a full batch as for one sequence would gain. What is left of that in tokens/s depends on "
-        "how much a step's time grows with its width: the half-empty steps of a static batch are cheaper.",
+        f"tokens of output come at once; where one in eight is long it has {result.longest}, the others "
+        f"{policies.SHORT * result.shortest} at most. The engine is driven in process. *Steps* is exact: what a "
+        "device whose step takes as long for a full batch as for one sequence would gain. What is left of that in "
+        "tokens/s depends on how much a step's time grows with its width: the half-empty steps of a static batch are "
+        "cheaper.",
         [_answer(outcome) for outcome in result.outcomes],
         [_table(outcome) for outcome in result.outcomes],
     )

@@ -15,7 +15,7 @@ class Share:
         self.num_blocks = min(
             runner.num_blocks, runner.num_blocks if tokens is None else tokens // runner.tokens_per_block
         )
-        self.num_host_blocks = runner.num_host_blocks if getattr(settings, "kv_host_memory", 0) else 0
+        self.num_host_blocks = runner.num_host_blocks if settings.kv_host_memory else 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
