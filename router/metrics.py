@@ -30,9 +30,9 @@ def requests(tally: Tally, live: Requests) -> Iterator[Metric]:
     yield counter(P + "completion_tokens", "Tokens generated for ended requests.", tally.completion_tokens)
     yield histogram(P + "request_seconds", "From arrival to the end of the answer.", tally.request_seconds)
     yield histogram(P + "queue_seconds", "From arrival to the submit to an engine.", tally.queue_seconds)
-    text = "From arrival to the first token from the ring."
+    text = "From arrival to the first token."
     yield histogram(P + "first_token_seconds", text, tally.first_token_seconds)
-    text = "Between two tokens of a sequence from the ring; those that come together share the time."
+    text = "Between two tokens of a sequence; those that come together share the time."
     yield histogram(P + "inter_token_seconds", text, tally.inter_token_seconds)
 
 

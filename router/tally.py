@@ -23,12 +23,14 @@ class Tally:
         self.queue_seconds = Histogram(SECONDS)
         """Until the submit, of those that came so far."""
         self.first_token_seconds = Histogram(SECONDS)
-        """From the arrival of a request to that of its first token from the ring."""
+        """From the arrival of a request to its first token."""
         self.inter_token_seconds = Histogram(TOKEN_SECONDS)
-        """Between the tokens of a sequence as they come from the ring; those that come together share the time."""
+        """Between the tokens of a sequence; those that come together share the time."""
 
     def heard(self, live: Live, sequence: int, count: int) -> None:
-        """So many tokens of a sequence came from the ring."""
+        """So many tokens of a sequence came from the ring. Those of a unary call come at its end: see `ended`."""
+        if not live.spec.streaming:
+            return
         now, log = time.monotonic(), live.log.sequences[sequence]
         if log.heard_at is not None:
             self.inter_token_seconds.observe((now - log.heard_at) / count, count)
@@ -44,8 +46,18 @@ class Tally:
         """The answer to a request has ended."""
         self.requests[outcome, status] += 1
         self.request_seconds.observe(time.monotonic() - live.arrived)
+        if not live.spec.streaming:
+            self._unary(live)
         if live.submitted is not None:
             self.queue_seconds.observe(live.submitted - live.arrived)
         self.prompt_tokens += len(live.prompt)
         self.cached_tokens += live.log.started.cached_tokens if live.log.started else 0
         self.completion_tokens += sum(log.received for log in live.log.sequences)
+
+    def _unary(self, live: Live) -> None:
+        """The engine's own times: nothing came before the end."""
+        if live.first_token is not None:
+            self.first_token_seconds.observe(live.first_token)
+        for log in live.log.sequences:
+            if log.end is not None and log.received > 1:
+                self.inter_token_seconds.observe(log.end.times.generation / (log.received - 1), log.received - 1)

@@ -78,6 +78,14 @@ def test_a_kv_cache_sized_in_tokens_is_not_sized_by_memory(fake, tmp_path) -> No
     assert "--kv-memory-fraction" not in flags
 
 
+def test_every_process_has_its_own_port_for_metrics(fake, tmp_path) -> None:
+    with Ring(engines=2, metrics_port=9400, **fake):
+        pass
+    names = ("router", "engine-0", "engine-1", "detok-0", "detok-1")
+    ports = [notes(tmp_path, name)["flags"]["--metrics-port"] for name in names]
+    assert ports == ["9400", "9401", "9402", "9403", "9404"]
+
+
 def test_long_temporary_folder_gives_short_sockets(fake, tmp_path, monkeypatch) -> None:
     deep = tmp_path / ("x" * 90)
     deep.mkdir()

@@ -1,0 +1,74 @@
+"""docs/metrics.md lists what the services show: every metric, its type, its labels, its text."""
+
+from collections import Counter
+from types import SimpleNamespace as Having
+
+import detok_service.metrics
+import engine_worker.metrics
+import router.metrics
+from router.admission import Admission
+from router.requests import Requests
+from router.steps import Steps
+from router.tally import Tally
+from tests.fakes.engine import EngineBench
+from tests.fakes.metrics_page import documented
+
+INBOX = Having(malformed=0, gaps=0)
+
+
+def shown(metrics) -> list[tuple[str, str, tuple[str, ...], str]]:
+    return [
+        (
+            each.name + ("_total" if each.type == "counter" else ""),
+            each.type,
+            tuple(getattr(each, "_labelnames", ())),
+            each.documentation,
+        )
+        for each in metrics
+    ]
+
+
+def test_engine():
+    bench = EngineBench()
+    stats, found = bench.engine.stats, engine_worker.metrics
+    metrics = [
+        *found.requests(stats, bench.mailbox),
+        *found.steps(stats),
+        *found.memory(stats),
+        *found.ring(INBOX, bench.mailbox, bench.outbox),
+        *found.callback(None),
+    ]
+    assert shown(metrics) == documented("sluice_engine_")
+
+
+async def test_router():
+    found, peers = router.metrics, Having(all=[], unknown=0)
+    metrics = [
+        *found.requests(Tally(), Requests(1)),
+        *found.admission(Admission(1, 1, 1)),
+        *found.ring(Having(engines=peers, detokenizers=peers), INBOX, Having(late_rows=0)),
+        *found.steps(Steps()),
+    ]
+    assert shown(metrics) == documented("sluice_router_")
+
+
+def test_detokenizer():
+    service = Having(
+        streams=0,
+        max_streams=1,
+        tokens=0,
+        backlog=0,
+        waiting=0,
+        failed=Counter(),
+        unknown_rows=0,
+        gaps=0,
+        draining_since=None,
+    )
+    assert shown(detok_service.metrics.read(service, INBOX)) == documented("sluice_detok_")
+
+
+def test_names_follow_the_conventions():
+    for name, kind, _, text in documented("sluice_"):
+        assert name.endswith("_total") == (kind == "counter"), name
+        assert "milli" not in name
+        assert text.endswith(".")
