@@ -10,6 +10,7 @@ from sluice.cli.generate import generate
 from sluice.cli.health import health
 from sluice.cli.protos import protos
 from sluice.cli.serve import serve
+from sluice.cli.stats import stats
 
 app = typer.Typer(
     name="sluice",
@@ -22,6 +23,7 @@ app.command()(serve)
 app.command()(generate)
 app.command()(chat)
 app.command()(health)
+app.command()(stats)
 app.add_typer(protos, name="protos")
 
 

@@ -25,7 +25,7 @@ def health(address: Address = DEFAULT_ADDRESS) -> None:
     if not console.is_terminal:
         console.width = FILE_WIDTH
     console.print(f"{address} serves {', '.join(model.name for model in models) or 'no model'}", markup=False)
-    for table in (_services(states), _engines(stats), _detokenizers(stats)):
+    for table in (_services(states), _engines(stats), detokenizers_table(stats)):
         console.print(table)
     if not states[""]:
         raise typer.Exit(1)
@@ -54,7 +54,8 @@ def _engines(stats: admin_pb2.Stats) -> Table:
     return table
 
 
-def _detokenizers(stats: admin_pb2.Stats) -> Table:
+def detokenizers_table(stats: admin_pb2.Stats) -> Table:
+    """What they hold."""
     table = Table("detokenizer", "streams", "waiting", "tokens/s", box=SIMPLE)
     for each in stats.detokenizers:
         table.add_row(each.detokenizer_id, str(each.streams), str(each.queue_depth), f"{each.tokens_per_second:.0f}")

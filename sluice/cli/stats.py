@@ -1,0 +1,67 @@
+"""`sluice stats`: what the engines do, in a table that keeps up with them."""
+
+import time
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from sluice.cli.common import Address, one_line_errors
+from sluice.cli.health import FILE_WIDTH, detokenizers_table
+from sluice.client import DEFAULT_ADDRESS, Client
+from sluice.v1 import admin_pb2
+
+TIMEOUT_SECONDS = 5.0
+COLUMNS = (
+    "engine", "step", "ms", "active", "queued", "paused", "context", "generation", "KV blocks", "host blocks", "reuse",
+    "tokens/s",
+)  # fmt: skip
+
+
+def stats(
+    address: Address = DEFAULT_ADDRESS,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks")] = 0.5,
+    once: Annotated[bool, typer.Option("--once", help="Look once; so it is where the output is no terminal")] = False,
+) -> None:
+    """Show what engines and detokenizers do, until Ctrl-C."""
+    console = Console(highlight=False)
+    with one_line_errors(address), Client(address, timeout=TIMEOUT_SECONDS) as client:
+        if once or not console.is_terminal:
+            console.width = console.width if console.is_terminal else FILE_WIDTH
+            console.print(tables(client.stats()))
+            return
+        with suppress(KeyboardInterrupt), Live(tables(client.stats()), console=console, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval)
+                live.update(tables(client.stats()), refresh=True)
+
+
+def tables(found: admin_pb2.Stats) -> Group:
+    """Engines and detokenizers."""
+    return Group(_engines(found), detokenizers_table(found))
+
+
+def _engines(found: admin_pb2.Stats) -> Table:
+    table = Table(box=SIMPLE)
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name == "engine" else "right")
+    for engine in found.engines:
+        table.add_row(
+            engine.engine_id,
+            str(engine.iteration),
+            f"{engine.step_time.ToNanoseconds() / 1e6:.1f}",
+            f"{engine.active_requests} of {engine.max_requests}",
+            str(engine.queued_requests),
+            str(engine.paused_requests),
+            f"{engine.context_requests} ({engine.total_context_tokens} tokens)",
+            str(engine.generation_requests),
+            f"{engine.used_kv_blocks} of {engine.max_kv_blocks}",
+            f"{engine.used_host_blocks} of {engine.max_host_blocks}" if engine.max_host_blocks else "",
+            f"{engine.prefix_cache_hit_ratio:.0%}",
+            f"{engine.tokens_per_second:.0f}",
+        )
+    return table

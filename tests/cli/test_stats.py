@@ -1,0 +1,42 @@
+"""`sluice stats`."""
+
+from google.protobuf.duration_pb2 import Duration
+from typer.testing import CliRunner
+
+from sluice.cli import app
+from sluice.v1 import admin_pb2
+
+
+def test_one_look_where_there_is_no_terminal(sluice, script) -> None:
+    script.stats.engines.add(
+        engine_id="engine-0",
+        iteration=1234,
+        step_time=Duration(nanos=7_500_000),
+        active_requests=3,
+        max_requests=64,
+        context_requests=1,
+        total_context_tokens=77,
+        generation_requests=2,
+        used_kv_blocks=10,
+        max_kv_blocks=99,
+        used_host_blocks=5,
+        max_host_blocks=50,
+        prefix_cache_hit_ratio=0.25,
+        tokens_per_second=321.4,
+    )
+    script.stats.detokenizers.add(detokenizer_id="detok-0", streams=8)
+    result = sluice("stats")
+    assert result.exit_code == 0
+    for expected in ("engine-0", "1234", "7.5", "3 of 64", "1 (77 tokens)", "10 of 99", "5 of 50", "25%", "321"):
+        assert expected in result.stdout
+    assert "detok-0" in result.stdout
+
+
+def test_no_server() -> None:
+    result = CliRunner().invoke(app, ["stats", "--address", "127.0.0.1:1"])
+    assert result.exit_code == 1
+
+
+def test_an_engine_that_has_not_stepped(sluice, script) -> None:
+    script.stats.engines.append(admin_pb2.EngineStats(engine_id="new"))
+    assert "new" in sluice("stats", "--once").stdout
