@@ -41,7 +41,8 @@ class Inbox:
 
     def __init__(self, notify: Callable[[], None]) -> None:
         self._notify = notify
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._chunks: list[Chunk] = []
         self._ending: Ending | None = None
         self._taken = False
@@ -49,14 +50,14 @@ class Inbox:
 
     def put(self, chunk: Chunk) -> None:
         """Add news."""
-        with self._condition:
+        with self._lock:
             self._chunks.append(chunk)
             self._wake()
         self._notify()
 
     def end(self, ending: Ending, last: Chunk | None = None) -> None:
         """Nothing follows. A second ending is ignored."""
-        with self._condition:
+        with self._lock:
             if self._ending is not None:
                 return
             if last is not None:
@@ -70,7 +71,7 @@ class Inbox:
 
         Raises TimeoutError.
         """
-        with self._condition:
+        with self._lock:
             if not wait_for(self._condition, self._readable, timeout):
                 raise TimeoutError(f"nothing came within {timeout:g} s")
             return apply(self._take())
@@ -79,7 +80,7 @@ class Inbox:
         """The same in an event loop, without a timeout."""
         loop = asyncio.get_running_loop()
         while True:
-            with self._condition:
+            with self._lock:
                 if self._readable():
                     return apply(self._take())
                 waiter: asyncio.Future[None] = loop.create_future()
@@ -87,7 +88,7 @@ class Inbox:
             try:
                 await waiter
             finally:
-                with self._condition:
+                with self._lock:
                     self._waiters.discard(waiter)
 
     def _readable(self) -> bool:

@@ -1,9 +1,12 @@
 """A ring on this machine, for as long as its executor lives."""
 
+import atexit
 import logging
+import os
 import threading
 from typing import Any
 
+from sluice.executor.waiting import SLICE_SECONDS
 from sluice.launch import LogLine, Ring
 
 LOGGER = logging.getLogger("sluice.executor")
@@ -21,14 +24,19 @@ class LocalRing:
         self._stop = threading.Event()
         self._started = threading.Event()
         self._error: BaseException | None = None
+        self._owner = os.getpid()
         self._thread = threading.Thread(target=self._keep, name="sluice ring", daemon=True)
+        # Whatever interrupts its owner, and wherever.
+        atexit.register(self.close)
         self._thread.start()
         try:
-            self._started.wait()
+            while not self._started.wait(SLICE_SECONDS):
+                pass
         except BaseException:
             self._kill()
             raise
         if self._error is not None:
+            atexit.unregister(self.close)
             raise self._error
 
     @property
@@ -43,12 +51,17 @@ class LocalRing:
 
     def close(self) -> None:
         """End all processes and remove their sockets, at once if interrupted meanwhile. Idempotent."""
+        if os.getpid() != self._owner:
+            # A fork of the process that started it has no say.
+            return
         self._stop.set()
         try:
-            self._thread.join()
+            while self._thread.is_alive():
+                self._thread.join(SLICE_SECONDS)
         except BaseException:
             self._kill()
             raise
+        atexit.unregister(self.close)
 
     def _kill(self) -> None:
         self._stop.set()

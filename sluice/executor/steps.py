@@ -14,14 +14,15 @@ class StepsLog:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._steps: deque[pb.EngineStats] = deque(maxlen=limit)
         self._requests: dict[str, pb.RequestStats] = {}
         self._error: SluiceError | None = None
 
     def put(self, response: pb.StreamStepsResponse) -> None:
         """Keep what came."""
-        with self._condition:
+        with self._lock:
             self._steps.extend(response.steps)
             for each in response.requests:
                 self._requests.pop(each.request_id, None)
@@ -32,13 +33,13 @@ class StepsLog:
 
     def fail(self, error: SluiceError) -> None:
         """Nothing will come, for this reason."""
-        with self._condition:
+        with self._lock:
             self._error = error
             self._condition.notify_all()
 
     def take_steps(self, timeout: float) -> list[pb.EngineStats]:
         """Oldest first; empty if there are none within the timeout. Raises SluiceError."""
-        with self._condition:
+        with self._lock:
             self._wait(lambda: bool(self._steps), timeout)
             found = list(self._steps)
             self._steps.clear()
@@ -46,7 +47,7 @@ class StepsLog:
 
     def take_requests(self, timeout: float) -> list[pb.RequestStats]:
         """The latest of each request, those changed last at the end; otherwise as `take_steps`."""
-        with self._condition:
+        with self._lock:
             self._wait(lambda: bool(self._requests), timeout)
             found, self._requests = list(self._requests.values()), {}
             return found

@@ -13,13 +13,14 @@ class Unread:
     """Results by request id, from the request's start until its end has been read."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._open: dict[int, GenerationResult] = {}
         self._marked: dict[int, None] = {}
 
     def add(self, result: "GenerationResult") -> None:
         """From now on it may have something to read."""
-        with self._condition:
+        with self._lock:
             self._open[result.request_id] = result
 
     def find(self, request_id: int) -> "GenerationResult":
@@ -31,20 +32,20 @@ class Unread:
 
     def mark(self, request_id: int) -> None:
         """It has something to read."""
-        with self._condition:
+        with self._lock:
             if request_id in self._open:
                 self._marked[request_id] = None
                 self._condition.notify_all()
 
     def forget(self, request_id: int) -> None:
         """Its end has been read, or nobody will read it."""
-        with self._condition:
+        with self._lock:
             self._open.pop(request_id, None)
             self._marked.pop(request_id, None)
 
     def take(self, timeout: float | None) -> "list[GenerationResult]":
         """Wait until some have something to read, and give these, in order; none if nothing came within the timeout."""
-        with self._condition:
+        with self._lock:
             wait_for(self._condition, lambda: bool(self._marked), timeout)
             marked, self._marked = self._marked, {}
             return [self._open[request_id] for request_id in marked]

@@ -21,7 +21,11 @@ class Deadline:
 
 
 def wait_for(condition: threading.Condition, holds: Callable[[], bool], timeout: float | None) -> bool:
-    """Whether it holds, after waiting for it; the condition must be held."""
+    """Whether it holds, after waiting for it.
+
+    The condition's lock must be held, by `with` on a plain `threading.Lock` itself: Ctrl-C on the way into or out of
+    `with condition`, which runs Python code, can leave its lock locked.
+    """
     deadline = Deadline(timeout)
     while not holds():
         left = deadline.left

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.processes import LIMIT, wait_until
+from tests.fakes.processes import LIMIT
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "executor"
 MARK = "SLUICE_TEST_MARK"
 
 
-def check_batch(out: str) -> None:
+def check_batch(out: str, count: int = 64) -> None:
     lines = out.splitlines()
-    assert [line.startswith(f"def method_{i}(self") for i, line in enumerate(lines[:64])] == [True] * 64
+    assert [line.startswith(f"def method_{i}(self") for i, line in enumerate(lines[:count])] == [True] * count
+    assert len(lines) == count + 1
     assert re.fullmatch(r"request \d+: spec\.sampling\.temperature: is 9, must be in \[0, 2\]", lines[-1])
 
 
@@ -115,7 +116,7 @@ def test_against_a_server(ring, program, name) -> None:
     CHECKS[name](out)
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", [name for name in CHECKS if name != "batch"])
 def test_with_a_ring_of_its_own(program, name) -> None:
     process = program.start(str(EXAMPLES / f"{name}.py"))
     out, err = process.communicate(timeout=LIMIT)
@@ -129,7 +130,7 @@ def test_500_prompts_show_progress_and_leave_nothing(program) -> None:
     out, err = process.communicate(timeout=110)
     assert process.returncode == 0, err
     assert "500/500" in err
-    assert out.count("def method_") >= 500
+    check_batch(out, 500)
     program.assert_nothing_is_left()
 
 
@@ -157,11 +158,3 @@ def test_ctrl_c_in_the_middle_of_500_prompts_leaves_nothing(program) -> None:
     assert "KeyboardInterrupt" in err.splitlines()
     assert process.returncode != 0
     program.assert_nothing_is_left()
-
-
-def test_a_killed_program_leaves_no_process(program) -> None:
-    process = program.start("-c", INTERRUPTED)
-    assert process.stdout.readline() == "ready\n"
-    process.kill()
-    process.communicate()
-    assert wait_until(lambda: program.processes() == [])
