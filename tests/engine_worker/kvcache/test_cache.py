@@ -4,25 +4,8 @@ import pytest
 
 from engine_worker.kvcache.cache import KvCache
 from engine_worker.kvcache.pool import CacheCorruptError
-from engine_worker.request import Request, Sequence
 from engine_worker.step import Move, MoveKind
-from tests.fakes.engine import spec_of
-
-
-def request(prompt, n: int = 1) -> Request:
-    return Request(spec_of(prompt, max_tokens=20, n=n), b"root", 1, 0.0)
-
-
-def one(prompt) -> Sequence:
-    return request(prompt).sequences[0]
-
-
-def computed(cache: KvCache, prompt) -> Sequence:
-    """A holder with its whole prompt computed."""
-    sequence = one(prompt)
-    assert cache.allocate([sequence]) == [sequence]
-    cache.commit(sequence, sequence.num_pending)
-    return sequence
+from tests.engine_worker.kvcache.sequences import computed, one, request
 
 
 def test_all_or_nothing():

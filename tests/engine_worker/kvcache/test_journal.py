@@ -1,0 +1,79 @@
+"""What is told of the cache, and to whom all of it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_worker.kvcache.journal import Journal
+from sluice.ring.hashing import short_hash
+from sluice.ring.wire import CacheNews
+
+
+def digest(block: int) -> bytes:
+    return bytes([block]) * 16
+
+
+def block(number: int) -> int:
+    return short_hash(digest(number))
+
+
+def test_nothing_new_is_no_news():
+    journal = Journal()
+    assert journal.since(0) is None
+    journal.store(digest(1))
+    assert journal.since(1) is None
+
+
+def test_changes_are_told_once_each():
+    journal = Journal()
+    journal.store(digest(1))
+    journal.store(digest(2))
+    journal.remove(digest(1))
+    assert journal.since(0) == CacheNews(0, 3, [block(2)], [block(1)])
+    assert journal.since(1) == CacheNews(1, 3, [block(2)], [block(1)])
+    assert journal.since(2) == CacheNews(2, 3, [], [block(1)])
+
+
+def test_who_is_too_far_behind_or_ahead_hears_everything():
+    journal = Journal(capacity=2)
+    for number in range(5):
+        journal.store(digest(number))
+    everything = CacheNews(0, 5, [block(number) for number in range(5)], whole=True)
+    for heard in (0, 2, 6, 99):
+        news = journal.since(heard)
+        assert sorted(news.stored) == sorted(everything.stored)
+        assert (news.after, news.last, news.whole, news.removed) == (0, 5, True, [])
+    assert journal.since(3) == CacheNews(3, 5, [block(3), block(4)])
+
+
+def test_after_a_flush_everything_is_told():
+    journal = Journal()
+    journal.store(digest(1))
+    journal.clear()
+    journal.store(digest(2))
+    assert journal.since(1) == CacheNews(0, 3, [block(2)], whole=True)
+    assert journal.since(2) == CacheNews(2, 3, [block(2)])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["store", "remove", "clear", "hear", "hear twice"]))),
+    st.integers(1, 8),
+)
+def test_who_listens_knows_what_is_findable(actions, capacity):
+    journal, findable, heard, known = Journal(capacity), set(), 0, set()
+    for number, action in actions:
+        if action == "store" and number not in findable:
+            findable.add(number)
+            journal.store(digest(number))
+        elif action == "remove" and number in findable:
+            findable.discard(number)
+            journal.remove(digest(number))
+        elif action == "clear":
+            findable.clear()
+            journal.clear()
+        elif action.startswith("hear"):
+            news = journal.since(heard)
+            for _ in range(2 if action == "hear twice" else 1):
+                if news is not None:
+                    known = (set() if news.whole else known) - set(news.removed) | set(news.stored)
+                    heard = news.last
+            assert known == {block(found) for found in findable}
