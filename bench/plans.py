@@ -129,11 +129,11 @@ def host_plan(quick: bool, threads: int, _: Path) -> host.Plan:
         pool_tokens=pool,
         host_tokens=5 * pool // 2,
         bytes_per_token=TINY_BYTES_PER_TOKEN,
-        prompt_tokens=120 if quick else 500,
-        output_tokens=8 if quick else 12,
+        prompt_tokens=120 if quick else 504,
+        output_tokens=8,
         working_sets=[3.0] if quick else [0.5, 1.0, 2.0, 3.0, 4.0],
         visits=1 if quick else 2,
-        repeats=1 if quick else 3,
+        repeats=1 if quick else 2,
         engine=_engine(threads),
     )
 
