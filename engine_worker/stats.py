@@ -19,8 +19,8 @@ RATE_SECONDS = 1.0
 REFRESH_SECONDS = 0.5
 """Between two reports of a request that runs on."""
 REFRESHED_PER_STEP = 4
-REFRESHED_PER_SECOND = 300
-"""A report costs three microseconds: a thousandth of a long step goes into them, at most."""
+REFRESHED_PER_SECOND = 150
+"""Reports made in a step, and in a second of a long one, at most: each costs about three microseconds."""
 STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 

@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from engine_worker.scheduling.build import SchedulerNames
 from engine_worker.stats import REFRESH_SECONDS, REFRESHED_PER_STEP, Rate
 from sluice.ring.errors import FinishReason
 from sluice.ring.stats import RequestStats, Stage, StepStats, request_json, step_json
@@ -165,6 +166,18 @@ def test_pauses_are_counted_with_the_request_and_with_the_engine():
     pauses = [last(bench, request).pauses for request in requests]
     assert sum(pauses) == bench.engine.stats.totals().pauses > 0
     assert pauses[0] == 0
+
+
+def test_a_static_batch_tells_its_tokens_and_its_empty_slots():
+    schedulers = SchedulerNames(capacity_scheduler_policy="static_batch")
+    bench = EngineBench(max_batch_size=2, schedulers=schedulers)
+    lengths = [2, 5, 3]
+    for i, length in enumerate(lengths):
+        bench.submit([i], max_tokens=length)
+    bench.run()
+    found = [(step.total_generation_tokens, step.empty_generation_slots) for step in steps(bench)]
+    # Two side by side until the longer one has ended, then the third alone.
+    assert found == [(2, 0), (4, 1), (5, 1), (6, 1), (7, 2), (1, 0), (2, 0), (3, 1)]
 
 
 def test_totals_add_up():
