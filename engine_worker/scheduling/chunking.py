@@ -27,20 +27,21 @@ def first_come_first_served(waiting: abc.Sequence[Sequence], budget: int, unit: 
 
 
 def equal_progress(waiting: abc.Sequence[Sequence], budget: int, unit: int) -> list[int]:
-    """Tokens for each of these contexts: a unit in turn, for as long as units are left."""
+    """Tokens for each of these contexts: a unit in turn, until somebody's turn finds no unit left."""
     sizes, unit, turn = [0] * len(waiting), min(unit, budget), list(enumerate(waiting))
     while turn and budget:
-        going_on = []
+        going_on, short = [], False
         for index, sequence in turn:
             start = sequence.num_computed + sizes[index]
             more = min(_floor(start, unit) + unit - start, sequence.num_ready - sizes[index])
             if more > budget:
+                short = True
                 continue
             sizes[index] += more
             budget -= more
             if sizes[index] < sequence.num_ready:
                 going_on.append((index, sequence))
-        turn = going_on
+        turn = [] if short else going_on
     return sizes
 
 

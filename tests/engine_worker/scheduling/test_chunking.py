@@ -1,0 +1,112 @@
+"""How contexts share a step's tokens."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_worker.request import Request, Sequence
+from engine_worker.scheduling.chunking import equal_progress, first_come_first_served, whole
+from tests.fakes.engine import EngineBench, spec_of
+
+
+def context(start: int, pending: int) -> Sequence:
+    sequence = Request(spec_of(range(start + pending)), b"root", 1, 0.0).sequences[0]
+    sequence.num_computed, sequence.num_placed = start, start + pending
+    return sequence
+
+
+contexts = st.lists(st.builds(context, st.integers(0, 40), st.integers(1, 60)), min_size=1, max_size=8)
+budgets, units = st.integers(1, 100), st.integers(1, 16)
+
+
+@given(contexts, budgets, units, st.sampled_from([first_come_first_served, equal_progress]))
+def test_within_the_budget_in_units_and_never_nothing(waiting, budget, unit, share):
+    sizes = share(waiting, budget, unit)
+    assert 1 <= sum(sizes) <= budget
+    cut = False
+    for sequence, size in zip(waiting, sizes, strict=False):
+        assert 0 <= size <= sequence.num_pending
+        if size < sequence.num_pending:
+            cut = True
+            assert size == 0 or (sequence.num_computed + size) % min(unit, budget) == 0
+    if cut or len(sizes) < len(waiting):
+        assert budget - sum(sizes) < unit
+
+
+@given(contexts, budgets, units)
+def test_first_come_first_served_is_in_order(waiting, budget, unit):
+    """Before one gets anything, all before it have all they need or what is left is no unit for them."""
+    sizes = first_come_first_served(waiting, budget, unit)
+    for index, sequence in enumerate(waiting[: len(sizes)]):
+        if sizes[index] < sequence.num_pending:
+            left = budget - sum(sizes[: index + 1])
+            start = sequence.num_computed + sizes[index]
+            assert left < min(unit, budget) - start % min(unit, budget)
+
+
+@given(contexts, budgets, units, st.booleans())
+def test_equal_progress_spreads_within_one_unit(waiting, budget, unit, aligned):
+    """In units where a context begins in the middle of one."""
+    unit = min(unit, budget)
+    for sequence in waiting:
+        if aligned:
+            sequence.num_computed -= sequence.num_computed % unit
+    sizes = equal_progress(waiting, budget, unit)
+    if not aligned:
+        sizes = [size + s.num_computed % unit if size else 0 for s, size in zip(waiting, sizes, strict=True)]
+        for sequence in waiting:
+            sequence.num_computed -= sequence.num_computed % unit
+    unfinished = [size for sequence, size in zip(waiting, sizes, strict=True) if size < sequence.num_pending]
+    finished = [size for sequence, size in zip(waiting, sizes, strict=True) if size == sequence.num_pending]
+    if unfinished:
+        assert max(unfinished) - min(unfinished) <= unit
+        assert max(finished, default=0) <= min(unfinished) + unit
+
+
+@given(contexts, budgets)
+def test_whole_contexts_only(waiting, budget):
+    sizes = whole(waiting, budget)
+    assert sizes == [sequence.num_pending for sequence in waiting[: len(sizes)]]
+    assert len(sizes) == 1 or sum(sizes) <= budget
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps"),
+    [
+        ("first_come_first_served", [[12], [4, 8], [2, 8], [12]]),
+        ("equal_progress", [[4, 4, 4], [4, 4, 4], [4, 2, 4], [4, 8]]),
+    ],
+)
+def test_both_in_an_engine(policy, steps):
+    bench = EngineBench(max_batch_size=3, max_tokens_per_step=12, context_chunking_policy=policy)
+    for number, size in enumerate((16, 10, 20)):
+        bench.submit([90 - number, *range(1, size)], max_tokens=1)
+    bench.run()
+    assert [[len(part.tokens) for part in step.slices] for step in bench.runner.steps] == steps
+
+
+def test_only_one_beam_width_at_a_time_and_everybody_gets_there():
+    bench = EngineBench(max_batch_size=8)
+    requests = [bench.submit(range(number, number + 6), max_tokens=6) for number in range(6)]
+    begin, widths = bench.engine.live.begin, {}
+
+    def beginning(request):
+        request.beam_width = widths[request.spec.request] = 1 + request.spec.request % 3
+        begin(request)
+
+    bench.engine.live.begin = beginning
+    schedule, seen = bench.engine._scheduler.schedule, []
+
+    def looking(*asked):
+        found = schedule(*asked)
+        sequences = [*found.generation, *(chunk.sequence for chunk in found.context)]
+        if sequences:
+            (width,) = {sequence.request.beam_width for sequence in sequences}
+            assert width == min(bench.cache.holders, key=lambda s: s.order).request.beam_width
+            seen.append(width)
+        return found
+
+    bench.engine._scheduler.schedule = looking
+    bench.run()
+    assert set(seen) == {1, 2, 3}
+    assert all(bench.output(request) == bench.expected(request) for request in requests)

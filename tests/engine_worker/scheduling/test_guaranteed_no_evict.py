@@ -1,0 +1,107 @@
+"""Who may begin when everybody who has begun must be able to end."""
+
+from engine_worker.kvcache.cache import KvCache
+from engine_worker.request import Request, Sequence, State
+from engine_worker.scheduling.build import SchedulerNames
+from engine_worker.scheduling.context import SchedulerContext
+from engine_worker.scheduling.guaranteed_no_evict import GuaranteedNoEvict
+from tests.fakes.engine import EngineBench, spec_of
+
+POLICY = SchedulerNames("guaranteed_no_evict")
+
+
+def arrived(number: int, size: int, max_tokens: int, n: int = 1) -> Sequence:
+    """A prompt of its own."""
+    return Request(spec_of(range(number, number + size), max_tokens, n=n), b"root", number, 0.0).sequences[0]
+
+
+def admitted(cache: KvCache, *active: Sequence, batch: int = 8) -> list[Sequence]:
+    fitting, paused = GuaranteedNoEvict(SchedulerContext(cache, batch, 16)).schedule_request(active)
+    assert paused == []
+    return fitting
+
+
+def test_prompt_and_max_tokens_are_counted():
+    cache = KvCache(10, 4)
+    first, second, third = arrived(1, 8, 12), arrived(2, 8, 12), arrived(3, 4, 4)
+    assert admitted(cache, first, second, third) == [first, second]
+
+
+def test_what_a_holder_has_taken_is_not_counted_twice():
+    cache = KvCache(10, 4)
+    first, second = arrived(1, 8, 12), arrived(2, 8, 12)
+    cache.allocate([first])
+    assert admitted(cache, first, second) == [first, second]
+    cache.allocate([second])
+    assert cache.pool.available == 6
+    assert admitted(cache, first, second, arrived(3, 1, 1)) == [first, second]
+
+
+def test_nobody_overtakes_a_big_one():
+    cache = KvCache(10, 4)
+    first, big, small = arrived(1, 8, 12), arrived(2, 30, 10), arrived(3, 1, 1)
+    cache.allocate([first])
+    assert admitted(cache, first, big, small) == [first]
+    cache.release(first)
+    assert admitted(cache, big, small) == [big]
+
+
+def test_all_sequences_of_a_request_are_counted():
+    for num_blocks, fitting in [(14, 1), (15, 2)]:
+        cache = KvCache(num_blocks, 4)
+        first, four = arrived(1, 8, 12), arrived(2, 4, 4, n=5)
+        assert len(admitted(cache, first, four)) == fitting
+        if fitting == 2:
+            cache.allocate([first, four])
+            # The others still await the prompt, and nobody gets what they will need.
+            assert admitted(cache, first, four, arrived(3, 1, 1)) == [first, four]
+
+
+def test_places_in_the_batch_are_counted_too():
+    cache = KvCache(100, 4)
+    first, four, last = arrived(1, 4, 4), arrived(2, 4, 4, n=4), arrived(3, 4, 4)
+    assert admitted(cache, first, four, last, batch=4) == [first]
+    assert admitted(cache, first, four, last, batch=5) == [first, four]
+    assert admitted(cache, first, four, last, batch=6) == [first, four, last]
+
+
+def test_a_shared_prefix_counts_once_while_somebody_holds_it():
+    cache = KvCache(9, 4)
+    first, second = arrived(1, 16, 8), arrived(1, 16, 8)
+    cache.allocate([first])
+    cache.commit(first, 16)
+    first.append(0)
+    assert admitted(cache, first, second) == [first, second]
+    cache.release(first)
+    # Nobody holds the cached blocks now, and so they are taken as any others.
+    other = arrived(50, 16, 4)
+    assert admitted(cache, second, other) == [second]
+
+
+def test_a_request_too_big_for_pool_or_batch_has_them_to_itself():
+    for sizes in ({"num_blocks": 12, "max_batch_size": 8}, {"num_blocks": 80, "max_batch_size": 2}):
+        bench = EngineBench(schedulers=POLICY, **sizes)
+        before, big, after = (
+            bench.submit(range(i, i + 8), max_tokens=12, n=n, seed=i) for i, n in enumerate((1, 4, 1))
+        )
+        while bench.engine.live.requests or bench.inbox:
+            bench.step()
+            holding = {s.request.spec.request for s in bench.cache.holders}
+            assert not {before, big} <= holding
+            assert after not in holding or all(s.blocks for s in bench.engine.live.active)
+            assert all(s.state is not State.PAUSED for s in bench.engine.live.active)
+        for request, n in ((before, 1), (big, 4), (after, 1)):
+            for index in range(n):
+                assert bench.output(request, index) == bench.expected(request, index)
+
+
+def test_sequences_of_one_request_go_on_right_after_its_prompt():
+    """Though a request of a higher class has come, and would take the memory."""
+    bench = EngineBench(num_blocks=20, schedulers=POLICY, block_reuse=False)
+    bench.submit(range(8), max_tokens=12, n=4, request=1)
+    bench.step()
+    bench.submit(range(20, 36), max_tokens=12, request=2, priority=3)
+    bench.step()
+    assert len(bench.cache.holders) == 4
+    assert {s.request.spec.request for s in bench.cache.holders} == {1}
+    bench.run()

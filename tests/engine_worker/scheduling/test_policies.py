@@ -1,0 +1,132 @@
+"""The property that defines each policy, whatever comes."""
+
+from operator import attrgetter
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.engine_worker.scheduling.workloads import arrivals, bench_of, play, sizes
+
+ORDER = attrgetter("order")
+POLICIES = ("max_utilization", "guaranteed_no_evict", "static_batch")
+many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def all_get_what_fits(bench):
+    """Whom the policy calls fitting gets its blocks, in every step."""
+    hold = bench.engine._scheduler.hold
+
+    def holding(fitting):
+        held = hold(fitting)
+        assert held == fitting
+        return held
+
+    bench.engine._scheduler.hold = holding
+
+
+@many
+@given(arrivals, sizes)
+def test_max_utilization_the_first_goes_on_and_nobody_gives_way_to_one_behind(arrivals, sizes):
+    paused_now = set()
+
+    def look(active, before, fitting, paused):
+        assert fitting == sorted(fitting, key=ORDER)
+        paused_now.difference_update(fitting)
+        paused_now.update(paused)
+        if paused:
+            assert set(fitting) | set(paused) == set(before)
+            assert min(map(ORDER, paused)) > max(map(ORDER, fitting))
+
+    bench = bench_of("max_utilization", sizes, look)
+    all_get_what_fits(bench)
+    schedule = bench.engine._scheduler.schedule
+
+    def looking(active, *asked):
+        first = next((sequence for sequence in active if sequence.blocks), None)
+        found = schedule(active, *asked)
+        assert first is None or first in found.generation or first in [chunk.sequence for chunk in found.context]
+        return found
+
+    bench.engine._scheduler.schedule = looking
+    play(bench, arrivals)
+    assert all(arrivals[s.request.spec.request - 1].cancelled_after is not None for s in paused_now)
+
+
+@many
+@given(arrivals, sizes)
+def test_guaranteed_no_evict_whoever_began_is_never_without_memory(arrivals, sizes):
+    begun = set()
+
+    def look(active, before, fitting, paused):
+        assert paused == []
+        assert set(before) <= set(fitting)
+        assert begun & set(active) <= set(before)
+        begun.update(fitting)
+        # The other sequences of a request neither, once the prompt is there. (What those of a windowed model share is
+        # counted with caution, so one may wait a little.)
+        for sequence in active if sizes["window"] is None else ():
+            count = len(sequence.request.sequences)
+            blocks = bench.cache.forecast().blocks_to_end(sequence) * count
+            fits = blocks <= bench.cache.pool.num_blocks and count <= sizes["max_batch_size"]
+            if sequence.output and fits and sequence.awaited is None:
+                assert sequence in fitting
+
+    bench = bench_of("guaranteed_no_evict", sizes, look)
+    all_get_what_fits(bench)
+    play(bench, arrivals)
+    assert bench.engine.stats.totals().pauses == 0
+
+
+@many
+@given(arrivals, sizes)
+def test_static_batch_nobody_joins_until_all_have_ended(arrivals, sizes):
+    batches = [set()]
+
+    def look(active, before, fitting, paused):
+        batch = set(policy._batch)
+        assert paused == []
+        assert set(before) <= set(fitting)
+        assert {sequence.request for sequence in fitting} <= batch
+        if batch != batches[-1]:
+            assert not any(request.num_live for request in batches[-1])
+            batches.append(batch)
+
+    bench = bench_of("static_batch", sizes, look)
+    policy = bench.engine._scheduler._capacity._scheduler
+    all_get_what_fits(bench)
+    play(bench, arrivals)
+    assert bench.engine.stats.totals().pauses == 0
+
+
+@many
+@given(arrivals, sizes, st.sampled_from(POLICIES), st.sampled_from(["first_come_first_served", "equal_progress"]))
+def test_a_step_keeps_to_its_limits(arrivals, sizes, policy, chunking):
+    if not sizes["chunked_context"]:
+        chunking = "first_come_first_served"
+    bench = bench_of(policy, sizes, lambda *answer: None, context_chunking_policy=chunking)
+    play(bench, arrivals)
+    for step in bench.runner.steps:
+        tokens = [len(part.tokens) for part in step.slices]
+        assert len(tokens) <= sizes["max_batch_size"]
+        contexts = [part for part in step.slices if part.start == 0 or len(part.tokens) > 1]
+        assert sum(tokens) <= sizes["max_tokens_per_step"] or (not sizes["chunked_context"] and len(contexts) == 1)
+
+
+@many
+@given(arrivals, sizes)
+def test_the_token_budget_is_used_up_to_a_unit(arrivals, sizes):
+    bench = bench_of("max_utilization", {**sizes, "chunked_context": True}, lambda *answer: None)
+    schedule = bench.engine._scheduler.schedule
+
+    def looking(*asked):
+        found = schedule(*asked)
+        unit, budget, size = 4, sizes["max_tokens_per_step"], sizes["max_batch_size"]
+        rest = budget - len(found.generation) - sum(chunk.num_tokens for chunk in found.context)
+        took = {chunk.sequence: chunk.num_tokens for chunk in found.context}
+        idle = [s for s in bench.cache.holders if not s.generating and took.get(s, 0) < s.num_pending]
+        if idle and len(found.generation) + len(found.context) < size:
+            assert rest < unit
+        return found
+
+    bench.engine._scheduler.schedule = looking
+    play(bench, arrivals)
