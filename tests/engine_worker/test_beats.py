@@ -1,8 +1,14 @@
 """Who gets beats. What they say is tested with the worker."""
 
-from engine_worker.beats import SILENCE_SECONDS, Listeners
-from sluice.ring.wire import Hello
+import structlog
+
+from engine_worker.beats import SILENCE_SECONDS, Beats, Listeners
+from engine_worker.hooks import Report
+from engine_worker.reports import Reports
+from sluice.ring.stats import StepStats
+from sluice.ring.wire import EngineBeat, Hello
 from tests.fakes.engine import Clock
+from tests.fakes.lane import MemoryLane
 
 
 def test_a_router_gets_beats_until_its_hellos_stop():
@@ -24,3 +30,32 @@ def test_what_another_thread_reads_never_changes_under_it():
     seen = listeners.heard
     listeners.hear(Hello("r1", "mem://r1"))
     assert seen.keys() == {"mem://r0"}
+
+
+def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
+    lanes = {}
+
+    def open_lane(_, address, __):
+        return lanes.setdefault(address, MemoryLane(address))
+
+    monkeypatch.setattr("engine_worker.beats.Lane", open_lane)
+    listeners, reports = Listeners(Clock()), Reports()
+    listeners.hear(Hello("r0", "mem://r0"))
+    listeners.hear(Hello("r1", "mem://r1"))
+    beat = EngineBeat("e", 1, "mem://e", "f", 64, False, StepStats())
+    beats = Beats(None, listeners, lambda: beat, reports, lambda heard: None, structlog.get_logger())
+    reports.put(Report(StepStats(iteration=1), []))
+    beats._send()
+    lanes["mem://r1"].full = True
+    for iteration in (2, 3):
+        reports.put(Report(StepStats(iteration=iteration), []))
+        beats._send()
+    lanes["mem://r1"].full = False
+    beats._send()
+    beats._send()
+    told = {
+        address: [[step.iteration for step in message.steps] for message in lane.messages]
+        for address, lane in lanes.items()
+    }
+    # Nobody is told what was before it came.
+    assert told == {"mem://r0": [[], [2], [3], [], []], "mem://r1": [[], [2, 3], []]}

@@ -16,7 +16,7 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.lanes import Inbox, Lane
 from sluice.ring.params import SamplingParams, StopParams, TextParams
-from sluice.ring.stats import StepStats
+from sluice.ring.stats import Stage, StepStats
 from sluice.ring.wire import EngineBeat, Flush, Hello, Pulse, Submit, TokenBatch
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 
@@ -276,3 +276,15 @@ def test_corrupt_books_are_reported_when_idle(start, runner):
             assert time.monotonic() < end
             time.sleep(0.02)
     assert any("not the 16 blocks" in entry.get("error", "") for entry in logs)
+
+
+def test_beats_bring_every_step_once_and_what_became_of_requests(start):
+    world = start()
+    world.hello()
+    world.beats(lambda beat: True)
+    world.submit(1, [1, 2, 3], max_tokens=6)
+    found = world.beats(lambda beat: any(request.stage is Stage.ENDED for request in beat.requests))
+    found += world.beats(lambda beat: beat.stats.iteration == 6)
+    assert [step.iteration for beat in found for step in beat.steps] == list(range(1, 7))
+    (ended,) = (request for beat in found for request in beat.requests if request.stage is Stage.ENDED)
+    assert (ended.request, ended.name, ended.prompt_tokens, ended.generated_tokens) == (1, "1", 3, 6)
