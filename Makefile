@@ -25,8 +25,9 @@ protos: $(VENV)/dev.done
 	    --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 	    $(PROTOS)
 
+# All of it, or some: make bench PARTS="policies host"
 bench: $(VENV)/dev.done
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench $(PARTS)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -12,9 +12,11 @@ from bench.sections.words import Table
 
 INTRODUCTION = """# Measurements
 
-What `make bench` found. Figures of one table come from one run, in which the systems took turns; each is the median
-of several rounds, and ratios are medians of the rounds' own ratios. Client, router, detokenizers and engine share the
-cores of one machine, so CPU time per token says more about what each part costs than the clock does.
+What `make bench` found; `make bench PARTS="policies host"` is some of it. Figures of one table come from one run, in
+which the systems took turns; each is the median of several rounds, and ratios are medians of the rounds' own ratios.
+Client, router, detokenizers and engine share the cores of one machine, so CPU time per token says more about what each
+part costs than the clock does. Where it is about scheduling and the cache, the engine is driven in process, without the
+ring.
 """
 
 
