@@ -66,4 +66,4 @@ def _frame(axes: Axes, result: Result, name: str, top: float) -> None:
 
 def _limit(axes: Axes) -> None:
     axes.plot([LIMIT_AT], [LIMIT], "v", color=SOFT, markersize=7)
-    note(axes, "limit at 256: 1 ms", (LIMIT_AT, LIMIT), (0, 6), color=SOFT)
+    note(axes, "limit at 256: 1 ms", (LIMIT_AT, LIMIT), (0, 6), ha="right", color=SOFT)
