@@ -4,7 +4,7 @@ from collections import abc
 
 from engine_worker.kvcache.forecast import Forecast
 from engine_worker.request import Request, Sequence
-from engine_worker.scheduling.capacity import IN_ORDER
+from engine_worker.scheduling.capacity import IN_ORDER, Holders
 from engine_worker.scheduling.context import SchedulerContext
 
 
@@ -20,6 +20,7 @@ class GuaranteedNoEvict:
 
     def __init__(self, context: SchedulerContext) -> None:
         self._cache = context.cache
+        self._holders = Holders(context.cache)
         self._max_batch_size = context.max_batch_size
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -28,7 +29,7 @@ class GuaranteedNoEvict:
 
     def admit(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         """(fitting, awaiting): who shall hold blocks, in order; whose room is kept while another computes for it."""
-        fitting = sorted(self._cache.holders, key=IN_ORDER)
+        fitting = self._holders.in_order()
         if len(fitting) == min(len(active), self._max_batch_size):
             return fitting, []
         forecast = self._cache.forecast()

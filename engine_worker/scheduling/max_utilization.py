@@ -4,7 +4,7 @@ from collections import abc
 
 from engine_worker.kvcache.forecast import Forecast
 from engine_worker.request import Sequence
-from engine_worker.scheduling.capacity import IN_ORDER
+from engine_worker.scheduling.capacity import IN_ORDER, Holders
 from engine_worker.scheduling.context import SchedulerContext
 
 
@@ -19,14 +19,15 @@ class MaxUtilization:
 
     def __init__(self, context: SchedulerContext) -> None:
         self._cache = context.cache
+        self._holders = Holders(context.cache)
         self._max_batch_size = context.max_batch_size
         self._max_tokens_per_step = context.max_tokens_per_step
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         """See CapacityScheduler."""
-        fitting = sorted(self._cache.holders, key=IN_ORDER)
+        fitting = self._holders.in_order()
         forecast = self._cache.forecast()
-        if not all(map(forecast.grow, fitting)):
+        if not all(forecast.grow(sequence) for sequence in fitting if sequence.num_tokens > sequence.num_placed):
             return self._keep(fitting)
         if len(fitting) < min(len(active), self._max_batch_size):
             self._admit(active, fitting, forecast)

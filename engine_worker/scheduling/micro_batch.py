@@ -46,11 +46,11 @@ class InFlightBatching:
         if inflight_request_ids:
             fitting = [s for s in fitting if s.request.spec.request not in inflight_request_ids]
         width = fitting[0].request.beam_width if fitting else 1
-        generation: list[Sequence] = []
-        waiting: list[Sequence] = []
-        for sequence in fitting:
-            if sequence.request.beam_width == width:
-                (generation if sequence.generating else waiting).append(sequence)
+        fitting = [sequence for sequence in fitting if sequence.request.beam_width == width]
+        generation = [sequence for sequence in fitting if sequence.generating]
+        waiting = (
+            [sequence for sequence in fitting if not sequence.generating] if len(generation) < len(fitting) else []
+        )
         del generation[self._max_batch_size :]
         return self._context(waiting, len(generation)), generation
 

@@ -40,12 +40,8 @@ class RequestScheduler(ABC):
 
         Of what a newcomer has pending, only what the cache does not hold is left after this.
         """
-        running, awaiting, ended = State.RUNNING, State.AWAITING, State.ENDED
-        living = [s for s in dict.fromkeys(sequences) if s.state is not ended and s.state is not awaiting]
-        held = self.context.cache.allocate(living)
-        for sequence in held:
-            sequence.state = running
-        return held
+        awaiting, ended = State.AWAITING, State.ENDED
+        return self._hold([s for s in dict.fromkeys(sequences) if s.state is not ended and s.state is not awaiting])
 
     def pause(self, sequences: abc.Iterable[Sequence]) -> None:
         """Take the blocks of these back. They can hold blocks again later, and compute their tokens again."""
@@ -53,6 +49,13 @@ class RequestScheduler(ABC):
             if sequence.blocks:
                 self.context.cache.release(sequence)
                 self.context.pauses.add(sequence)
+
+    def _hold(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
+        """The same of active ones, each there once."""
+        held, running = self.context.cache.allocate(sequences), State.RUNNING
+        for sequence in held:
+            sequence.state = running
+        return held
 
 
 class SimpleScheduler(RequestScheduler):
@@ -101,4 +104,4 @@ class SimpleScheduler(RequestScheduler):
     ) -> Schedule:
         fitting, paused = capacity.schedule_request(active)
         self.pause(paused)
-        return Schedule(*micro_batch.schedule(self.hold(fitting), inflight_request_ids))
+        return Schedule(*micro_batch.schedule(self._hold(fitting), inflight_request_ids))

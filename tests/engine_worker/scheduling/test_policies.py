@@ -14,14 +14,14 @@ many = settings(max_examples=60, deadline=None, suppress_health_check=list(Healt
 
 def all_get_what_fits(bench):
     """Whom the policy calls fitting gets its blocks, in every step."""
-    hold = bench.engine._scheduler.hold
+    hold = bench.engine._scheduler._hold
 
     def holding(fitting):
         held = hold(fitting)
         assert held == fitting
         return held
 
-    bench.engine._scheduler.hold = holding
+    bench.engine._scheduler._hold = holding
 
 
 @many
