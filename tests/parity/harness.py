@@ -5,15 +5,18 @@ from pathlib import Path
 
 import structlog
 
-from engine_worker.assembly import Batching, assemble
-from engine_worker.hooks import Hooks
+from engine_worker.assembly import Batching, assemble, longest_sequence
+from engine_worker.hooks import Hooks, Report
 from engine_worker.intake import Terms
 from engine_worker.mailbox import Mailbox
 from engine_worker.outbox import Outbox
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
+from engine_worker.scheduling.build import SchedulerNames
+from engine_worker.scheduling.context import ChunkingPolicy
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import SamplingParams, StopParams, TextParams
+from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.wire import Submit
 from tests.fakes.lane import Receiver, Stream
 
@@ -35,6 +38,8 @@ class EngineHarness:
         tokens_per_block: int = 16,
         attention: str = "cpu",
         max_attention_window: tuple[int, ...] = (),
+        policy: str = "max_utilization",
+        chunking: ChunkingPolicy = "first_come_first_served",
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
         config = RunnerConfig(
@@ -48,22 +53,36 @@ class EngineHarness:
             max_attention_window=max_attention_window,
         )
         runner = load_runner(checkpoint, config, lambda done, total: None)
-        longest = min(checkpoint.max_context_tokens, runner.num_blocks * runner.tokens_per_block)
+        batching = Batching(
+            max_batch_size,
+            max_tokens_per_step,
+            chunked_context,
+            context_chunking_policy=chunking,
+            schedulers=SchedulerNames(policy),
+        )
+        longest = longest_sequence(runner, batching, checkpoint.max_context_tokens)
         log = structlog.wrap_logger(None, wrapper_class=QUIET)
         self.receiver = Receiver()
         outbox = Outbox("engine", EPOCH, self.receiver.open_lane, time.monotonic, log)
         mailbox = Mailbox(EPOCH, self._receive, outbox, log)
-        self.pauses = 0
+        self.steps: list[StepStats] = []
+        self.requests: dict[int, RequestStats] = {}
+        """The last that was told of each."""
         self._inbox: list[Submit] = []
         self._numbers = iter(range(1, 1 << 30))
         self.engine = assemble(
             runner,
             Terms(checkpoint.fingerprint, checkpoint.vocab_size, longest, max_requests=1024),
-            Batching(max_batch_size, max_tokens_per_step, chunked_context),
-            Hooks(mailbox.get_requests, mailbox.send_responses, mailbox.poll_stop_ids, lambda stats: None),
+            batching,
+            Hooks(mailbox.get_requests, mailbox.send_responses, mailbox.poll_stop_ids, self._report),
             time.monotonic,
             log,
         )
+
+    @property
+    def pauses(self) -> int:
+        """How often a sequence gave its memory back."""
+        return sum(stats.pauses for stats in self.requests.values())
 
     def submit(
         self, prompt: list[int], sampling: SamplingParams, max_tokens: int, *, n: int = 1, salt: str = ""
@@ -91,7 +110,6 @@ class EngineHarness:
 
     def run(self) -> None:
         while self.engine.step() or self.engine.live.requests:
-            self.pauses = max(self.pauses, self.engine.stats.latest.paused_requests)
             self.receiver.read()
         self.receiver.read()
         self.engine.check()
@@ -107,6 +125,11 @@ class EngineHarness:
 
     def cached_tokens(self, request: int) -> int:
         return self.receiver.opens[request, 0].cached_tokens
+
+    def _report(self, report: Report) -> None:
+        if report.step is not None:
+            self.steps.append(report.step)
+        self.requests.update((stats.request, stats) for stats in report.requests)
 
     def _receive(self) -> list[Submit]:
         messages, self._inbox = self._inbox, []

@@ -1,5 +1,7 @@
 """Models with sliding windows give the tokens of transformers, far beyond the window and however the work is cut."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
@@ -47,12 +49,12 @@ def folder_and_expected(request, tmp_path_factory, prompts):
 
 
 @torch.inference_mode()
-def greedy(model: torch.nn.Module, prompts: list[list[int]]) -> list[list[int]]:
+def greedy(model: torch.nn.Module, prompts: list[list[int]], max_tokens: int = MAX_TOKENS) -> list[list[int]]:
     """What transformers generates."""
     outputs = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_TOKENS, do_sample=False)
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False)
         outputs.append(found[0, len(prompt) :].tolist())
     return outputs
 
@@ -84,6 +86,47 @@ def test_a_pool_too_small_pauses_and_changes_nothing(folder_and_expected, prompt
     folder, expected = folder_and_expected
     harness = EngineHarness(folder, kv_cache_tokens=384, max_tokens_per_step=64)
     assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
+
+
+@pytest.fixture(scope="module")
+def mistral(tmp_path_factory) -> tuple[Path, torch.nn.Module]:
+    folder = tmp_path_factory.mktemp("model")
+    return folder, write_checkpoint(folder, CONFIGS["mistral"])
+
+
+def test_block_use_stays_flat_far_beyond_the_window(mistral, prompts):
+    """A window of 41 tokens, a pool of 128, a sequence of 501: three blocks or four while it generates."""
+    folder, model = mistral
+    (expected,) = greedy(model, [prompts[-2]], 300)
+    harness = EngineHarness(folder, kv_cache_tokens=128, max_tokens_per_step=64)
+    assert harness.generate([prompts[-2]], GREEDY, 300) == [expected]
+    used = [step.used_kv_blocks for step in harness.steps]
+    assert len(used) == 4 + 299
+    assert max(used[:4]) <= 8
+    assert set(used[4:-1]) == {3, 4}
+    assert used[-1] == 0
+    assert harness.pauses == 0
+
+
+def test_sequences_that_are_too_much_for_the_pool_run_side_by_side(mistral, prompts):
+    folder, model = mistral
+    expected = greedy(model, prompts[-4:], 100)
+    harness = EngineHarness(folder, kv_cache_tokens=384, max_tokens_per_step=32, max_batch_size=8)
+    assert harness.generate(prompts[-4:], GREEDY, 100) == expected
+    assert max(step.generation_requests for step in harness.steps) == 4
+
+
+def test_a_prefix_is_found_by_the_blocks_of_its_last_window(mistral, prompts):
+    """A pool of 128 tokens has forgotten how a prompt of 200 began."""
+    folder, model = mistral
+    prompt = prompts[-2]
+    expected = greedy(model, [prompt])
+    harness = EngineHarness(folder, kv_cache_tokens=128, max_tokens_per_step=48, max_batch_size=8)
+    assert harness.generate([prompt], GREEDY, MAX_TOKENS) == expected
+    again = harness.submit(prompt, GREEDY, MAX_TOKENS)
+    harness.run()
+    assert harness.stream(again).tokens == expected[0]
+    assert harness.cached_tokens(again) == 192
 
 
 @pytest.mark.parametrize(
