@@ -84,11 +84,11 @@ class KvCache:
         if start // size < end // size:
             self._finder.publish(sequence, range(start // size, end // size))
             self._frontiers.move(sequence, self._finder.next_block(sequence, end))
-        behind = range(sequence.first_block, self.geometry.first_needed(end))
-        if behind:
+        if self.geometry.window is not None and sequence.first_block < (first := self.geometry.first_needed(end)):
+            behind = range(sequence.first_block, first)
             self._give_back(sequence, behind)
-            sequence.blocks[behind.start : behind.stop] = [NOWHERE] * len(behind)
-            sequence.first_block = behind.stop
+            sequence.blocks[behind.start : first] = [NOWHERE] * len(behind)
+            sequence.first_block = first
 
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's blocks back. It may hold none."""

@@ -4,11 +4,10 @@ Any order of submits, cancels, steps, failures, pauses of time and full lanes: t
 are said to hold, routers hear what is in the cache, and every sequence ends right.
 """
 
-from typing import NamedTuple
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine_worker.scheduling.build import SchedulerNames
 from sluice.ring.errors import FinishReason
 from sluice.ring.hashing import short_hash
 from sluice.ring.params import RangeRetention, RetentionParams
@@ -16,7 +15,8 @@ from tests.fakes.engine import EngineBench
 
 COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH}
 REFUSED = {"CONTEXT_OVERFLOW", "OVERLOADED", "INVALID_ARGUMENT"}
-BASE = [7 * i % 50 for i in range(40)]
+BASES = [[(7 * i + 31 * base) % 97 for i in range(40)] for base in range(5)]
+"""What prompts begin with."""
 LANES = ["mem://a", "mem://b"]
 SECONDS = st.sampled_from([None, None, 0.02, 0.2, 2.0])
 
@@ -39,11 +39,11 @@ class Listener:
         assert self.blocks == {short_hash(content.hash) for pool in pools for _, content in pool.contents()}
 
 
-class Counts(NamedTuple):
-    """What machines have done, counted over all of them."""
+class Alarm:
+    """The log of a scheduler that has nothing to complain of."""
 
-    rules: int = 0
-    engine_steps: int = 0
+    def error(self, event: str, **_) -> None:
+        raise AssertionError(event)
 
 
 @st.composite
@@ -66,16 +66,20 @@ class EngineMachine(RuleBasedStateMachine):
         """For who wants to know."""
 
     @initialize(
-        num_blocks=st.integers(6, 24),
-        num_host_blocks=st.sampled_from([0, 0, 3, 12, 40]),
-        tokens_per_block=st.integers(1, 5),
+        tokens=st.sampled_from([60, 48, 80, 36, 120]),
+        tokens_per_block=st.sampled_from([1, 2, 3, 4, 5]),
+        host=st.sampled_from([1, 0, 3, 0]),
         window=st.sampled_from([None, None, 2, 5, 9, 16, 30]),
-        batch=st.integers(1, 6),
-        budget=st.integers(6, 24),
-        chunked=st.booleans(),
+        batch=st.sampled_from([6, 4, 3, 2, 1]),
+        budget=st.sampled_from([6, 9, 16, 40]),
+        chunked=st.sampled_from([True, True, False]),
         reuse=st.sampled_from([True, True, True, False]),
+        policy=st.sampled_from(["max_utilization", "max_utilization", "guaranteed_no_evict", "static_batch"]),
+        chunking=st.sampled_from(["first_come_first_served", "equal_progress"]),
+        aging=st.sampled_from([0.0, 1.0]),
     )
-    def start(self, num_blocks, num_host_blocks, tokens_per_block, window, batch, budget, chunked, reuse):
+    def start(self, tokens, tokens_per_block, host, window, batch, budget, chunked, reuse, policy, chunking, aging):
+        num_blocks = tokens // tokens_per_block
         self.bench = EngineBench(
             num_blocks,
             tokens_per_block,
@@ -84,33 +88,44 @@ class EngineMachine(RuleBasedStateMachine):
             chunked,
             reuse,
             max_requests=12,
-            num_host_blocks=num_host_blocks,
+            num_host_blocks=num_blocks * host,
             window=window,
+            context_chunking_policy=chunking,
+            schedulers=SchedulerNames(policy),
+            priority_aging_seconds=aging,
         )
+        self.scheduler = self.bench.engine._scheduler
+        self.scheduler._log = Alarm()
+        self.may_pause = policy == "max_utilization"
+        self.pauses = 0
+        """Pauses where nobody may be paused: after failed steps."""
         self.listeners = [Listener(), Listener()]
         self.disturbed: set[int] = set()
         """Requests that may end otherwise than by themselves."""
         self.checked: dict[tuple[int, int, int], int] = {}
 
     @rule(
-        shared=st.integers(0, 40),
+        base=st.sampled_from(BASES),
+        shared=st.sampled_from([12, 20, 8, 5, 40, 0]),
         own=st.lists(st.integers(0, 96), max_size=8),
-        max_tokens=st.integers(1, 24),
+        max_tokens=st.sampled_from([17, 30, 9, 3, 1]),
         n=st.sampled_from([1, 1, 1, 2, 3, 9]),
         priority=st.integers(1, 3),
         salt=st.sampled_from(["", "", "x"]),
         retention=st.one_of(st.just(RetentionParams()), retentions()),
-        ends=st.lists(st.integers(0, 96), max_size=12).map(tuple),
+        ends=st.one_of(st.just(()), st.lists(st.integers(0, 96), max_size=8).map(tuple)),
         min_tokens=st.integers(0, 4),
         time_limit=st.sampled_from([None, None, None, 0.0, 0.05, 0.3]),
         lane=st.sampled_from(LANES),
-        times=st.sampled_from([1, 1, 1, 2, 4]),
+        times=st.sampled_from([2, 1, 3, 6]),
     )
-    def submit(self, shared, own, max_tokens, n, priority, salt, retention, ends, min_tokens, time_limit, lane, times):
+    def submit(
+        self, base, shared, own, max_tokens, n, priority, salt, retention, ends, min_tokens, time_limit, lane, times
+    ):
         for _ in range(times):
             number = len(self.bench.specs) + 1
             self.bench.submit(
-                BASE[:shared] + own,
+                base[:shared] + own,
                 max_tokens,
                 n=n,
                 seed=number,
@@ -141,15 +156,22 @@ class EngineMachine(RuleBasedStateMachine):
         self.bench.runner.faults.add((number, pick.randrange(self.bench.specs[number, 0].n)))
         self.disturbed.add(number)
 
-    @rule(when=st.sampled_from(["before", "midway", "after"]))
-    def step_fails(self, when):
+    @rule(when=st.sampled_from([None, None, None, "before", "after"]))
+    def step_may_fail(self, when):
         self.bench.runner.fail = when
-        self.disturbed |= {number for number, _ in self.bench.specs}
         self._steps(1)
         self.bench.runner.fail = None
 
-    @rule(count=st.integers(1, 12))
+    @rule()
+    def moving_will_fail(self):
+        self.bench.runner.fail_moving = True
+
+    @rule(count=st.sampled_from([1, 2, 3, 5, 8]))
     def steps(self, count):
+        self._steps(count)
+
+    @rule(count=st.sampled_from([8, 15, 30]))
+    def many_steps(self, count):
         self._steps(count)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 10.0]))
@@ -185,6 +207,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         for lane in self.bench.receiver.lanes.values():
             lane.full = False
+        self.bench.runner.fail_moving = False
         self.count(0, self.bench.run())
         self.outputs_are_right_so_far()
         for listener in self.listeners:
@@ -196,8 +219,16 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _steps(self, count: int) -> None:
         for _ in range(count):
-            self.bench.step()
+            self._step()
         self.count(0, count)
+
+    def _step(self) -> None:
+        failures, pauses = self.bench.runner.failures, self.scheduler.context.pauses
+        assert self.bench.step() or not self.bench.engine.live.active, "nobody runs"
+        if self.bench.runner.failures > failures:
+            self.disturbed |= {number for number, _ in self.bench.specs}
+            self.pauses = pauses.count
+        assert self.may_pause or pauses.count == self.pauses, "paused"
 
     def _ended_right(self, number: int, sequence: int) -> None:
         end = self.bench.stream(number, sequence).end

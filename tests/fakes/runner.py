@@ -66,7 +66,11 @@ class ScriptedRunner:
         self.computed = 0
         self.violations: list[str] = []
         self.fail: str | None = None
-        """"before" computing, "midway" in the moves or "after" computing: the next step raises."""
+        """"before" or "after" computing: the next step raises."""
+        self.fail_moving = False
+        """The next step that brings blocks to the device raises in the midst of that."""
+        self.failures = 0
+        """Steps that raised."""
         self.faults: set[tuple[int, int]] = set()
         """(seed, sequence) whose next draw fails."""
         self.blocks: list[list[Slot]] = [[None] * tokens_per_block for _ in range(num_blocks)]
@@ -76,10 +80,12 @@ class ScriptedRunner:
         fail, self.fail = self.fail, None
         self.steps.append(Step(tuple(freeze(part) for part in step.slices), step.moves))
         if fail == "before":
-            raise RuntimeError("out of luck")
-        self._move(step.moves[: len(step.moves) // 2] if fail == "midway" else step.moves)
-        if fail == "midway":
-            raise RuntimeError("out of luck")
+            self._raise()
+        if self.fail_moving and any(move.kind is not MoveKind.OFFLOAD for move in step.moves):
+            self.fail_moving = False
+            self._move(step.moves[: len(step.moves) // 2])
+            self._raise()
+        self._move(step.moves)
         for part in step.slices:
             self._write(part)
         contexts = [self._read(part) for part in step.slices]
@@ -89,8 +95,12 @@ class ScriptedRunner:
             for draw in part.draws
         ]
         if fail == "after":
-            raise RuntimeError("out of luck")
+            self._raise()
         return drawn
+
+    def _raise(self) -> None:
+        self.failures += 1
+        raise RuntimeError("out of luck")
 
     def _move(self, moves: Iterable[Move]) -> None:
         for kind, source, target in moves:
