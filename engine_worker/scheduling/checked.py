@@ -76,13 +76,15 @@ class CheckedScheduler(RequestScheduler):
 
     def schedule(self, active: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int] = frozenset()) -> Schedule:
         """See RequestScheduler."""
+        if not active:
+            return Schedule([], [])
         try:
             context, generation = self._scheduler.schedule(list(active), frozenset(inflight_request_ids))
             schedule = self._checked(list(context), list(generation), active, inflight_request_ids)
         except Exception:  # noqa: BLE001 - it is the user's code: whatever it raises, the engine goes on
             self._complaints.raised()
             return self._sound.schedule(active, inflight_request_ids)
-        if schedule.context or schedule.generation or not active or inflight_request_ids:
+        if schedule.context or schedule.generation or inflight_request_ids:
             return schedule
         self._complaints.nobody(len(active), len(self.context.cache.holders))
         return self._sound.schedule(active, inflight_request_ids)

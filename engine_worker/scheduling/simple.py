@@ -89,8 +89,10 @@ class SimpleScheduler(RequestScheduler):
 
     def schedule(self, active: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int] = frozenset()) -> Schedule:
         """See RequestScheduler."""
+        if not active:
+            return Schedule([], [])
         schedule = self._ask(self._capacity, self._micro_batch, active, inflight_request_ids)
-        if schedule.context or schedule.generation or not active or inflight_request_ids:
+        if schedule.context or schedule.generation or inflight_request_ids:
             return schedule
         self._complaints.nobody(len(active), len(self.context.cache.holders))
         return self._ask(*self._sound, active, inflight_request_ids)

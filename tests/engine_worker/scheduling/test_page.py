@@ -1,0 +1,40 @@
+"""docs/scheduling.md is right: its scheduler runs and does what it says, its settings exist."""
+
+import sys
+
+import pytest
+
+from engine_worker.config import EngineSettings
+from engine_worker.scheduling.build import SchedulerNames
+from tests.fakes.engine import EngineBench
+from tests.fakes.scheduling_page import example, settings
+
+
+@pytest.fixture
+def fair(tmp_path, monkeypatch):
+    (tmp_path / "fair.py").write_text(example())
+    monkeypatch.chdir(tmp_path)
+    yield SchedulerNames("fair:FairShare")
+    sys.modules.pop("fair", None)
+
+
+def test_its_scheduler_shares_out_fairly(fair):
+    bench = EngineBench(schedulers=fair, max_batch_size=2, max_requests=100)
+    loud = [bench.submit([1, number], max_tokens=4, salt="loud") for number in range(20)]
+    bench.step()
+    quiet = [bench.submit([2, number], max_tokens=4, salt="quiet") for number in range(3)]
+    bench.run()
+    begun = [key[0] for key in bench.receiver.streams]
+    assert [request in quiet for request in begun[:8]] == [False, False] + [False, True] * 3
+    assert all(bench.output(request) == bench.expected(request) for request in loud + quiet)
+    assert bench.engine.stats.totals().pauses == 0
+
+
+def test_it_is_about_thirty_lines():
+    assert 25 <= len(example().splitlines()) <= 35
+
+
+def test_its_settings_are_settings():
+    listed = settings()
+    assert {"capacity_scheduler_policy", "scheduler", "priority_aging_seconds"} <= listed
+    assert listed <= set(EngineSettings.model_fields)
