@@ -44,11 +44,17 @@ def serve(
     capacity_scheduler_policy: Annotated[
         str | None, typer.Option(help="max_utilization, guaranteed_no_evict, static_batch or your own module:Class")
     ] = None,
+    chunked_context: Annotated[
+        bool | None, typer.Option("--chunked-context/--no-chunked-context", help="Long prompts over several steps")
+    ] = None,
     context_chunking_policy: Annotated[
         str | None, typer.Option(help="first_come_first_served or equal_progress")
     ] = None,
     micro_batch_scheduler: Annotated[
         str | None, typer.Option(metavar="MODULE:CLASS", help="Who runs in a step; default: all")
+    ] = None,
+    priority_aging_seconds: Annotated[
+        float | None, typer.Option(min=0, help="In which a waiting request gains a priority class; 0: never")
     ] = None,
     scheduler: Annotated[
         str | None, typer.Option(metavar="MODULE:CLASS", help="Your own scheduler in place of both")
@@ -73,7 +79,9 @@ def serve(
         "max_batch_size": max_batch_size,
         "max_tokens_per_step": max_tokens_per_step,
         "capacity_scheduler_policy": capacity_scheduler_policy,
+        "chunked_context": chunked_context,
         "context_chunking_policy": context_chunking_policy,
+        "priority_aging_seconds": priority_aging_seconds,
         "micro_batch_scheduler": micro_batch_scheduler,
         "scheduler": scheduler,
         "attention": attention,

@@ -1,0 +1,63 @@
+"""What `sluice serve` is told about scheduling arrives in the engine's settings."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from engine_worker.config import EngineSettings, read_settings
+from sluice.cli import app
+from sluice.launch.plan import Plan, services
+from sluice.launch.ring import RingError
+
+
+@pytest.fixture
+def engine_settings(monkeypatch):
+    def asked(*arguments: str) -> EngineSettings:
+        given = {}
+
+        def ring(model, **options):
+            given.update(options)
+            raise RingError("not today")
+
+        monkeypatch.setattr(importlib.import_module("sluice.cli.serve"), "Ring", ring)
+        CliRunner().invoke(app, ["serve", *arguments])
+        plan = Plan(model="model", name="name", engine_args=given["engine_args"])
+        (engine,) = (service for service in services(plan, Path("folder")) if service.role == "engine")
+        return read_settings(engine.command[engine.command.index("engine_worker") + 1 :])
+
+    return asked
+
+
+def test_policies(engine_settings):
+    settings = engine_settings(
+        "--capacity-scheduler-policy",
+        "guaranteed_no_evict",
+        "--context-chunking-policy",
+        "equal_progress",
+        "--priority-aging-seconds",
+        "2.5",
+        "--micro-batch-scheduler",
+        "mine:Own",
+        "--max-batch-size",
+        "7",
+    )
+    assert settings.capacity_scheduler_policy == "guaranteed_no_evict"
+    assert settings.context_chunking_policy == "equal_progress"
+    assert settings.priority_aging_seconds == 2.5
+    assert settings.micro_batch_scheduler == "mine:Own"
+    assert settings.max_batch_size == 7
+    assert settings.chunked_context
+
+
+def test_one_scheduler_for_all(engine_settings):
+    settings = engine_settings("--scheduler", "mine:Own", "--no-chunked-context")
+    assert settings.schedulers.scheduler == "mine:Own"
+    assert not settings.chunked_context
+
+
+def test_nothing_asked(engine_settings):
+    settings = engine_settings()
+    assert settings.capacity_scheduler_policy == "max_utilization"
+    assert settings.scheduler is settings.micro_batch_scheduler is None
