@@ -82,7 +82,7 @@ class RangeRetention(msgspec.Struct, frozen=True, array_like=True):
     priority: int
     """0, evicted first, to 100, evicted last."""
     seconds: float | None = None
-    """From when the block is filled or used again; then DEFAULT_RETENTION. None: until evicted."""
+    """From when the request lets go of the block; then DEFAULT_RETENTION. None: until evicted."""
 
 
 class RetentionParams(msgspec.Struct, frozen=True, omit_defaults=True):
