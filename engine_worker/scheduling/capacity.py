@@ -9,6 +9,7 @@ from engine_worker.request import Sequence
 
 IN_ORDER = attrgetter("order")
 HOLDS = attrgetter("blocks")
+STEPS_OF_PATIENCE = 8
 
 
 class CapacityScheduler(Protocol):
@@ -27,6 +28,8 @@ class Holders:
     """Who holds memory, in order; sorted anew only when it is somebody else than the last time."""
 
     def __init__(self, cache: KvCache) -> None:
+        self.changes = 0
+        """How often it was somebody else."""
         self._cache = cache
         self._sorted: list[Sequence] = []
 
@@ -36,4 +39,29 @@ class Holders:
         # As many as then, and each of those still holds blocks: the same.
         if len(holders) != len(self._sorted) or not all(map(HOLDS, self._sorted)):
             self._sorted = sorted(holders, key=IN_ORDER)
+            self.changes += 1
         return self._sorted.copy()
+
+
+class Refusal:
+    """That the first in line did not fit, which is not found out anew in every step.
+
+    While the same hold memory it seldom begins to fit (a prefix of it was cached, a window moved on), so it is enough
+    to look every STEPS_OF_PATIENCE steps.
+    """
+
+    def __init__(self) -> None:
+        self._sequence: Sequence | None = None
+        self._changes = 0
+        self._patience = 0
+
+    def note(self, sequence: Sequence, changes: int) -> None:
+        """The first in line did not fit, after so many changes of the holders."""
+        self._sequence, self._changes, self._patience = sequence, changes, STEPS_OF_PATIENCE
+
+    def stands(self, active: abc.Sequence[Sequence], changes: int) -> bool:
+        """Whether it is to be taken for granted in this step. Some of the active wait, and some hold memory."""
+        if self._sequence is None or changes != self._changes or self._patience < 1:
+            return False
+        self._patience -= 1
+        return self._sequence is next(sequence for sequence in active if not sequence.blocks)

@@ -4,7 +4,7 @@ from collections import abc
 
 from engine_worker.kvcache.forecast import Forecast
 from engine_worker.request import Request, Sequence
-from engine_worker.scheduling.capacity import IN_ORDER, Holders
+from engine_worker.scheduling.capacity import IN_ORDER, Holders, Refusal
 from engine_worker.scheduling.context import SchedulerContext
 
 
@@ -21,6 +21,7 @@ class GuaranteedNoEvict:
     def __init__(self, context: SchedulerContext) -> None:
         self._cache = context.cache
         self._holders = Holders(context.cache)
+        self._refusal = Refusal()
         self._max_batch_size = context.max_batch_size
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -30,7 +31,8 @@ class GuaranteedNoEvict:
     def admit(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         """(fitting, awaiting): who shall hold blocks, in order; whose room is kept while another computes for it."""
         fitting = self._holders.in_order()
-        if len(fitting) == min(len(active), self._max_batch_size):
+        room = len(fitting) < min(len(active), self._max_batch_size)
+        if not room or (fitting and self._refusal.stands(active, self._holders.changes)):
             return fitting, []
         forecast = self._cache.forecast()
         for holder in fitting:
@@ -46,12 +48,14 @@ class GuaranteedNoEvict:
         apart = [sequence for sequence in active if sequence.output and not sequence.blocks]
         for sequence in apart:
             if not room.continues(sequence):
+                self._refusal.note(sequence, self._holders.changes)
                 return
             yield sequence
         for sequence in active:
             if sequence.blocks or sequence.output:
                 continue
             if not room.begins(sequence):
+                self._refusal.note(sequence, self._holders.changes)
                 return
             yield sequence
 

@@ -4,7 +4,7 @@ from collections import abc
 
 from engine_worker.kvcache.forecast import Forecast
 from engine_worker.request import Sequence
-from engine_worker.scheduling.capacity import IN_ORDER, Holders
+from engine_worker.scheduling.capacity import IN_ORDER, Holders, Refusal
 from engine_worker.scheduling.context import SchedulerContext
 
 
@@ -20,6 +20,7 @@ class MaxUtilization:
     def __init__(self, context: SchedulerContext) -> None:
         self._cache = context.cache
         self._holders = Holders(context.cache)
+        self._refusal = Refusal()
         self._max_batch_size = context.max_batch_size
         self._max_tokens_per_step = context.max_tokens_per_step
 
@@ -29,7 +30,8 @@ class MaxUtilization:
         forecast = self._cache.forecast()
         if not all(forecast.grow(sequence) for sequence in fitting if sequence.num_tokens > sequence.num_placed):
             return self._keep(fitting)
-        if len(fitting) < min(len(active), self._max_batch_size):
+        room = len(fitting) < min(len(active), self._max_batch_size)
+        if room and not (fitting and self._refusal.stands(active, self._holders.changes)):
             self._admit(active, fitting, forecast)
         return fitting, []
 
@@ -54,11 +56,11 @@ class MaxUtilization:
                 break
             wanted = headroom.wanted(sequence)
             # It needs a block at least: where there is none, nobody has to look for its prefix.
-            if wanted >= forecast.available:
-                break
-            if forecast.awaits(sequence):
+            room = wanted < forecast.available
+            if room and forecast.awaits(sequence):
                 continue
-            if not forecast.admit(sequence, wanted):
+            if not (room and forecast.admit(sequence, wanted)):
+                self._refusal.note(sequence, self._holders.changes)
                 break
             headroom.add(sequence)
             fitting.append(sequence)

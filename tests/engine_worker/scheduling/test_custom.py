@@ -16,9 +16,9 @@ def bench_with(capacity: str | None = None, micro: str | None = None, whole: str
     return EngineBench(schedulers=names, **sizes)
 
 
-def serve(bench: EngineBench, count: int = 6, limit: int = 3000, n: int = 1) -> None:
+def serve(bench: EngineBench, count: int = 4, limit: int = 3000, n: int = 1) -> None:
     """All of these end with their tokens."""
-    requests = [bench.submit(range(i, i + 9), max_tokens=14, seed=i, n=n) for i in range(count)]
+    requests = [bench.submit(range(i, i + 9), max_tokens=12, seed=i, n=n) for i in range(count)]
     bench.run(limit)
     for request in requests:
         for index in range(n):
@@ -60,7 +60,10 @@ def test_one_in_one_piece_decides_everything():
 )
 @pytest.mark.parametrize("chunked", [True, False])
 def test_whatever_a_scheduler_does_everybody_ends_with_the_right_tokens(names, n, chunked):
-    serve(bench_with(**names, num_blocks=12, max_batch_size=4, max_tokens_per_step=12, chunked_context=chunked), n=n)
+    # Tracebacks are not printed, for that would take longer than everything else.
+    with capture_logs():
+        bench = bench_with(**names, num_blocks=8, max_batch_size=4, max_tokens_per_step=12, chunked_context=chunked)
+        serve(bench, n=n)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,7 @@ def test_whatever_a_scheduler_does_everybody_ends_with_the_right_tokens(names, n
 )
 def test_it_is_told_and_not_at_every_step(names, event):
     with capture_logs() as logs:
-        bench = bench_with(**names, num_blocks=12, max_batch_size=4, max_tokens_per_step=12)
+        bench = bench_with(**names, num_blocks=8, max_batch_size=4, max_tokens_per_step=12)
         serve(bench)
     told = [entry for entry in logs if entry["event"] == event]
     assert 1 <= len(told) < bench.engine.stats.latest.iteration / 4
