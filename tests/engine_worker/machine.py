@@ -7,6 +7,7 @@ are said to hold, routers hear what is in the cache, and every sequence ends rig
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine_worker.kvcache.cache import KvCache
 from engine_worker.scheduling.build import SchedulerNames
 from sluice.ring.errors import FinishReason
 from sluice.ring.hashing import short_hash
@@ -44,6 +45,17 @@ class Alarm:
 
     def error(self, event: str, **_) -> None:
         raise AssertionError(event)
+
+
+def always_grows(cache: KvCache) -> None:
+    """Whoever holds memory gets what it needs more."""
+    grow = cache._grow
+
+    def must_grow(sequence) -> bool:
+        assert grow(sequence), f"no blocks for {sequence}"
+        return True
+
+    cache._grow = must_grow
 
 
 @st.composite
@@ -97,6 +109,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.scheduler = self.bench.engine._scheduler
         self.scheduler._log = Alarm()
         self.may_pause = policy == "max_utilization"
+        if not self.may_pause:
+            always_grows(self.bench.cache)
         self.pauses = 0
         """Pauses where nobody may be paused: after failed steps."""
         self.listeners = [Listener(), Listener()]
