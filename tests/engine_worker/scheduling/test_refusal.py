@@ -1,0 +1,60 @@
+"""Who did not fit is not tried anew in every step, and loses nothing by that."""
+
+import pytest
+
+from engine_worker.scheduling.build import SchedulerNames
+from tests.fakes.engine import EngineBench
+
+POLICIES = ("max_utilization", "guaranteed_no_evict")
+
+
+def full(policy: str) -> tuple[EngineBench, int, int]:
+    """A long request that leaves no room for the next."""
+    bench = EngineBench(num_blocks=20, schedulers=SchedulerNames(policy), block_reuse=False)
+    running = bench.submit(range(30), max_tokens=40)
+    bench.step()
+    waiting = bench.submit(range(40, 90), max_tokens=4)
+    return bench, running, waiting
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_it_begins_right_after_somebody_ends(policy):
+    bench, running, waiting = full(policy)
+    while bench.ended(running) is None:
+        bench.step()
+        assert len(bench.cache.holders) <= 1
+    bench.step()
+    (holder,) = bench.cache.holders
+    assert holder.request.spec.request == waiting
+    bench.run()
+    assert bench.output(waiting) == bench.expected(waiting)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_it_is_tried_seldom(policy, monkeypatch):
+    bench, _, waiting = full(policy)
+    tried = []
+    forecast = bench.cache.forecast
+
+    def watched():
+        made = forecast()
+        growth, made.growth = made.growth, lambda sequence, tokens: tried.append(sequence) or growth(sequence, tokens)
+        return made
+
+    monkeypatch.setattr(bench.cache, "forecast", watched)
+    for _ in range(36):
+        bench.step()
+    assert 4 <= len([s for s in tried if s.request.spec.request == waiting]) <= 12
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_that_fits_gets_ahead_of_a_refusal_by_its_priority(policy):
+    bench, running, waiting = full(policy)
+    bench.step()
+    urgent = bench.submit([95], max_tokens=1, priority=3)
+    bench.step()
+    assert bench.output(urgent) == bench.expected(urgent)
+    assert bench.ended(running) is None
+    bench.cancel(running)
+    bench.run()
+    assert bench.output(waiting) == bench.expected(waiting)
