@@ -89,3 +89,14 @@ def test_endings_that_nobody_waits_for_are_swept_out():
         order.remove(0)
         order.add(0, for_seconds(100, 1000.0))
     assert len(order._endings) <= COMPACT_AT + 3
+
+
+def test_the_end_of_an_earlier_priority_changes_nothing():
+    clock = Clock()
+    order = EvictionOrder(clock)
+    order.add(0, for_seconds(50, clock.now + 1))
+    order.remove(0)
+    order.add(0, STANDARD)
+    order.add(1, STANDARD)
+    clock.now += 2
+    assert order.pop() == 0

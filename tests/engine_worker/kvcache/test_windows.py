@@ -152,3 +152,13 @@ def test_growth_to_the_end_counts_on_nothing_that_others_may_hold():
     most = cache.geometry.most_blocks(45)
     assert forecast.growth_to_end(first) == most - (len(first.blocks) - first.first_block)
     assert forecast.growth_to_end(second) == most - (len(second.blocks) - second.num_found)
+
+
+def test_a_shared_window_is_no_saving():
+    """It is soon replaced by one's own: what a newcomer takes now and may take later is a whole one."""
+    cache = KvCache(num_blocks=20, tokens_per_block=4, window=8, chunk=4)
+    computed(cache, range(25))
+    second, forecast = one(range(25)), cache.forecast()
+    available, growth = forecast.available, forecast.growth_to_end(second)
+    assert forecast.admit(second, headroom=0)
+    assert available - forecast.available + growth == cache.geometry.most_blocks(45)
