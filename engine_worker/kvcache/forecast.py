@@ -44,7 +44,7 @@ class Forecast:
         held, loading = prefix.held, [block for _, block in prefix.on_host if block not in self._loading]
         taken = self._wanted(sequence, prefix.num_computed) - len(prefix.blocks) + len(loading)
         # Shared blocks of a window are soon replaced by own ones: they are no saving.
-        taken += len(held) if self._geometry.bounded else sum(not self._held(block) for block in held)
+        taken += len(held) if self._geometry.bounded else self._unheld(held)
         if taken + headroom > self.available:
             return False
         self.available -= taken
@@ -74,7 +74,7 @@ class Forecast:
         """The blocks of a holder that has not grown in this forecast."""
         held = sequence.blocks[sequence.first_block :]
         self._hold(held, -1)
-        self.available += sum(not self._held(block) for block in held)
+        self.available += self._unheld(held)
         self._released.add(sequence)
 
     def growth(self, sequence: Sequence, tokens: int) -> int:
@@ -117,8 +117,10 @@ class Forecast:
         holder = self._frontiers.holder(digest) or self._newcomers.get(digest)
         return holder is not None and holder.order < sequence.order and holder not in self._released
 
-    def _held(self, block: int) -> bool:
-        return self._references[block] + self._change.get(block, 0) > 0
+    def _unheld(self, blocks: Iterable[int]) -> int:
+        """How many of these nobody holds."""
+        references, change = self._references, self._change
+        return sum(references[block] + change.get(block, 0) <= 0 for block in blocks)
 
     def _hold(self, blocks: Iterable[int], change: int) -> None:
         for block in blocks:

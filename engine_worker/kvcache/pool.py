@@ -93,7 +93,7 @@ class BlockPool:
         if block is None:
             return None
         stored = self._stored[block]
-        return block if stored is not None and stored.content == content else None
+        return block if stored is not None and stored.content.tokens == content.tokens else None
 
     def retention(self, block: int) -> Retention | None:
         """Of a findable block; None of another."""

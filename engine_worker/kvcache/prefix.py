@@ -51,10 +51,10 @@ class PrefixFinder:
         source = self._fork_source(sequence)
         if source is not None and not sequence.chain:
             sequence.chain = source.chain[: num_prompt // size]
-        end = self._match(sequence) if self.reuse else 0
-        if source is not None and num_prompt > end * size:
+        matched = self._collect(sequence, self._worthwhile(sequence))
+        if source is not None and num_prompt > matched.num_computed:
             return self._fork(source, num_prompt)
-        return self._found(sequence, end)
+        return matched
 
     def publish(self, sequence: Sequence, indexes: range) -> None:
         """These blocks of its table are full and computed: they can be found from now on."""
@@ -77,33 +77,34 @@ class PrefixFinder:
         """Full blocks that a sequence of so many tokens could use, were they in the cache."""
         return (num_tokens - 1) // self._geometry.tokens_per_block if self.reuse else 0
 
-    def _match(self, sequence: Sequence) -> int:
-        """The most blocks, from the first, after which a sequence can go on: whose last window is in the cache."""
-        first_needed, size = self._geometry.first_needed, self._geometry.tokens_per_block
+    def _worthwhile(self, sequence: Sequence) -> range:
+        """The blocks to look for: all that are usable, or the last window after which the sequence can go on."""
         usable = self.usable_blocks(sequence.num_tokens)
         if self._geometry.window is None:
-            for index in range(usable):
-                if not self._tiers.holds(self._content(sequence, index)):
-                    return index
-            return usable
+            return range(usable)
+        first_needed, size = self._geometry.first_needed, self._geometry.tokens_per_block
         start = end = usable
         while start > first_needed(end * size):
             start -= 1
             if not self._tiers.holds(self._content(sequence, start)):
                 end = start
-        return end
+        return range(first_needed(end * size), end)
 
-    def _found(self, sequence: Sequence, end: int) -> Prefix:
-        first = self._geometry.first_needed(end * self._geometry.tokens_per_block)
-        blocks, on_host = [NOWHERE] * end, []
-        for index in range(first, end):
-            content = sequence.chain[index]
-            block = self._tiers.device.find(content)
-            if block is not None:
-                blocks[index] = block
-            elif (source := self._tiers.host.find(content)) is not None:
+    def _collect(self, sequence: Sequence, indexes: range) -> Prefix:
+        """These blocks, as far as all are in the cache."""
+        device, host = self._tiers.device, self._tiers.host
+        blocks, on_host = [NOWHERE] * indexes.start, []
+        for index in indexes:
+            content = self._content(sequence, index)
+            block = device.find(content)
+            if block is None:
+                source = host.find(content)
+                if source is None:
+                    break
                 on_host.append((index, source))
-        return Prefix(blocks, first, end * self._geometry.tokens_per_block, on_host)
+                block = NOWHERE
+            blocks.append(block)
+        return Prefix(blocks, indexes.start, len(blocks) * self._geometry.tokens_per_block, on_host)
 
     def _fork(self, source: Sequence, num_prompt: int) -> Prefix:
         whole, rest = divmod(num_prompt, self._geometry.tokens_per_block)
