@@ -31,24 +31,24 @@ class GuaranteedNoEvict:
     def admit(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         """(fitting, awaiting): who shall hold blocks, in order; whose room is kept while another computes for it."""
         fitting = self._holders.in_order()
-        room = len(fitting) < min(len(active), self._max_batch_size)
-        if not room or (fitting and self._refusal.stands(active, self._holders.changes)):
+        if len(fitting) == min(len(active), self._max_batch_size):
+            return fitting, []
+        apart = [sequence for sequence in active if not sequence.blocks and sequence.output]
+        if fitting and not apart and self._refusal.stands(active, self._holders.changes):
             return fitting, []
         forecast = self._cache.forecast()
         for holder in fitting:
             forecast.grow(holder)
         newcomers: list[Sequence] = []
         awaiting: list[Sequence] = []
-        for sequence in self._admitted(active, _Room(forecast, self._max_batch_size, fitting)):
+        for sequence in self._admitted(active, apart, _Room(forecast, self._max_batch_size, fitting)):
             (awaiting if forecast.awaits(sequence) else newcomers).append(sequence)
         return (sorted([*fitting, *newcomers], key=IN_ORDER) if newcomers else fitting), awaiting
 
-    def _admitted(self, active: abc.Sequence[Sequence], room: "_Room") -> abc.Iterator[Sequence]:
-        # Sequences that only now go apart from the one that computed their prompt come before whoever has not begun.
-        apart = [sequence for sequence in active if sequence.output and not sequence.blocks]
+    def _admitted(self, active: abc.Sequence[Sequence], apart: list[Sequence], room: "_Room") -> abc.Iterator[Sequence]:
+        """Those that only now go `apart` from the one that computed their prompt come before whoever has not begun."""
         for sequence in apart:
             if not room.continues(sequence):
-                self._refusal.note(sequence, self._holders.changes)
                 return
             yield sequence
         for sequence in active:

@@ -42,9 +42,12 @@ def test_max_utilization_the_first_goes_on_and_nobody_gives_way_to_one_behind(ar
     schedule = bench.engine._scheduler.schedule
 
     def looking(active, *asked):
-        first = next((sequence for sequence in active if sequence.blocks), None)
+        held = [sequence for sequence in active if sequence.blocks]
         found = schedule(active, *asked)
-        assert first is None or first in found.generation or first in [chunk.sequence for chunk in found.context]
+        if active:
+            first = min(bench.cache.holders, key=ORDER)
+            assert first in found.generation or first in [chunk.sequence for chunk in found.context]
+            assert not held or held[0].blocks
         return found
 
     bench.engine._scheduler.schedule = looking
