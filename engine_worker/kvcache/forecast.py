@@ -58,8 +58,8 @@ class Forecast:
     def awaits(self, sequence: Sequence) -> bool:
         """Whether the block that a sequence without memory lacks next is just being computed by one ahead of it.
 
-        If it waits until that is done, it finds the block in the cache. Nobody waits for whom it would have to give
-        way to it: those ahead never wait for those behind, and whoever gives its memory back is waited for no more.
+        If it waits until that is done, it finds the block in the cache. Only those behind wait for those ahead, and
+        nobody waits for one that gave its memory back: so no two wait for each other, and none for ever.
         """
         if sequence.awaited is not None and self._ahead(sequence.awaited, sequence):
             return True

@@ -77,6 +77,8 @@ def test_it_serves_the_model_in_the_box_and_drains(tmp_path):
         (["--model", "/nowhere"], "neither a folder nor a hub id"),
         (["--model", str(MODEL), "--listen", "tcp://nonsense"], "cannot listen on tcp://nonsense"),
         (["--model", str(MODEL), "--kv-cache-tokens", "3"], "less than one block of 16 tokens"),
+        (["--model", str(MODEL), "--kv-host-memory", "lots"], "kv_host_memory: could not parse"),
+        (["--model", str(MODEL), "--kv-host-memory", "1KiB"], "that a block of 16 tokens takes"),
         (["--model", str(MODEL), "--max-batch-size", "600"], "must be at least max_batch_size, 600"),
         (["--model", str(MODEL), "--no-such-flag", "1"], "no-such-flag"),
     ],
