@@ -64,6 +64,7 @@ def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger) -> 
         max_batch_size=settings.max_batch_size,
         max_tokens_per_step=settings.max_tokens_per_step,
         max_attention_window=settings.max_attention_window,
+        overlap=settings.overlap,
         threads=settings.threads or None,
     )
     return load_runner(checkpoint, config, progress_log(log))

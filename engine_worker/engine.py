@@ -1,17 +1,25 @@
-"""The engine: take, schedule, run, commit, emit, in one thread. It knows neither sockets nor addresses nor tensors."""
+"""The engine: take, schedule, launch, collect, commit, emit, in one thread. It knows no sockets, addresses or tensors.
 
-from collections.abc import Callable
+With overlap a step is launched before the results of the one before it are looked at: while the device computes, the
+engine commits and emits what came before and plans what comes next. Without, each step is collected at once; all else
+is the same.
+"""
+
+from collections import deque
+from collections.abc import Callable, Container
 
 from structlog.stdlib import BoundLogger
 
+from engine_worker.flight import Flight
 from engine_worker.hooks import Hooks, Report
 from engine_worker.intake import Intake
 from engine_worker.kvcache.cache import KvCache
 from engine_worker.live import Live
-from engine_worker.planning import Part, parts_of, step_of
-from engine_worker.scheduling.simple import RequestScheduler, Schedule
+from engine_worker.planning import Part, due
+from engine_worker.request import Sequence, State
+from engine_worker.scheduling.simple import InFlightError, RequestScheduler, Schedule
 from engine_worker.stats import Stats
-from engine_worker.step import Drawn, Move, Runner
+from engine_worker.step import Drawn, Runner
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.wire import CacheNews, Submit
 
@@ -43,16 +51,23 @@ class Engine:
         self._cache = cache
         self._clock = clock
         self._log = log
+        self._depth = 1 if runner.overlap else 0
+        """Steps that may be in flight while the next is planned."""
+        self._flights: deque[Flight] = deque()
+        self._collected_at = clock()
 
     def step(self) -> bool:
         """One turn of the loop; False when there was nothing to compute."""
-        start = self._take()
-        schedule, parts = self._schedule(start)
-        moves = self._cache.take_moves() if parts else ()
-        drawn = self._run(parts, moves)
-        end = self._commit(parts, moves, drawn)
-        self._emit(schedule, drawn, start, end)
-        return bool(parts)
+        now, busy = self._take(), bool(self._flights)
+        if busy and self._flights[-1].forks:
+            self._collect()
+        launched = self._launch(now)
+        while len(self._flights) > (self._depth if launched else 0):
+            self._collect()
+        self._respond()
+        if not (launched or busy):
+            self._report(self.stats.rested(now))
+        return launched or busy
 
     def check(self) -> None:
         """Raise CacheCorrupt unless the block pool's books balance. For when there is nothing else to do."""
@@ -89,62 +104,80 @@ class Engine:
         self.live.expire(now)
         return now
 
-    def _schedule(self, now: float) -> tuple[Schedule, list[Part]]:
-        schedule = self._scheduler.schedule(self.live.active)
+    def _launch(self, now: float) -> bool:
+        """Plan the next step and set it off; False where there is none."""
+        schedule = due(self._schedule())
+        if not (schedule.context or schedule.generation):
+            return False
         for sequence, _ in schedule.context:
             request = sequence.request
             if request.scheduled_at is None:
                 self.live.open(request, sequence.num_computed, now)
                 request.cached_tokens = sequence.num_computed
                 self._cache.note_prompt(request.num_prompt, sequence.num_computed)
-        return schedule, parts_of(schedule)
+        self._flights.append(Flight.launch(self._runner, schedule, self._cache.take_moves(), now))
+        return True
 
-    def _run(self, parts: list[Part], moves: tuple[Move, ...]) -> list[Drawn] | None:
-        """What was drawn, one per drawer; None where the step failed."""
-        if not parts:
-            return []
+    def _schedule(self) -> Schedule:
         try:
-            drawn = self._runner.run(step_of(parts, moves))
-            if len(drawn) != sum(len(part.drawers) for part in parts):
-                raise RuntimeError(f"the runner drew {len(drawn)} tokens")
-        except Exception:  # noqa: BLE001 - whatever it was, only the sequences of this step pay for it
-            self._log.exception("step_failed", requests=sorted({part.sequence.request.spec.name for part in parts}))
-            return None
-        return drawn
+            return self._scheduler.schedule(self.live.active)
+        except InFlightError:
+            self._collect()
+            return self._scheduler.schedule(self.live.active)
 
-    def _commit(self, parts: list[Part], moves: tuple[Move, ...], drawn: list[Drawn] | None) -> float:
+    def _collect(self, restarting: Container[Sequence] = ()) -> None:
+        """The oldest step in flight is through, or is waited for: its results count, but for those `restarting`."""
+        flight = self._flights.popleft()
+        drawn = self._results(flight)
         now = self._clock()
         if drawn is None:
-            self._fail(parts, moves, now)
-            return now
+            self._fail(flight, now)
+        else:
+            self._commit(flight.parts, drawn, now, restarting)
+        start, self._collected_at = max(flight.start, self._collected_at), now
+        self._report(self.stats.stepped(flight.schedule, len(drawn or ()), start, now))
+
+    def _results(self, flight: Flight) -> list[Drawn] | None:
+        try:
+            return flight.collect()
+        except Exception:  # noqa: BLE001 - whatever it was, only the sequences of this step pay for it
+            names = sorted({part.sequence.request.spec.name for part in flight.parts})
+            self._log.exception("step_failed", requests=names)
+            return None
+
+    def _commit(self, parts: list[Part], drawn: list[Drawn], now: float, restarting: Container[Sequence]) -> None:
+        """Late results of sequences that have ended meanwhile are dropped."""
         results = iter(drawn)
         for sequence, num_tokens, drawers in parts:
-            self._cache.commit(sequence, num_tokens)
+            counts = self.live.land(sequence, num_tokens) and sequence not in restarting
+            if counts:
+                self._cache.commit(sequence, num_tokens)
             for drawer in drawers:
                 result = next(results)
-                if result.fault is None:
+                if sequence in restarting:
+                    drawer.give_up()
+                elif drawer.state is State.ENDED:
+                    continue
+                elif result.fault is None:
                     self.live.append(drawer, result.token, result.logprob, now)
                 else:
                     self.live.end(drawer, FinishReason.ERROR, now, fault=result.fault)
-        return now
 
-    def _fail(self, parts: list[Part], moves: tuple[Move, ...], now: float) -> None:
+    def _fail(self, flight: Flight, now: float) -> None:
         """Nothing of the step counts. Whoever awaited a prompt that was in it ends with it.
 
-        Others that would have run on blocks which the step was to bring start again.
+        Others that run on blocks which the step was to bring start again; the step behind it comes to its end first.
         """
-        for sequence, _, _ in parts:
-            awaiting = [] if sequence.output else sequence.request.awaiting()
-            for failed in reversed([sequence, *awaiting]):
-                self.live.end(failed, FinishReason.ERROR, now, fault=STEP_FAILED)
-        self._scheduler.pause(self._cache.undo(moves))
-
-    def _emit(self, schedule: Schedule, drawn: list[Drawn] | None, start: float, end: float) -> None:
-        self._respond()
-        if schedule.context or schedule.generation:
-            self._report(self.stats.stepped(schedule, len(drawn or ()), start, end))
-        else:
-            self._report(self.stats.rested(end))
+        for sequence, num_tokens, _ in flight.parts:
+            if self.live.land(sequence, num_tokens):
+                awaiting = [] if sequence.output else sequence.request.awaiting()
+                for failed in reversed([sequence, *awaiting]):
+                    self.live.end(failed, FinishReason.ERROR, now, fault=STEP_FAILED)
+        moves = [move for later in (flight, *self._flights) for move in later.moves]
+        lost = self._cache.undo(moves if flight.moves else ())
+        while self._flights:
+            self._collect(restarting=set(lost))
+        self._scheduler.pause(lost)
 
     def _respond(self) -> None:
         responses = self.live.take_responses()

@@ -85,7 +85,10 @@ class Live:
         logprobs: list[TokenLogprob] | None = None,
         fault: Fault | None = None,
     ) -> None:
-        """End a sequence, its newest `tokens` in the same row. Its blocks go back. An ended one is left alone."""
+        """End a sequence, its newest `tokens` in the same row. An ended one is left alone.
+
+        Its blocks go back, if need be as soon as no step in flight uses them.
+        """
         if sequence.state is State.ENDED:
             return
         request = sequence.request
@@ -100,6 +103,16 @@ class Live:
         if not request.num_live:
             self._changed[request] = None
             del self.requests[request.spec.request]
+
+    def land(self, sequence: Sequence, num_tokens: int) -> bool:
+        """A step that computed so many tokens of it is through; False if the sequence has ended meanwhile, whose blocks
+        go back with the last of its steps."""
+        sequence.num_inflight -= num_tokens
+        if sequence.state is not State.ENDED:
+            return True
+        if not sequence.num_inflight:
+            self._cache.release(sequence)
+        return False
 
     def end_request(self, request: Request, reason: FinishReason, now: float, fault: Fault | None = None) -> None:
         """End all its sequences, the last first, so that none takes the prompt over from one before it."""
@@ -120,7 +133,10 @@ class Live:
         computes_prompt = sequence.state is not State.AWAITING and not sequence.output
         if sequence.state is not State.AWAITING:
             del self.active[bisect_left(self.active, sequence.order, key=IN_ORDER)]
-        self._cache.release(sequence)
+        if sequence.num_inflight:
+            self._cache.retire(sequence)
+        else:
+            self._cache.release(sequence)
         sequence.state = State.ENDED
         if computes_prompt:
             for heir in sequence.request.awaiting()[:1]:

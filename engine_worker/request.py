@@ -49,10 +49,16 @@ class Sequence:
     order: tuple[float, int, int]
     """Who goes first: place in line, then arrival, then index. The least is served first and paused last."""
     num_tokens: int
-    """Prompt and output so far."""
+    """Prompt and output so far, and the tokens that steps in flight will draw."""
     output: list[int] = field(default_factory=list)
     """The continuation so far; it grows by `append`."""
     first_token_at: float | None = None
+    num_inflight: int = 0
+    """Tokens that steps in flight compute; they follow the computed ones."""
+    num_promised: int = 0
+    """Tokens that steps in flight draw for it: counted, but not known yet."""
+    promise: int = 0
+    """Which draw of the latest of those steps brings the last of them."""
 
     blocks: list[int] = field(default_factory=list)
     """Block table: block i holds positions i * tokens_per_block and on. Empty: it holds no memory."""
@@ -71,23 +77,54 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Tokens to be computed before the next can be drawn; at least 1 in a sequence that lives."""
-        return self.num_tokens - self.num_computed
+        """Tokens that nobody computes yet and that have to be before the next can be drawn; at least 1 in a sequence
+        that lives."""
+        return self.num_tokens - self.num_computed - self.num_inflight
+
+    @property
+    def num_scheduled(self) -> int:
+        """Tokens, from the first, that are computed or in flight: where its next slice starts."""
+        return self.num_computed + self.num_inflight
 
     @property
     def num_ready(self) -> int:
         """Pending tokens that a step can compute: all but where an attention window bounds its blocks."""
-        return min(self.num_tokens, self.num_placed) - self.num_computed
+        return min(self.num_tokens, self.num_placed) - self.num_computed - self.num_inflight
 
     @property
     def generating(self) -> bool:
-        """Only its newest output token is to be computed."""
-        return self.num_tokens == self.num_computed + 1 and bool(self.output)
+        """Only its newest output token is to be computed, which a step in flight may still have to draw."""
+        tokens = self.num_tokens
+        return tokens == self.num_computed + self.num_inflight + 1 and tokens > self.request.num_prompt
+
+    @property
+    def num_known(self) -> int:
+        """Tokens that are there, in prompt and output."""
+        return self.num_tokens - self.num_promised
+
+    @property
+    def due(self) -> bool:
+        """It can go into the next step: no step in flight draws its last token, and its next one has a place."""
+        return self.num_tokens < self.request.max_tokens and self.num_computed + self.num_inflight < self.num_placed
+
+    def expect(self, draw: int) -> None:
+        """This draw of the step being launched will bring its next token."""
+        self.num_promised += 1
+        self.promise = draw
+        self.num_tokens += 1
 
     def append(self, token: int) -> None:
         """Its next token."""
         self.output.append(token)
-        self.num_tokens += 1
+        if self.num_promised:
+            self.num_promised -= 1
+        else:
+            self.num_tokens += 1
+
+    def give_up(self) -> None:
+        """A promised token will not come after all: everything since the last known one is computed again."""
+        self.num_promised -= 1
+        self.num_tokens -= 1
 
     def tokens_between(self, start: int, end: int) -> abc.Sequence[int]:
         """Token ids at positions start to end - 1 of prompt and output."""

@@ -44,6 +44,9 @@ class Slice(msgspec.Struct, frozen=True):
     """Blocks that hold positions 0 to start + len(tokens) - 1, and possibly more."""
     draws: tuple[Draw, ...] = ()
     """All from the logits after the last token: none mid-context, one per sequence after its context, else one."""
+    follows: int | None = None
+    """Where the last of `tokens` is not known yet: which draw of the step launched before this one gives it. The number
+    in `tokens` then means nothing, and neither `output` of the draws has that token."""
 
 
 class MoveKind(Enum):
@@ -82,8 +85,19 @@ class Drawn(msgspec.Struct, frozen=True):
     """The sequence ends with it; `token` means nothing."""
 
 
+class Launched(Protocol):
+    """A step on its way."""
+
+    def collect(self) -> list[Drawn]:
+        """Wait for one result per draw, in order of slices and their draws. Raises on a fault of the whole step."""
+        ...
+
+
 class Runner(Protocol):
-    """Computes steps. The engine calls it from one thread."""
+    """Computes steps in the order in which they were launched. The engine calls it from one thread.
+
+    After a step that failed, a slice that follows one of its draws may be computed with any token.
+    """
 
     num_blocks: int
     """Size of the block pool."""
@@ -95,7 +109,9 @@ class Runner(Protocol):
     the window of a slice's first token are never read: their entries in the table may be anything."""
     choices: dict[str, str]
     """What it is, for the log: device, dtype, attention."""
+    overlap: bool
+    """Whether `launch` returns before the step is computed, so that the next one can be planned meanwhile."""
 
-    def run(self, step: Step) -> list[Drawn]:
-        """One result per draw, in order of slices and their draws. Raises on a fault of the whole step."""
+    def launch(self, step: Step) -> Launched:
+        """Compute a step after those before it. What the step refers to may change as soon as it is collected."""
         ...

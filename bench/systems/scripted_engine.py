@@ -27,19 +27,30 @@ class ScriptedRunner:
         self.tokens_per_block = TOKENS_PER_BLOCK
         self.window: int | None = None
         self.choices = {"device": "none"}
+        self.overlap = False
         self.called = 0.0
         self.returned = 0.0
         self.slices = 0
         """Of the last step."""
         self._drawn = Drawn(1)
 
-    def run(self, step: Step) -> list[Drawn]:
-        """See `Runner.run`."""
+    def launch(self, step: Step) -> "Done":
+        """See `Runner.launch`."""
         self.called = time.thread_time()
         self.slices = len(step.slices)
         drawn = [self._drawn] * sum(len(part.draws) for part in step.slices)
         self.returned = time.thread_time()
-        return drawn
+        return Done(drawn)
+
+
+class Done(NamedTuple):
+    """A step that was computed at once."""
+
+    drawn: list[Drawn]
+
+    def collect(self) -> list[Drawn]:
+        """See `Launched.collect`."""
+        return self.drawn
 
 
 class Load(NamedTuple):

@@ -39,6 +39,8 @@ class KvCache:
         self.pool = self.tiers.device
         self.holders: dict[Sequence, None] = {}
         """Sequences that hold memory."""
+        self.retired: dict[Sequence, None] = {}
+        """Ended ones, whose blocks a step in flight still uses."""
         self.prompt_tokens = 0
         """Of requests scheduled since the start."""
         self.cached_tokens = 0
@@ -90,11 +92,18 @@ class KvCache:
             sequence.blocks[behind.start : first] = [NOWHERE] * len(behind)
             sequence.first_block = first
 
+    def retire(self, sequence: Sequence) -> None:
+        """A holder has ended while a step is in flight that uses its blocks: it keeps them until it is released."""
+        del self.holders[sequence]
+        self.retired[sequence] = None
+        self._frontiers.move(sequence, None)
+
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's blocks back. It may hold none."""
         self._give_back(sequence, range(sequence.first_block, len(sequence.blocks)))
         self._frontiers.move(sequence, None)
         self.holders.pop(sequence, None)
+        self.retired.pop(sequence, None)
         sequence.blocks = []
         sequence.first_block = sequence.num_found = sequence.num_placed = sequence.num_computed = 0
 
@@ -124,7 +133,8 @@ class KvCache:
 
     def check(self) -> None:
         """Raise CacheCorruptError unless the books balance and a block that is still written is in one table only."""
-        tables = Counter(block for holder in self.holders for block in holder.blocks[holder.first_block :])
+        holding = [*self.holders, *self.retired]
+        tables = Counter(block for holder in holding for block in holder.blocks[holder.first_block :])
         self.tiers.check(tables)
         for holder in self.holders:
             self._check_table(holder)

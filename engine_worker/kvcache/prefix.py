@@ -65,7 +65,7 @@ class PrefixFinder:
     def next_block(self, sequence: Sequence, num_computed: int) -> bytes | None:
         """Hash of the full block that a sequence with so many tokens computed does next; None where it fills none."""
         index = num_computed // self._geometry.tokens_per_block
-        full = (index + 1) * self._geometry.tokens_per_block <= sequence.num_tokens
+        full = (index + 1) * self._geometry.tokens_per_block <= sequence.num_known
         return self._content(sequence, index).hash if self.reuse and full else None
 
     def missing(self, sequence: Sequence, prefix: Prefix) -> bytes | None:

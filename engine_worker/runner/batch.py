@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -13,12 +15,23 @@ from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.step import Draw, Slice
 
 
+class Follows(NamedTuple):
+    """Which tokens the step before gives, and who else needs them."""
+
+    tokens: Tensor
+    """[F] int64: in `token_ids`."""
+    sampled: Tensor
+    """[F] int64: the draws of the step before, in its order."""
+    histories: list[tuple[int, int]]
+    """(draw, draw of the step before) where a penalty has to see the token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """T tokens of B slices, and what to sample after which."""
 
     token_ids: Tensor
-    """[T] int64."""
+    """[T] int64. What follows a draw is there after `follow`."""
     positions: Tensor
     """[T] int64."""
     attention: AttentionInputs
@@ -27,6 +40,17 @@ class Batch:
     draws: list[Draw]
     draw_rows: list[int]
     """Row of the logits, 0 to R - 1, of each draw."""
+    follows: Follows | None
+
+    def follow(self, sampled: Tensor) -> None:
+        """Fill in what the draws of the step before gave, [D] int64."""
+        if self.follows is None:
+            return
+        self.token_ids.index_copy_(0, self.follows.tokens, sampled.index_select(0, self.follows.sampled))
+        if self.follows.histories:
+            tokens = sampled.tolist()
+            for i, before in self.follows.histories:
+                self.draws[i] = replace(self.draws[i], output=[*self.draws[i].output, tokens[before]])
 
 
 def build(slices: Sequence[Slice], tokens_per_block: int, window: int | None, device: torch.device) -> Batch:
@@ -46,7 +70,7 @@ def build(slices: Sequence[Slice], tokens_per_block: int, window: int | None, de
     slots = block_tables[rows, positions // tokens_per_block - skipped[rows]].astype(np.int64)
     slots = slots * tokens_per_block + positions % tokens_per_block
 
-    draws = [draw for part in slices for draw in part.draws]
+    draws = [_kept(draw) for part in slices for draw in part.draws]
     drawing = [i for i, part in enumerate(slices) if part.draws]
     return Batch(
         token_ids=_tensor(token_ids, device),
@@ -62,11 +86,29 @@ def build(slices: Sequence[Slice], tokens_per_block: int, window: int | None, de
         last_tokens=None if len(drawing) == total else _tensor((ends - 1)[drawing], device),
         draws=draws,
         draw_rows=[row for row, i in enumerate(drawing) for _ in slices[i].draws],
+        follows=_follows(slices, ends, device),
     )
 
 
+def _kept(draw: Draw) -> Draw:
+    """With the tokens that penalties look at as they are now."""
+    return replace(draw, output=tuple(draw.output)) if draw.sampling.penalized else draw
+
+
+def _follows(slices: Sequence[Slice], ends: NDArray[np.int64], device: torch.device) -> Follows | None:
+    following = [(i, part.follows) for i, part in enumerate(slices) if part.follows is not None]
+    if not following:
+        return None
+    drawing = ((draw, part.follows) for part in slices for draw in part.draws)
+    histories = [(i, at) for i, (draw, at) in enumerate(drawing) if at is not None and draw.sampling.penalized]
+    rows, sampled = (np.array(column, np.int64) for column in zip(*following, strict=True))
+    return Follows(_tensor(ends[rows] - 1, device), _tensor(sampled, device), histories)
+
+
 def _tensor(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device)
+    if device.type == "cpu":
+        return torch.from_numpy(array)
+    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
 
 
 def _padded(tables: list[Sequence[int]], skipped: NDArray[np.int64], used: NDArray[np.int64]) -> NDArray[np.int32]:

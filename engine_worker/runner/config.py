@@ -30,5 +30,7 @@ class RunnerConfig:
     max_attention_window: tuple[int, ...] = ()
     """Tokens that a token sees at most, in each layer; fewer than layers are repeated over them. The model's own
     windows hold too."""
+    overlap: bool | None = None
+    """Whether a step is launched before the results of the one before it are looked at. None: on CUDA."""
     threads: int | None = None
     """CPU threads of one operation. None: all cores this process may use but one, which the services around it need."""

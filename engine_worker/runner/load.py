@@ -50,7 +50,8 @@ def load_runner(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress
         num_blocks = count_blocks(config, block_bytes, shape.heads.num_kv_heads, context, device)
         num_host_blocks = count_host_blocks(config, block_bytes, num_blocks, device)
         cache = KVCache(shape.num_layers, num_blocks, *sizes, dtype, device, num_host_blocks)
-    return ModelRunner(model, cache, backend, device)
+    overlap = device.type == "cuda" if config.overlap is None else config.overlap
+    return ModelRunner(model, cache, backend, device, overlap)
 
 
 def _device(config: RunnerConfig) -> torch.device:

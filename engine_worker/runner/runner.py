@@ -1,41 +1,103 @@
 """Computes steps: tensors in, the model, sampling, plain data out."""
 
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import torch
 
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
+from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.windows import widest
-from engine_worker.runner import batch
+from engine_worker.runner.batch import Batch, build
+from engine_worker.runner.results import Results
 from engine_worker.sampling.sampler import sample
-from engine_worker.step import Drawn, Step
+from engine_worker.step import Drawn, Move, Step
+
+Work = Callable[[], Results | None]
+
+
+class Running:
+    """A step on its way; see `engine_worker.step.Launched`."""
+
+    def __init__(self, results: "Future[Results | None]") -> None:
+        self._results = results
+
+    def collect(self) -> list[Drawn]:
+        """See `Launched.collect`."""
+        results = self._results.result()
+        return [] if results is None else results.drawn()
+
+    def sampled(self) -> torch.Tensor | None:
+        """Its tokens, [D] int64 on the device, once it was computed; None where it failed or drew nothing."""
+        results = None if self._results.exception() is not None else self._results.result()
+        return None if results is None else results.tokens
 
 
 class ModelRunner:
-    """A model, its KV cache and an attention backend; see `engine_worker.step.Runner`."""
+    """A model, its KV cache and an attention backend; see `engine_worker.step.Runner`.
 
-    def __init__(self, model: CausalLM, cache: KVCache, backend: AttentionBackend, device: torch.device) -> None:
+    With overlap a thread of its own works the steps off, in order; only their tensors are made in the caller's. On
+    CUDA both put their work into the same stream, so a step's tensors are there before it runs.
+    """
+
+    def __init__(
+        self, model: CausalLM, cache: KVCache, backend: AttentionBackend, device: torch.device, overlap: bool = False
+    ) -> None:
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = cache.num_host_blocks
         self.tokens_per_block = cache.tokens_per_block
         self.window = widest(model.config.windows)
         dtype = str(cache.layers[0].keys.dtype).removeprefix("torch.")
-        self.choices = {"device": str(device), "dtype": dtype, "attention": backend.name}
+        self.choices = {"device": str(device), "dtype": dtype, "attention": backend.name, "overlap": str(overlap)}
+        self.overlap = overlap
+        self._thread = ThreadPoolExecutor(1, "runner") if overlap else None
         self._model = model
         self._cache = cache
         self._backend = backend
         self._device = device
+        self._latest: Running | None = None
+
+    def run(self, step: Step) -> list[Drawn]:
+        """Launch and collect."""
+        return self.launch(step).collect()
 
     @torch.inference_mode()
-    def run(self, step: Step) -> list[Drawn]:
-        """See `Runner.run`."""
-        self._cache.move(step.moves)
-        if not step.slices:
-            return []
-        work = batch.build(step.slices, self.tokens_per_block, self.window, self._device)
-        inputs = self._backend.prepare(work.attention, self._cache)
-        hidden = self._model(work.token_ids, work.positions, self._cache, inputs)
-        if not work.draws:
-            return []
-        rows = hidden if work.last_tokens is None else hidden.index_select(0, work.last_tokens)
-        return sample(self._model.logits(rows), work.draw_rows, work.draws)
+    def launch(self, step: Step) -> Running:
+        """See `Runner.launch`."""
+        before, self._latest = self._latest, None
+        batch = inputs = None
+        if step.slices:
+            batch = build(step.slices, self.tokens_per_block, self.window, self._device)
+            inputs = self._backend.prepare(batch.attention, self._cache)
+        if batch is None or batch.follows is None:
+            before = None
+        self._latest = Running(self._start(lambda: self._compute(step.moves, batch, inputs, before)))
+        return self._latest
+
+    def _start(self, work: Work) -> "Future[Results | None]":
+        if self._thread is not None:
+            return self._thread.submit(work)
+        done: Future[Results | None] = Future()
+        try:
+            done.set_result(work())
+        except Exception as error:  # noqa: BLE001 - told when the step is collected, as it is with overlap
+            done.set_exception(error)
+        return done
+
+    @torch.inference_mode()
+    def _compute(
+        self, moves: tuple[Move, ...], batch: Batch | None, inputs: AttentionInputs | None, before: Running | None
+    ) -> Results | None:
+        self._cache.move(moves)
+        if batch is None or inputs is None:
+            return None
+        sampled = before.sampled() if before is not None else None
+        if sampled is not None:
+            batch.follow(sampled)
+        hidden = self._model(batch.token_ids, batch.positions, self._cache, inputs)
+        if not batch.draws:
+            return None
+        rows = hidden if batch.last_tokens is None else hidden.index_select(0, batch.last_tokens)
+        return Results(sample(self._model.logits(rows), batch.draw_rows, batch.draws), batch.draws)

@@ -8,7 +8,6 @@ from engine_worker.kvcache.cache import KvCache
 from engine_worker.request import Sequence
 
 IN_ORDER = attrgetter("order")
-HOLDS = attrgetter("blocks")
 STEPS_OF_PATIENCE = 8
 
 
@@ -37,7 +36,7 @@ class Holders:
         """A new list."""
         holders = self._cache.holders
         # As many as then, and each of those still holds blocks: the same.
-        if len(holders) != len(self._sorted) or not all(map(HOLDS, self._sorted)):
+        if len(holders) != len(self._sorted) or not all(map(holders.__contains__, self._sorted)):
             self._sorted = sorted(holders, key=IN_ORDER)
             self.changes += 1
         return self._sorted.copy()

@@ -12,7 +12,7 @@ from engine_worker.scheduling.complaints import Complaints
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroBatchScheduler
-from engine_worker.scheduling.simple import RequestScheduler, Schedule, SimpleScheduler
+from engine_worker.scheduling.simple import InFlightError, RequestScheduler, Schedule, SimpleScheduler
 
 
 class CheckedCapacity:
@@ -81,10 +81,12 @@ class CheckedScheduler(RequestScheduler):
         try:
             context, generation = self._scheduler.schedule(list(active), frozenset(inflight_request_ids))
             schedule = self._checked(list(context), list(generation), active, inflight_request_ids)
+        except InFlightError:
+            raise
         except Exception:  # noqa: BLE001 - it is the user's code: whatever it raises, the engine goes on
             self._complaints.raised()
             return self._sound.schedule(active, inflight_request_ids)
-        if schedule.context or schedule.generation or inflight_request_ids:
+        if schedule.context or schedule.generation or inflight_request_ids or self.context.cache.retired:
             return schedule
         self._complaints.nobody(len(active), len(self.context.cache.holders))
         return self._sound.schedule(active, inflight_request_ids)

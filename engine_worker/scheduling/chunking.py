@@ -18,7 +18,7 @@ def first_come_first_served(waiting: abc.Sequence[Sequence], budget: int, unit: 
     for sequence in waiting:
         size = sequence.num_ready
         if size > budget:
-            size = max(0, _floor(sequence.num_computed + budget, unit) - sequence.num_computed)
+            size = max(0, _floor(sequence.num_scheduled + budget, unit) - sequence.num_scheduled)
         sizes.append(size)
         budget -= size
         if budget < 1:
@@ -32,7 +32,7 @@ def equal_progress(waiting: abc.Sequence[Sequence], budget: int, unit: int) -> l
     while turn and budget:
         going_on, short = [], False
         for index, sequence in turn:
-            start = sequence.num_computed + sizes[index]
+            start = sequence.num_scheduled + sizes[index]
             more = min(_floor(start, unit) + unit - start, sequence.num_ready - sizes[index])
             if more > budget:
                 short = True

@@ -13,6 +13,13 @@ from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroB
 from engine_worker.scheduling.static_batch import StaticBatch
 
 
+class InFlightError(Exception):
+    """A sequence that is to be paused is in a step in flight: its blocks can go back when that is collected.
+
+    Whoever asked for the schedule collects the step, then asks again.
+    """
+
+
 class Schedule(NamedTuple):
     """What a step computes; every sequence in it holds the blocks for that."""
 
@@ -44,11 +51,16 @@ class RequestScheduler(ABC):
         return self._hold([s for s in dict.fromkeys(sequences) if s.state is not ended and s.state is not awaiting])
 
     def pause(self, sequences: abc.Iterable[Sequence]) -> None:
-        """Take the blocks of these back. They can hold blocks again later, and compute their tokens again."""
+        """Take the blocks of these back. They can hold blocks again later, and compute their tokens again.
+
+        Raises InFlightError, and does nothing, where one of them is in flight.
+        """
+        sequences = [sequence for sequence in sequences if sequence.blocks]
+        if any(sequence.num_inflight for sequence in sequences):
+            raise InFlightError
         for sequence in sequences:
-            if sequence.blocks:
-                self.context.cache.release(sequence)
-                self.context.pauses.add(sequence)
+            self.context.cache.release(sequence)
+            self.context.pauses.add(sequence)
 
     def _hold(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
         """The same of active ones, each there once."""
@@ -88,11 +100,11 @@ class SimpleScheduler(RequestScheduler):
         return super().static_batch
 
     def schedule(self, active: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int] = frozenset()) -> Schedule:
-        """See RequestScheduler."""
+        """See RequestScheduler. Raises InFlightError before anything is moved."""
         if not active:
             return Schedule([], [])
         schedule = self._ask(self._capacity, self._micro_batch, active, inflight_request_ids)
-        if schedule.context or schedule.generation or inflight_request_ids:
+        if schedule.context or schedule.generation or inflight_request_ids or self.context.cache.retired:
             return schedule
         self._complaints.nobody(len(active), len(self.context.cache.holders))
         return self._ask(*self._sound, active, inflight_request_ids)

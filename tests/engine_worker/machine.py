@@ -89,8 +89,11 @@ class EngineMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["max_utilization", "max_utilization", "guaranteed_no_evict", "static_batch"]),
         chunking=st.sampled_from(["first_come_first_served", "equal_progress"]),
         aging=st.sampled_from([0.0, 1.0]),
+        overlap=st.booleans(),
     )
-    def start(self, tokens, tokens_per_block, host, window, batch, budget, chunked, reuse, policy, chunking, aging):
+    def start(
+        self, tokens, tokens_per_block, host, window, batch, budget, chunked, reuse, policy, chunking, aging, overlap
+    ):
         num_blocks = tokens // tokens_per_block
         self.bench = EngineBench(
             num_blocks,
@@ -102,6 +105,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_requests=12,
             num_host_blocks=num_blocks * host,
             window=window,
+            overlap=overlap,
             context_chunking_policy=chunking,
             schedulers=SchedulerNames(policy),
             priority_aging_seconds=aging,
@@ -111,6 +115,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.may_pause = policy == "max_utilization"
         if not self.may_pause:
             always_grows(self.bench.cache)
+        self.failures = 0
         self.pauses = 0
         """Pauses where nobody may be paused: after failed steps."""
         self.listeners = [Listener(), Listener()]
@@ -222,7 +227,10 @@ class EngineMachine(RuleBasedStateMachine):
         for lane in self.bench.receiver.lanes.values():
             lane.full = False
         self.bench.runner.fail_moving = False
-        self.count(0, self.bench.run())
+        while self.bench.engine.live.requests or self.bench.inbox or self.bench.mailbox.waiting:
+            self._step()
+            self.count(0, 1)
+        self.bench.run()
         self.outputs_are_right_so_far()
         for listener in self.listeners:
             listener.hear(self.bench)
@@ -237,12 +245,16 @@ class EngineMachine(RuleBasedStateMachine):
         self.count(0, count)
 
     def _step(self) -> None:
-        failures, pauses = self.bench.runner.failures, self.scheduler.context.pauses
         assert self.bench.step() or not self.bench.engine.live.active, "nobody runs"
-        if self.bench.runner.failures > failures:
+        self._note_failures()
+        assert self.may_pause or self.scheduler.context.pauses.count == self.pauses, "paused"
+
+    def _note_failures(self) -> None:
+        """A step that was told to fail may do so later, when it is collected."""
+        if self.bench.runner.failures > self.failures:
+            self.failures = self.bench.runner.failures
             self.disturbed |= {number for number, _ in self.bench.specs}
-            self.pauses = pauses.count
-        assert self.may_pause or pauses.count == self.pauses, "paused"
+            self.pauses = self.scheduler.context.pauses.count
 
     def _ended_right(self, number: int, sequence: int) -> None:
         end = self.bench.stream(number, sequence).end

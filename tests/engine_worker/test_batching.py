@@ -6,6 +6,10 @@ from msgspec.structs import replace
 from sluice.ring.stats import StepStats
 from tests.fakes.engine import EngineBench
 
+pytestmark = pytest.mark.usefixtures("either_way")
+step_by_step = pytest.mark.parametrize("either_way", [False], ids=[""], indirect=True)
+"""For a test that says what each single step does."""
+
 
 def sizes(bench: EngineBench) -> list[list[int]]:
     """Tokens of every slice of every step."""
@@ -46,6 +50,7 @@ def test_generation_goes_first_and_context_gets_what_is_left():
     assert sizes(bench)[6:9] == [[1, 5], [1, 1], [1]]
 
 
+@step_by_step
 def test_a_higher_priority_context_takes_the_budget_first():
     bench = EngineBench(max_batch_size=4, max_tokens_per_step=8)
     bench.submit(range(20), max_tokens=1, priority=1)
@@ -56,6 +61,7 @@ def test_a_higher_priority_context_takes_the_budget_first():
     assert [step.slices[0].tokens[0] for step in bench.runner.steps] == [0, 40, 48, 12]
 
 
+@step_by_step
 def test_the_stats_of_a_step():
     bench = EngineBench(max_batch_size=3, max_tokens_per_step=8, max_requests=5)
     bench.submit([1, 2], max_tokens=6)

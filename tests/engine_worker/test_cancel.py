@@ -5,6 +5,8 @@ import pytest
 from sluice.ring.errors import FinishReason
 from tests.fakes.engine import EngineBench
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 
 def finish(bench: EngineBench, request: int, neighbour: int) -> None:
     bench.run()

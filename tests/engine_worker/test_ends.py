@@ -7,6 +7,10 @@ from sluice.ring.errors import FinishReason
 from tests.fakes.engine import EngineBench
 from tests.fakes.runner import ScriptedRunner
 
+pytestmark = pytest.mark.usefixtures("either_way")
+step_by_step = pytest.mark.parametrize("either_way", [False], ids=[""], indirect=True)
+"""For a test that says what each single step does."""
+
 PROMPT = [1, 2, 3, 4, 5]
 
 
@@ -18,6 +22,7 @@ def plain(max_tokens: int = 12) -> list[int]:
     return bench.output(request)
 
 
+@step_by_step
 def test_length():
     bench = EngineBench()
     request = bench.submit(PROMPT, max_tokens=9)
@@ -86,6 +91,7 @@ def unbanned(step):
     )
 
 
+@step_by_step
 def test_time_limit_while_generating():
     bench = EngineBench()
     request = bench.submit(PROMPT, max_tokens=100, time_limit=0.055)
@@ -128,6 +134,7 @@ def test_the_first_sequences_failing_leaves_the_prompt_to_the_others():
         assert bench.output(request, sequence) == bench.expected(request, sequence)
 
 
+@step_by_step
 def test_times_and_logprobs():
     bench = EngineBench(max_batch_size=1, max_tokens_per_step=4)
     bench.submit(PROMPT, max_tokens=3)

@@ -5,6 +5,10 @@ import pytest
 from sluice.ring.errors import Fault, FinishReason
 from tests.fakes.engine import EngineBench
 
+pytestmark = pytest.mark.usefixtures("either_way")
+step_by_step = pytest.mark.parametrize("either_way", [False], ids=[""], indirect=True)
+"""For a test that says what each single step does."""
+
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_sequences_of_the_step_end(when):
@@ -32,6 +36,7 @@ def test_whoever_is_not_in_the_step_goes_on():
     assert bench.output(other) == bench.expected(other)
 
 
+@step_by_step
 def test_all_sequences_that_await_the_prompt_end_with_it():
     bench = EngineBench(max_tokens_per_step=8)
     request = bench.submit(range(20), n=5)
@@ -53,6 +58,7 @@ def test_a_step_with_copies_that_fails():
         assert bench.output(request, sequence) == bench.expected(request, sequence)
 
 
+@step_by_step
 def test_a_runner_that_draws_too_few():
     bench = EngineBench()
     run = bench.runner.run

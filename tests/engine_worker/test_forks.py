@@ -7,6 +7,10 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.params import derive_seed
 from tests.fakes.engine import EngineBench
 
+pytestmark = pytest.mark.usefixtures("either_way")
+step_by_step = pytest.mark.parametrize("either_way", [False], ids=[""], indirect=True)
+"""For a test that says what each single step does."""
+
 
 def good(bench: EngineBench, request: int) -> bool:
     n = bench.specs[request, 0].n
@@ -35,6 +39,7 @@ def test_a_sequence_is_a_single_request_with_the_derived_seed():
     assert len(set(map(tuple, outputs))) == 4
 
 
+@step_by_step
 def test_shared_blocks_are_held_once():
     bench = EngineBench()
     bench.submit(range(18), max_tokens=6, n=4)
@@ -87,6 +92,7 @@ def test_one_token_each():
     assert good(bench, request)
 
 
+@step_by_step
 def test_a_source_may_end_before_the_copy_is_made():
     """A copy waits for the next step while its source ends and others take blocks."""
     bench = EngineBench(num_blocks=16, max_batch_size=4, max_tokens_per_step=4)

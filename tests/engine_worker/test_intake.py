@@ -5,6 +5,8 @@ import pytest
 from sluice.ring.errors import FinishReason
 from tests.fakes.engine import EPOCH, EngineBench
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 
 @pytest.mark.parametrize(
     ("asked", "code"),

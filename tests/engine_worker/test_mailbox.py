@@ -1,7 +1,11 @@
 """Messages in the order in which they came, between the ring and the core. What the core refuses is in test_intake."""
 
+import pytest
+
 from sluice.ring.errors import FinishReason
 from tests.fakes.engine import EngineBench
+
+pytestmark = pytest.mark.usefixtures("either_way")
 
 
 def test_a_cancelled_request_makes_room_for_the_one_behind_it():

@@ -5,6 +5,10 @@ import pytest
 from engine_worker.request import State
 from tests.fakes.engine import EngineBench
 
+pytestmark = pytest.mark.usefixtures("either_way")
+step_by_step = pytest.mark.parametrize("either_way", [False], ids=[""], indirect=True)
+"""For a test that says what each single step does."""
+
 
 def paused(bench: EngineBench) -> set[int]:
     return {s.request.spec.request for s in bench.engine.live.active if s.state is State.PAUSED}
@@ -51,6 +55,7 @@ def test_nobody_overtakes_the_paused():
     assert ends[0] == 1
 
 
+@step_by_step
 def test_the_first_is_never_paused_and_somebody_always_gets_on():
     bench = EngineBench(num_blocks=9, max_batch_size=6, max_tokens_per_step=8)
     requests = [bench.submit(range(i, i + 5), max_tokens=30, n=2) for i in range(6)]
@@ -87,6 +92,7 @@ def test_no_thrash(budget):
     assert all(bench.output(request) == bench.expected(request) for request in requests)
 
 
+@step_by_step
 def test_two_that_need_most_of_the_pool_run_one_after_the_other():
     bench = EngineBench(num_blocks=10, max_tokens_per_step=8)
     requests = [bench.submit(range(i, i + 36), max_tokens=4) for i in (0, 50)]

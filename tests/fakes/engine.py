@@ -69,6 +69,9 @@ def spec_of(
 class EngineBench:
     """Submits, steps and checks: after every step the pool's books balance and the runner saw a sound cache."""
 
+    overlap = False
+    """Unless told: whether a step is launched before the results of the one before it are looked at."""
+
     def __init__(
         self,
         num_blocks: int = 64,
@@ -81,12 +84,14 @@ class EngineBench:
         max_sequence_tokens: int | None = None,
         num_host_blocks: int = 0,
         window: int | None = None,
+        overlap: bool | None = None,
         **batching,
     ) -> None:
         """`batching` are further fields of Batching."""
         self.clock = Clock()
         self.receiver = Receiver()
-        self.runner = ScriptedRunner(num_blocks, tokens_per_block, num_host_blocks, window)
+        overlapping = self.overlap if overlap is None else overlap
+        self.runner = ScriptedRunner(num_blocks, tokens_per_block, num_host_blocks, window, overlapping)
         self.inbox: list[Submit | Cancel] = []
         self.specs: dict[tuple[int, int], Submit] = {}
         log = structlog.get_logger()
@@ -172,8 +177,13 @@ class EngineBench:
                 assert (sequence in live.active) == (sequence.state not in (State.AWAITING, State.ENDED))
         stats = self.engine.stats.latest
         assert stats.free_kv_blocks + stats.used_kv_blocks == stats.max_kv_blocks
+        retired = self.cache.retired
+        assert all(s.state is State.ENDED and s.num_inflight and s.blocks for s in retired)
+        in_flight = bool(self.engine._flights)
+        assert in_flight or not (retired or any(s.num_inflight or s.num_promised for s in live.active))
         if not live.requests:
             assert not live.active
+        if not (live.requests or in_flight):
             assert stats.used_kv_blocks == 0 == len(self.cache.holders)
 
     def _receive(self):

@@ -18,9 +18,10 @@ class MemoryCheck:
 
     def check(self) -> None:
         device, host = self._runner.blocks, self._runner.host_blocks
-        if self._tiers.moves:
+        moves = [*self._runner.moves_in_flight(), *self._tiers.moves]
+        if moves:
             device, host = device.copy(), host.copy()
-            for kind, source, target in self._tiers.moves:
+            for kind, source, target in moves:
                 read = host if kind is MoveKind.ONLOAD else device
                 written = host if kind is MoveKind.OFFLOAD else device
                 written[target] = read[source]

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from engine_worker.step import Draw, Drawn, Move, MoveKind, Slice, Step
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.params import SamplingParams, derive_seed
@@ -55,13 +57,20 @@ class ScriptedRunner:
     """
 
     def __init__(
-        self, num_blocks: int, tokens_per_block: int, num_host_blocks: int = 0, window: int | None = None
+        self,
+        num_blocks: int,
+        tokens_per_block: int,
+        num_host_blocks: int = 0,
+        window: int | None = None,
+        overlap: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.window = window
         self.tokens_per_block = tokens_per_block
         self.choices = {"device": "none"}
+        self.overlap = overlap
+        """Steps are computed when they are collected; without it when they are launched."""
         self.steps: list[Step] = []
         self.computed = 0
         self.violations: list[str] = []
@@ -75,6 +84,39 @@ class ScriptedRunner:
         """(seed, sequence) whose next draw fails."""
         self.blocks: list[list[Slot]] = [[None] * tokens_per_block for _ in range(num_blocks)]
         self.host_blocks: list[list[Slot]] = [[None] * tokens_per_block for _ in range(num_host_blocks)]
+        self._in_flight: list[ScriptedLaunch] = []
+        self._forgiven: set[int] = set()
+        """Ids of slices that go on where a failed step left nothing."""
+
+    def launch(self, step: Step) -> "ScriptedLaunch":
+        fail, self.fail = self.fail, None
+        launched = ScriptedLaunch(self, step, fail, self._in_flight[-1] if self._in_flight else None)
+        used = set().union(*(earlier.slots for earlier in self._in_flight))
+        if used & launched.written:
+            self.violations.append(f"slots {used & launched.written} are written while a step in flight uses them")
+        self._in_flight.append(launched)
+        if not self.overlap:
+            launched.compute()
+        return launched
+
+    def compute(self, step: Step, fail: str | None, forgiven: set[int]) -> list[Drawn]:
+        """`run`, with what was asked for when the step was launched."""
+        saved, self.fail, self._forgiven = self.fail, fail, forgiven
+        try:
+            return self.run(step)
+        finally:
+            self.fail, self._forgiven = saved, set()
+
+    def landed(self, launched: "ScriptedLaunch") -> None:
+        self._in_flight.remove(launched)
+
+    def moves_in_flight(self) -> list[Move]:
+        return [move for launched in self._in_flight for move in launched.moves]
+
+    def slots_of(self, part: Slice, start: int, end: int) -> set[tuple[int, int]]:
+        """(block, offset) of positions of a slice's sequence."""
+        size = self.tokens_per_block
+        return {(part.block_table[position // size], position % size) for position in range(max(0, start), end)}
 
     def run(self, step: Step) -> list[Drawn]:
         fail, self.fail = self.fail, None
@@ -133,6 +175,8 @@ class ScriptedRunner:
         for position in range(first, part.start + len(part.tokens)):
             slots, offset = self._slots(part, position)
             found = slots[offset]
+            if id(part) in self._forgiven:
+                return [], 0
             if found is not None:
                 state = found[1] if position == first > 0 else mix(state, found[0])
             if found is None or found[1] != state:
@@ -142,6 +186,8 @@ class ScriptedRunner:
         return tokens, state
 
     def _draw(self, tokens: list[int], state: int, draw: Draw) -> Drawn:
+        if not tokens:
+            return Drawn(0)
         expected = [*draw.prompt, *draw.output]
         seen = expected[len(expected) - len(tokens) :]
         if tokens != seen or state != digest(expected) or len(draw.output) != draw.position:
@@ -155,9 +201,68 @@ class ScriptedRunner:
         return Drawn(token, logprob_of(token, draw.sampling))
 
 
+class ScriptedLaunch:
+    """A step on its way. It is computed from what was known when it was launched and from what the one before drew."""
+
+    def __init__(self, runner: ScriptedRunner, step: Step, fail: str | None, before: "ScriptedLaunch | None") -> None:
+        self._runner = runner
+        self._fail = fail
+        self._before = before
+        self._step = Step(tuple(map(frozen, step.slices)), step.moves)
+        self.moves = step.moves
+        self._drawn: list[Drawn] = []
+        self.error: Exception | None = None
+        size, window = runner.tokens_per_block, runner.window or 1 << 60
+        targets = [move.target for move in step.moves if move.kind is not MoveKind.OFFLOAD]
+        self.written = {(block, offset) for block in targets for offset in range(size)}
+        self.slots: set[tuple[int, int]] = set()
+        """What its slices read and write."""
+        self.ends: set[tuple[int, int]] = set()
+        """Of its slices' last tokens."""
+        for part in self._step.slices:
+            end = part.start + len(part.tokens)
+            self.written |= runner.slots_of(part, part.start, end)
+            self.slots |= runner.slots_of(part, part.start - window + 1, end)
+            self.ends |= runner.slots_of(part, end - 1, end)
+
+    def compute(self) -> None:
+        runner, before, self._before = self._runner, self._before, None
+        step = Step(tuple(self._filled(part, before) for part in self._step.slices), self._step.moves)
+        forgiven = set()
+        if before is not None and before.error is not None:
+            ends = before.ends | before.written
+            forgiven = {id(part) for part in step.slices if runner.slots_of(part, part.start - 1, part.start) & ends}
+        try:
+            self._drawn = runner.compute(step, self._fail, forgiven)
+        except Exception as error:  # noqa: BLE001 - the step fails with it
+            self.error = error
+
+    def collect(self) -> list[Drawn]:
+        if self._runner.overlap:
+            self.compute()
+        self._runner.landed(self)
+        if self.error is not None:
+            raise self.error
+        return self._drawn
+
+    def _filled(self, part: Slice, before: "ScriptedLaunch | None") -> Slice:
+        if part.follows is None:
+            return part
+        if before is None:
+            self._runner.violations.append(f"{part} follows no step")
+        token = 0 if before is None or before.error is not None else before._drawn[part.follows].token
+        draws = tuple(replace(draw, output=(*draw.output, token)) for draw in part.draws)
+        return replace(part, tokens=(*part.tokens[:-1], token), draws=draws, follows=None)
+
+
 def logprob_of(token: int, sampling: SamplingParams) -> TokenLogprob | None:
     return None if sampling.logprobs is None else TokenLogprob(-token / VOCAB, 1, [])
 
 
 def freeze(part: Slice) -> Slice:
-    return Slice(tuple(part.tokens), part.start, tuple(part.block_table), part.draws)
+    return replace(part, tokens=tuple(part.tokens), block_table=tuple(part.block_table))
+
+
+def frozen(part: Slice) -> Slice:
+    """With all that the engine may change."""
+    return replace(freeze(part), draws=tuple(replace(draw, output=tuple(draw.output)) for draw in part.draws))

@@ -5,6 +5,10 @@ import pytest
 from engine_worker.kvcache import prefix
 from tests.fakes.engine import EngineBench
 
+pytestmark = pytest.mark.usefixtures("either_way")
+step_by_step = pytest.mark.parametrize("either_way", [False], ids=[""], indirect=True)
+"""For a test that says what each single step does."""
+
 
 def cached_tokens(bench: EngineBench, request: int) -> int:
     return bench.receiver.opens[request, 0].cached_tokens

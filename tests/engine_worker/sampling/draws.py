@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 
-from engine_worker.step import Draw
+from torch import Tensor
+
+from engine_worker.sampling.sampler import sample
+from engine_worker.step import Draw, Drawn
 from sluice.ring.params import SamplingParams
 
 
@@ -16,3 +19,8 @@ def draw(
     **sampling: object,
 ) -> Draw:
     return Draw(SamplingParams(**sampling), sequence, position, prompt, output, banned)
+
+
+def sampled(logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> list[Drawn]:
+    """As plain data."""
+    return sample(logits, rows, draws).results(draws)

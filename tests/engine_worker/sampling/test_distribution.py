@@ -10,8 +10,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from engine_worker.sampling.sampler import sample
-from tests.engine_worker.sampling.draws import draw
+from tests.engine_worker.sampling.draws import draw, sampled
 
 DRAWS = 6_000
 
@@ -31,7 +30,7 @@ def warped(logits: torch.Tensor, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0
 def counts(logits: torch.Tensor, **sampling) -> torch.Tensor:
     """How often each token came, one draw per position, all from one row of logits."""
     draws = [draw(seed=99, position=i, **sampling) for i in range(DRAWS)]
-    drawn = sample(logits[None], [0] * DRAWS, draws)
+    drawn = sampled(logits[None], [0] * DRAWS, draws)
     return torch.bincount(torch.tensor([d.token for d in drawn]), minlength=len(logits))
 
 

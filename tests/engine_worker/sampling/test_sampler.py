@@ -5,10 +5,9 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from engine_worker.sampling.edits import edit
-from engine_worker.sampling.sampler import sample
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import derive_seed
-from tests.engine_worker.sampling.draws import draw
+from tests.engine_worker.sampling.draws import draw, sampled
 
 VOCAB = 700
 
@@ -19,7 +18,7 @@ def logits() -> torch.Tensor:
 
 
 def tokens(logits, draws, rows=None):
-    drawn = sample(logits, list(range(len(draws))) if rows is None else rows, draws)
+    drawn = sampled(logits, list(range(len(draws))) if rows is None else rows, draws)
     assert all(d.fault is None for d in drawn)
     return [d.token for d in drawn]
 
@@ -142,10 +141,10 @@ def test_a_row_with_nothing_to_sample_fails_alone(logits, case):
     draws = [draw(seed=i, logprobs=1, **sampling) for i in range(3)]
     others = {key: value for key, value in sampling.items() if not key.endswith("token_ids")}
     draws[0], draws[2] = (draw(seed=i, logprobs=1, **others) for i in (0, 2))
-    expected = sample(logits[:3], [0, 1, 2], draws)
+    expected = sampled(logits[:3], [0, 1, 2], draws)
     if case.startswith("nan"):
         logits[1, 123] = math.nan
-    drawn = sample(logits[:3], [0, 1, 2], draws)
+    drawn = sampled(logits[:3], [0, 1, 2], draws)
     assert drawn[1].fault.error_code is ErrorCode.NOTHING_TO_SAMPLE
     assert (drawn[0], drawn[2]) == (expected[0], expected[2])
 
@@ -155,7 +154,7 @@ def test_logprobs_are_the_models_own(logits, kind):
     kind = {key: value for key, value in kind.items() if key != "logprobs"}
     draws = [draw(seed=i, prompt=[1], output=[2], logprobs=i, **kind) for i in range(8)]
     exact = logits.double().log_softmax(dim=-1)
-    for i, drawn in enumerate(sample(logits, list(range(8)), draws)):
+    for i, drawn in enumerate(sampled(logits, list(range(8)), draws)):
         row = exact[i]
         assert drawn.logprob.logprob == pytest.approx(row[drawn.token].item(), abs=1e-5)
         assert drawn.logprob.rank == 1 + int((row > row[drawn.token]).sum())
@@ -165,7 +164,7 @@ def test_logprobs_are_the_models_own(logits, kind):
 
 
 def test_logprobs_only_for_those_who_asked(logits):
-    drawn = sample(logits, [0, 1], [draw(logprobs=0), draw()])
+    drawn = sampled(logits, [0, 1], [draw(logprobs=0), draw()])
     assert drawn[0].logprob.top == []
     assert drawn[1].logprob is None
 
@@ -173,5 +172,5 @@ def test_logprobs_only_for_those_who_asked(logits):
 def test_equal_alternatives_come_by_id():
     logits = torch.zeros(1, 8)
     logits[0, 6] = 1.0
-    drawn = sample(logits, [0], [draw(temperature=0.0, logprobs=8)])[0]
+    drawn = sampled(logits, [0], [draw(temperature=0.0, logprobs=8)])[0]
     assert [token for token, _ in drawn.logprob.top] == [6, 0, 1, 2, 3, 4, 5, 7]
