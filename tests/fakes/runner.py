@@ -75,7 +75,7 @@ class ScriptedRunner:
         self.computed = 0
         self.violations: list[str] = []
         self.fail: str | None = None
-        """"before" or "after" computing: the next step raises."""
+        """At "launch", "before" or "after" computing: the next step raises."""
         self.fail_moving = False
         """The next step that brings blocks to the device raises in the midst of that."""
         self.failures = 0
@@ -85,12 +85,18 @@ class ScriptedRunner:
         self.blocks: list[list[Slot]] = [[None] * tokens_per_block for _ in range(num_blocks)]
         self.host_blocks: list[list[Slot]] = [[None] * tokens_per_block for _ in range(num_host_blocks)]
         self._in_flight: list[ScriptedLaunch] = []
+        self._refused: ScriptedLaunch | None = None
         self._forgiven: set[int] = set()
         """Ids of slices that go on where a failed step left nothing."""
 
     def launch(self, step: Step) -> "ScriptedLaunch":
         fail, self.fail = self.fail, None
-        launched = ScriptedLaunch(self, step, fail, self._in_flight[-1] if self._in_flight else None)
+        before, self._refused = self._refused or (self._in_flight[-1] if self._in_flight else None), None
+        launched = ScriptedLaunch(self, step, fail, before)
+        if fail == "launch":
+            self._refused = launched
+            launched.error = RuntimeError("out of luck")
+            self._raise()
         used = set().union(*(earlier.slots for earlier in self._in_flight))
         if used & launched.written:
             self.violations.append(f"slots {used & launched.written} are written while a step in flight uses them")

@@ -1,0 +1,116 @@
+"""Steps launched one after the other, before anybody looks at a result."""
+
+import pytest
+
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.load import load_runner
+from engine_worker.step import Draw, Slice, Step
+from sluice.ring.params import SamplingParams
+from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
+
+PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
+PENALIZED = SamplingParams(temperature=0.7, seed=3, repetition_penalty=1.7, presence_penalty=1.5)
+SAMPLINGS = [SamplingParams(temperature=0.0), PENALIZED, SamplingParams(seed=4, top_p=0.9, logprobs=1)]
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_checkpoint(folder, CONFIGS["qwen3, tied"])
+    return folder
+
+
+def load(folder, overlap: bool):
+    config = RunnerConfig("cpu", kv_cache_tokens=256, threads=1, overlap=overlap)
+    return load_runner(open_written(folder), config, lambda *_: None)
+
+
+def one(i: int, output: list[int], step: int, follows: int | None) -> Slice:
+    """Sequence i's slice in a step, from the tokens that are known."""
+    prompt, known = PROMPTS[i], len(output)
+    draws = (Draw(SAMPLINGS[i], i, step, prompt, output),)
+    if step == 0:
+        return Slice(prompt, 0, [i], draws)
+    tokens = (0,) if follows is not None else (output[known - 1],)
+    return Slice(tokens, len(prompt) + step - 1, [i], draws, follows)
+
+
+def collected_each(runner) -> list[list]:
+    outputs: list[list[int]] = [[] for _ in PROMPTS]
+    results = []
+    for step in range(STEPS):
+        drawn = runner.launch(Step(tuple(one(i, outputs[i], step, None) for i in range(3)))).collect()
+        for output, result in zip(outputs, drawn, strict=True):
+            output.append(result.token)
+        results.append(drawn)
+    return results
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("behind", [1, STEPS])
+def test_a_slice_that_follows_a_draw_gets_its_token(folder, overlap, behind):
+    """Results are looked at so many steps later; the order of the sequences changes from step to step."""
+    expected = collected_each(load(folder, overlap=False))
+    runner = load(folder, overlap)
+    outputs: list[list[int]] = [[] for _ in PROMPTS]
+    launched, results, before = [], [], [0, 1, 2]
+    for step in range(STEPS):
+        order = [(i + step) % 3 for i in range(3)]
+        if step < 2 or behind == 1:
+            slices = [one(i, outputs[i], step, before.index(i) if step else None) for i in order]
+        else:
+            # What a penalty has to see besides the token that follows must be known.
+            order = [0, 2]
+            slices = [one(i, outputs[i], step, before.index(i)) for i in order]
+        launched.append((order, runner.launch(Step(tuple(slices)))))
+        before = order
+        while len(launched) - len(results) > behind:
+            results.append(launched[len(results)][1].collect())
+            for i, result in zip(launched[len(results) - 1][0], results[-1], strict=True):
+                outputs[i].append(result.token)
+    results += [step.collect() for _, step in launched[len(results) :]]
+    for (order, _), found, right in zip(launched, results, expected, strict=True):
+        assert found == [right[i] for i in order]
+
+
+def test_what_is_appended_after_the_launch_changes_nothing(folder):
+    expected = collected_each(load(folder, overlap=False))
+    runner = load(folder, overlap=True)
+    output: list[int] = []
+    first = runner.launch(Step((one(1, output, 0, None),)))
+    second = runner.launch(Step((one(1, output, 1, 0),)))
+    output.append(first.collect()[0].token)
+    third = runner.launch(Step((one(1, output, 2, 0),)))
+    output.append(second.collect()[0].token)
+    assert [*output, third.collect()[0].token] == [step[1].token for step in expected[:3]]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_after_a_failed_step_the_others_go_on(folder, overlap):
+    expected = collected_each(load(folder, overlap=False))
+    runner = load(folder, overlap)
+    model = runner._model
+    first = runner.launch(Step((one(0, [], 0, None),)))
+
+    def fail(*_):
+        runner._model = model
+        raise RuntimeError("out of memory")
+
+    first.collect()
+    runner._model = fail
+    failed = runner.launch(Step((one(0, [], 1, 0),)))
+    built_on_it = runner.launch(Step((one(0, [], 2, 0), one(2, [], 0, None))))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        failed.collect()
+    assert built_on_it.collect()[1] == expected[0][2]
+
+
+def test_a_step_that_cannot_be_built_fails_alone(folder):
+    expected = collected_each(load(folder, overlap=False))
+    runner = load(folder, overlap=True)
+    runner.launch(Step((one(0, [], 0, None),)))
+    with pytest.raises(ValueError, match="too short"):
+        runner.launch(Step((Slice([1], 500, [0], ()),)))
+    after = runner.launch(Step((one(0, [], 1, 7), one(2, [], 0, None))))
+    assert after.collect()[1] == expected[0][2]

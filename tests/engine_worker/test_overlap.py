@@ -1,0 +1,197 @@
+"""What a step is launched with while the one before it is in flight, and what becomes of late results.
+
+That streams do not depend on overlap is tested by all that runs `either_way`, and by the state machine.
+"""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine_worker.request import State
+from sluice.ring.errors import Fault, FinishReason
+from tests.fakes.engine import EngineBench
+
+
+def overlapping(**options) -> EngineBench:
+    return EngineBench(overlap=True, **options)
+
+
+def flying(bench: EngineBench) -> int:
+    return len(bench.engine._flights)
+
+
+def test_a_step_is_launched_before_the_one_before_it_is_collected():
+    bench = overlapping()
+    request = bench.submit([1, 2, 3], max_tokens=4)
+    bench.step()
+    assert (flying(bench), bench.runner.steps) == (1, [])
+    for tokens in range(1, 4):
+        bench.step()
+        assert (flying(bench), len(bench.runner.steps), len(bench.output(request))) == (1, tokens, tokens)
+    bench.step()
+    assert flying(bench) == 0
+    assert bench.output(request) == bench.expected(request)
+    assert not bench.step()
+
+
+def test_nothing_is_computed_for_a_sequence_whose_last_token_is_being_drawn():
+    bench = overlapping()
+    requests = [bench.submit([i, i + 1, i + 2], max_tokens=3 + i) for i in range(4)]
+    bench.run()
+    assert bench.runner.computed == sum(3 + (3 + i) - 1 for i in range(4))
+    assert all(bench.output(request) == bench.expected(request) for request in requests)
+
+
+def test_the_late_result_of_an_ended_sequence_is_dropped():
+    plain = EngineBench()
+    first = plain.submit([5, 6], max_tokens=6)
+    plain.run()
+    bench = overlapping()
+    end = plain.output(first)[3]
+    request = bench.submit([5, 6], max_tokens=20, eos_token_ids=(end,))
+    other = bench.submit([7, 8], max_tokens=20)
+    bench.run()
+    assert bench.output(request) == plain.output(first)[:4]
+    assert bench.ended(request) is FinishReason.EOS
+    assert bench.output(other) == bench.expected(other)
+    late = [part for step in bench.runner.steps for part in step.slices if part.tokens == (end,) and part.start == 5]
+    assert len(late) == 1
+
+
+def test_blocks_of_a_cancelled_request_go_back_when_its_step_is_through():
+    bench = overlapping(num_blocks=16)
+    request = bench.submit(range(9), max_tokens=20)
+    bench.step()
+    sequence = bench.engine.live.requests[request].sequences[0]
+    blocks = list(sequence.blocks)
+    bench.cancel(request)
+    other = bench.submit(range(40, 60), max_tokens=8)
+    seen = []
+    launch = bench.runner.launch
+
+    def watching(step):
+        seen.append((sequence.state, list(sequence.blocks), [list(part.block_table) for part in step.slices]))
+        return launch(step)
+
+    bench.runner.launch = watching
+    bench.run()
+    state, held, (table,) = seen[0]
+    assert (state, held) == (State.ENDED, blocks)
+    assert not set(held) & set(table)
+    assert bench.output(request) == []
+    assert bench.ended(request) is FinishReason.ABORTED
+    assert bench.output(other) == bench.expected(other)
+
+
+def test_a_number_used_again_while_the_step_of_its_first_use_is_in_flight():
+    bench = overlapping()
+    bench.submit([1, 2, 3], max_tokens=20, request=5)
+    bench.step()
+    bench.step()
+    bench.cancel(5)
+    bench.submit([1, 2, 3], max_tokens=6, request=5, attempt=1)
+    bench.run()
+    assert bench.stream(5).end.reason is FinishReason.ABORTED
+    assert bench.stream(5, attempt=1).tokens == bench.expected(5, attempt=1)
+
+
+def test_a_failed_step_takes_with_it_what_was_built_on_it_and_nothing_else():
+    bench = overlapping(max_batch_size=4)
+    failing = [bench.submit([1, 2], max_tokens=9), bench.submit([3, 4], max_tokens=9)]
+    bench.step()
+    bench.runner.fail = "after"
+    bench.step()
+    newcomer = bench.submit([5, 6], max_tokens=9)
+    bench.step()
+    bench.run()
+    assert [bench.fault(request) for request in failing] == ["STEP_FAILED"] * 2
+    assert [bench.output(request) for request in failing] == [bench.expected(request)[:1] for request in failing]
+    assert bench.output(newcomer) == bench.expected(newcomer)
+
+
+def test_a_step_that_cannot_be_launched_fails_in_its_turn():
+    bench = overlapping()
+    request = bench.submit([1, 2], max_tokens=9)
+    bench.step()
+    bench.runner.fail = "launch"
+    bench.step()
+    assert bench.output(request) == bench.expected(request)[:1]
+    later = bench.submit([3], max_tokens=3)
+    bench.run()
+    assert bench.fault(request) == "STEP_FAILED"
+    assert len(bench.output(request)) == 1
+    assert bench.output(later) == bench.expected(later)
+
+
+def test_a_pause_waits_for_the_step_in_flight():
+    bench = overlapping(num_blocks=8, max_batch_size=2)
+    requests = [bench.submit(range(i, i + 8), max_tokens=22) for i in (0, 20)]
+    release = bench.cache.release
+
+    def release_landed(sequence):
+        assert not sequence.num_inflight
+        release(sequence)
+
+    bench.cache.release = release_landed
+    bench.run()
+    assert bench.engine.stats.totals().pauses
+    assert all(bench.output(request) == bench.expected(request) for request in requests)
+
+
+def test_ending_everything_with_a_step_in_flight():
+    bench = overlapping()
+    request = bench.submit([1], max_tokens=50, n=2)
+    for _ in range(3):
+        bench.step()
+    assert flying(bench)
+    bench.engine.end_all(Fault("DRAINING", "bye"))
+    bench.run()
+    assert [bench.fault(request, i) for i in range(2)] == ["DRAINING"] * 2
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_figures_come_with_the_results(overlap):
+    bench = EngineBench(overlap=overlap)
+    bench.submit([1, 2], max_tokens=5)
+    bench.run()
+    steps = [report.step for report in bench.reports if report.step is not None]
+    assert [step.iteration for step in steps] == [1, 2, 3, 4, 5]
+    assert [(step.context_requests, step.generation_requests) for step in steps] == [(1, 0)] + [(0, 1)] * 4
+    assert sum(step.step_seconds for step in steps) <= bench.clock.now - 100.0
+
+
+ASKED = st.tuples(
+    st.integers(0, 9),  # step in which it comes
+    st.integers(1, 20),  # prompt
+    st.integers(1, 16),  # max_tokens
+    st.sampled_from([1, 1, 2, 3]),  # n
+    st.lists(st.integers(0, 96), max_size=6),  # ends
+    st.none() | st.tuples(st.integers(0, 12), st.none() | st.integers(0, 2)),  # cancelled: steps later, which sequence
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(ASKED, min_size=1, max_size=7), st.integers(8, 24), st.sampled_from([6, 12, 32]), st.booleans())
+def test_the_same_streams_with_and_without(asked, num_blocks, budget, chunked):
+    """Cancelled ones may end a token earlier or later; all of them are prefixes of what they would have been."""
+    benches = [
+        EngineBench(num_blocks, 4, 4, budget, chunked, max_sequence_tokens=8 * 4, overlap=overlap)
+        for overlap in (False, True)
+    ]
+    for bench in benches:
+        for now in range(24):
+            for i, (at, prompt, max_tokens, n, ends, cancel) in enumerate(asked):
+                if at == now:
+                    bench.submit(range(prompt), max_tokens, request=i, n=n, seed=i, eos_token_ids=tuple(ends))
+                if cancel is not None and at + cancel[0] == now:
+                    bench.cancel(i, cancel[1])
+            bench.step()
+        bench.run()
+    plain, overlapped = benches
+    assert plain.receiver.streams.keys() == overlapped.receiver.streams.keys()
+    for (request, _, sequence), stream in overlapped.receiver.streams.items():
+        other = plain.stream(request, sequence)
+        cancelled = FinishReason.ABORTED in (stream.end.reason, other.end.reason)
+        shorter = min(len(stream.tokens), len(other.tokens)) if cancelled else None
+        assert stream.tokens[:shorter] == other.tokens[:shorter]
+        assert cancelled or stream.end.reason is other.end.reason

@@ -1,0 +1,40 @@
+"""Overlap changes no token and no logprob."""
+
+import pytest
+
+from sluice.ring.params import SamplingParams
+from tests.parity.harness import EngineHarness
+
+KINDS = [
+    {"temperature": 0.0},
+    {},
+    {"top_p": 0.9, "temperature": 0.8},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+]
+
+
+def generate(folder, prompts, attention: str, **options) -> tuple[EngineHarness, list]:
+    """Requests of every kind, several sequences, lengths and prompt sizes; their tokens and logprobs."""
+    harness = EngineHarness(folder, attention=attention, **options)
+    numbers = [
+        harness.submit(
+            prompts[i][:70], SamplingParams(seed=i, logprobs=2, **KINDS[i % 4]), max_tokens=6 + 3 * i, n=1 + i % 3
+        )
+        for i in range(12)
+    ]
+    harness.run()
+    streams = [harness.stream(number, index) for i, number in enumerate(numbers) for index in range(1 + i % 3)]
+    return harness, [(stream.tokens, [entry.logprob for entry in stream.logprobs]) for stream in streams]
+
+
+@pytest.mark.parametrize("attention", ["cpu", "reference"])
+@pytest.mark.parametrize(
+    "options", [{}, {"kv_cache_tokens": 192, "max_tokens_per_step": 64}], ids=["roomy", "with pauses"]
+)
+def test_the_same_tokens_and_logprobs(model_folder, prompts, attention, options):
+    _, expected = generate(model_folder, prompts, attention)
+    harness, found = generate(model_folder, prompts, attention, overlap=True, **options)
+    assert (harness.pauses > 0) == bool(options)
+    for (tokens, logprobs), (right_tokens, right_logprobs) in zip(found, expected, strict=True):
+        assert tokens == right_tokens
+        assert logprobs == pytest.approx(right_logprobs, abs=1e-4)
