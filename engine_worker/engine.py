@@ -147,21 +147,23 @@ class Engine:
 
     def _commit(self, parts: list[Part], drawn: list[Drawn], now: float, restarting: Container[Sequence]) -> None:
         """Late results of sequences that have ended meanwhile are dropped."""
-        results = iter(drawn)
+        results, live, commit, ended = iter(drawn), self.live, self._cache.commit, State.ENDED
         for sequence, num_tokens, drawers in parts:
-            counts = self.live.land(sequence, num_tokens) and sequence not in restarting
-            if counts:
-                self._cache.commit(sequence, num_tokens)
+            sequence.num_inflight -= num_tokens
+            if sequence.state is ended:
+                live.leave(sequence)
+            elif sequence not in restarting:
+                commit(sequence, num_tokens)
             for drawer in drawers:
                 result = next(results)
                 if sequence in restarting:
                     drawer.give_up()
-                elif drawer.state is State.ENDED:
+                elif drawer.state is ended:
                     continue
                 elif result.fault is None:
-                    self.live.append(drawer, result.token, result.logprob, now)
+                    live.append(drawer, result.token, result.logprob, now)
                 else:
-                    self.live.end(drawer, FinishReason.ERROR, now, fault=result.fault)
+                    live.end(drawer, FinishReason.ERROR, now, fault=result.fault)
 
     def _fail(self, flight: Flight, now: float) -> None:
         """Nothing of the step counts. Whoever awaited a prompt that was in it ends with it.
@@ -169,10 +171,13 @@ class Engine:
         Others that run on blocks which the step was to bring start again; the step behind it comes to its end first.
         """
         for sequence, num_tokens, _ in flight.parts:
-            if self.live.land(sequence, num_tokens):
-                awaiting = [] if sequence.output else sequence.request.awaiting()
-                for failed in reversed([sequence, *awaiting]):
-                    self.live.end(failed, FinishReason.ERROR, now, fault=STEP_FAILED)
+            sequence.num_inflight -= num_tokens
+            if sequence.state is State.ENDED:
+                self.live.leave(sequence)
+                continue
+            awaiting = [] if sequence.output else sequence.request.awaiting()
+            for failed in reversed([sequence, *awaiting]):
+                self.live.end(failed, FinishReason.ERROR, now, fault=STEP_FAILED)
         moves = [move for later in (flight, *self._flights) for move in later.moves]
         lost = self._cache.undo(moves if flight.moves else ())
         while self._flights:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine_worker.planning import Part, mark, parts_of, step_of
+from engine_worker.planning import Part, plan
 from engine_worker.scheduling.simple import Schedule
 from engine_worker.step import Drawn, Launched, Move, Runner, Step
 
@@ -13,6 +13,7 @@ class Flight:
 
     schedule: Schedule
     parts: list[Part]
+    num_draws: int
     moves: tuple[Move, ...]
     launched: Launched
     start: float
@@ -21,20 +22,18 @@ class Flight:
     @classmethod
     def launch(cls, runner: Runner, schedule: Schedule, moves: tuple[Move, ...], start: float) -> "Flight":
         """Set a step off. Whatever goes wrong with it is told when it is collected."""
-        parts = parts_of(schedule)
-        launched = _launch(runner, step_of(parts, moves))
-        mark(parts)
-        return cls(schedule, parts, moves, launched, start)
+        parts, slices, num_draws = plan(schedule)
+        return cls(schedule, parts, num_draws, moves, _launch(runner, Step(tuple(slices), moves)), start)
 
     @property
     def forks(self) -> bool:
         """Sequences that await a prompt begin with its results."""
-        return any(len(part.drawers) > 1 for part in self.parts)
+        return any(len(part.drawers) > 1 for part in self.parts[len(self.schedule.generation) :])
 
     def collect(self) -> list[Drawn]:
         """Wait for the results, one per drawer. Raises what the runner raises, and RuntimeError on a wrong number."""
         drawn = self.launched.collect()
-        if len(drawn) != sum(len(part.drawers) for part in self.parts):
+        if len(drawn) != self.num_draws:
             raise RuntimeError(f"the runner drew {len(drawn)} tokens")
         return drawn
 

@@ -63,16 +63,20 @@ class Live:
 
     def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:
         """A sequence got its next token, which may end it."""
-        if not sequence.output:
+        request, output = sequence.request, sequence.output
+        spec = request.spec
+        if not output:
             sequence.first_token_at = now
-        sequence.request.last_token_at = now
+        request.last_token_at = now
         sequence.append(token)
         logprobs = [] if logprob is None else [logprob]
-        reason = sequence.finish_reason()
-        if reason is not FinishReason.RUNNING:
-            self.end(sequence, reason, now, tokens=[token], logprobs=logprobs)
-            return
-        self._tell(sequence, [token], logprobs, None)
+        if token in request.stops or len(output) >= spec.stopping.max_tokens:
+            reason = sequence.finish_reason()
+            if reason is not FinishReason.RUNNING:
+                self.end(sequence, reason, now, tokens=[token], logprobs=logprobs)
+                return
+        row = TokenRow(spec.request, spec.attempt, sequence.index, len(output) - 1, [token], logprobs, None)
+        self._responses.rows.append(row)
         if sequence.state is State.AWAITING:
             self._activate(sequence)
 
@@ -96,7 +100,9 @@ class Live:
             self.open(request, 0, now)
         stop_token = sequence.output[-1] if reason is FinishReason.STOP_TOKEN else None
         end = End(reason, sequence.times(now), stop_token=stop_token, fault=fault)
-        self._tell(sequence, tokens or [], logprobs or [], end)
+        spec, offset = request.spec, len(sequence.output) - len(tokens or ())
+        row = TokenRow(spec.request, spec.attempt, sequence.index, offset, tokens or [], logprobs or [], end)
+        self._responses.rows.append(row)
         self._withdraw(sequence)
         self.ended[reason.name] += 1
         request.num_live -= 1
@@ -104,15 +110,10 @@ class Live:
             self._changed[request] = None
             del self.requests[request.spec.request]
 
-    def land(self, sequence: Sequence, num_tokens: int) -> bool:
-        """A step that computed so many tokens of it is through; False if the sequence has ended meanwhile, whose blocks
-        go back with the last of its steps."""
-        sequence.num_inflight -= num_tokens
-        if sequence.state is not State.ENDED:
-            return True
+    def leave(self, sequence: Sequence) -> None:
+        """A step of an ended sequence is through. With the last of them its blocks go back."""
         if not sequence.num_inflight:
             self._cache.release(sequence)
-        return False
 
     def end_request(self, request: Request, reason: FinishReason, now: float, fault: Fault | None = None) -> None:
         """End all its sequences, the last first, so that none takes the prompt over from one before it."""
@@ -141,9 +142,3 @@ class Live:
         if computes_prompt:
             for heir in sequence.request.awaiting()[:1]:
                 self._activate(heir)
-
-    def _tell(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprob], end: End | None) -> None:
-        spec = sequence.request.spec
-        offset = len(sequence.output) - len(tokens)
-        row = TokenRow(spec.request, spec.attempt, sequence.index, offset, tokens, logprobs, end)
-        self._responses.rows.append(row)

@@ -1,6 +1,6 @@
 """The engine's hooks on the ring: messages sorted into requests and stops, responses sent to whom each belongs."""
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from structlog.stdlib import BoundLogger
@@ -78,12 +78,14 @@ class Mailbox:
             self._refuse(spec, fault)
         for spec, cached_tokens, queue in responses.opened:
             self._outbox.open(spec.detokenizer, _open(spec, cached_tokens, queue))
+        by_address: defaultdict[str, list[TokenRow]] = defaultdict(list)
         for row in responses.rows:
-            stream = row[:2]
-            spec = self._streams[stream]
-            self._outbox.put(spec.detokenizer, row)
+            by_address[self._streams[row[:2]].detokenizer].append(row)
+        for address, rows in by_address.items():
+            self._outbox.put(address, rows)
+        for row in responses.rows:
             if row.end is not None:
-                self._end(stream, spec)
+                self._end(row[:2], self._streams[row[:2]])
         self._outbox.flush()
 
     def _awaits_stop(self, spec: Submit, room: bool) -> bool:
@@ -119,9 +121,10 @@ class Mailbox:
         self._log.info("refused", request_id=spec.name, code=fault.code, reason=fault.message)
         self._outbox.open(spec.detokenizer, _open(spec, 0, 0.0))
         end = End(FinishReason.ERROR, Times(0.0, 0.0, 0.0), fault=fault)
-        for index in range(spec.n):
-            self._outbox.put(spec.detokenizer, TokenRow(spec.request, spec.attempt, index, 0, [], [], end))
-            self._end((spec.request, spec.attempt), spec)
+        rows = [TokenRow(spec.request, spec.attempt, index, 0, [], [], end) for index in range(spec.n)]
+        self._outbox.put(spec.detokenizer, rows)
+        for row in rows:
+            self._end(row[:2], spec)
 
     def _end(self, stream: Stream, spec: Submit) -> None:
         """One of its sequences has ended."""

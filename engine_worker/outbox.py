@@ -1,6 +1,6 @@
 """What the engine has to say to the detokenizers: rows by address, joined while a lane is full. Nothing here waits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from structlog.stdlib import BoundLogger
@@ -91,18 +91,18 @@ class Outbox:
         """A stream begins; before its first row."""
         self._peers[address].opens.append(opened)
 
-    def put(self, address: str, row: TokenRow) -> None:
-        """A sequence's news; the lists in it belong to the outbox from now on."""
+    def put(self, address: str, news: Iterable[TokenRow]) -> None:
+        """Sequences' news; the lists in it belong to the outbox from now on."""
         rows = self._peers[address].rows
-        key = row[:3]
-        held = rows.get(key)
-        if held is None:
-            rows[key] = row
-            return
-        held.tokens.extend(row.tokens)
-        held.logprobs.extend(row.logprobs)
-        if row.end is not None:
-            rows[key] = held._replace(end=row.end)
+        for row in news:
+            key = row[:3]
+            held = rows.setdefault(key, row)
+            if held is row:
+                continue
+            held.tokens.extend(row.tokens)
+            held.logprobs.extend(row.logprobs)
+            if row.end is not None:
+                rows[key] = held._replace(end=row.end)
 
     def flush(self) -> None:
         """Send what the lanes take."""

@@ -1,12 +1,11 @@
-"""From what was scheduled to what the runner computes."""
+"""From what was scheduled to what the runner computes, in one pass: this is done for every sequence in every step."""
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from engine_worker.request import Sequence
 from engine_worker.scheduling.micro_batch import Chunk
 from engine_worker.scheduling.simple import Schedule
-from engine_worker.step import Draw, Move, Slice, Step
+from engine_worker.step import Draw, Slice
 
 UNKNOWN = (0,)
 """The tokens of a slice that follows a draw."""
@@ -22,6 +21,14 @@ class Part(NamedTuple):
     """Who gets a token from the logits after the last of them; after a prompt everybody who awaits it."""
 
 
+class Plan(NamedTuple):
+    """A step; its draws are in the order of the parts' drawers."""
+
+    parts: list[Part]
+    slices: list[Slice]
+    num_draws: int
+
+
 def due(schedule: Schedule) -> Schedule:
     """What of it can be launched now."""
     return Schedule(
@@ -30,27 +37,29 @@ def due(schedule: Schedule) -> Schedule:
     )
 
 
-def parts_of(schedule: Schedule) -> list[Part]:
-    """Generation first, then context."""
-    parts = [Part(sequence, 1, (sequence,)) for sequence in schedule.generation]
-    parts.extend(Part(chunk.sequence, chunk.num_tokens, _drawers(chunk)) for chunk in schedule.context)
-    return parts
-
-
-def step_of(parts: Iterable[Part], moves: tuple[Move, ...]) -> Step:
-    """The runner's work; its draws are in the order of the parts' drawers."""
-    slices = tuple(_slice(sequence, num_tokens, drawers) for sequence, num_tokens, drawers in parts)
-    return Step(slices, moves)
-
-
-def mark(parts: Iterable[Part]) -> None:
-    """Their step is on its way: what it computes and draws counts from now on."""
+def plan(schedule: Schedule) -> Plan:
+    """Generation first, then context. What is computed and drawn counts as on its way from now on."""
+    parts: list[Part] = []
+    slices: list[Slice] = []
     draw = 0
-    for sequence, num_tokens, drawers in parts:
+    drawers: tuple[Sequence, ...]
+    for sequence in schedule.generation:
+        drawers = (sequence,)
+        parts.append(Part(sequence, 1, drawers))
+        slices.append(_slice(sequence, 1, drawers))
+        sequence.num_inflight += 1
+        sequence.expect(draw)
+        draw += 1
+    for chunk in schedule.context:
+        sequence, num_tokens = chunk
+        drawers = _drawers(chunk)
+        parts.append(Part(sequence, num_tokens, drawers))
+        slices.append(_slice(sequence, num_tokens, drawers))
         sequence.num_inflight += num_tokens
         for drawer in drawers:
             drawer.expect(draw)
             draw += 1
+    return Plan(parts, slices, draw)
 
 
 def _drawers(chunk: Chunk) -> tuple[Sequence, ...]:
@@ -63,7 +72,8 @@ def _drawers(chunk: Chunk) -> tuple[Sequence, ...]:
 
 
 def _slice(sequence: Sequence, num_tokens: int, drawers: tuple[Sequence, ...]) -> Slice:
-    start, draws = sequence.num_scheduled, tuple(map(_draw, drawers))
+    start = sequence.num_computed + sequence.num_inflight
+    draws = (_draw(sequence),) if drawers == (sequence,) else tuple(map(_draw, drawers))
     if sequence.num_promised:
         # Everything before the promised token is computed or in flight, for it is drawn after that.
         return Slice(UNKNOWN, start, sequence.blocks, draws, sequence.promise)
@@ -73,5 +83,5 @@ def _slice(sequence: Sequence, num_tokens: int, drawers: tuple[Sequence, ...]) -
 def _draw(sequence: Sequence) -> Draw:
     request = sequence.request
     spec, position = request.spec, sequence.num_tokens - request.num_prompt
-    banned = request.banned if position < spec.stopping.min_tokens else ()
+    banned = request.banned if request.banned and position < spec.stopping.min_tokens else ()
     return Draw(spec.sampling, sequence.index, position, spec.prompt, sequence.output, banned)

@@ -178,6 +178,7 @@ class Request:
         "scheduled_at",
         "sequences",
         "spec",
+        "stops",
     )
 
     def __init__(self, spec: Submit, root: bytes, number: int, now: float, aging_seconds: float = 0.0) -> None:
@@ -192,6 +193,8 @@ class Request:
         """Prompt and output at their longest."""
         self.banned = spec.stopping.eos_token_ids + spec.stopping.stop_token_ids if spec.stopping.min_tokens else ()
         """Ids that may not come before min_tokens."""
+        self.stops = frozenset(spec.stopping.eos_token_ids + spec.stopping.stop_token_ids)
+        """Ids that may end a sequence."""
         self.retention = spec.retention if spec.retention != RetentionParams() else None
         """How eagerly its blocks are kept; None: it does not say."""
         self.arrived_at = now

@@ -46,11 +46,11 @@ def test_rows_are_joined_while_a_lane_is_full(outbox, receiver):
     outbox.open(A, OPENED)
     lane = receiver.lanes[A]
     lane.full = True
-    outbox.put(A, row(0, 5))
+    outbox.put(A, [row(0, 5)])
     outbox.flush()
-    outbox.put(A, row(1, 6, 7))
-    outbox.put(A, row(0, 1, sequence=1))
-    outbox.put(A, row(3, 8, end=End(FinishReason.EOS, Times(0, 0, 0))))
+    outbox.put(A, [row(1, 6, 7)])
+    outbox.put(A, [row(0, 1, sequence=1)])
+    outbox.put(A, [row(3, 8, end=End(FinishReason.EOS, Times(0, 0, 0)))])
     assert outbox.waiting
     lane.full = False
     outbox.flush()
@@ -66,7 +66,7 @@ def test_rows_are_joined_while_a_lane_is_full(outbox, receiver):
 def test_a_lane_that_turns_out_full_keeps_everything(outbox, receiver):
     outbox.connect(A)
     outbox.open(A, OPENED)
-    outbox.put(A, row(0, 5))
+    outbox.put(A, [row(0, 5)])
     lane = receiver.lanes[A]
     lane.full, lane.ready = True, lambda: True
     outbox.flush()
@@ -81,7 +81,7 @@ def test_a_backlog_goes_out_in_parts(outbox, receiver):
     outbox.open(A, OPENED)
     half = [1] * (TOKENS_PER_MESSAGE // 2)
     for sequence in range(5):
-        outbox.put(A, row(0, *half, sequence=sequence))
+        outbox.put(A, [row(0, *half, sequence=sequence)])
     outbox.flush()
     assert [len(batch.request) for batch in receiver.lanes[A].messages] == [2, 2, 1]
     assert [len(batch.opens) for batch in receiver.lanes[A].messages] == [1, 0, 0]
@@ -145,8 +145,8 @@ def test_what_a_dead_lane_holds_is_given_up_and_counted(outbox, receiver, clock)
     outbox.connect(A)
     outbox.open(A, OPENED)
     receiver.lanes[A].full = True
-    outbox.put(A, row(0, 1, 2))
-    outbox.put(A, row(0, 3, sequence=1))
+    outbox.put(A, [row(0, 1, 2)])
+    outbox.put(A, [row(0, 3, sequence=1)])
     later(outbox, clock, FORGET_SECONDS - 2)
     assert outbox.lost == 0
     later(outbox, clock, 3)
@@ -156,7 +156,7 @@ def test_what_a_dead_lane_holds_is_given_up_and_counted(outbox, receiver, clock)
 
 def test_a_lane_that_moves_again_in_time_loses_nothing(outbox, receiver, clock):
     outbox.connect(A)
-    outbox.put(A, row(0, 1))
+    outbox.put(A, [row(0, 1)])
     lane = receiver.lanes[A]
     for _ in range(3):
         lane.full = True
@@ -171,7 +171,7 @@ def test_a_lane_that_moves_again_in_time_loses_nothing(outbox, receiver, clock):
 def test_closing_counts_what_did_not_go_out(outbox, receiver):
     outbox.connect(A)
     receiver.lanes[A].full = True
-    outbox.put(A, row(0, 1))
+    outbox.put(A, [row(0, 1)])
     outbox.close()
     assert outbox.lost == 1
     assert receiver.lanes[A].closed
