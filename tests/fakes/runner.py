@@ -236,12 +236,22 @@ class ScriptedLaunch:
         step = Step(tuple(self._filled(part, before) for part in self._step.slices), self._step.moves)
         forgiven = set()
         if before is not None and before.error is not None:
-            ends = before.ends | before.written
-            forgiven = {id(part) for part in step.slices if runner.slots_of(part, part.start - 1, part.start) & ends}
+            lost = before.ends | before.written | self._moved_on(before.written)
+            forgiven = {id(part) for part in step.slices if runner.slots_of(part, part.start - 1, part.start) & lost}
         try:
             self._drawn = runner.compute(step, self._fail, forgiven)
         except Exception as error:  # noqa: BLE001 - the step fails with it
             self.error = error
+
+    def _moved_on(self, lost: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Slots to which this step moves what a failed one before it should have brought."""
+        blocks, host_blocks = {block for block, _ in lost}, set()
+        for kind, source, target in self.moves:
+            read = host_blocks if kind is MoveKind.ONLOAD else blocks
+            written = host_blocks if kind is MoveKind.OFFLOAD else blocks
+            if source in read:
+                written.add(target)
+        return {(block, offset) for block in blocks for offset in range(self._runner.tokens_per_block)}
 
     def collect(self) -> list[Drawn]:
         if self._runner.overlap:
