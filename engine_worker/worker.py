@@ -23,7 +23,6 @@ from engine_worker.step import Runner
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.lanes import Gap, Inbox, Lane
-from sluice.ring.stats import StepStats
 from sluice.ring.wire import Cancel, EngineBeat, Flush, Hello, Submit, ToEngine
 from sluice.telemetry.metrics import MetricsServer, registry_of
 
@@ -176,9 +175,6 @@ class Worker:
         )
         self._inbox.close()
         self._context.term()
-
-    def _report_stats(self, stats: StepStats) -> None:
-        """The beats tell the latest figures, which they read where the engine keeps them."""
 
     def _make_callback(self) -> StatsCallback | None:
         name = self._settings.stats_callback

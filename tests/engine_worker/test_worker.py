@@ -138,7 +138,9 @@ def start(tmp_path, runner):
         world.close()
 
 
-def test_a_request_goes_in_and_rows_come_out(start):
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_request_goes_in_and_rows_come_out(start, runner, overlap):
+    runner.overlap = overlap
     world = start()
     world.submit(1, [1, 2, 3])
     world.submit(2, [4, 5], max_tokens=63)
