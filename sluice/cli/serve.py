@@ -127,7 +127,17 @@ def run(ring: Ring, demo: str | None) -> None:
                 show_demo(ring, demo)
             watch(ring)
         except KeyboardInterrupt:
-            notes().print("\ndraining; Ctrl-C again stops at once", style="dim")
+            drain(ring)
+
+
+def drain(ring: Ring) -> None:
+    """Let live streams end. Ctrl-C, also one that comes before that has begun, ends everything at once."""
+    try:
+        notes().print("\ndraining; Ctrl-C again stops at once", style="dim")
+        ring.stop()
+    except KeyboardInterrupt:
+        ring.kill()
+        raise
 
 
 def announce(ring: Ring) -> None:
