@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_worker.request import State
+from engine_worker.scheduling.build import SchedulerNames
 from sluice.ring.errors import Fault, FinishReason
 from tests.fakes.engine import EngineBench
 
@@ -195,3 +196,15 @@ def test_the_same_streams_with_and_without(asked, num_blocks, budget, chunked):
         shorter = min(len(stream.tokens), len(other.tokens)) if cancelled else None
         assert stream.tokens[:shorter] == other.tokens[:shorter]
         assert cancelled or stream.end.reason is other.end.reason
+
+
+def test_nobody_runs_while_the_one_who_may_is_in_flight():
+    """A chunk of a windowed context is on its way: no reason to let one in who does not fit to its end."""
+    policy = SchedulerNames("guaranteed_no_evict")
+    bench = EngineBench(48, 1, max_batch_size=6, max_tokens_per_step=6, window=30, overlap=True, schedulers=policy)
+    first, second = bench.submit(range(12), max_tokens=17), bench.submit(range(20, 32), max_tokens=17)
+    bench.step()
+    bench.step()
+    assert {holder.request.spec.request for holder in bench.cache.holders} == {first}
+    bench.run()
+    assert all(bench.output(request) == bench.expected(request) for request in (first, second))
