@@ -2,16 +2,13 @@
 
 from bisect import bisect_left, insort
 from collections import Counter
-from operator import attrgetter
 
 from engine_worker.deadlines import Deadlines
 from engine_worker.hooks import Opened, Refused, Responses
 from engine_worker.kvcache.cache import KvCache
-from engine_worker.request import Request, Sequence, State
+from engine_worker.request import IN_ORDER, Request, Sequence, State
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.wire import End, Submit, TokenLogprob, TokenRow
-
-IN_ORDER = attrgetter("order")
 
 
 class Live:

@@ -8,6 +8,7 @@ from collections import abc
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from sluice.ring.errors import FinishReason
@@ -154,6 +155,10 @@ class Sequence:
         scheduled = now if self.request.scheduled_at is None else self.request.scheduled_at
         first = now if self.first_token_at is None else self.first_token_at
         return Times(scheduled - self.request.arrived_at, first - scheduled, now - first)
+
+
+IN_ORDER = attrgetter("order")
+"""Key of sequences: who goes first."""
 
 
 class Request:

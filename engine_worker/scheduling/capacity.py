@@ -1,13 +1,11 @@
 """Who may hold memory: the first question of scheduling."""
 
 from collections import abc
-from operator import attrgetter
 from typing import Protocol
 
 from engine_worker.kvcache.cache import KvCache
-from engine_worker.request import Sequence
+from engine_worker.request import IN_ORDER, Sequence
 
-IN_ORDER = attrgetter("order")
 STEPS_OF_PATIENCE = 8
 
 

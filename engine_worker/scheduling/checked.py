@@ -86,7 +86,7 @@ class CheckedScheduler(RequestScheduler):
         except Exception:  # noqa: BLE001 - it is the user's code: whatever it raises, the engine goes on
             self._complaints.raised()
             return self._sound.schedule(active, inflight_request_ids)
-        if schedule.context or schedule.generation or inflight_request_ids or self._in_flight():
+        if not self._idles(schedule, inflight_request_ids):
             return schedule
         self._complaints.nobody(len(active), len(self.context.cache.holders))
         return self._sound.schedule(active, inflight_request_ids)

@@ -3,8 +3,8 @@
 from collections import abc
 
 from engine_worker.kvcache.forecast import Forecast
-from engine_worker.request import Request, Sequence
-from engine_worker.scheduling.capacity import IN_ORDER, Holders, Refusal
+from engine_worker.request import IN_ORDER, Request, Sequence
+from engine_worker.scheduling.capacity import Holders, Refusal
 from engine_worker.scheduling.context import SchedulerContext
 
 

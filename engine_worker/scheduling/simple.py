@@ -62,10 +62,11 @@ class RequestScheduler(ABC):
             self.context.cache.release(sequence)
             self.context.pauses.add(sequence)
 
-    def _in_flight(self) -> bool:
-        """Whether somebody may run again, or give blocks back, as soon as a step in flight is collected."""
-        cache = self.context.cache
-        return bool(cache.retired) or any(holder.num_inflight for holder in cache.holders)
+    def _idles(self, schedule: Schedule, inflight_request_ids: abc.Set[int]) -> bool:
+        """Nobody runs, and no step in flight is about to change that or to give blocks back."""
+        if schedule.context or schedule.generation or inflight_request_ids or self.context.cache.retired:
+            return False
+        return not any(holder.num_inflight for holder in self.context.cache.holders)
 
     def _hold(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
         """The same of active ones, each there once."""
@@ -109,7 +110,7 @@ class SimpleScheduler(RequestScheduler):
         if not active:
             return Schedule([], [])
         schedule = self._ask(self._capacity, self._micro_batch, active, inflight_request_ids)
-        if schedule.context or schedule.generation or inflight_request_ids or self._in_flight():
+        if not self._idles(schedule, inflight_request_ids):
             return schedule
         self._complaints.nobody(len(active), len(self.context.cache.holders))
         return self._ask(*self._sound, active, inflight_request_ids)

@@ -1,12 +1,12 @@
 """The streams of both clients: iterators of chunks that remember what the stream told about the request."""
 
 import asyncio
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
-from sluice.client.errors import ServerError, from_call_error, from_rpc_error, is_task_cancelled
+from sluice.client.calls import AsyncOpenCall, OpenCall
+from sluice.client.errors import ServerError, is_task_cancelled
 from sluice.client.results import (
     Chunk,
     Timings,
@@ -69,13 +69,12 @@ class StreamInfo:
             raise ServerError("the stream ended without its last event")
 
 
-class Stream(StreamInfo):
+class Stream(StreamInfo, OpenCall):
     """Iterator of `Chunk`. Closing, leaving its `with` block or dropping it cancels the request."""
 
     def __init__(self, call: Any) -> None:
-        super().__init__()
-        self._call = call
-        self._closed = False
+        StreamInfo.__init__(self)
+        OpenCall.__init__(self, call)
 
     def __iter__(self) -> Self:
         return self
@@ -99,36 +98,16 @@ class Stream(StreamInfo):
             self._check_end()
             raise
         except grpc.RpcError as error:
-            if self._closed:
-                raise StopIteration from None
-            raise from_rpc_error(error) from None
+            raise self._ended(error) from None
         return event
 
-    def close(self) -> None:
-        """End the stream here, from any thread; a request that still runs is cancelled."""
-        self._closed = True
-        self._call.cancel()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self._call.cancel()
-
-
-class AsyncStream(StreamInfo):
+class AsyncStream(StreamInfo, AsyncOpenCall):
     """Asynchronous iterator of `Chunk`. Closing, leaving its `async with` block or dropping it cancels the request."""
 
     def __init__(self, call: Any) -> None:
-        super().__init__()
-        self._call = call
-        self._incoming = aiter(call)
-        self._closed = False
+        StreamInfo.__init__(self)
+        AsyncOpenCall.__init__(self, call)
 
     def __aiter__(self) -> Self:
         return self
@@ -154,24 +133,5 @@ class AsyncStream(StreamInfo):
         except (grpc.RpcError, asyncio.CancelledError) as error:
             if is_task_cancelled():
                 raise
-            if self._closed:
-                raise StopAsyncIteration from None
-            raise from_call_error(error) from None
+            raise self._ended(error) from None
         return event
-
-    def close(self) -> None:
-        """End the stream here; a request that still runs is cancelled."""
-        self._closed = True
-        self._call.cancel()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not self._call.done():
-            self._call.cancel()

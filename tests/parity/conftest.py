@@ -55,13 +55,18 @@ def prompts() -> list[list[int]]:
 
 
 @torch.inference_mode()
-def greedy_oracle(folder: Path, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+def greedy(model: torch.nn.Module, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
     """What transformers generates, one prompt at a time."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
     outputs = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
         found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False)
         outputs.append(found[0, len(prompt) :].tolist())
     return outputs
+
+
+def greedy_oracle(folder: Path, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    """The same of the checkpoint in a folder, without an end token."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    return greedy(model, prompts, max_tokens)

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedConfig, 
 
 from sluice.ring.params import SamplingParams
 from tests.engine_worker.models.checkpoints import SIZES, write_checkpoint
+from tests.parity.conftest import greedy
 from tests.parity.harness import EngineHarness
 
 MAX_TOKENS = 24
@@ -45,18 +46,7 @@ def prompts() -> list[list[int]]:
 def folder_and_expected(request, tmp_path_factory, prompts):
     folder = tmp_path_factory.mktemp("model")
     model = write_checkpoint(folder, CONFIGS[request.param])
-    return folder, greedy(model, prompts)
-
-
-@torch.inference_mode()
-def greedy(model: torch.nn.Module, prompts: list[list[int]], max_tokens: int = MAX_TOKENS) -> list[list[int]]:
-    """What transformers generates."""
-    outputs = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False)
-        outputs.append(found[0, len(prompt) :].tolist())
-    return outputs
+    return folder, greedy(model, prompts, MAX_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +110,7 @@ def test_a_prefix_is_found_by_the_blocks_of_its_last_window(mistral, prompts):
     """A pool of 128 tokens has forgotten how a prompt of 200 began."""
     folder, model = mistral
     prompt = prompts[-2]
-    expected = greedy(model, [prompt])
+    expected = greedy(model, [prompt], MAX_TOKENS)
     harness = EngineHarness(folder, kv_cache_tokens=128, max_tokens_per_step=48, max_batch_size=8)
     assert harness.generate([prompt], GREEDY, MAX_TOKENS) == expected
     again = harness.submit(prompt, GREEDY, MAX_TOKENS)
@@ -142,7 +132,7 @@ def test_max_attention_window_is_a_window_of_the_model(tmp_path, prompts, limits
     windowed = AutoModelForCausalLM.from_pretrained(
         tmp_path, use_sliding_window=True, sliding_window=24, layer_types=layer_types
     )
-    expected = greedy(windowed, prompts[-4:])
-    assert expected != greedy(plain, prompts[-4:])
+    expected = greedy(windowed, prompts[-4:], MAX_TOKENS)
+    assert expected != greedy(plain, prompts[-4:], MAX_TOKENS)
     harness = EngineHarness(tmp_path, kv_cache_tokens=8192, max_attention_window=limits)
     assert harness.generate(prompts[-4:], GREEDY, MAX_TOKENS) == expected
