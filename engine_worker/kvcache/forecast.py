@@ -42,9 +42,9 @@ class Forecast:
         """The same for a sequence without memory, and `headroom` blocks more; else False, and nothing changes."""
         prefix = self._find(sequence)
         held, loading = prefix.held, [block for _, block in prefix.on_host if block not in self._loading]
-        taken = self._wanted(sequence, prefix.num_computed) - len(prefix.blocks) + len(loading)
+        taken = self._wanted(sequence, prefix.num_computed) - len(prefix.blocks)
         # Shared blocks of a window are soon replaced by own ones: they are no saving.
-        taken += len(held) if self._geometry.bounded else self._unheld(held)
+        taken += len(held) + len(prefix.on_host) if self._geometry.bounded else self._unheld(held) + len(loading)
         if taken + headroom > self.available:
             return False
         self.available -= taken

@@ -5,6 +5,7 @@ from engine_worker.request import Request, Sequence, State
 from engine_worker.scheduling.build import SchedulerNames
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.guaranteed_no_evict import GuaranteedNoEvict
+from tests.engine_worker.kvcache.sequences import computed, one
 from tests.fakes.engine import EngineBench, spec_of
 
 POLICY = SchedulerNames("guaranteed_no_evict")
@@ -76,6 +77,23 @@ def test_a_shared_prefix_counts_once_while_somebody_holds_it():
     # Nobody holds the cached blocks now, and so they are taken as any others.
     other = arrived(50, 16, 4)
     assert admitted(cache, second, other) == [second]
+
+
+def test_a_shared_window_is_no_saving_wherever_it_lies():
+    """Each of them soon has a window of its own: four blocks for a chunk of two and the tokens that it sees."""
+    for num_host_blocks in (0, 8):
+        for num_blocks, fitting in [(7, 1), (8, 2)]:
+            cache = KvCache(num_blocks, 4, num_host_blocks=num_host_blocks, window=6, chunk=8)
+            cache.release(computed(cache, range(8)))
+            if num_host_blocks:
+                flood = [arrived(100 * number, 4, 1) for number in range(1, num_blocks + 1)]
+                assert cache.allocate(flood) == flood
+                for sequence in flood:
+                    cache.release(sequence)
+            sharing = [one([*range(8), number]) for number in (60, 61)]
+            assert admitted(cache, *sharing) == sharing[:fitting]
+            assert cache.allocate(sharing[:fitting]) == sharing[:fitting]
+            assert cache.tiers.onloads == (2 if num_host_blocks else 0)
 
 
 def test_a_request_too_big_for_pool_or_batch_has_them_to_itself():
