@@ -14,7 +14,7 @@ from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.params import RetentionParams, SamplingParams, StopParams, TextParams
 from sluice.ring.stats import RequestStats, StepStats
 
-VERSION = 2
+VERSION = 3
 """Grows with every incompatible change; a lane refuses frames of another version."""
 
 
@@ -55,6 +55,11 @@ class Submit(Message, frozen=True):
     router: str
     """Address of the inbox that gets the text."""
     retention: RetentionParams = RetentionParams()
+    resume: dict[int, list[int]] = {}
+    """By sequence, the tokens of its continuation that the caller has: they count as generated and are not sent again.
+    """
+    ended: list[int] = []
+    """Sequences that have ended in an attempt before: nothing more is to come of them."""
 
 
 class Cancel(Message, frozen=True):
@@ -74,6 +79,13 @@ class Flush(Message, frozen=True):
     """Drawn at random; names this flush in the beats."""
 
 
+class Drop(Message, frozen=True):
+    """router → detokenizer: an attempt was given up; whatever is kept for it can go. Unknown ones are ignored."""
+
+    request: int
+    attempt: int
+
+
 class Open(msgspec.Struct, frozen=True, array_like=True):
     """A stream begins: sent with or before its first row, when its first step is scheduled or it is refused."""
 
@@ -86,6 +98,10 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int
     queue: float = 0.0
     """Seconds before its first step: `Times.queue` of a terminal that the detokenizer writes itself."""
+    resume: dict[int, list[int]] = {}
+    """As in `Submit`."""
+    ended: list[int] = []
+    """As in `Submit`."""
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
@@ -288,6 +304,8 @@ class EngineBeat(Message, frozen=True):
     """Requests that ended since the last beat, and those that live, as far as they changed."""
     cache: CacheNews | None = None
     """For the router that gets this beat."""
+    progress: int = 0
+    """Turns of its loop since the start, idle ones too: where this stands still, a step hangs."""
 
 
 class DetokenizerBeat(Message, frozen=True):
@@ -302,10 +320,12 @@ class DetokenizerBeat(Message, frozen=True):
     tokens_per_second: float
     tokenizer: str = ""
     """Fingerprint of the tokenizer files."""
+    missed: dict[int, int] = {}
+    """Frames of engines that never came, by the engine's epoch. Only engines with losses."""
 
 
 ToEngine = Hello | Submit | Cancel | Flush
-ToDetokenizer = Hello | TokenBatch | Pulse
+ToDetokenizer = Hello | TokenBatch | Pulse | Drop
 ToRouter = TextBatch | EngineBeat | DetokenizerBeat
 
 
