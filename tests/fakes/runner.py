@@ -221,37 +221,40 @@ class ScriptedLaunch:
         size, window = runner.tokens_per_block, runner.window or 1 << 60
         targets = [move.target for move in step.moves if move.kind is not MoveKind.OFFLOAD]
         self.written = {(block, offset) for block in targets for offset in range(size)}
+        """On the device."""
         self.slots: set[tuple[int, int]] = set()
         """What its slices read and write."""
-        self.ends: set[tuple[int, int]] = set()
-        """Of its slices' last tokens."""
         for part in self._step.slices:
             end = part.start + len(part.tokens)
             self.written |= runner.slots_of(part, part.start, end)
             self.slots |= runner.slots_of(part, part.start - window + 1, end)
-            self.ends |= runner.slots_of(part, end - 1, end)
 
     def compute(self) -> None:
         runner, before, self._before = self._runner, self._before, None
         step = Step(tuple(self._filled(part, before) for part in self._step.slices), self._step.moves)
         forgiven = set()
         if before is not None and before.error is not None:
-            lost = before.ends | before.written | self._moved_on(before.written)
-            forgiven = {id(part) for part in step.slices if runner.slots_of(part, part.start - 1, part.start) & lost}
+            lost = self._lost_with(before)
+            window = runner.window or 1 << 60
+            forgiven = {
+                id(part) for part in step.slices if runner.slots_of(part, part.start - window + 1, part.start) & lost
+            }
         try:
             self._drawn = runner.compute(step, self._fail, forgiven)
         except Exception as error:  # noqa: BLE001 - the step fails with it
             self.error = error
 
-    def _moved_on(self, lost: set[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Slots to which this step moves what a failed one before it should have brought."""
-        blocks, host_blocks = {block for block, _ in lost}, set()
+    def _lost_with(self, before: "ScriptedLaunch") -> set[tuple[int, int]]:
+        """Slots that hold anything once this step's moves are made, for one before it failed."""
+        size = self._runner.tokens_per_block
+        lost = before.written.copy()
+        on_host = {(move.target, i) for move in before.moves if move.kind is MoveKind.OFFLOAD for i in range(size)}
         for kind, source, target in self.moves:
-            read = host_blocks if kind is MoveKind.ONLOAD else blocks
-            written = host_blocks if kind is MoveKind.OFFLOAD else blocks
-            if source in read:
-                written.add(target)
-        return {(block, offset) for block in blocks for offset in range(self._runner.tokens_per_block)}
+            read = on_host if kind is MoveKind.ONLOAD else lost
+            written = on_host if kind is MoveKind.OFFLOAD else lost
+            for i in range(size):
+                (written.add if (source, i) in read else written.discard)((target, i))
+        return lost
 
     def collect(self) -> list[Drawn]:
         if self._runner.overlap:
