@@ -55,15 +55,17 @@ class Admission:
         self._capacity = capacity
         self._admit()
 
-    async def acquire(self, priority: int, prompt_tokens: int) -> Permit:
+    async def acquire(self, priority: int, prompt_tokens: int, refusable: bool = True) -> Permit:
         """Wait for a permit; whoever is cancelled meanwhile leaves the queue.
 
-        Raises RequestError OVERLOADED at once when the queue is full.
+        Raises RequestError OVERLOADED at once when the queue is full, unless it must not be refused: a request that
+        gave its permit back for a while.
         """
         if self.live < self._capacity and not self.waiting:
             self.live += 1
             return Permit(self)
-        self._check_room(prompt_tokens)
+        if refusable:
+            self._check_room(prompt_tokens)
         waiter = _Waiter(asyncio.get_running_loop().create_future(), prompt_tokens)
         self._arrivals += 1
         arrival = self._arrivals
