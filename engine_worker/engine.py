@@ -15,8 +15,8 @@ from engine_worker.hooks import Hooks, Report
 from engine_worker.intake import Intake
 from engine_worker.kvcache.cache import KvCache
 from engine_worker.live import Live
-from engine_worker.planning import Part, due
-from engine_worker.request import Sequence, State
+from engine_worker.planning import Part
+from engine_worker.request import Request, Sequence, State
 from engine_worker.scheduling.simple import InFlightError, RequestScheduler, Schedule
 from engine_worker.stats import Stats
 from engine_worker.step import Drawn, Runner
@@ -52,7 +52,7 @@ class Engine:
         self._clock = clock
         self._log = log
         self._depth = 1 if runner.overlap else 0
-        """Steps that may be in flight while the next is planned."""
+        """Steps that may be in flight while the next is planned. Promises and what follows them are for one at most."""
         self._flights: deque[Flight] = deque()
         self._collected_at = clock()
 
@@ -106,15 +106,13 @@ class Engine:
 
     def _launch(self, now: float) -> bool:
         """Plan the next step and set it off; False where there is none."""
-        schedule = due(self._schedule())
+        schedule = self._schedule()
         if not (schedule.context or schedule.generation):
             return False
         for sequence, _ in schedule.context:
             request = sequence.request
-            if request.scheduled_at is None:
-                self.live.open(request, sequence.num_computed, now)
-                request.cached_tokens = sequence.num_computed
-                self._cache.note_prompt(request.num_prompt, sequence.num_computed)
+            if request.cached_tokens is None:
+                self._begin(request, sequence.num_computed, now)
         self._flights.append(Flight.launch(self._runner, schedule, self._cache.take_moves(), now))
         return True
 
@@ -125,17 +123,31 @@ class Engine:
             self._collect()
             return self._scheduler.schedule(self.live.active)
 
+    def _begin(self, request: Request, cached_tokens: int, now: float) -> None:
+        """The first step of a request is scheduled. The end of one of its sequences may have opened it before."""
+        if request.scheduled_at is None:
+            self.live.open(request, cached_tokens, now)
+        request.cached_tokens = cached_tokens
+        self._cache.note_prompt(request.num_prompt, cached_tokens)
+
     def _collect(self, restarting: Container[Sequence] = ()) -> None:
-        """The oldest step in flight is through, or is waited for: its results count, but for those `restarting`."""
+        """The oldest step in flight is through, or is waited for: its results count, but for those `restarting`.
+
+        Where it failed, holders that run on what it was to bring start again, once the step behind it is through too.
+        """
         flight = self._flights.popleft()
         drawn = self._results(flight)
         now = self._clock()
-        if drawn is None:
-            self._fail(flight, now)
-        else:
-            self._commit(flight.parts, drawn, now, restarting)
         start, self._collected_at = max(flight.start, self._collected_at), now
-        self._report(self.stats.stepped(flight.schedule, len(drawn or ()), start, now))
+        if drawn is None:
+            num_drawn, lost = 0, self._fail(flight, now)
+        else:
+            num_drawn, lost = self._commit(flight.parts, drawn, now, restarting), []
+        self._report(self.stats.stepped(flight.schedule, num_drawn, start, now))
+        if lost:
+            while self._flights:
+                self._collect(restarting=set(lost))
+            self._scheduler.pause(lost)
 
     def _results(self, flight: Flight) -> list[Drawn] | None:
         try:
@@ -145,9 +157,10 @@ class Engine:
             self._log.exception("step_failed", requests=names)
             return None
 
-    def _commit(self, parts: list[Part], drawn: list[Drawn], now: float, restarting: Container[Sequence]) -> None:
-        """Late results of sequences that have ended meanwhile are dropped."""
+    def _commit(self, parts: list[Part], drawn: list[Drawn], now: float, restarting: Container[Sequence]) -> int:
+        """Late results of sequences that have ended meanwhile are dropped. Returns how many tokens sequences got."""
         results, live, commit, ended = iter(drawn), self.live, self._cache.commit, State.ENDED
+        num_drawn = 0
         for sequence, num_tokens, drawers in parts:
             sequence.num_inflight -= num_tokens
             if sequence.state is ended:
@@ -156,33 +169,37 @@ class Engine:
                 commit(sequence, num_tokens)
             for drawer in drawers:
                 result = next(results)
+                if drawer.state is ended:
+                    continue
                 if sequence in restarting:
                     drawer.give_up()
-                elif drawer.state is ended:
-                    continue
                 elif result.fault is None:
+                    num_drawn += 1
                     live.append(drawer, result.token, result.logprob, now)
                 else:
                     live.end(drawer, FinishReason.ERROR, now, fault=result.fault)
+        return num_drawn
 
-    def _fail(self, flight: Flight, now: float) -> None:
-        """Nothing of the step counts. Whoever awaited a prompt that was in it ends with it.
+    def _fail(self, flight: Flight, now: float) -> list[Sequence]:
+        """Nothing of the step counts: its sequences end, and who awaited a prompt that was in it.
 
-        Others that run on blocks which the step was to bring start again; the step behind it comes to its end first.
+        Returns others that hold blocks which the step was to bring.
         """
-        for sequence, num_tokens, _ in flight.parts:
+        for sequence, num_tokens, drawers in flight.parts:
             sequence.num_inflight -= num_tokens
             if sequence.state is State.ENDED:
                 self.live.leave(sequence)
+                for drawer in drawers:
+                    drawer.give_up()
                 continue
             awaiting = [] if sequence.output else sequence.request.awaiting()
             for failed in reversed([sequence, *awaiting]):
                 self.live.end(failed, FinishReason.ERROR, now, fault=STEP_FAILED)
+        if not flight.moves:
+            return []
+        # What comes later may move on what this one was to bring.
         moves = [move for later in (flight, *self._flights) for move in later.moves]
-        lost = self._cache.undo(moves if flight.moves else ())
-        while self._flights:
-            self._collect(restarting=set(lost))
-        self._scheduler.pause(lost)
+        return self._cache.undo([*moves, *self._cache.take_moves()])
 
     def _respond(self) -> None:
         responses = self.live.take_responses()

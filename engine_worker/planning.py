@@ -29,14 +29,6 @@ class Plan(NamedTuple):
     num_draws: int
 
 
-def due(schedule: Schedule) -> Schedule:
-    """What of it can be launched now."""
-    return Schedule(
-        [chunk for chunk in schedule.context if chunk.sequence.due],
-        [sequence for sequence in schedule.generation if sequence.due],
-    )
-
-
 def plan(schedule: Schedule) -> Plan:
     """Generation first, then context. What is computed and drawn counts as on its way from now on."""
     parts: list[Part] = []

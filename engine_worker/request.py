@@ -104,6 +104,11 @@ class Sequence:
         return self.num_tokens - self.num_promised
 
     @property
+    def complete(self) -> bool:
+        """Its last token is there or just being drawn: nothing more of it is computed."""
+        return self.num_tokens >= self.request.max_tokens
+
+    @property
     def due(self) -> bool:
         """It can go into the next step: no step in flight draws its last token, and its next one has a place."""
         return self.num_tokens < self.request.max_tokens and self.num_computed + self.num_inflight < self.num_placed

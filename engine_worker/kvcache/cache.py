@@ -184,6 +184,8 @@ class KvCache:
         return True
 
     def _grow(self, sequence: Sequence) -> bool:
+        if sequence.complete:
+            return True
         wanted = self._wanted(sequence, sequence.num_computed)
         if wanted - len(sequence.blocks) > self.pool.available:
             return False

@@ -30,7 +30,7 @@ class Forecast:
 
     def grow(self, sequence: Sequence) -> bool:
         """Blocks for what a holder may compute next; where they are not there, False, and nothing changes."""
-        if sequence.num_tokens <= sequence.num_placed:
+        if sequence.num_tokens <= sequence.num_placed or sequence.complete:
             return True
         lacking = self._wanted(sequence, sequence.num_computed) - len(sequence.blocks)
         if lacking > self.available:

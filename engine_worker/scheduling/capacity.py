@@ -47,14 +47,17 @@ class Refusal:
     to look every STEPS_OF_PATIENCE steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cache: KvCache) -> None:
+        self._cache = cache
         self._sequence: Sequence | None = None
         self._changes = 0
         self._patience = 0
 
     def note(self, sequence: Sequence, changes: int) -> None:
         """The first in line did not fit, after so many changes of the holders."""
-        self._sequence, self._changes, self._patience = sequence, changes, STEPS_OF_PATIENCE
+        # Where a step in flight is about to give blocks back it may fit in the next step.
+        if not self._cache.retired:
+            self._sequence, self._changes, self._patience = sequence, changes, STEPS_OF_PATIENCE
 
     def stands(self, active: abc.Sequence[Sequence], changes: int) -> bool:
         """Whether it is to be taken for granted in this step. Some of the active wait, and some hold memory."""

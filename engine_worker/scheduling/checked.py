@@ -102,9 +102,10 @@ class CheckedScheduler(RequestScheduler):
         named = [*generation, *(sequence for sequence, _ in context)]
         held = dict.fromkeys(self.hold([sequence for sequence in dict.fromkeys(named) if sequence in known]))
         limits = _Limits(held, self.context)
-        schedule = Schedule(*limits.apply(context, generation))
+        chunks, generating = limits.apply(context, generation)
         self._complaints.wrong(limits.faults)
-        return schedule
+        # Of whom the last token is being drawn nothing is to be computed: no fault, but nothing to launch.
+        return Schedule([chunk for chunk in chunks if chunk.sequence.due], [s for s in generating if s.due])
 
 
 class _Limits:

@@ -21,7 +21,7 @@ class GuaranteedNoEvict:
     def __init__(self, context: SchedulerContext) -> None:
         self._cache = context.cache
         self._holders = Holders(context.cache)
-        self._refusal = Refusal()
+        self._refusal = Refusal(context.cache)
         self._max_batch_size = context.max_batch_size
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:

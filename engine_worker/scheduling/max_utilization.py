@@ -20,7 +20,7 @@ class MaxUtilization:
     def __init__(self, context: SchedulerContext) -> None:
         self._cache = context.cache
         self._holders = Holders(context.cache)
-        self._refusal = Refusal()
+        self._refusal = Refusal(context.cache)
         self._max_batch_size = context.max_batch_size
         self._max_tokens_per_step = context.max_tokens_per_step
 

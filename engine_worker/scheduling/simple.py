@@ -124,4 +124,6 @@ class SimpleScheduler(RequestScheduler):
     ) -> Schedule:
         fitting, paused = capacity.schedule_request(active)
         self.pause(paused)
-        return Schedule(*micro_batch.schedule(self._hold(fitting), inflight_request_ids))
+        # Whose last token is being drawn takes no place in the batch.
+        ready = [sequence for sequence in self._hold(fitting) if sequence.due]
+        return Schedule(*micro_batch.schedule(ready, inflight_request_ids))
