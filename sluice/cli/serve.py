@@ -3,6 +3,7 @@
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 from sluice.cli.common import complain, describe, fail, notes
 from sluice.cli.generate import print_stream
 from sluice.client import DEFAULT_ADDRESS, Client, SluiceError
-from sluice.launch import DEMO_REQUEST, Display, Ring, RingError
+from sluice.launch import DEMO_REQUEST, Display, OptionsError, Ring, RingError
 from sluice.ring.checkpoint import CheckpointError
 
 EXAMPLE = "def fibonacci(n):"
@@ -30,6 +31,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any")] = DEFAULT_PORT,
     engines: Annotated[int, typer.Option(min=1, help="Engine processes")] = 1,
     detokenizers: Annotated[int, typer.Option(min=1, help="Detokenizer processes")] = 2,
+    routers: Annotated[int, typer.Option(min=1, help="Router processes, on this port and those after it")] = 1,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads per engine; default: the cores, shared out")
     ] = None,
@@ -64,14 +66,19 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the fastest")] = None,
     metrics_port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="Prometheus: port of the router, the others have the next ones; 0: none"),
+        typer.Option(
+            min=0, max=65535, help="Metrics and health: port of the router, the others have the next ones; 0: none"
+        ),
     ] = 0,
     drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds for live streams to end after Ctrl-C")] = 10.0,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the ring to get ready")] = 600.0,
     demo: Annotated[str | None, typer.Option(metavar="TEXT", help="Complete this text once ready")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show everything that the services log")] = False,
 ) -> None:
-    """Serve a model: start router, engines and detokenizers as processes here. Ctrl-C drains, twice stops at once."""
+    """Serve a model: start router, engines and detokenizers as processes here. Ctrl-C drains, twice stops at once.
+
+    What ends by itself is started again. SIGUSR2 restarts all, one after the other.
+    """
     engine_args = {
         "threads": threads,
         "kv_cache_tokens": kv_cache_tokens,
@@ -90,6 +97,8 @@ def serve(
     }
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
+    # There is nothing to restart before it is up, and unheard it would end us.
+    signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
         with Display(verbose) as display:
             ring = Ring(
@@ -97,6 +106,7 @@ def serve(
                 name=name,
                 engines=engines,
                 detokenizers=detokenizers,
+                routers=routers,
                 host=host,
                 port=port,
                 engine_args={key: value for key, value in engine_args.items() if value is not None},
@@ -109,7 +119,7 @@ def serve(
     except KeyboardInterrupt:
         notes().print("stopped", style="dim")
         raise typer.Exit(INTERRUPTED) from None
-    except CheckpointError as error:
+    except (CheckpointError, OptionsError) as error:
         raise fail(str(error)) from error
     except RingError as error:
         for line in error.tail:
@@ -123,6 +133,7 @@ def run(ring: Ring, demo: str | None) -> None:
     with ring:
         try:
             announce(ring)
+            restart_on_signal(ring)
             if demo is not None:
                 show_demo(ring, demo)
             watch(ring)
@@ -145,7 +156,7 @@ def announce(ring: Ring) -> None:
     port = ring.address.rsplit(":", 1)[1]
     where = [] if int(port) == DEFAULT_PORT else ["--address", ring.address]
     call = " ".join([_program(), "generate", *where, f'"{EXAMPLE}"'])
-    print(f"ready: {ring.plan.name} on {ring.address}, {_parts(ring)}. Try: {call}", flush=True)
+    print(f"ready: {ring.plan.name} on {','.join(ring.addresses)}, {_parts(ring)}. Try: {call}", flush=True)
 
 
 def show_demo(ring: Ring, text: str) -> None:
@@ -159,11 +170,28 @@ def show_demo(ring: Ring, text: str) -> None:
 
 
 def watch(ring: Ring) -> None:
-    """Tell of children that end. Raises typer.Exit when no router, no engine or no detokenizer is left."""
-    for child in ring.deaths():
-        complain(f"{child.name} (pid {child.pid}) {child.ending}")
-        if ring.missing:
-            raise fail(f"no {' and no '.join(ring.missing)} is left: stopping")
+    """Raises typer.Exit when all routers, all engines or all detokenizers have been given up."""
+    missing = ring.watch()
+    raise fail(f"no {' and no '.join(missing)} is left: stopping" if missing else "the launcher failed: stopping")
+
+
+def restart_on_signal(ring: Ring) -> None:
+    """SIGUSR2 restarts all services, one after the other, while the others serve."""
+    under_way = threading.Lock()
+
+    def restart() -> None:
+        if not under_way.acquire(blocking=False):
+            complain("a rolling restart is under way already")
+            return
+        try:
+            ring.restart_all()
+            notes().print("all services have been restarted", style="dim")
+        except RingError as error:
+            complain(error.message)
+        finally:
+            under_way.release()
+
+    signal.signal(signal.SIGUSR2, lambda *_: threading.Thread(target=restart, daemon=True).start())
 
 
 def _program() -> str:
@@ -175,8 +203,6 @@ def _program() -> str:
 
 
 def _parts(ring: Ring) -> str:
-    engines, detokenizers = ring.plan.engines, ring.plan.detokenizers
-    return (
-        f"1 router, {engines} engine{'s' if engines > 1 else ''}, "
-        f"{detokenizers} detokenizer{'s' if detokenizers > 1 else ''}"
-    )
+    plan = ring.plan
+    counts = {"router": plan.routers, "engine": plan.engines, "detokenizer": plan.detokenizers}
+    return ", ".join(f"{count} {what}{'s' if count > 1 else ''}" for what, count in counts.items())

@@ -3,7 +3,8 @@
 from sluice.launch.child import Child
 from sluice.launch.display import DEMO_REQUEST, Display
 from sluice.launch.logs import LogLine
-from sluice.launch.plan import Plan
-from sluice.launch.ring import Ring, RingError
+from sluice.launch.plan import OptionsError, Plan
+from sluice.launch.ring import Ring
+from sluice.launch.supervisor import RingError
 
-__all__ = ["DEMO_REQUEST", "Child", "Display", "LogLine", "Plan", "Ring", "RingError"]
+__all__ = ["DEMO_REQUEST", "Child", "Display", "LogLine", "OptionsError", "Plan", "Ring", "RingError"]

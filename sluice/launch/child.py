@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from sluice.launch.logs import Observe, ignore, parse_line
+from sluice.launch.logs import Observe, parse_line
 from sluice.ring.process import PARENT_VARIABLE
 
 Role = Literal["router", "engine", "detok"]
@@ -31,7 +31,9 @@ class Child:
         environment: Mapping[str, str],
         observe: Observe,
         ended: Callable[["Child"], None],
+        files: Sequence[int] = (),
     ) -> None:
+        """`files` stay open in it."""
         self.name = name
         self.role = role
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -46,6 +48,7 @@ class Child:
             stderr=subprocess.STDOUT,
             env={**environment, PARENT_VARIABLE: str(os.getpid())},
             process_group=0,
+            pass_fds=files,
         )
         self._reader = threading.Thread(target=self._read, name=f"log of {name}", daemon=True)
         self._reader.start()
@@ -92,13 +95,6 @@ class Child:
                 text = raw.decode("utf-8", "replace").rstrip()
                 if text:
                     self.tail.append(text)
-                    self._show(text)
+                    self._observe(parse_line(self.name, text))
         self._process.wait()
         self._ended(self)
-
-    def _show(self, text: str) -> None:
-        try:
-            self._observe(parse_line(self.name, text))
-        except (OSError, SystemExit):
-            # Nobody reads our own output any more; the child's must still be read, or it would block.
-            self._observe = ignore

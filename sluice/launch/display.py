@@ -11,12 +11,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from sluice.launch.logs import LogLine
+from sluice.launch.news import SERVES_AGAIN
 
-SHOWN_EVENTS = ("loading", "request")
+SHOWN_EVENTS = ("loading", "request", SERVES_AGAIN)
 STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 DEMO_REQUEST = "sluice-serve-demo"
 """Its text is on the terminal already, and its counts: its line would only break in between."""
-UNSHOWN_FIELDS = ("event", "level", "timestamp", "service")
+UNSHOWN_FIELDS = ("event", "level", "timestamp", "service", "id")
 
 
 class Display:

@@ -29,7 +29,7 @@ class LogLine:
 
 
 Observe = Callable[[LogLine], None]
-"""Gets each line of each child, from the child's reader thread."""
+"""Gets each line of each child, from the child's reader thread, and those of the launcher from the launcher's."""
 
 
 def parse_line(child: str, text: str) -> LogLine:

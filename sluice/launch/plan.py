@@ -4,7 +4,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,18 @@ Arguments = Mapping[str, Any]
 PYTHON = (sys.executable, "-P")
 """Runs a module; -P keeps a router.py in the user's folder from being taken for ours."""
 
+MAX_PORT = 65535
 KV_MEMORY_FRACTION = 0.5
 """Part of the machine's free memory that goes to the KV caches of all its engines, unless told otherwise."""
 
 
+class OptionsError(ValueError):
+    """Options of a ring that do not go together."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A ring on one machine."""
+    """A ring on one machine. Raises OptionsError."""
 
     model: str
     """Checkpoint folder."""
@@ -30,22 +35,36 @@ class Plan:
     """Served name."""
     engines: int = 1
     detokenizers: int = 2
+    routers: int = 1
     host: str = "127.0.0.1"
     port: int = 0
-    """0: any free one."""
+    """Of the first router; the others have the ports after it. 0: any free ones."""
     metrics_port: int = 0
-    """Where Prometheus asks the router; engines and then detokenizers have the ports after it. 0: nowhere."""
+    """Where the first router has its metrics and health; other routers, engines and then detokenizers have the ports
+    after it. 0: nowhere."""
     drain_timeout: float = 10.0
-    """Seconds for live streams to end."""
+    """Seconds for live streams to end, for each service that stops."""
+    max_failed_starts: int = 5
+    """So many ends in a row of a service that was not ready yet: it is given up."""
+    freeze_timeout: float = 120.0
+    """Seconds without a turn of its loop after which a service is killed and started again."""
     engine_args: Arguments = field(default_factory=dict)
     detokenizer_args: Arguments = field(default_factory=dict)
     router_args: Arguments = field(default_factory=dict)
     python: Sequence[str] = PYTHON
 
     def __post_init__(self) -> None:
-        for count in ("engines", "detokenizers"):
+        for count in ("engines", "detokenizers", "routers", "max_failed_starts"):
             if getattr(self, count) < 1:
-                raise ValueError(f"{count} must be at least 1, not {getattr(self, count)}")
+                raise OptionsError(f"{count} must be at least 1, not {getattr(self, count)}")
+        metrics = _ports(self.metrics_port, self.routers + self.engines + self.detokenizers)
+        both = set(metrics) & set(_ports(self.port, self.routers))
+        if both:
+            raise OptionsError(f"port {self.port} and metrics_port {self.metrics_port}: both ranges hold {min(both)}")
+        for given in ("engine_args", "detokenizer_args", "router_args"):
+            level = getattr(self, given).get("log_level", "info")
+            if level not in ("debug", "info"):
+                raise OptionsError(f"{given}: log_level must be debug or info, for the launcher reads the log: {level}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +73,35 @@ class Service:
 
     name: str
     role: Role
-    command: list[str]
+    module: str
+    settings: Arguments
+    python: Sequence[str] = PYTHON
+
+    @property
+    def command(self) -> list[str]:
+        """What starts it."""
+        return [*self.python, "-m", self.module, *_flags(self.settings)]
+
+    @property
+    def drain_timeout(self) -> float:
+        """Seconds that its live streams have to end."""
+        return float(self.settings["drain_timeout"])
+
+    def on_port(self, port: int) -> "Service":
+        """The same on a port that is known by now."""
+        return replace(self, settings={**self.settings, "port": port})
 
 
 def services(plan: Plan, folder: Path) -> list[Service]:
     """All processes; their sockets lie in `folder`."""
+    # Others call a single one by its role.
+    routers = ["router"] if plan.routers == 1 else [f"router-{i}" for i in range(plan.routers)]
     engines = [f"engine-{i}" for i in range(plan.engines)]
     detokenizers = [f"detok-{i}" for i in range(plan.detokenizers)]
     peers = {"engines": _sockets(folder, engines), "detokenizers": _sockets(folder, detokenizers)}
-    listen = {"host": plan.host, "port": plan.port}
-    ports = {
-        name: plan.metrics_port + i if plan.metrics_port else None
-        for i, name in enumerate(["router", *engines, *detokenizers])
-    }
+    names = [*routers, *engines, *detokenizers]
+    metrics_ports = dict(zip(names, _ports(plan.metrics_port, len(names)), strict=False))
+    ports = _ports(plan.port, plan.routers) or [0] * plan.routers
     share: dict[str, Any] = {"threads": max(1, usable_cores() // plan.engines)}
     if plan.engine_args.get("kv_cache_tokens") is None:
         share["kv_memory_fraction"] = KV_MEMORY_FRACTION / plan.engines
@@ -78,14 +113,17 @@ def services(plan: Plan, folder: Path) -> list[Service]:
             "id": name,
             "listen": _sockets(folder, [name])[0],
             "drain_timeout": plan.drain_timeout,
-            "metrics_port": ports[name],
+            "metrics_port": metrics_ports.get(name),
         }
-        return Service(name, role, [*plan.python, "-m", module, *_flags({**common, **own, **given})])
+        return Service(name, role, module, {**common, **own, **given}, plan.python)
 
     return [
         *(service(name, "engine", "engine_worker", share, plan.engine_args) for name in engines),
         *(service(name, "detok", "detok_service", {}, plan.detokenizer_args) for name in detokenizers),
-        service("router", "router", "router", {**peers, **listen}, plan.router_args),
+        *(
+            service(name, "router", "router", {**peers, "host": plan.host, "port": port}, plan.router_args)
+            for name, port in zip(routers, ports, strict=True)
+        ),
     ]
 
 
@@ -104,6 +142,12 @@ def child_environment() -> dict[str, str]:
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _ports(first: int, count: int) -> list[int]:
+    if first + count > MAX_PORT + 1:
+        raise OptionsError(f"ports from {first} on: there are no {count} of them")
+    return list(range(first, first + count)) if first else []
 
 
 def _sockets(folder: Path, names: list[str]) -> tuple[str, ...]:

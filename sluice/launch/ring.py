@@ -1,48 +1,34 @@
-"""A ring on this machine: starts the services as child processes, waits until they serve, and ends them in order."""
+"""A ring on this machine: starts the services as child processes, keeps them running, and ends them in order."""
 
-import shutil
-import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
 from sluice import tiny_model
-from sluice.client import Client, DeadlineExceeded, SluiceError
 from sluice.launch.child import Child, Role
-from sluice.launch.logs import LogLine, Observe, ignore
+from sluice.launch.folder import Folder, remove_stale
+from sluice.launch.logs import Observe, ignore
 from sluice.launch.plan import Plan, child_environment, services
+from sluice.launch.seat import Seat
+from sluice.launch.supervisor import KILL_AFTER_SECONDS, RingError, Supervisor
 from sluice.ring.checkpoint import open_checkpoint
 
 ROLES: tuple[Role, ...] = ("router", "engine", "detok")
 TINY_MODEL_NAME = "tiny"
 POLL_SECONDS = 0.05
 SIGNAL_SECONDS = 0.25
-KILL_AFTER_SECONDS = 5.0
-"""A child that has not ended this long after its drain timeout is killed."""
-SHORT_TEMP = "/tmp"  # noqa: S108
-MAX_FOLDER_LENGTH = 80
-"""The path of an ipc socket may have about 107 bytes, on macOS 103."""
-
-
-class RingError(RuntimeError):
-    """The ring could not start. `tail` holds the last log lines of the child at fault, if one is."""
-
-    def __init__(self, message: str, tail: Iterable[str] = ()) -> None:
-        self.tail = tuple(tail)
-        super().__init__("\n".join([message, *self.tail]))
-        self.message = message
 
 
 class Ring:
-    """A router, engines and detokenizers as processes: `with Ring(engines=2) as ring: Client(ring.address)`.
+    """Routers, engines and detokenizers as processes: `with Ring(engines=2) as ring: Client(ring.address)`.
 
     `model` is a checkpoint folder or hub id, None the tiny model in the box; the other options are those of `Plan`.
-    `observe` gets every log line. The children die with the thread that starts the ring: start it from one that stays.
-    Raises CheckpointError for a model that cannot be opened, ValueError for wrong options, RingError if starting fails.
+    Once everything has served, a service that ends is started again at its address. `observe` gets every log line, and
+    one of each such end and return.
+    The children die with this process.
+    Raises CheckpointError for a model that cannot be opened, OptionsError for wrong options, RingError if it cannot
+    start.
     """
 
     def __init__(
@@ -58,58 +44,98 @@ class Ring:
             model, name = tiny_model.path(), name or TINY_MODEL_NAME
         checkpoint = open_checkpoint(str(model), name)
         self.plan = Plan(model=str(checkpoint.path), name=checkpoint.name, **options)
-        self.address = ""
-        """Of the router, such as "127.0.0.1:50051"; known once it has started."""
-        self.children: dict[str, Child] = {}
         self._start_timeout = start_timeout
         self._observe = observe
-        self._ended: SimpleQueue[Child] = SimpleQueue()
-        self._folder: Path | None = None
+        self._folder: Folder | None = None
+        self._supervisor: Supervisor | None = None
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of the routers, such as "127.0.0.1:50051"; known once they have started."""
+        return [seat.address for seat in self._seats if seat.address]
+
+    @property
+    def address(self) -> str:
+        """Of the first router; empty before it has started."""
+        return next(iter(self.addresses), "")
+
+    @property
+    def children(self) -> dict[str, Child]:
+        """By service: "router" (or "router-0", … where there are several), "engine-0", …, "detok-0", …
+
+        Those that run, or have ended and were not started again yet.
+        """
+        return {seat.name: seat.child for seat in self._seats if seat.child is not None}
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by service: "router", "engine-0", …, "detok-0", …"""
+        """Process ids by service."""
         return {name: child.pid for name, child in self.children.items()}
 
     @property
     def missing(self) -> list[Role]:
-        """Roles of which no child is alive: while there are any, nothing can be served."""
-        return [role for role in ROLES if not any(child.alive for child in self._of(role))]
+        """Roles of which every service has been given up: while there are any, nothing can be served."""
+        return [role for role in ROLES if all(seat.given_up for seat in self._seats if seat.service.role == role)]
 
     def start(self) -> None:
-        """Start everything and wait until all engines and detokenizers serve. Leaves nothing running if it raises."""
+        """Start everything and wait until all of it serves. Leaves nothing running if it raises."""
         try:
-            self._folder = _short_folder()
-            environment = child_environment()
-            for service in services(self.plan, self._folder):
-                self.children[service.name] = Child(
-                    service.name, service.role, service.command, environment, self._watch, self._ended.put
-                )
-            self._await_ready(time.monotonic() + self._start_timeout)
+            remove_stale()
+            self._folder = Folder()
+            planned = services(self.plan, self._folder.path)
+            self._supervisor = Supervisor(planned, self.plan, self._folder, child_environment(), self._observe)
+            self._supervisor.start()
+            self._await_ready(self._supervisor, time.monotonic() + self._start_timeout)
         except BaseException:
             self.kill()
             raise
 
     def stop(self) -> None:
-        """Drain: the router first, so that live streams end; then engines and detokenizers, for which nobody waits."""
-        self._stop(self._of("router"))
-        self._stop([*self._of("engine"), *self._of("detok")])
+        """Drain: the routers first, so that live streams end; then engines and detokenizers, for which nobody waits."""
+        if self._supervisor is not None:
+            self._supervisor.halt()
+        self._stop([seat for seat in self._seats if seat.service.role == "router"])
+        self._stop([seat for seat in self._seats if seat.service.role != "router"])
 
     def kill(self) -> None:
         """End what still runs at once, and remove the sockets."""
-        for child in self.children.values():
-            child.kill()
-        for child in self.children.values():
-            child.wait(KILL_AFTER_SECONDS)
+        if self._supervisor is not None:
+            self._supervisor.halt()
+            children = list(self.children.values())
+            for child in children:
+                child.kill()
+            for child in children:
+                child.wait(KILL_AFTER_SECONDS)
+            self._supervisor.close()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
 
-    def deaths(self) -> Iterator[Child]:
-        """Children that end by themselves, as they do; waits for the next one."""
-        while True:
-            # With a timeout: a signal that comes just before an endless wait would not end it.
-            with suppress(Empty):
-                yield self._ended.get(timeout=SIGNAL_SECONDS)
+    def restart(self, name: str) -> None:
+        """Let one service drain and begin again; returns when it serves. For a service that was given up too.
+
+        Raises KeyError for an unknown name, RingError if it does not come back.
+        """
+        if self._supervisor is None:
+            raise RingError("the ring has not been started")
+        restarted = self._supervisor.restart(name)
+        drain = self._supervisor.seats[name].service.drain_timeout + KILL_AFTER_SECONDS
+        deadline = time.monotonic() + drain + self._start_timeout
+        while not restarted.done():
+            if time.monotonic() > deadline or not self._supervisor.is_alive():
+                raise RingError(f"{name} did not come back")
+            time.sleep(POLL_SECONDS)
+        restarted.result()
+
+    def restart_all(self) -> None:
+        """A rolling restart: one service after the other. Raises RingError at the first that does not come back."""
+        for seat in self._seats:
+            self.restart(seat.name)
+
+    def watch(self) -> list[Role]:
+        """Wait until nothing can be served any more, and return what is `missing`; empty where the ring was stopped."""
+        while self._supervisor is not None and self._supervisor.is_alive() and not self.missing:
+            time.sleep(SIGNAL_SECONDS)
+        return self.missing
 
     def __enter__(self) -> Self:
         self.start()
@@ -123,53 +149,25 @@ class Ring:
         finally:
             self.kill()
 
-    def _of(self, role: Role) -> list[Child]:
-        return [child for child in self.children.values() if child.role == role]
+    @property
+    def _seats(self) -> list[Seat]:
+        return list(self._supervisor.seats.values()) if self._supervisor is not None else []
 
-    def _watch(self, line: LogLine) -> None:
-        if line.child == "router" and line.event == "ready":
-            self.address = str(line.fields["address"])
-        self._observe(line)
+    def _await_ready(self, supervisor: Supervisor, deadline: float) -> None:
+        while not supervisor.up.wait(POLL_SECONDS):
+            if supervisor.failure is not None:
+                raise supervisor.failure
+            if not supervisor.is_alive():
+                raise RingError("stopped while starting")
+            if time.monotonic() > deadline:
+                raise RingError(f"waited {self._start_timeout:g} s for {', '.join(supervisor.unserving)} to serve")
 
-    def _await_ready(self, deadline: float) -> None:
-        while not self.address:
-            self._pause(deadline, "the router to listen")
-        with Client(self.address, timeout=5) as client:
-            while not self._all_serve(client):
-                self._pause(deadline, "all engines and detokenizers to serve")
-
-    def _all_serve(self, client: Client) -> bool:
-        try:
-            if not client.health():
-                return False
-            stats = client.stats()
-        except SluiceError as error:
-            if error.retryable or isinstance(error, DeadlineExceeded):
-                return False
-            raise
-        return len(stats.engines) >= self.plan.engines and len(stats.detokenizers) >= self.plan.detokenizers
-
-    def _pause(self, deadline: float, purpose: str) -> None:
-        if not self._ended.empty():
-            child = self._ended.get()
-            raise RingError(f"{child.name} {child.ending} while starting", child.tail)
-        if time.monotonic() > deadline:
-            raise RingError(f"waited {self._start_timeout:g} s for {purpose}")
-        time.sleep(POLL_SECONDS)
-
-    def _stop(self, children: list[Child]) -> None:
-        for child in children:
-            child.terminate()
-        deadline = time.monotonic() + self.plan.drain_timeout + KILL_AFTER_SECONDS
-        for child in children:
-            if not child.wait(deadline - time.monotonic()):
-                child.kill()
-
-
-def _short_folder() -> Path:
-    """A private folder with a short path."""
-    folder = Path(tempfile.mkdtemp(prefix="sluice-"))
-    if len(str(folder)) <= MAX_FOLDER_LENGTH:
-        return folder
-    folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix="sluice-", dir=SHORT_TEMP))
+    def _stop(self, seats: list[Seat]) -> None:
+        now = time.monotonic()
+        for seat in seats:
+            if seat.child is not None:
+                seat.child.terminate()
+        for seat in seats:
+            deadline = now + seat.service.drain_timeout + KILL_AFTER_SECONDS
+            if seat.child is not None and not seat.child.wait(deadline - time.monotonic()):
+                seat.child.kill()

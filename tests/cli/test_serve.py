@@ -1,6 +1,7 @@
 """`sluice serve` with stand-in services; tests/system has the real ones."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,17 +116,42 @@ def test_second_interrupt_stops_at_once(serving, tmp_path) -> None:
     assert serve.end()[0] == 130
 
 
-def test_a_dead_detokenizer_is_told_and_the_ring_goes_on(serving) -> None:
+def test_deaths_and_returns_are_told_until_nothing_is_left(serving, tmp_path) -> None:
     serve = serving()
     serve.ready()
-    os.kill(serve.pid("detok-0"), signal.SIGKILL)
+    killed = serve.pid("detok-0")
+    os.kill(killed, signal.SIGKILL)
     assert serve.process.stderr is not None
     lines = iter(serve.process.stderr.readline, "")
     assert any("detok-0" in line and "was killed by SIGKILL" in line for line in lines)
+    assert any("detok-0" in line and "serves again" in line for line in lines)
+    assert serve.pid("detok-0") != killed
     assert serve.process.poll() is None
+    (tmp_path / "engine-0.do").write_text("die")
     os.kill(serve.pid("engine-0"), signal.SIGKILL)
+    assert any("engine-0" in line and '"given_up": true' in line for line in lines)
     assert any("no engine is left: stopping" in line for line in lines)
     assert serve.end()[0] == 1
+
+
+def test_a_rolling_restart_on_a_signal(serving) -> None:
+    serve = serving("--routers", "2")
+    line = serve.ready()
+    assert re.search(r"ready: tiny on 127.0.0.1:\d+,127.0.0.1:\d+, 2 routers, 1 engine, 2 detokenizers", line)
+    names = ("engine-0", "detok-0", "detok-1", "router-0", "router-1")
+    before = [serve.pid(name) for name in names]
+    serve.process.send_signal(signal.SIGUSR2)
+    assert serve.process.stderr is not None
+    assert any("all services have been restarted" in line for line in serve.process.stderr)
+    assert not set(before) & {serve.pid(name) for name in names}
+    serve.process.send_signal(signal.SIGINT)
+    assert serve.end()[0] == 0
+
+
+def test_ports_that_do_not_go_together(serving) -> None:
+    code, _, err = serving("--metrics-port", "65535").end()
+    assert code == 1
+    assert err == "error: ports from 65535 on: there are no 4 of them\n"
 
 
 def test_a_death_at_start_shows_why(serving, tmp_path) -> None:

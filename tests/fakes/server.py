@@ -188,7 +188,7 @@ FakeServer.__abstractmethods__ = frozenset()
 
 
 @contextmanager
-def serve(script: Script) -> Iterator[str]:
+def serve(script: Script, port: int = 0) -> Iterator[str]:
     """A running fake; gives its address."""
     servicer: Any = FakeServer(script)
     server = grpc.server(ThreadPoolExecutor(8))
@@ -196,7 +196,7 @@ def serve(script: Script) -> Iterator[str]:
     admin_pb2_grpc.add_ModelServiceServicer_to_server(servicer, server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     server.start()
     try:
         yield f"127.0.0.1:{port}"

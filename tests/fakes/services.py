@@ -2,7 +2,8 @@
 
 Run as `services.py FOLDER -m MODULE --flag value…`. Each writes its flags to FOLDER/<id>.json and its end to
 FOLDER/<id>.ended. FOLDER/<id>.do may hold: "die" (end with code 3 after a traceback), "deaf" (on
-SIGTERM, only write FOLDER/<id>.told), "hang" (never get ready), for the router "silent" (never answer a request).
+SIGTERM, only write FOLDER/<id>.told), "hang" (never get ready), for the router "silent" (never answer a request). It is
+read at each start.
 """
 
 import json
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 from sluice.ring.process import die_with_parent
+from sluice.telemetry.pulse import Pulse
 from tests.fakes.server import Script, serve
 
 LONGEST_SECONDS = 120
@@ -41,36 +43,47 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: (folder / f"{name}.told").touch() if told == "deaf" else stopped.set())
     if told == "hang":
         stopped.wait()
+    pulse = Pulse()
     if module == "engine_worker":
         for done in (0, 50, 100):
             log("loading", done=done, total=100)
     if module == "router":
-        play_router(flags, stopped, told == "silent")
+        play_router(flags, stopped, pulse, told == "silent")
     else:
-        Path(flags["--listen"].removeprefix("ipc://")).touch()
+        Path(flags["--listen"].removeprefix("ipc://")).write_text(str(os.getpid()))
         log("ready", address=flags["--listen"])
-        stopped.wait()
+        while not stopped.wait(0.02):
+            pulse.touch()
     (folder / f"{name}.ended").write_text(str(time.monotonic_ns()))
 
 
-def play_router(flags: dict[str, str], stopped: threading.Event, silent: bool) -> None:
+def play_router(flags: dict[str, str], stopped: threading.Event, pulse: Pulse, silent: bool) -> None:
     """A fake server that reports the engines and detokenizers that have come up."""
     script = Script(hangs=silent)
-    with serve(script) as address:
+    heard: dict[str, str] = {}
+    with serve(script, int(flags["--port"])) as address:
         log("ready", address=address)
         log("something odd", level="warning")
         log("detail")
         log("request", request_id="r1", outcome="ok")
         while not stopped.wait(0.02):
-            for address in find(flags["--engines"]) - {engine.engine_id for engine in script.stats.engines}:
-                script.stats.engines.add(engine_id=address)
-            for address in find(flags["--detokenizers"]) - {each.detokenizer_id for each in script.stats.detokenizers}:
-                script.stats.detokenizers.add(detokenizer_id=address)
+            pulse.touch()
+            for peer in [*flags["--engines"].split(","), *flags["--detokenizers"].split(",")]:
+                hear(peer, heard, script)
 
 
-def find(addresses: str) -> set[str]:
-    """Those whose service is there."""
-    return {address for address in addresses.split(",") if Path(address.removeprefix("ipc://")).exists()}
+def hear(peer: str, heard: dict[str, str], script: Script) -> None:
+    """Tell of a service that has come up, and of each that comes after it at its address."""
+    socket = Path(peer.removeprefix("ipc://"))
+    incarnation = socket.read_text() if socket.exists() else ""
+    if not incarnation or heard.get(peer) == incarnation:
+        return
+    if peer not in heard and socket.name.startswith("engine"):
+        script.stats.engines.add(engine_id=socket.name)
+    elif peer not in heard:
+        script.stats.detokenizers.add(detokenizer_id=socket.name)
+    heard[peer] = incarnation
+    log("peer heard", peer=socket.name, address=peer)
 
 
 if __name__ == "__main__":

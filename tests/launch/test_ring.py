@@ -1,9 +1,6 @@
 """The launcher with stand-in services: order, readiness, deaths, and that nothing is left behind."""
 
-import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,38 +8,27 @@ from pathlib import Path
 import pytest
 
 from sluice import Client
-from sluice.launch import LogLine, Ring, RingError
+from sluice.launch import LogLine, OptionsError, Ring, RingError
 from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.process import PARENT_VARIABLE
 from tests.fakes.processes import is_alive, wait_until
 
-SERVICES = Path(__file__).parents[1] / "fakes" / "services.py"
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def fake(tmp_path, monkeypatch):
-    """Arguments of a ring of stand-ins that keep notes in tmp_path."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return {"python": (sys.executable, str(SERVICES), str(tmp_path)), "start_timeout": 60}
+def sockets_folder(notes):
+    return lambda: Path(notes("router")["flags"]["--listen"].removeprefix("ipc://")).parent
 
 
-def notes(folder: Path, name: str) -> dict:
-    return json.loads((folder / f"{name}.json").read_text())
-
-
-def sockets_folder(folder: Path) -> Path:
-    return Path(notes(folder, "router")["flags"]["--listen"].removeprefix("ipc://")).parent
-
-
-def test_starts_serves_and_ends_in_order(fake, tmp_path) -> None:
+def test_starts_serves_and_ends_in_order(fake, tmp_path, sockets_folder) -> None:
     with Ring(engines=2, detokenizers=3, engine_args={"kv_cache_tokens": 512, "attention": None}, **fake) as ring:
         assert sorted(ring.pids) == ["detok-0", "detok-1", "detok-2", "engine-0", "engine-1", "router"]
         assert ring.missing == []
         with Client(ring.address) as client:
             assert client.health()
         pids = list(ring.pids.values())
-        sockets = sockets_folder(tmp_path)
+        sockets = sockets_folder()
         assert sockets.is_dir()
         assert sockets.stat().st_mode & 0o077 == 0
     assert not any(map(is_alive, pids))
@@ -51,47 +37,43 @@ def test_starts_serves_and_ends_in_order(fake, tmp_path) -> None:
     assert ended.pop("router") < min(ended.values())
 
 
-def test_command_lines(fake, tmp_path) -> None:
+def test_command_lines(fake, notes) -> None:
     with Ring(engines=2, name="mine", engine_args={"max_batch_size": 5}, router_args={"max_queue": 3}, **fake):
         pass
-    router, engine = notes(tmp_path, "router"), notes(tmp_path, "engine-1")
+    router, engine = notes("router"), notes("engine-1")
     assert router["module"] == "router"
-    assert router["flags"]["--engines"].split(",") == [
-        notes(tmp_path, f"engine-{i}")["flags"]["--listen"] for i in range(2)
-    ]
-    assert router["flags"]["--detokenizers"].split(",") == [
-        notes(tmp_path, f"detok-{i}")["flags"]["--listen"] for i in range(2)
-    ]
+    assert router["flags"]["--engines"].split(",") == [notes(f"engine-{i}")["flags"]["--listen"] for i in range(2)]
+    assert router["flags"]["--detokenizers"].split(",") == [notes(f"detok-{i}")["flags"]["--listen"] for i in range(2)]
     assert router["flags"]["--max-queue"] == "3"
     assert engine["flags"]["--name"] == "mine"
     assert engine["flags"]["--max-batch-size"] == "5"
     assert int(engine["flags"]["--threads"]) >= 1
     assert float(engine["flags"]["--kv-memory-fraction"]) == 0.25
-    assert all(len(notes(tmp_path, name)["flags"]["--listen"]) < 107 for name in ("router", "engine-0", "detok-1"))
+    assert all(len(notes(name)["flags"]["--listen"]) < 107 for name in ("router", "engine-0", "detok-1"))
 
 
-def test_a_kv_cache_sized_in_tokens_is_not_sized_by_memory(fake, tmp_path) -> None:
+def test_a_kv_cache_sized_in_tokens_is_not_sized_by_memory(fake, notes) -> None:
     with Ring(engine_args={"kv_cache_tokens": 512}, **fake):
         pass
-    flags = notes(tmp_path, "engine-0")["flags"]
+    flags = notes("engine-0")["flags"]
     assert flags["--kv-cache-tokens"] == "512"
     assert "--kv-memory-fraction" not in flags
 
 
-def test_every_process_has_its_own_port_for_metrics(fake, tmp_path) -> None:
+def test_every_process_has_its_own_port_for_metrics(fake, notes) -> None:
     with Ring(engines=2, metrics_port=9400, **fake):
         pass
     names = ("router", "engine-0", "engine-1", "detok-0", "detok-1")
-    ports = [notes(tmp_path, name)["flags"]["--metrics-port"] for name in names]
+    ports = [notes(name)["flags"]["--metrics-port"] for name in names]
     assert ports == ["9400", "9401", "9402", "9403", "9404"]
 
 
-def test_long_temporary_folder_gives_short_sockets(fake, tmp_path, monkeypatch) -> None:
+def test_long_temporary_folder_gives_short_sockets(fake, tmp_path, monkeypatch, notes) -> None:
     deep = tmp_path / ("x" * 90)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     with Ring(**fake):
-        assert len(notes(tmp_path, "router")["flags"]["--listen"]) < 107
+        assert len(notes("router")["flags"]["--listen"]) < 107
     assert list(deep.iterdir()) == []
 
 
@@ -108,12 +90,12 @@ def test_death_at_start_shows_last_lines_and_leaves_nothing(fake, tmp_path, name
 def test_start_timeout(fake, tmp_path) -> None:
     (tmp_path / "router.do").write_text("hang")
     ring = Ring(**{**fake, "start_timeout": 0.5})
-    with pytest.raises(RingError, match=r"waited 0.5 s for the router"):
+    with pytest.raises(RingError, match=r"waited 0.5 s for .*router to serve"):
         ring.start()
     assert not any(map(is_alive, ring.pids.values()))
 
 
-def test_exception_inside_leaves_nothing(fake, tmp_path) -> None:
+def test_exception_inside_leaves_nothing(fake) -> None:
     def work() -> None:
         with Ring(**fake) as ring:
             pids.extend(ring.pids.values())
@@ -135,18 +117,6 @@ def test_a_child_that_ignores_the_signal_is_killed(fake, tmp_path, monkeypatch) 
     assert not any(map(is_alive, ring.pids.values()))
 
 
-def test_deaths_while_serving(fake) -> None:
-    with Ring(engines=2, **fake) as ring:
-        deaths = ring.deaths()
-        os.kill(ring.pids["engine-0"], signal.SIGKILL)
-        child = next(deaths)
-        assert (child.name, child.ending) == ("engine-0", "was killed by SIGKILL")
-        assert ring.missing == []
-        os.kill(ring.pids["engine-1"], signal.SIGKILL)
-        assert next(deaths).name == "engine-1"
-        assert ring.missing == ["engine"]
-
-
 def test_log_lines_are_observed(fake) -> None:
     lines: list[LogLine] = []
     with Ring(observe=lines.append, **fake):
@@ -154,7 +124,11 @@ def test_log_lines_are_observed(fake) -> None:
     expected = {"engine-0": ["loading", "loading", "loading", "ready"]}
     expected["router"] = ["ready", "something odd", "detail", "request"]
     for name, events in expected.items():
-        assert wait_until(lambda: [line.event for line in lines if line.child == name] == events)  # noqa: B023
+        assert wait_until(
+            lambda: (
+                [line.event for line in lines if line.child == name and line.event != "peer heard"] == events  # noqa: B023
+            )
+        )
     loading = [line.fields["done"] for line in lines if line.child == "engine-0" and line.event == "loading"]
     assert loading == [0, 50, 100]
 
@@ -167,7 +141,7 @@ def test_an_observer_that_fails_to_write_does_not_block_the_ring(fake) -> None:
         assert ring.missing == []
 
 
-def test_children_die_with_a_killed_launcher(fake, tmp_path) -> None:
+def test_children_die_with_a_killed_launcher(fake, notes, sockets_folder) -> None:
     code = (
         "import sys, time; from sluice.launch import Ring\n"
         f"with Ring(python={fake['python']!r}) as ring: print('up', flush=True); time.sleep(60)"
@@ -177,24 +151,33 @@ def test_children_die_with_a_killed_launcher(fake, tmp_path) -> None:
         try:
             assert launcher.stdout is not None
             assert launcher.stdout.readline() == b"up\n"
-            pids = [notes(tmp_path, name)["pid"] for name in ("router", "engine-0", "detok-0", "detok-1")]
+            pids = [notes(name)["pid"] for name in ("router", "engine-0", "detok-0", "detok-1")]
             assert all(map(is_alive, pids))
         finally:
             launcher.kill()
     assert wait_until(lambda: not any(map(is_alive, pids)))
-    shutil.rmtree(sockets_folder(tmp_path))
+    left = sockets_folder()
+    assert left.is_dir()
+    with Ring(**fake):
+        assert not left.exists()
 
 
-def test_wrong_model_and_options(fake, tmp_path) -> None:
+def test_wrong_model_and_options(fake) -> None:
     with pytest.raises(CheckpointError, match="no/such/folder"):
         Ring("no/such/folder")
-    with pytest.raises(ValueError, match="engines must be at least 1, not 0"):
+    with pytest.raises(OptionsError, match="engines must be at least 1, not 0"):
         Ring(engines=0)
+    with pytest.raises(OptionsError, match="both ranges hold 9101"):
+        Ring(port=9100, metrics_port=9101, routers=2)
+    with pytest.raises(OptionsError, match="ports from 65534 on: there are no 4 of them"):
+        Ring(metrics_port=65534)
+    with pytest.raises(OptionsError, match="engine_args: log_level must be debug or info"):
+        Ring(engine_args={"log_level": "error"})
     with pytest.raises(TypeError, match="wings"):
         Ring(wings=2)
 
 
-def test_environment_of_the_children(fake, tmp_path, monkeypatch) -> None:
+def test_environment_of_the_children(fake, monkeypatch) -> None:
     monkeypatch.setenv(PARENT_VARIABLE, "1")
     with Ring(**fake) as ring:
         environment = Path(f"/proc/{ring.pids['router']}/environ").read_text().split("\0")

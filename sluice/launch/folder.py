@@ -1,0 +1,69 @@
+"""The private folder of a ring, in which its sockets lie."""
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+PREFIX = "sluice-"
+LOCK = "launcher"
+SHORT_TEMP = "/tmp"  # noqa: S108
+MAX_FOLDER_LENGTH = 80
+"""The path of an ipc socket may have about 107 bytes, on macOS 103."""
+
+
+class Folder:
+    """A folder that only this user may enter, with a short path.
+
+    It is stale once nobody holds the lock in it: the launcher, and the children that inherit `lock`. A lock and not a
+    process id, which may be somebody else's by now, or of another container that shares the temporary folder.
+    """
+
+    def __init__(self) -> None:
+        self.path = _make()
+        new = self.path / f"{LOCK}.new"
+        self.lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        os.write(self.lock, b"%d\n" % os.getpid())
+        # Under its name it is locked from the first moment.
+        new.rename(self.path / LOCK)
+        self._removed = False
+
+    def remove(self) -> None:
+        """With all that is in it. Idempotent."""
+        if not self._removed:
+            self._removed = True
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self.lock)
+
+
+def remove_stale() -> None:
+    """Remove the folders of this user's launchers that were killed, once their children have gone too."""
+    for parent in {Path(tempfile.gettempdir()), Path(SHORT_TEMP)}:
+        for path in parent.glob(f"{PREFIX}*"):
+            # Not ours, in use, or gone meanwhile.
+            with suppress(OSError):
+                _remove_if_stale(path)
+
+
+def _remove_if_stale(path: Path) -> None:
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _make() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    if len(str(folder)) <= MAX_FOLDER_LENGTH:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=SHORT_TEMP))

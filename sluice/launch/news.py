@@ -1,0 +1,27 @@
+"""What the launcher itself has to tell of a service, as lines of a log."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from sluice.launch.logs import LogLine
+
+ENDED = "ended"
+SERVES_AGAIN = "serves again"
+
+
+def ended(name: str, pid: int, ending: str, restart_in: float | None) -> LogLine:
+    """It has ended by itself; None: it is given up."""
+    then: dict[str, Any] = {"given_up": True} if restart_in is None else {"restart_in": restart_in}
+    return _line(name, ENDED, "error" if restart_in is None else "warning", pid=pid, how=ending, **then)
+
+
+def serves_again(name: str, pid: int) -> LogLine:
+    """It was started again, and listens."""
+    return _line(name, SERVES_AGAIN, "info", pid=pid)
+
+
+def _line(name: str, event: str, level: str, **fields: Any) -> LogLine:
+    time = datetime.now(UTC).isoformat()
+    found = {"service": "launcher", "id": name, **fields, "event": event, "level": level, "timestamp": time}
+    return LogLine(name, json.dumps(found), found)

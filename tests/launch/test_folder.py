@@ -1,0 +1,72 @@
+"""Folders of launchers: private, locked while anybody is there, removed once all have gone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sluice.launch.folder import LOCK, Folder, remove_stale
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("sluice.launch.folder.SHORT_TEMP", str(tmp_path))
+    return tmp_path
+
+
+def abandon(folder: Folder) -> Path:
+    """As if its launcher had been killed."""
+    (folder.path / "socket").touch()
+    os.close(folder.lock)
+    return folder.path
+
+
+def test_only_what_nobody_holds_is_removed(temporary) -> None:
+    used, stale = Folder(), abandon(Folder())
+    foreign = temporary / "sluice-of-somebody"
+    foreign.mkdir()
+    (temporary / "sluice-file").touch()
+    (temporary / "sluice-link").symlink_to(stale)
+    remove_stale()
+    assert not stale.exists()
+    assert sorted(each.name for each in temporary.iterdir()) == sorted(
+        [used.path.name, foreign.name, "sluice-file", "sluice-link"]
+    )
+    used.remove()
+    used.remove()
+    assert not used.path.exists()
+
+
+def test_a_folder_that_has_just_been_made_is_no_stale_one(temporary) -> None:
+    new = temporary / "sluice-new"
+    new.mkdir()
+    (new / f"{LOCK}.new").touch()
+    remove_stale()
+    assert new.exists()
+
+
+def test_a_link_is_not_followed(temporary, tmp_path_factory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / LOCK).touch()
+    (temporary / "sluice-link").symlink_to(elsewhere)
+    inside = temporary / "sluice-inside"
+    inside.mkdir()
+    (inside / LOCK).symlink_to(elsewhere / LOCK)
+    remove_stale()
+    assert elsewhere.exists()
+    assert inside.exists()
+
+
+def test_children_that_live_hold_it() -> None:
+    folder = Folder()
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(folder.lock,)) as child:
+        path = abandon(folder)
+        remove_stale()
+        assert path.exists()
+        child.communicate()
+    remove_stale()
+    assert not path.exists()

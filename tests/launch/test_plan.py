@@ -1,0 +1,35 @@
+"""Command lines: ports, names."""
+
+from pathlib import Path
+
+from sluice.launch import Plan
+from sluice.launch.plan import services
+
+
+def flag(command: list[str], name: str) -> str | None:
+    return command[command.index(name) + 1] if name in command else None
+
+
+def test_ports_in_a_row() -> None:
+    plan = Plan("model", "name", routers=2, engines=2, detokenizers=1, port=7000, metrics_port=7002)
+    commands = {each.name: each.command for each in services(plan, Path("/x"))}
+    assert [flag(commands[f"router-{i}"], "--port") for i in range(2)] == ["7000", "7001"]
+    names = ("router-0", "router-1", "engine-0", "engine-1", "detok-0")
+    assert [flag(commands[name], "--metrics-port") for name in names] == ["7002", "7003", "7004", "7005", "7006"]
+
+
+def test_a_port_once_known_is_kept() -> None:
+    (router,) = (each for each in services(Plan("model", "name"), Path("/x")) if each.role == "router")
+    assert flag(router.command, "--port") == "0"
+    assert flag(router.on_port(7005).command, "--port") == "7005"
+    assert flag(router.command, "--metrics-port") is None
+
+
+def test_a_service_may_drain_longer() -> None:
+    plan = Plan("model", "name", drain_timeout=3, engine_args={"drain_timeout": 60})
+    assert {each.name: each.drain_timeout for each in services(plan, Path("/x"))} == {
+        "engine-0": 60,
+        "detok-0": 3,
+        "detok-1": 3,
+        "router": 3,
+    }

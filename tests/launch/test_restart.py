@@ -1,0 +1,161 @@
+"""Services that end while the ring serves are started again, at their address; stand-ins play them."""
+
+import os
+import signal
+import threading
+import time
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from sluice.launch import LogLine, Ring, RingError
+from tests.fakes.processes import LIMIT, is_alive, wait_until
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+class Told(list[LogLine]):
+    """Lines of the launcher's own, of those observed."""
+
+    def __call__(self, line: LogLine) -> None:
+        if line.fields.get("service") == "launcher":
+            self.append(line)
+
+    def wait(self, count: int) -> list[tuple[str, str]]:
+        assert wait_until(lambda: len(self) >= count)
+        return [(line.child, line.event) for line in self]
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def serves(address: str) -> bool:
+    with grpc.insecure_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest()
+        answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=LIMIT, wait_for_ready=True)
+    return answer.status == SERVING
+
+
+@pytest.mark.parametrize("name", ["router", "engine-0", "detok-1"])
+def test_what_ends_by_itself_is_started_again_at_its_address(fake, told, notes, name) -> None:
+    with Ring(observe=told, **fake) as ring:
+        address, pid = ring.address, ring.pids[name]
+        before = notes(name)["flags"]
+        os.kill(pid, signal.SIGKILL)
+        assert told.wait(2) == [(name, "ended"), (name, "serves again")]
+        assert told[0].fields | {"pid": pid, "how": "was killed by SIGKILL", "restart_in": 0.2} == told[0].fields
+        assert ring.pids[name] == told[1].fields["pid"] != pid
+        assert ring.address == address
+        assert notes(name)["flags"]["--listen"] == before["--listen"]
+        assert serves(address)
+        assert ring.missing == []
+        pids = list(ring.pids.values())
+    assert len(told) == 2
+    assert not any(map(is_alive, pids))
+
+
+def test_a_service_that_cannot_start_any_more_is_given_up(fake, told, tmp_path) -> None:
+    with Ring(engines=2, max_failed_starts=3, observe=told, **fake) as ring:
+        (tmp_path / "engine-1.do").write_text("die")
+        os.kill(ring.pids["engine-1"], signal.SIGKILL)
+        assert told.wait(4) == 4 * [("engine-1", "ended")]
+        assert [line.fields.get("restart_in") for line in told] == [0.2, 0.4, 0.8, None]
+        assert told[3].fields["how"] == "ended with code 3"
+        assert ring.missing == []
+        assert not ring.children["engine-1"].alive
+
+        # It may be asked back.
+        with pytest.raises(RingError, match="engine-1 ended with code 3") as caught:
+            ring.restart("engine-1")
+        assert caught.value.tail == ("Traceback: it broke",)
+        (tmp_path / "engine-1.do").unlink()
+        ring.restart("engine-1")
+        assert ring.children["engine-1"].alive
+
+
+def test_nothing_is_left_of_a_role(fake, tmp_path) -> None:
+    with Ring(max_failed_starts=1, **fake) as ring:
+        (tmp_path / "engine-0.do").write_text("die")
+        os.kill(ring.pids["engine-0"], signal.SIGKILL)
+        assert ring.watch() == ["engine"]
+
+
+def test_nothing_is_started_while_stopping(fake, told, tmp_path) -> None:
+    with Ring(observe=told, **fake) as ring:
+        started = {name: (tmp_path / f"{name}.json").stat().st_mtime_ns for name in ring.pids}
+        ring.stop()
+        assert wait_until(lambda: not any(map(is_alive, ring.pids.values())))
+        time.sleep(0.5)
+        assert {name: (tmp_path / f"{name}.json").stat().st_mtime_ns for name in ring.pids} == started
+    assert told == []
+
+
+def test_a_rolling_restart(fake, told, tmp_path) -> None:
+    with Ring(routers=2, engines=2, observe=told, **fake) as ring:
+        addresses, pids = ring.addresses, ring.pids
+        ring.restart_all()
+        assert ring.addresses == addresses
+        assert all(map(serves, addresses))
+        assert told.wait(6) == [(name, "serves again") for name in pids]
+        assert not set(pids.values()) & set(ring.pids.values())
+        assert not any(map(is_alive, pids.values()))
+        assert all((tmp_path / f"{name}.ended").exists() for name in pids)
+        with pytest.raises(KeyError):
+            ring.restart("engine-7")
+
+
+def test_one_that_does_not_end_in_time_is_killed_and_replaced(fake, told, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("sluice.launch.supervisor.KILL_AFTER_SECONDS", 0.3)
+    (tmp_path / "detok-0.do").write_text("deaf")
+    with Ring(drain_timeout=0, observe=told, **fake) as ring:
+        pid = ring.pids["detok-0"]
+        (tmp_path / "detok-0.do").unlink()
+        ring.restart("detok-0")
+        assert not is_alive(pid)
+        assert [line.event for line in told] == ["serves again"]
+
+
+def test_whoever_waits_for_a_restart_learns_of_the_end(fake, tmp_path) -> None:
+    caught: list[RingError] = []
+
+    def restart() -> None:
+        with pytest.raises(RingError) as error:
+            ring.restart("engine-0")
+        caught.append(error.value)
+
+    with Ring(drain_timeout=0, **fake) as ring:
+        (tmp_path / "engine-0.do").write_text("hang")
+        waiting = threading.Thread(target=restart)
+        waiting.start()
+        pid = ring.pids["engine-0"]
+        assert wait_until(lambda: ring.pids["engine-0"] != pid)
+        with pytest.raises(RingError, match="is being restarted already"):
+            ring.restart("engine-0")
+    waiting.join(LIMIT)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("name", ["router", "detok-0"])
+def test_one_that_stands_still_is_killed_and_started_again(fake, told, name) -> None:
+    with Ring(freeze_timeout=2, observe=told, **fake) as ring:
+        pid = ring.pids[name]
+        os.kill(pid, signal.SIGSTOP)
+        assert told.wait(2) == [(name, "ended"), (name, "serves again")]
+        assert told[0].fields["how"] == "stood still for 2 s and was killed"
+        assert not is_alive(pid)
+        time.sleep(3)
+        assert len(told) == 2
+
+
+def test_several_routers_know_all_and_have_ports_in_a_row(fake, notes) -> None:
+    with Ring(routers=2, engines=2, detokenizers=1, **fake) as ring:
+        assert list(ring.pids) == ["engine-0", "engine-1", "detok-0", "router-0", "router-1"]
+        assert len(set(ring.addresses)) == 2
+        assert ring.address == ring.addresses[0]
+        assert all(map(serves, ring.addresses))
+        for option in ("--engines", "--detokenizers"):
+            assert notes("router-0")["flags"][option] == notes("router-1")["flags"][option]
+        assert notes("router-0")["flags"]["--listen"] != notes("router-1")["flags"]["--listen"]
