@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 import msgspec
@@ -44,7 +46,7 @@ class Listeners:
 
 
 class Beats(threading.Thread):
-    """Sends a beat to every listener each BEAT_SECONDS, and one at `stop`."""
+    """Sends a beat to every listener each BEAT_SECONDS, and one at `hurry` and `stop`."""
 
     def __init__(
         self,
@@ -67,19 +69,26 @@ class Beats(threading.Thread):
         self._read: dict[str, Cursor] = {}
         """How much of the reports each router has been told."""
         self._refused: set[str] = set()
-        self._stopped = threading.Event()
+        self._calls: SimpleQueue[bool] = SimpleQueue()
+        """Whether it was the last."""
 
     def run(self) -> None:
         """The thread."""
-        while not self._stopped.wait(BEAT_SECONDS):
+        last = False
+        while not last:
+            with suppress(Empty):
+                last = self._calls.get(timeout=BEAT_SECONDS)
             self._send()
-        self._send()
         for lane in self._lanes.values():
             lane.close(BEAT_SECONDS)
 
+    def hurry(self) -> None:
+        """Send a beat at once. Signal-safe: a SimpleQueue's `put` may interrupt itself."""
+        self._calls.put(False)
+
     def stop(self) -> None:
         """Send a last beat and end."""
-        self._stopped.set()
+        self._calls.put(True)
         self.join()
 
     def _send(self) -> None:

@@ -16,7 +16,7 @@ from engine_worker.intake import Intake
 from engine_worker.kvcache.cache import KvCache
 from engine_worker.live import Live
 from engine_worker.planning import Part
-from engine_worker.request import Request, Sequence, State
+from engine_worker.request import Sequence, State
 from engine_worker.scheduling.simple import InFlightError, RequestScheduler, Schedule
 from engine_worker.stats import Stats
 from engine_worker.step import Drawn, Runner
@@ -109,12 +109,21 @@ class Engine:
         schedule = self._schedule()
         if not (schedule.context or schedule.generation):
             return False
+        for sequence in schedule.generation:
+            if sequence.request.scheduled_at is None:
+                self._begin(sequence, now)
         for sequence, _ in schedule.context:
-            request = sequence.request
-            if request.cached_tokens is None:
-                self._begin(request, sequence.num_computed, now)
+            if sequence.request.scheduled_at is None:
+                self._begin(sequence, now)
         self._flights.append(Flight.launch(self._runner, schedule, self._cache.take_moves(), now))
         return True
+
+    def _begin(self, sequence: Sequence, now: float) -> None:
+        """The first step of a request. One that resumes may find so much in the cache that it generates at once."""
+        request = sequence.request
+        cached = min(sequence.num_computed, request.num_prompt)
+        self.live.schedule(request, cached, now)
+        self._cache.note_prompt(request.num_prompt, cached)
 
     def _schedule(self) -> Schedule:
         try:
@@ -122,13 +131,6 @@ class Engine:
         except InFlightError:
             self._collect()
             return self._scheduler.schedule(self.live.active)
-
-    def _begin(self, request: Request, cached_tokens: int, now: float) -> None:
-        """The first step of a request is scheduled. The end of one of its sequences may have opened it before."""
-        if request.scheduled_at is None:
-            self.live.open(request, cached_tokens, now)
-        request.cached_tokens = cached_tokens
-        self._cache.note_prompt(request.num_prompt, cached_tokens)
 
     def _collect(self, restarting: Container[Sequence] = ()) -> None:
         """The oldest step in flight is through, or is waited for: its results count, but for those `restarting`.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine_worker.hooks import Stop
 from engine_worker.live import Live
-from engine_worker.request import Request
+from engine_worker.request import Request, remaining
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
 from sluice.ring.wire import Submit
@@ -48,7 +48,7 @@ class Intake:
             if fault is None:
                 self._arrivals += 1
                 root = root_hash(self._terms.fingerprint, spec.salt)
-                self._live.begin(Request(spec, root, self._arrivals, now, self._aging_seconds))
+                self._live.begin(Request(spec, root, self._arrivals, now, self._aging_seconds), now)
             else:
                 self._live.refuse(spec, fault)
 
@@ -60,10 +60,11 @@ class Intake:
                 self.unknown_stops += 1
             elif index is None:
                 self._live.end_request(request, FinishReason.ABORTED, now)
-            elif 0 <= index < len(request.sequences):
-                self._live.end(request.sequences[index], FinishReason.ABORTED, now)
             else:
-                self.unknown_stops += 1
+                named = [sequence for sequence in request.sequences if sequence.index == index]
+                self.unknown_stops += not named
+                for sequence in named:
+                    self._live.end(sequence, FinishReason.ABORTED, now)
 
     def _fault(self, spec: Submit) -> Fault | None:
         """Why the request cannot be taken, if it cannot."""
@@ -85,4 +86,23 @@ class Intake:
                 f"{len(spec.prompt)} prompt tokens and {spec.stopping.max_tokens} max_tokens are {wanted}; "
                 f"this engine holds at most {terms.max_sequence_tokens} per sequence",
             )
-        return None
+        wrong = _wrong_resume(spec, terms.vocab_size)
+        return None if wrong is None else Fault(ErrorCode.INVALID_ARGUMENT.name, wrong)
+
+
+def _wrong_resume(spec: Submit, vocab_size: int) -> str | None:
+    """What is wrong with what the request resumes from, if something is."""
+    for name, indexes in (("resume", spec.resume), ("ended", spec.ended)):
+        unknown = [index for index in indexes if not 0 <= index < spec.n]
+        if unknown:
+            return f"{name} must name sequences from 0 to {spec.n - 1}, got {unknown[0]}"
+    if not remaining(spec):
+        return f"ended must leave some of the {spec.n} sequences, got all of them"
+    most = spec.stopping.max_tokens
+    for index, tokens in spec.resume.items():
+        if len(tokens) > most:
+            return f"resume must have at most max_tokens, {most}, tokens, got {len(tokens)} of sequence {index}"
+        strange = [token for token in tokens if not 0 <= token < vocab_size]
+        if strange:
+            return f"resume token ids must be from 0 to {vocab_size - 1}, got {strange[0]} in sequence {index}"
+    return None

@@ -29,23 +29,28 @@ class Live:
         self._responses = Responses()
         self._changed: dict[Request, None] = {}
 
-    def begin(self, request: Request) -> None:
-        """Take a request in whose number is not live."""
+    def begin(self, request: Request, now: float) -> None:
+        """Take a request in whose number is not live. Of what it resumes, that ends which is complete already."""
         self.requests[request.spec.request] = request
         self.begun += 1
         self._changed[request] = None
         self._deadlines.add(request)
-        self._activate(request.sequences[0])
+        for sequence in request.sequences:
+            if sequence.state is State.WAITING:
+                self._activate(sequence)
+        for sequence in request.sequences:
+            if sequence.output and (reason := sequence.finish_reason()) is not FinishReason.RUNNING:
+                self.end(sequence, reason, now)
 
     def refuse(self, spec: Submit, fault: Fault) -> None:
         """Answer a request that is not taken in."""
         self._responses.refused.append(Refused(spec, fault))
 
-    def open(self, request: Request, cached_tokens: int, now: float) -> None:
-        """The first step of a request is scheduled, or it ends before that."""
-        request.scheduled_at = now
+    def schedule(self, request: Request, cached_tokens: int, now: float) -> None:
+        """The first step of a request is scheduled, with so much of its prompt from the cache."""
+        request.scheduled_at, request.cached_tokens = now, cached_tokens
         self._changed[request] = None
-        self._responses.opened.append(Opened(request.spec, cached_tokens, now - request.arrived_at))
+        self._open(request, now)
 
     def take_responses(self) -> Responses:
         """What there is to say since the last time."""
@@ -62,7 +67,7 @@ class Live:
         """A sequence got its next token, which may end it."""
         request, output = sequence.request, sequence.output
         spec = request.spec
-        if not output:
+        if sequence.first_token_at is None:
             sequence.first_token_at = now
         request.last_token_at = now
         sequence.append(token)
@@ -93,8 +98,7 @@ class Live:
         if sequence.state is State.ENDED:
             return
         request = sequence.request
-        if request.scheduled_at is None:
-            self.open(request, 0, now)
+        self._open(request, now)
         stop_token = sequence.output[-1] if reason is FinishReason.STOP_TOKEN else None
         end = End(reason, sequence.times(now), stop_token=stop_token, fault=fault)
         spec, offset = request.spec, len(sequence.output) - len(tokens or ())
@@ -121,6 +125,12 @@ class Live:
         """End the requests whose time limit was reached."""
         for request in self._deadlines.reached(now):
             self.end_request(request, FinishReason.TIME_LIMIT, now)
+
+    def _open(self, request: Request, now: float) -> None:
+        """Its stream, with its first step or where one of its sequences ends before that."""
+        if not request.opened:
+            request.opened = True
+            self._responses.opened.append(Opened(request.spec, request.cached_tokens, now - request.arrived_at))
 
     def _activate(self, sequence: Sequence) -> None:
         sequence.state = State.WAITING

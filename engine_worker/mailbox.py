@@ -8,16 +8,17 @@ from structlog.stdlib import BoundLogger
 from engine_worker.hooks import Responses, Stop
 from engine_worker.intake import MAX_SEQUENCES
 from engine_worker.outbox import Outbox
+from engine_worker.request import remaining
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.wire import Cancel, End, Open, Submit, Times, TokenRow
 
-Stream = tuple[int, int]
-"""Request and attempt."""
-
 
 class Mailbox:
-    """Every request handed to the core has a stream here until its last row. `dropped` counts messages without an
-    answer, by reason."""
+    """Every request handed to the core has a stream here until its last row: of its attempts one at a time.
+
+    A next attempt ends the one before it, and begins when that has ended. `dropped` counts messages without an answer,
+    by reason.
+    """
 
     def __init__(
         self,
@@ -38,8 +39,9 @@ class Mailbox:
         self._log = log
         self._messages: deque[Submit | Cancel] = deque()
         self._stops: list[Stop] = []
-        self._streams: dict[Stream, Submit] = {}
-        self._num_live: dict[Stream, int] = {}
+        self._streams: dict[int, Submit] = {}
+        """By request."""
+        self._num_live: dict[int, int] = {}
 
     @property
     def waiting(self) -> bool:
@@ -55,16 +57,16 @@ class Mailbox:
             self._messages.extend(self._receive())
         found: list[Submit] = []
         while self._messages:
-            message = self._messages[0]
-            if isinstance(message, Submit) and self._awaits_stop(message, len(found) < limit):
-                break
-            self._messages.popleft()
+            message, room = self._messages[0], len(found) < limit
             if message.engine_epoch != self._epoch:
                 self._drop("other_epoch", message)
             elif isinstance(message, Cancel):
                 self._stops.append(Stop(message.request, message.attempt, message.sequence))
-            elif self._accept(message, len(found) < limit):
+            elif self._has_to_wait(message, room):
+                break
+            elif self._accept(message, room):
                 found.append(message)
+            self._messages.popleft()
         return found
 
     def poll_stop_ids(self) -> list[Stop]:
@@ -80,31 +82,37 @@ class Mailbox:
             self._outbox.open(spec.detokenizer, _open(spec, cached_tokens, queue))
         by_address: defaultdict[str, list[TokenRow]] = defaultdict(list)
         for row in responses.rows:
-            by_address[self._streams[row[:2]].detokenizer].append(row)
+            by_address[self._streams[row.request].detokenizer].append(row)
         for address, rows in by_address.items():
             self._outbox.put(address, rows)
         for row in responses.rows:
             if row.end is not None:
-                self._end(row[:2], self._streams[row[:2]])
+                self._end(self._streams[row.request])
         self._outbox.flush()
 
-    def _awaits_stop(self, spec: Submit, room: bool) -> bool:
-        return bool(self._stops) and (not room or any(stop.request == spec.request for stop in self._stops))
+    def _has_to_wait(self, spec: Submit, room: bool) -> bool:
+        """Until stops have been carried out; the attempt before it is stopped for it."""
+        if self._stops and (not room or any(stop.request == spec.request for stop in self._stops)):
+            return True
+        former = self._streams.get(spec.request)
+        if former is None or former.attempt >= spec.attempt:
+            return False
+        self._log.info("superseded", request_id=spec.name, attempt=former.attempt, by=spec.attempt)
+        self._stops.append(Stop(former.request, former.attempt))
+        return True
 
     def _accept(self, spec: Submit, room: bool) -> bool:
         """Begin a stream if the core can have the request; else refuse or drop it."""
-        stream = (spec.request, spec.attempt)
-        if stream in self._streams:
-            # The attempt that lives owns the stream: rows of a refusal would end it at the receiver.
-            return self._drop("duplicate", spec)
-        if not 1 <= spec.n <= MAX_SEQUENCES:
+        if spec.request in self._streams:
+            return self._drop("stale", spec)
+        if not (1 <= spec.n <= MAX_SEQUENCES and remaining(spec)):
             return self._drop("invalid", spec)
         try:
             self._outbox.connect(spec.detokenizer)
         except ValueError:
             return self._drop("bad_address", spec)
-        self._streams[stream] = spec
-        self._num_live[stream] = spec.n
+        self._streams[spec.request] = spec
+        self._num_live[spec.request] = len(remaining(spec))
         fault = self._fault(room)
         if fault is not None:
             self._refuse(spec, fault)
@@ -121,16 +129,17 @@ class Mailbox:
         self._log.info("refused", request_id=spec.name, code=fault.code, reason=fault.message)
         self._outbox.open(spec.detokenizer, _open(spec, 0, 0.0))
         end = End(FinishReason.ERROR, Times(0.0, 0.0, 0.0), fault=fault)
-        rows = [TokenRow(spec.request, spec.attempt, index, 0, [], [], end) for index in range(spec.n)]
+        offsets = {index: len(spec.resume.get(index, ())) for index in remaining(spec)}
+        rows = [TokenRow(spec.request, spec.attempt, index, offset, [], [], end) for index, offset in offsets.items()]
         self._outbox.put(spec.detokenizer, rows)
-        for row in rows:
-            self._end(row[:2], spec)
+        for _ in rows:
+            self._end(spec)
 
-    def _end(self, stream: Stream, spec: Submit) -> None:
+    def _end(self, spec: Submit) -> None:
         """One of its sequences has ended."""
-        self._num_live[stream] -= 1
-        if not self._num_live[stream]:
-            del self._streams[stream], self._num_live[stream]
+        self._num_live[spec.request] -= 1
+        if not self._num_live[spec.request]:
+            del self._streams[spec.request], self._num_live[spec.request]
             self._outbox.disconnect(spec.detokenizer)
 
     def _drop(self, reason: str, message: Submit | Cancel) -> bool:
@@ -142,4 +151,15 @@ class Mailbox:
 
 
 def _open(spec: Submit, cached_tokens: int, queue: float) -> Open:
-    return Open(spec.request, spec.attempt, spec.n, spec.text, spec.router, len(spec.prompt), cached_tokens, queue)
+    return Open(
+        request=spec.request,
+        attempt=spec.attempt,
+        n=spec.n,
+        text=spec.text,
+        router=spec.router,
+        prompt_tokens=len(spec.prompt),
+        cached_tokens=cached_tokens,
+        queue=queue,
+        resume=spec.resume,
+        ended=spec.ended,
+    )

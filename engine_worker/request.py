@@ -53,6 +53,8 @@ class Sequence:
     """Prompt and output so far, and the tokens that steps in flight will draw."""
     output: list[int] = field(default_factory=list)
     """The continuation so far; it grows by `append`."""
+    num_resumed: int = 0
+    """Of the output, what an earlier attempt had drawn."""
     first_token_at: float | None = None
     num_inflight: int = 0
     """Tokens that steps in flight compute; they follow the computed ones."""
@@ -97,6 +99,11 @@ class Sequence:
         """Only its newest output token is to be computed, which a step in flight may still have to draw."""
         tokens = self.num_tokens
         return tokens == self.num_computed + self.num_inflight + 1 and tokens > self.request.num_prompt
+
+    @property
+    def num_drawn(self) -> int:
+        """Output tokens that this attempt has drawn."""
+        return len(self.output) - self.num_resumed
 
     @property
     def num_known(self) -> int:
@@ -167,12 +174,17 @@ IN_ORDER = attrgetter("order")
 
 
 class Request:
-    """What was submitted, and its n sequences. The first that lives computes the prompt; the others await that."""
+    """What was submitted, and those of its n sequences that have not ended in an earlier attempt.
+
+    The first of those without a token computes the prompt; the others of those await that. One that resumes has tokens,
+    and is as one that was paused after them.
+    """
 
     __slots__ = (
         "arrived_at",
         "banned",
         "beam_width",
+        "begun",
         "blocks_allocated",
         "blocks_missed",
         "blocks_reused",
@@ -182,6 +194,7 @@ class Request:
         "max_tokens",
         "num_live",
         "num_prompt",
+        "opened",
         "pauses",
         "retention",
         "root",
@@ -211,10 +224,14 @@ class Request:
         self.deadline = inf if spec.time_limit is None else now + spec.time_limit
         self.beam_width = 1
         """Beams of each of its sequences; in a step all are equal."""
+        self.opened = False
+        """Its stream is."""
+        self.begun = False
+        """One of its sequences has held memory."""
         self.scheduled_at: float | None = None
-        """When its first step was scheduled and its stream opened."""
-        self.cached_tokens: int | None = None
-        """Of its prompt, found in the cache; None before its first step."""
+        """When its first step was scheduled."""
+        self.cached_tokens = 0
+        """Of its prompt, found in the cache at its first step."""
         self.last_token_at: float | None = None
         self.pauses = 0
         self.blocks_allocated = 0
@@ -224,22 +241,27 @@ class Request:
         self.blocks_missed = 0
         """Full blocks of its prompt that were looked for and not found."""
         place = place_in_line(spec.priority, now, aging_seconds)
-        self.sequences = tuple(
-            Sequence(
-                request=self,
-                index=index,
-                state=State.AWAITING if index else State.WAITING,
-                order=(place, number, index),
-                num_tokens=self.num_prompt,
-            )
-            for index in range(spec.n)
-        )
-        self.num_live = spec.n
+        self.sequences = tuple(self._sequence(index, (place, number, index)) for index in remaining(spec))
+        """By index."""
+        for computes_prompt in self.awaiting()[:1]:
+            computes_prompt.state = State.WAITING
+        self.num_live = len(self.sequences)
         """Sequences that have not ended."""
 
     def awaiting(self) -> list[Sequence]:
         """Sequences that still await the prompt."""
         return [sequence for sequence in self.sequences if sequence.state is State.AWAITING]
+
+    def _sequence(self, index: int, order: tuple[float, int, int]) -> Sequence:
+        output = list(self.spec.resume.get(index, ()))
+        state = State.WAITING if output else State.AWAITING
+        return Sequence(self, index, state, order, self.num_prompt + len(output), output, len(output))
+
+
+def remaining(spec: Submit) -> list[int]:
+    """Indexes of the sequences that have not ended in an earlier attempt."""
+    ended = set(spec.ended)
+    return [index for index in range(spec.n) if index not in ended]
 
 
 def place_in_line(priority: int, arrived_at: float, aging_seconds: float) -> float:

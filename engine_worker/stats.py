@@ -188,19 +188,19 @@ class Stats:
 
     def _of(self, request: Request) -> RequestStats:
         spec, zero = request.spec, self._unix_zero
-        sequences, scheduled = request.sequences, request.cached_tokens is not None
+        sequences = request.sequences
         firsts = [sequence.first_token_at for sequence in sequences if sequence.first_token_at is not None]
         return RequestStats(
             request=spec.request,
             name=spec.name,
             stage=stage_of(request),
             arrival=zero + request.arrived_at,
-            first_scheduled=zero + request.scheduled_at if scheduled and request.scheduled_at is not None else None,
+            first_scheduled=None if request.scheduled_at is None else zero + request.scheduled_at,
             first_token=zero + min(firsts) if firsts else None,
             last_token=None if request.last_token_at is None else zero + request.last_token_at,
             prompt_tokens=request.num_prompt,
-            cached_tokens=request.cached_tokens or 0,
-            generated_tokens=sum(len(sequence.output) for sequence in sequences),
+            cached_tokens=request.cached_tokens,
+            generated_tokens=sum(sequence.num_drawn for sequence in sequences),
             pauses=request.pauses,
             blocks_allocated=request.blocks_allocated,
             blocks_reused=request.blocks_reused,
@@ -212,7 +212,7 @@ def stage_of(request: Request) -> Stage:
     """Where a request stands: paused if none of its sequences runs and some would, but for memory."""
     if not request.num_live:
         return Stage.ENDED
-    if request.cached_tokens is None:
+    if request.scheduled_at is None:
         return Stage.QUEUED
     states = [sequence.state for sequence in request.sequences]
     if State.PAUSED in states and State.RUNNING not in states:

@@ -31,8 +31,8 @@ REST_SECONDS = 0.25
 FULL_LANE_SECONDS = 0.01
 """Between two looks at full lanes while there is nothing to compute."""
 LINGER_SECONDS = 1.0
-LEAVE_SECONDS = 3 * BEAT_SECONDS
-"""Until the routers surely know that this engine takes nothing new."""
+LEAVE_SECONDS = 2 * BEAT_SECONDS
+"""Until the routers surely know that this engine takes nothing new: they are told at once, and twice more."""
 ORPHAN_CHECK_SECONDS = 1.0
 MAX_FLUSHES_TOLD = 16
 MAX_LANES_TOLD = 64
@@ -82,6 +82,7 @@ class Worker:
         self._tokenizer = checkpoint.tokenizer_fingerprint
         self._orphans_at = time.monotonic() + ORPHAN_CHECK_SECONDS
         self._checked = True
+        self._turns = 0
         self._stopping = False
         self._draining_since: float | None = None
 
@@ -98,8 +99,13 @@ class Worker:
         }
 
     def stop(self) -> None:
-        """Take nothing new, let live requests end within the drain timeout, then let `serve` return. Signal-safe."""
-        self._stopping = True
+        """Take nothing new, let live requests end or move away within the drain timeout, then let `serve` return.
+
+        Signal-safe.
+        """
+        if not self._stopping:
+            self._stopping = True
+            self._beats.hurry()
 
     def serve(self) -> None:
         """The loop. Raises RuntimeError if the beats die, for then no router knows this engine any more."""
@@ -108,6 +114,7 @@ class Worker:
             self._callback.start()
         try:
             while not self._drained():
+                self._turns += 1
                 if self._engine.step():
                     self._checked = False
                 else:
@@ -237,4 +244,5 @@ class Worker:
             flushes=self._flushes,
             missed=self._missed,
             tokenizer=self._tokenizer,
+            progress=self._turns,
         )

@@ -175,6 +175,7 @@ class KvCache:
         self._load(sequence, prefix)
         sequence.blocks, sequence.first_block = prefix.blocks, prefix.first_block
         sequence.num_computed, sequence.num_found = prefix.num_computed, len(prefix.blocks)
+        sequence.request.begun = True
         self._take(sequence, wanted)
         if prefix.copy_from is not None:
             self.tiers.copy(prefix.copy_from, sequence.blocks[sequence.num_found])

@@ -3,7 +3,7 @@
 from collections import abc
 
 from engine_worker.kvcache.forecast import Forecast
-from engine_worker.request import IN_ORDER, Request, Sequence
+from engine_worker.request import IN_ORDER, Request, Sequence, State
 from engine_worker.scheduling.capacity import Holders, Refusal
 from engine_worker.scheduling.context import SchedulerContext
 
@@ -33,7 +33,7 @@ class GuaranteedNoEvict:
         fitting = self._holders.in_order()
         if len(fitting) == min(len(active), self._max_batch_size):
             return fitting, []
-        apart = [sequence for sequence in active if not sequence.blocks and sequence.output]
+        apart = [sequence for sequence in active if not sequence.blocks and sequence.request.begun]
         if fitting and not apart and self._refusal.stands(active, self._holders.changes):
             return fitting, []
         forecast = self._cache.forecast()
@@ -46,18 +46,29 @@ class GuaranteedNoEvict:
         return (sorted([*fitting, *newcomers], key=IN_ORDER) if newcomers else fitting), awaiting
 
     def _admitted(self, active: abc.Sequence[Sequence], apart: list[Sequence], room: "_Room") -> abc.Iterator[Sequence]:
-        """Those that only now go `apart` from the one that computed their prompt come before whoever has not begun."""
+        """Those of requests that have begun, but who only now go `apart` from the one that computed their prompt, come
+        before whoever has not begun. All sequences of a request that resumes begin together.
+        """
         for sequence in apart:
             if not room.continues(sequence):
                 return
             yield sequence
+        seen: set[Request] = set()
         for sequence in active:
-            if sequence.blocks or sequence.output:
+            request = sequence.request
+            if request.begun or request in seen:
                 continue
+            seen.add(request)
             if not room.begins(sequence):
                 self._refusal.note(sequence, self._holders.changes)
                 return
             yield sequence
+            for other in request.sequences:
+                if other is sequence or other.state is not State.WAITING:
+                    continue
+                if not room.continues(other):
+                    return
+                yield other
 
 
 class _Room:
@@ -73,12 +84,14 @@ class _Room:
         """Blocks of sequences that await a prompt which is being computed."""
         self._empty = not holders
         for holder in holders:
-            if holder.request.num_live > 1 and not holder.output:
-                self._expect(holder.request)
+            self._expect(holder)
 
     def continues(self, sequence: Sequence) -> bool:
         """Give a sequence of a request that has begun its room, if it is there."""
-        return self._places > 0 and self._give(sequence, 0)
+        given = self._places > 0 and self._give(sequence, 0)
+        if given:
+            self._expect(sequence)
+        return given
 
     def begins(self, sequence: Sequence) -> bool:
         """Give a request, whose first sequence this is, room for all of its sequences, if it is there."""
@@ -88,8 +101,8 @@ class _Room:
             begun = self._give(sequence, 0)
         else:
             begun = request.num_live <= self._places and self._give(sequence, self._coming + others)
-        if begun and others:
-            self._expect(request)
+        if begun:
+            self._expect(sequence)
         return begun
 
     def _could_ever(self, sequence: Sequence) -> bool:
@@ -106,7 +119,10 @@ class _Room:
         self._empty = False
         return True
 
-    def _expect(self, request: Request) -> None:
-        awaiting = request.awaiting()
+    def _expect(self, sequence: Sequence) -> None:
+        """Those who await the prompt that this one computes, if it does, will have the room that they were promised."""
+        if sequence.output or sequence.request.num_live == 1:
+            return
+        awaiting = sequence.request.awaiting()
         self._coming += sum(map(self._forecast.blocks_to_end, awaiting))
         self._places -= len(awaiting)

@@ -17,7 +17,7 @@ class StaticBatch:
     @property
     def total_generation_tokens(self) -> int:
         """Tokens generated since the batch began."""
-        return sum(len(sequence.output) for request in self._batch for sequence in request.sequences)
+        return sum(sequence.num_drawn for request in self._batch for sequence in request.sequences)
 
     @property
     def empty_generation_slots(self) -> int:

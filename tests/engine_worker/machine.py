@@ -1,18 +1,24 @@
 """The whole engine but its model and its sockets, as a hypothesis state machine.
 
-Any order of submits, cancels, steps, failures, pauses of time and full lanes: the books balance, blocks hold what they
-are said to hold, routers hear what is in the cache, and every sequence ends right.
+Any order of submits, cancels, next attempts, steps, failures, pauses of time and full lanes: the books balance, blocks
+hold what they are said to hold, routers hear what is in the cache, and every sequence ends right.
 """
+
+from random import Random
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from engine_worker.kvcache.cache import KvCache
+from engine_worker.request import remaining
 from engine_worker.scheduling.build import SchedulerNames
 from sluice.ring.errors import FinishReason
 from sluice.ring.hashing import short_hash
 from sluice.ring.params import RangeRetention, RetentionParams
-from tests.fakes.engine import EngineBench
+from sluice.ring.wire import Submit
+from tests.fakes.engine import EngineBench, spec_of
+from tests.fakes.runner import continuation
 
 COMPLETE = {FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH}
 REFUSED = {"CONTEXT_OVERFLOW", "OVERLOADED", "INVALID_ARGUMENT"}
@@ -71,6 +77,17 @@ def retentions(draw) -> RetentionParams:
     )
 
 
+def resuming(spec: Submit, random: Random) -> Submit:
+    """Some sequences with any part of their output, some that have ended, at least one that has not."""
+    ended = random.sample(range(spec.n), random.choice([0, 0, random.randrange(spec.n)]))
+    resume = {}
+    for sequence in range(spec.n):
+        if random.random() < 0.7:
+            output = continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence)
+            resume[sequence] = output[: random.randrange(len(output) + 1)]
+    return replace(spec, resume=resume, ended=ended)
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Its rules are what can happen; its invariants and the bench's own checks are what must hold after each."""
 
@@ -121,6 +138,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.listeners = [Listener(), Listener()]
         self.disturbed: set[int] = set()
         """Requests that may end otherwise than by themselves."""
+        self.superseded: set[tuple[int, int]] = set()
+        """Attempts that were followed by a next one."""
         self.checked: dict[tuple[int, int, int], int] = {}
 
     @rule(
@@ -137,35 +156,40 @@ class EngineMachine(RuleBasedStateMachine):
         time_limit=st.sampled_from([None, None, None, 0.0, 0.05, 0.3]),
         lane=st.sampled_from(LANES),
         times=st.sampled_from([2, 1, 3, 6]),
+        left=st.one_of(st.none(), st.none(), st.randoms(use_true_random=False)),
     )
-    def submit(
-        self, base, shared, own, max_tokens, n, priority, salt, retention, ends, min_tokens, time_limit, lane, times
-    ):
+    def submit(self, base, shared, own, ends, lane, times, left=None, **asked):
         for _ in range(times):
             number = len(self.bench.specs) + 1
-            self.bench.submit(
+            spec = spec_of(
                 base[:shared] + own,
-                max_tokens,
-                n=n,
+                request=number,
                 seed=number,
-                priority=priority,
-                salt=salt,
-                retention=retention,
-                time_limit=time_limit,
                 detokenizer=lane,
                 eos_token_ids=ends[::2],
                 stop_token_ids=ends[1::2],
-                min_tokens=min_tokens,
+                **asked,
             )
-            if time_limit is not None:
+            self.bench.send(spec if left is None else resuming(spec, left))
+            if asked["time_limit"] is not None:
                 self.disturbed.add(number)
+
+    @precondition(lambda self: self.bench.specs)
+    @rule(pick=st.randoms(use_true_random=False), lane=st.sampled_from(LANES))
+    def next_attempt(self, pick, lane):
+        """Whether the one before it lives or not, with any part of what it had to bring."""
+        number, _ = pick.choice(sorted(self.bench.specs)[-6:])
+        former = max(spec.attempt for spec in self.bench.specs.values() if spec.request == number)
+        spec = replace(self.bench.specs[number, former], attempt=former + 1, detokenizer=lane)
+        self.bench.send(resuming(spec, pick))
+        self.superseded.add((number, former))
 
     @precondition(lambda self: self.bench.specs)
     @rule(pick=st.randoms(use_true_random=False), one=st.booleans())
     def cancel(self, pick, one):
-        number, _ = pick.choice(sorted(self.bench.specs)[-6:])
-        sequence = pick.randrange(self.bench.specs[number, 0].n + 1) if one else None
-        self.bench.cancel(number, sequence)
+        number, attempt = pick.choice(sorted(self.bench.specs)[-6:])
+        sequence = pick.randrange(self.bench.specs[number, attempt].n + 1) if one else None
+        self.bench.cancel(number, sequence, attempt=attempt)
         self.disturbed.add(number)
 
     @precondition(lambda self: self.bench.specs)
@@ -217,7 +241,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         for key, stream in self.bench.receiver.streams.items():
             if self.checked.get(key, -1) < len(stream.tokens):
-                expected = self.bench.expected(key[0], key[2])
+                expected = self.bench.expected(key[0], key[2], key[1])
                 assert stream.tokens == expected[: len(stream.tokens)]
                 self.checked[key] = len(stream.tokens)
 
@@ -235,9 +259,10 @@ class EngineMachine(RuleBasedStateMachine):
         for listener in self.listeners:
             listener.hear(self.bench)
         assert self.bench.cache.pool.available == self.bench.cache.pool.num_blocks
-        for (number, _), spec in self.bench.specs.items():
-            for sequence in range(spec.n):
-                self._ended_right(number, sequence)
+        for (number, attempt), spec in self.bench.specs.items():
+            for sequence in remaining(spec):
+                self._ended_right(number, attempt, sequence)
+        assert self.bench.mailbox._streams == {}
 
     def _steps(self, count: int) -> None:
         for _ in range(count):
@@ -256,10 +281,13 @@ class EngineMachine(RuleBasedStateMachine):
             self.disturbed |= {number for number, _ in self.bench.specs}
             self.pauses = self.scheduler.context.pauses.count
 
-    def _ended_right(self, number: int, sequence: int) -> None:
-        end = self.bench.stream(number, sequence).end
+    def _ended_right(self, number: int, attempt: int, sequence: int) -> None:
+        end = self.bench.stream(number, sequence, attempt).end
         assert end is not None
         if end.reason in COMPLETE:
-            assert self.bench.output(number, sequence) == self.bench.expected(number, sequence)
+            expected = self.bench.expected(number, sequence, attempt)
+            assert self.bench.output(number, sequence, attempt) == expected
+        elif (number, attempt) in self.superseded and end.reason is FinishReason.ABORTED:
+            pass
         elif number not in self.disturbed:
             assert end.fault.code in REFUSED

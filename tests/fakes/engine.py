@@ -45,6 +45,8 @@ def spec_of(
     epoch: int = EPOCH,
     logprobs: int | None = None,
     retention: RetentionParams = RetentionParams(),  # noqa: B008 - frozen
+    resume: dict[int, list[int]] | None = None,
+    ended: tuple[int, ...] = (),
     **stopping,
 ) -> Submit:
     return Submit(
@@ -63,6 +65,8 @@ def spec_of(
         detokenizer=detokenizer,
         router="mem://router",
         retention=retention,
+        resume=resume or {},
+        ended=list(ended),
     )
 
 
@@ -118,10 +122,12 @@ class EngineBench:
 
     def submit(self, prompt, max_tokens: int = 8, *, request: int | None = None, **asked) -> int:
         number = len(self.specs) + 1 if request is None else request
-        spec = spec_of(prompt, max_tokens, request=number, **asked)
-        self.inbox.append(spec)
-        self.specs.setdefault((number, spec.attempt), spec)
+        self.send(spec_of(prompt, max_tokens, request=number, **asked))
         return number
+
+    def send(self, spec: Submit) -> None:
+        self.inbox.append(spec)
+        self.specs.setdefault((spec.request, spec.attempt), spec)
 
     def cancel(self, request: int, sequence: int | None = None, *, attempt: int = 0, epoch: int = EPOCH) -> None:
         self.inbox.append(Cancel(request, attempt, epoch, sequence))
@@ -144,11 +150,12 @@ class EngineBench:
     def stream(self, request: int, sequence: int = 0, attempt: int = 0) -> Stream:
         return self.receiver.streams[request, attempt, sequence]
 
-    def output(self, request: int, sequence: int = 0) -> list[int]:
-        return self.stream(request, sequence).tokens
+    def output(self, request: int, sequence: int = 0, attempt: int = 0) -> list[int]:
+        """With what it resumes from."""
+        return self.stream(request, sequence, attempt).tokens
 
-    def ended(self, request: int, sequence: int = 0) -> FinishReason | None:
-        end = self.stream(request, sequence).end
+    def ended(self, request: int, sequence: int = 0, attempt: int = 0) -> FinishReason | None:
+        end = self.stream(request, sequence, attempt).end
         return None if end is None else end.reason
 
     def fault(self, request: int, sequence: int = 0, attempt: int = 0) -> str:

@@ -28,8 +28,9 @@ class MemoryLane:
 class Stream:
     """One sequence as the detokenizer sees it."""
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
+    def __init__(self, resumed=()) -> None:
+        self.tokens: list[int] = [*resumed]
+        self.resumed = len(self.tokens)
         self.logprobs: list = []
         self.end: End | None = None
 
@@ -65,8 +66,8 @@ class Receiver:
             key = (opened.request, opened.attempt)
             assert key not in self.opens, f"{key} opened twice"
             self.opens[key] = opened
-            for sequence in range(opened.n):
-                self.streams[*key, sequence] = Stream()
+            for sequence in set(range(opened.n)).difference(opened.ended):
+                self.streams[*key, sequence] = Stream(opened.resume.get(sequence, ()))
         for row in batch.rows():
             stream = self.streams[row.request, row.attempt, row.sequence]
             assert stream.end is None, f"{row} after its terminal"

@@ -11,9 +11,10 @@ from tests.fakes.engine import EngineBench, spec_of
 POLICY = SchedulerNames("guaranteed_no_evict")
 
 
-def arrived(number: int, size: int, max_tokens: int, n: int = 1) -> Sequence:
+def arrived(number: int, size: int, max_tokens: int, n: int = 1, **asked) -> Sequence:
     """A prompt of its own."""
-    return Request(spec_of(range(number, number + size), max_tokens, n=n), b"root", number, 0.0).sequences[0]
+    spec = spec_of(range(number, number + size), max_tokens, n=n, **asked)
+    return Request(spec, b"root", number, 0.0).sequences[0]
 
 
 def admitted(cache: KvCache, *active: Sequence, batch: int = 8) -> list[Sequence]:
@@ -56,6 +57,44 @@ def test_all_sequences_of_a_request_are_counted():
             cache.allocate([first, four])
             # The others still await the prompt, and nobody gets what they will need.
             assert admitted(cache, first, four, arrived(3, 1, 1)) == [first, four]
+
+
+def test_one_that_resumes_is_reserved_whole_as_any_other_that_has_not_begun():
+    for num_blocks, begins in [(13, False), (14, True)]:
+        cache = KvCache(num_blocks, 4, reuse=False)
+        first = arrived(1, 8, 12)
+        cache.allocate([first])
+        # Three sequences of three blocks each: 0 and 2 have tokens, 1 computes the prompt.
+        resumed = arrived(2, 8, 4, n=3, resume={0: [1, 2], 2: [3]})
+        zero, one, two = resumed.request.sequences
+        last = arrived(3, 1, 1)
+        for active in ([first, zero, one, two, last], [first, zero, last, two, one]):
+            assert admitted(cache, *active) == ([first, zero, one, two] if begins else [first])
+
+
+def test_sequences_that_resume_begin_before_anybody_else_once_one_has():
+    cache = KvCache(9, 4)
+    zero, one, two = arrived(2, 8, 4, n=3, resume={0: [1, 2], 2: [3]}).request.sequences
+    other = arrived(1, 8, 12)
+    # The others find the prompt when 0 has computed it, and their room is kept.
+    assert admitted(cache, zero, one, two, other) == [zero]
+    cache.allocate([zero])
+    assert admitted(cache, other, zero, one, two) == [zero]
+    cache.commit(zero, 10)
+    assert admitted(cache, other, zero, one, two) == [zero, one, two]
+
+
+def test_those_who_await_the_prompt_beside_one_that_resumes_are_counted():
+    cache = KvCache(12, 4, reuse=False)
+    zero, one, two, three = arrived(2, 8, 4, n=4, resume={0: [1, 2]}).request.sequences
+    assert [two.state, three.state] == [State.AWAITING] * 2
+    assert admitted(cache, zero, one, arrived(3, 1, 1)) == [zero, one]
+    cache.allocate([zero, one])
+    assert admitted(cache, zero, one, arrived(3, 1, 1)) == [zero, one]
+    small = KvCache(11, 4, reuse=False)
+    holder = arrived(1, 1, 1)
+    small.allocate([holder])
+    assert admitted(small, holder, *arrived(2, 8, 4, n=4, resume={0: [1, 2]}).request.sequences[:2]) == [holder]
 
 
 def test_places_in_the_batch_are_counted_too():

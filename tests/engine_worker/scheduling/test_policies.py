@@ -71,7 +71,7 @@ def test_guaranteed_no_evict_whoever_began_is_never_without_memory(arrivals, siz
             count = len(sequence.request.sequences)
             blocks = bench.cache.forecast().blocks_to_end(sequence) * count
             fits = blocks <= bench.cache.pool.num_blocks and count <= sizes["max_batch_size"]
-            if sequence.output and fits and sequence.awaited is None:
+            if sequence.request.begun and fits and sequence.awaited is None:
                 assert sequence in fitting
 
     bench = bench_of("guaranteed_no_evict", sizes, look)

@@ -15,6 +15,20 @@ def test_figures_of_a_batch():
     assert figures == [(3, 3, 0), (3, 6, 1), (2, 8, 2), (1, 9, 3), (1, 1, 0), (1, 2, 1)]
 
 
+def test_figures_of_a_batch_that_resumes():
+    """What was drawn here, and places that somebody had."""
+    bench = EngineBench(schedulers=SchedulerNames("static_batch"))
+    output = bench.submit(range(4), max_tokens=5)
+    bench.run()
+    had = bench.output(output)[:3]
+    bench.submit(range(4), max_tokens=5, n=3, resume={0: had}, ended=[1])
+    figures = []
+    while bench.step():
+        latest = bench.engine.stats.latest
+        figures.append((latest.scheduled_requests, latest.total_generation_tokens, latest.empty_generation_slots))
+    assert figures == [(2, 2, 0), (2, 4, 1), (1, 5, 1), (1, 6, 1), (1, 7, 2)]
+
+
 def test_prompts_that_begin_alike_are_one_batch():
     """The first computes what they share, and the others' places are kept."""
     bench = EngineBench(schedulers=SchedulerNames("static_batch"), max_batch_size=4)

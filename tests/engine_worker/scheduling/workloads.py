@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from engine_worker.scheduling.build import SchedulerNames
 from sluice.ring.errors import FinishReason
-from tests.fakes.engine import EngineBench
+from sluice.ring.wire import Submit
+from tests.fakes.engine import EngineBench, spec_of
+from tests.fakes.runner import continuation
 
 SHARED = [5 * i % 60 for i in range(40)]
 
@@ -21,6 +23,8 @@ class Arrival(NamedTuple):
     priority: int
     cancelled_after: int | None
     """Steps."""
+    resumed: int
+    """Tokens that it has at most."""
 
 
 arrivals = st.lists(
@@ -33,6 +37,7 @@ arrivals = st.lists(
         n=st.sampled_from([1, 1, 1, 2, 4]),
         priority=st.integers(1, 3),
         cancelled_after=st.sampled_from([None, None, None, None, 0, 3, 9]),
+        resumed=st.sampled_from([0, 0, 1, 2, 7, 24]),
     ),
     min_size=1,
     max_size=14,
@@ -70,6 +75,13 @@ def bench_of(policy: str, sizes: dict, look, **more) -> EngineBench:
     return bench
 
 
+def resumed(spec: Submit, most: int) -> dict[int, list[int]]:
+    """What sequences of a request have of their output, at most so much; the first of several nothing."""
+    first = min(spec.n - 1, most % 3)
+    outputs = ((i, continuation(spec.prompt, spec.stopping, spec.sampling.seed, i)) for i in range(first, spec.n))
+    return {i: output[: max(0, most - i)] for i, output in outputs}
+
+
 def play(bench: EngineBench, arrivals: list[Arrival], limit: int = 4000) -> None:
     """Everybody comes, and everybody ends: by itself with its tokens unless it was cancelled."""
     coming = sorted(enumerate(arrivals, 1), key=lambda entry: entry[1].step)
@@ -82,9 +94,9 @@ def play(bench: EngineBench, arrivals: list[Arrival], limit: int = 4000) -> None
         while coming and coming[0][1].step <= step:
             number, arrival = coming.pop(0)
             prompt = SHARED[: arrival.shared] + [60 + number + i for i in range(arrival.own)]
-            bench.submit(
-                prompt, arrival.max_tokens, request=number, n=arrival.n, seed=number, priority=arrival.priority
-            )
+            asked = {"request": number, "n": arrival.n, "seed": number, "priority": arrival.priority}
+            have = resumed(spec_of(prompt, arrival.max_tokens, **asked), arrival.resumed)
+            bench.submit(prompt, arrival.max_tokens, resume=have, **asked)
         for number in [number for number, at in cancels.items() if at <= step]:
             bench.cancel(number)
             del cancels[number]
