@@ -87,8 +87,12 @@ class EngineSettings(ServiceSettings):
     stats_callback: str | None = Field(
         None, description="module:function, called with a JSON object for each step and each report of a request"
     )
-    metrics_host: str = Field("127.0.0.1", description="interface on which Prometheus may ask for /metrics")
+    metrics_host: str = Field("127.0.0.1", description="interface on which /metrics, /livez and /readyz answer")
     metrics_port: int = Field(0, ge=0, le=65535, description="port for that; 0: none")
+    ready_stall: float = Field(
+        30.0, gt=0, description="seconds that a step, or requests without one, may take until /readyz says no"
+    )
+    live_stall: float = Field(120.0, gt=0, description="seconds that a step may take until /livez says no")
 
     drain_timeout: float = Field(10.0, ge=0, description="seconds that live requests have to end after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")

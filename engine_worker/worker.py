@@ -24,7 +24,10 @@ from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.lanes import Gap, Inbox, Lane
 from sluice.ring.wire import Cancel, EngineBeat, Flush, Hello, Submit, ToEngine
-from sluice.telemetry.metrics import MetricsServer, registry_of
+from sluice.telemetry.health import Health
+from sluice.telemetry.metrics import registry_of
+from sluice.telemetry.pulse import Pulse
+from sluice.telemetry.server import StatusServer
 
 REST_SECONDS = 0.25
 """Between two looks at the clock while nothing comes in."""
@@ -74,7 +77,8 @@ class Worker:
         self._listeners = Listeners()
         self._beats = Beats(self._context, self._listeners, self._beat, self._reports, self._engine.cache_news, log)
         self._callback = self._make_callback()
-        self._metrics = self._serve_metrics()
+        self._pulse = Pulse()
+        self._status = self._serve_status()
         self._flushes: list[tuple[int, int]] = []
         """The latest; replaced whole, for the thread of the beats reads it."""
         self._missed: dict[int, int] = {}
@@ -82,7 +86,6 @@ class Worker:
         self._tokenizer = checkpoint.tokenizer_fingerprint
         self._orphans_at = time.monotonic() + ORPHAN_CHECK_SECONDS
         self._checked = True
-        self._turns = 0
         self._stopping = False
         self._draining_since: float | None = None
 
@@ -114,14 +117,14 @@ class Worker:
             self._callback.start()
         try:
             while not self._drained():
-                self._turns += 1
-                if self._engine.step():
+                if stepped := self._engine.step():
                     self._checked = False
                 else:
                     self._rest()
                 self._outbox.flush()
                 self._outbox.tick()
                 self._end_orphans()
+                self._pulse.touch(stepped or not self._engine.live.requests)
                 if not self._beats.is_alive():
                     raise RuntimeError("the beats have stopped")
         finally:
@@ -168,8 +171,8 @@ class Worker:
         self._beats.stop()
         if self._callback is not None:
             self._callback.stop()
-        if self._metrics is not None:
-            self._metrics.close()
+        if self._status is not None:
+            self._status.close()
         self._outbox.close(LINGER_SECONDS)
         self._log.info(
             "stopped",
@@ -187,10 +190,17 @@ class Worker:
         name = self._settings.stats_callback
         return StatsCallback(find_function(name), self._settings.id, self._reports, self._log) if name else None
 
-    def _serve_metrics(self) -> MetricsServer | None:
-        if not self._settings.metrics_port:
+    def _serve_status(self) -> StatusServer | None:
+        settings = self._settings
+        if not settings.metrics_port:
             return None
-        return MetricsServer(registry_of(self._read_metrics), self._settings.metrics_host, self._settings.metrics_port)
+        health = Health(
+            self._pulse,
+            settings.live_stall,
+            settings.ready_stall,
+            lambda: "it is draining" if self._stopping else None,
+        )
+        return StatusServer(registry_of(self._read_metrics), health, settings.metrics_host, settings.metrics_port)
 
     def _read_metrics(self) -> Iterator[Metric]:
         stats = self._engine.stats
@@ -244,5 +254,5 @@ class Worker:
             flushes=self._flushes,
             missed=self._missed,
             tokenizer=self._tokenizer,
-            progress=self._turns,
+            progress=self._pulse.turns,
         )

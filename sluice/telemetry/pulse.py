@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 PULSE_VARIABLE = "SLUICE_PULSE_FILE"
@@ -16,6 +17,8 @@ class Pulse:
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, environment: Mapping[str, str] = os.environ
     ) -> None:
+        self.turns = 0
+        """So often it was touched."""
         file = environment.get(PULSE_VARIABLE)
         self._file = Path(file) if file else None
         self._clock = clock
@@ -34,9 +37,12 @@ class Pulse:
 
     def touch(self, moving: bool = True) -> None:
         """The loop has turned; `moving`: and got on with its work, if there was any."""
+        self.turns += 1
         now = self._turned_at = self._clock()
         if moving:
             self._moved_at = now
         if self._file is not None and now - self._filed_at >= FILE_SECONDS:
             self._filed_at = now
-            self._file.touch()
+            # Its folder goes with the launcher.
+            with suppress(FileNotFoundError):
+                self._file.touch()

@@ -1,7 +1,10 @@
 """The engine on real lanes, with a runner that has no model."""
 
+import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from sluice.ring.lanes import Inbox, Lane
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.stats import Stage, StepStats
 from sluice.ring.wire import EngineBeat, Flush, Hello, Pulse, Submit, TokenBatch
+from tests.fakes.processes import wait_until
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 
 LIMIT = 60.0
@@ -41,6 +45,7 @@ class World:
         self.context = zmq.Context()
         self.router = Inbox(self.context, f"ipc://{folder}/router", EngineBeat)
         self.detokenizer = Inbox(self.context, f"ipc://{folder}/detokenizer", TokenBatch | Pulse)
+        self.port = settings.get("metrics_port")
         given = EngineSettings(model="nowhere", id="engine-0", listen=f"ipc://{folder}/engine", **settings)
         self.worker = Worker(given, CHECKPOINT, runner, structlog.get_logger())
         self.lane = Lane(self.context, self.worker.address)
@@ -118,6 +123,14 @@ def stall(runner: ScriptedRunner) -> tuple[threading.Event, threading.Event]:
 
     runner.run = slow
     return entered, go_on
+
+
+def probe(world: World, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{world.port}{path}", timeout=LIMIT) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
 
 
 @pytest.fixture
@@ -202,6 +215,31 @@ def test_beats_go_on_through_a_long_step(start, runner):
         world.beats(bool)
     go_on.set()
     world.read(world.ends)
+
+
+def test_a_blocked_step_loses_readiness_soon_and_liveness_late(start, runner):
+    entered, go_on = stall(runner)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    world = start(metrics_port=port, ready_stall=0.5, live_stall=3.0)
+    assert probe(world, "/readyz") == probe(world, "/livez") == (200, "ok\n")
+    world.submit(1, [1, 2, 3])
+    assert entered.wait(LIMIT)
+    assert wait_until(lambda: probe(world, "/readyz")[0] == 503)
+    assert probe(world, "/readyz")[1].startswith("the loop has not turned for ")
+    assert probe(world, "/livez") == (200, "ok\n")
+    assert wait_until(lambda: probe(world, "/livez")[0] == 503)
+    go_on.set()
+    world.read(world.ends)
+    assert wait_until(lambda: probe(world, "/readyz")[0] == 200)
+    assert probe(world, "/livez") == (200, "ok\n")
+    go_on.clear()
+    entered.clear()
+    world.submit(2, [1, 2, 3])
+    assert entered.wait(LIMIT)
+    world.worker.stop()
+    assert probe(world, "/readyz") == (503, "it is draining\n")
+    go_on.set()
 
 
 def test_a_stopped_worker_ends_what_lives_and_refuses_the_rest(start, runner):

@@ -1,0 +1,137 @@
+"""Liveness, readiness, and the server that tells them."""
+
+import socket
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sluice.telemetry.health import Health
+from sluice.telemetry.pulse import FILE_SECONDS, PULSE_VARIABLE, Pulse
+from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
+from tests.fakes.processes import wait_until
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def health(clock):
+    return Health(Pulse(clock, {}), live_stall=120, ready_stall=30, unready=lambda: None)
+
+
+@pytest.fixture
+def serve():
+    started = []
+
+    def start(health: Health, host: str = "127.0.0.1") -> StatusServer:
+        started.append(StatusServer(CollectorRegistry(), health, host, 0))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+def ask(server: StatusServer, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{host}:{server.port}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_long_step_is_not_ready_and_alive_until_it_is_too_long(clock, health):
+    assert (health.dead(), health.not_ready()) == (None, None)
+    clock.now += 31
+    assert health.dead() is None
+    assert health.not_ready() == "the loop has not turned for 31.0 s"
+    clock.now += 90
+    assert health.dead() == "the loop has not turned for 121.0 s"
+    health.pulse.touch()
+    assert (health.dead(), health.not_ready()) == (None, None)
+
+
+def test_a_loop_that_turns_without_getting_on_is_not_ready(clock, health):
+    for _ in range(31):
+        clock.now += 1
+        health.pulse.touch(moving=False)
+    assert health.dead() is None
+    assert health.not_ready() == "there is work, and nothing has moved for 31.0 s"
+    health.pulse.touch()
+    assert health.not_ready() is None
+
+
+def test_what_a_service_knows_itself(clock):
+    assert Health(Pulse(clock, {}), 120, 30, lambda: "it is draining").not_ready() == "it is draining"
+
+
+def test_over_http(serve, clock, health):
+    server = serve(health)
+    assert ask(server, "/livez") == ask(server, "/readyz") == (200, "ok\n")
+    clock.now += 31
+    assert ask(server, "/livez") == (200, "ok\n")
+    assert ask(server, "/readyz?verbose") == (503, "the loop has not turned for 31.0 s\n")
+    clock.now += 100
+    assert ask(server, "/livez") == (503, "the loop has not turned for 131.0 s\n")
+    assert ask(server, "/metrics") == (200, "")
+    assert ask(server, "/") == (404, "there are /metrics, /livez and /readyz\n")
+
+
+def test_over_ipv6(serve, health):
+    try:
+        server = serve(health, "::1")
+    except OSError:
+        pytest.skip("no IPv6 here")
+    assert ask(server, "/livez", "[::1]") == (200, "ok\n")
+
+
+def test_a_port_that_is_taken_is_told(health):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(OSError, match=r"cannot serve metrics and health on 127\.0\.0\.1 port"),
+    ):
+        StatusServer(CollectorRegistry(), health, "127.0.0.1", taken.getsockname()[1])
+
+
+def test_silent_and_broken_connections_are_bounded_and_go_away(serve, health, monkeypatch):
+    monkeypatch.setattr("sluice.telemetry.server._Handler.timeout", 1.0)
+    server = serve(health)
+    address = ("127.0.0.1", server.port)
+    silent = [socket.create_connection(address, timeout=30) for _ in range(MAX_CONNECTIONS + 8)]
+    try:
+        # Those beyond the bound are closed, as are those that say nothing for long.
+        assert all(each.recv(1) == b"" for each in silent)
+    finally:
+        for each in silent:
+            each.close()
+    for noise in (b"\x00\xff" * 500 + b"\r\n\r\n", b"GET /livez HTTP/9.9\r\n\r\n", b"POST"):
+        with socket.create_connection(address, timeout=30) as broken:
+            broken.sendall(noise)
+    assert wait_until(lambda: ask(server, "/livez")[0] == 200)
+
+
+def test_the_pulse_reaches_a_file_now_and_then(tmp_path, clock):
+    file = tmp_path / "pulse"
+    pulse = Pulse(clock, {PULSE_VARIABLE: str(file)})
+    assert not file.exists()
+    pulse.touch()
+    first = file.stat().st_mtime_ns
+    time.sleep(0.05)
+    pulse.touch()
+    assert file.stat().st_mtime_ns == first
+    clock.now += FILE_SECONDS
+    pulse.touch()
+    assert file.stat().st_mtime_ns > first
+    assert pulse.turns == 3
