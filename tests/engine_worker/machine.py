@@ -6,6 +6,7 @@ hold what they are said to hold, routers hear what is in the cache, and every se
 
 from random import Random
 
+import structlog
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
@@ -123,6 +124,7 @@ class EngineMachine(RuleBasedStateMachine):
             num_host_blocks=num_blocks * host,
             window=window,
             overlap=overlap,
+            log=structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(50)),
             context_chunking_policy=chunking,
             schedulers=SchedulerNames(policy),
             priority_aging_seconds=aging,

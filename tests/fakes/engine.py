@@ -89,6 +89,7 @@ class EngineBench:
         num_host_blocks: int = 0,
         window: int | None = None,
         overlap: bool | None = None,
+        log: structlog.stdlib.BoundLogger | None = None,
         **batching,
     ) -> None:
         """`batching` are further fields of Batching."""
@@ -98,7 +99,7 @@ class EngineBench:
         self.runner = ScriptedRunner(num_blocks, tokens_per_block, num_host_blocks, window, overlapping)
         self.inbox: list[Submit | Cancel] = []
         self.specs: dict[tuple[int, int], Submit] = {}
-        log = structlog.get_logger()
+        log = log or structlog.get_logger()
         self.outbox = Outbox("engine", EPOCH, self.receiver.open_lane, self.clock, log)
         self.mailbox = Mailbox(EPOCH, self._receive, self.outbox, log)
         self.reports: list[Report] = []
