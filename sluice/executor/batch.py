@@ -11,9 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sluice.executor.request import GenerationRequest
 from sluice.executor.result import GenerationResult
+from sluice.executor.sampling import SamplingParams
 from sluice.executor.waiting import SLICE_SECONDS
 
 T = TypeVar("T")
+
+EACH = ("lora_request", "kv_cache_retention_config")
+"""Options that may be given for each prompt."""
 
 Ended = Callable[[GenerationResult], None]
 Submit = Callable[[GenerationRequest, Ended], GenerationResult]
@@ -64,10 +68,22 @@ def is_batch(inputs: Any) -> bool:
     )
 
 
+def batch_requests(
+    prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams], options: dict[str, Any]
+) -> list[GenerationRequest]:
+    """A request for each prompt. `options` are for all, or in EACH one for each. Raises ValueError."""
+    count = len(prompts)
+    own = {name: each(name, options[name], count) for name in EACH if name in options}
+    return [
+        GenerationRequest(prompt, its_params, **options | {name: values[i] for name, values in own.items()})
+        for i, (prompt, its_params) in enumerate(zip(prompts, each("sampling_params", params, count), strict=True))
+    ]
+
+
 def each(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
-    """A value for each of `count` requests: one for all, or a list of as many. Raises ValueError."""
-    if not isinstance(value, list):
-        return [value] * count  # type: ignore[list-item]
+    """A value for each of `count` requests: one for all, or a sequence of as many. Raises ValueError."""
+    if not isinstance(value, Sequence):
+        return [value] * count
     if len(value) != count:
         raise ValueError(f"{name} has {len(value)} entries, inputs have {count}")
     return value

@@ -1,7 +1,10 @@
 """One request on its way to the server and back."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 
 from sluice.client import AsyncClient, Chunk, Generation, Overloaded
 from sluice.executor.inbox import Ending, Inbox
@@ -10,10 +13,14 @@ from sluice.executor.request import GenerationRequest
 RETRY_SECONDS = 1.0
 
 
-class Call:
-    """Lives in the session's thread. `patient`: an overloaded server is asked again when it says so.
+class _OutOfTimeError(Exception):
+    """The request's own time is over before it was sent."""
 
-    `ended` is called after the inbox has the ending.
+
+class Call:
+    """Made when its request is submitted, whose time runs from then; lives in the session's thread.
+
+    `patient`: an overloaded server is asked again when it says so. `ended` is called after the inbox has the ending.
     """
 
     def __init__(
@@ -26,42 +33,92 @@ class Call:
         """This side wanted it to end."""
         self.task: asyncio.Task[None]
         self._request = request
+        self._submitted_at = time.monotonic()
         self._inbox = inbox
         self._patient = patient
         self._ended = ended
 
     async def run(self, client: AsyncClient, room: asyncio.Semaphore) -> None:
         """Wait for room, send, and put what comes into the inbox. Raises SluiceError, TypeError."""
-        async with room:
-            while True:
-                self.sent = True
-                try:
-                    await (self._stream(client) if self._request.streaming else self._whole(client))
-                    return
-                except Overloaded as error:
-                    if not self._patient:
-                        raise
-                    delay = error.retry_after or RETRY_SECONDS
-                self.sent = False
-                await asyncio.sleep(delay)
+        try:
+            await self._in_time(room.acquire)
+            try:
+                await self._send(client)
+            finally:
+                room.release()
+        except _OutOfTimeError:
+            self._inbox.end(Ending(unfinished="timeout"))
 
     def end(self, error: BaseException | None) -> None:
         """The task is over, with this error or well."""
         if isinstance(error, Exception):
-            self._inbox.end(Ending(cancelled=True) if self.dropped else Ending(error=error))
+            self._inbox.end(Ending(unfinished="cancelled") if self.dropped else Ending(error=error))
         if self._ended is not None:
             self._ended()
 
-    async def _whole(self, client: AsyncClient) -> None:
-        generation = await client.generate(self._request.inputs, **self._request.client_options(self.wire_id))
+    async def _send(self, client: AsyncClient) -> None:
+        within = await self._within_its_prompt(client)
+        while True:
+            request = self._with_time_left(within)
+            self.sent = True
+            try:
+                await (self._stream(client, request) if request.streaming else self._whole(client, request))
+                return
+            except Overloaded as error:
+                if not self._patient:
+                    raise
+                delay = error.retry_after or RETRY_SECONDS
+            self.sent = False
+            await self._in_time(partial(asyncio.sleep, delay))
+
+    async def _within_its_prompt(self, client: AsyncClient) -> GenerationRequest:
+        """One retention serves prompts of all lengths. Only the server knows how long a chat is."""
+        request, inputs = self._request, self._request.inputs
+        retention = request.kv_cache_retention_config
+        if retention is None or not retention.is_bounded:
+            return request
+        if isinstance(inputs, str):
+            special = request.sampling_params.add_special_tokens
+            found = await client.tokenize(inputs, model=request.model or "", add_special_tokens=special)
+            return replace(request, kv_cache_retention_config=retention.within(len(found.token_ids)))
+        if inputs and isinstance(inputs[0], int):
+            return replace(request, kv_cache_retention_config=retention.within(len(inputs)))
+        return request
+
+    def _with_time_left(self, request: GenerationRequest) -> GenerationRequest:
+        left = self._seconds_left()
+        return request if left is None else replace(request, allotted_time_ms=1000 * left)
+
+    async def _in_time(self, wait: Callable[[], Awaitable[object]]) -> None:
+        try:
+            async with asyncio.timeout(self._seconds_left()):
+                await wait()
+        except TimeoutError:
+            raise _OutOfTimeError from None
+
+    def _seconds_left(self) -> float | None:
+        """Of the request's own time; None: it has no limit, or a wrong one, which the server tells.
+
+        Raises _OutOfTimeError.
+        """
+        allotted = self._request.allotted_seconds
+        if allotted is None or allotted <= 0:
+            return None
+        left = allotted - (time.monotonic() - self._submitted_at)
+        if left <= 0:
+            raise _OutOfTimeError
+        return left
+
+    async def _whole(self, client: AsyncClient, request: GenerationRequest) -> None:
+        generation = await client.generate(request.inputs, **request.client_options(self.wire_id))
         *others, last = _chunks(generation)
         for chunk in others:
             self._inbox.put(chunk)
         self._inbox.end(Ending(generation.usage, generation.timings, generation.prompt_logprobs), last)
 
-    async def _stream(self, client: AsyncClient) -> None:
+    async def _stream(self, client: AsyncClient, request: GenerationRequest) -> None:
         last: Chunk | None = None
-        stream = client.stream(self._request.inputs, **self._request.client_options(self.wire_id))
+        stream = client.stream(request.inputs, **request.client_options(self.wire_id))
         async for chunk in stream:
             # The end of an output waits for what follows: it may be the request's own, and these are read together.
             if last is not None:

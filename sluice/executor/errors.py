@@ -2,6 +2,8 @@
 
 from sluice.client import SluiceError
 
+SHUT_DOWN = "the executor was shut down"
+
 
 class RequestError(RuntimeError):
     """A request failed; the executor and its other requests go on. `error` says what happened, by its type."""

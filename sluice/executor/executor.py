@@ -5,7 +5,6 @@ import os
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
@@ -14,23 +13,21 @@ import grpc
 
 from sluice.client import AsyncClient, Prompt
 from sluice.client.connection import Metadata
-from sluice.executor.batch import Batch, each, is_batch
+from sluice.executor.batch import Batch, batch_requests, is_batch
 from sluice.executor.call import Call
 from sluice.executor.config import KvCacheConfig, SchedulerConfig
 from sluice.executor.inbox import Inbox
 from sluice.executor.local import LocalRing
-from sluice.executor.request import GenerationRequest, RequestOptions
+from sluice.executor.request import BatchOptions, GenerationRequest, RequestOptions
 from sluice.executor.response import Response
 from sluice.executor.result import GenerationResult
 from sluice.executor.sampling import SamplingParams
 from sluice.executor.session import Session
 from sluice.executor.stats import IterationStats, RequestStats, read_request, read_step
 from sluice.executor.steps import StepsLog
+from sluice.executor.times import Timeout
 from sluice.executor.unread import Unread
 from sluice.executor.waiting import Deadline
-
-Timeout = float | timedelta | None
-"""In seconds where it is a number."""
 
 MAX_IN_FLIGHT = 1024
 """Requests on the way at once; others wait here, in order."""
@@ -145,32 +142,32 @@ class GenerationExecutor:
     def generate(
         self,
         inputs: Sequence[Prompt],
-        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
         max_in_flight: int = BATCH_IN_FLIGHT,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[BatchOptions],
     ) -> list[GenerationResult]: ...
 
     def generate(
         self,
         inputs: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
         max_in_flight: int = BATCH_IN_FLIGHT,
-        **options: Unpack[RequestOptions],
+        **options: Any,
     ) -> GenerationResult | list[GenerationResult]:
         """Generate for one prompt, or for a list of them with results in its order, and wait for the end.
 
         A list runs `max_in_flight` requests at a time, whatever its length, and shows its progress on stderr unless
-        `use_tqdm` is false; an overloaded server is asked again when it says so. Raises RequestError for the first
-        request that fails, ValueError for lists of unequal length; whatever is raised, nothing goes on.
+        `use_tqdm` is false; an overloaded server is asked again when it says so. `sampling_params`, `lora_request` and
+        `kv_cache_retention_config` are one for all prompts or one for each. Raises RequestError for the first request
+        that fails, ValueError for lists of unequal length; whatever is raised, nothing goes on.
         """
         single = not is_batch(inputs)
         prompts: Sequence[Any] = [inputs] if single else inputs
-        params = each("sampling_params", sampling_params or SamplingParams(), len(prompts))
-        requests = [GenerationRequest(*pair, **options) for pair in zip(prompts, params, strict=True)]
+        requests = batch_requests(prompts, sampling_params or SamplingParams(), options)
         batch = Batch(partial(self._submit, patient=True), max_in_flight)
         try:
             batch.run(requests, show=use_tqdm and not single)
@@ -195,23 +192,25 @@ class GenerationExecutor:
         """Wait for news of one request, of any of them, or of each of several, and take it.
 
         Empty where nothing came within the timeout (seconds or a timedelta). What is taken here counts as read by the
-        request's `GenerationResult` too. Raises ValueError for a request whose end has been read.
+        request's `GenerationResult` too. Raises ValueError for a request whose end has been read; RuntimeError once
+        shut down, if there is nothing left to read of any.
         """
-        deadline = Deadline(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
+        deadline = Deadline(timeout)
         if request_id is None:
-            return self._await_any(deadline)
+            return self._unread.read_any(deadline)
         if isinstance(request_id, int):
-            return self._await(self._unread.find(request_id), deadline)
-        return [self._await(result, deadline) for result in map(self._unread.find, request_id)]
+            return self._unread.find(request_id).read_within(deadline)
+        return [result.read_within(deadline) for result in map(self._unread.find, request_id)]
 
-    def get_latest_iteration_stats(self, timeout: float = 0.0) -> list[IterationStats]:
-        """Steps of all engines since the last call, oldest first; waits so many seconds for the first.
+    def get_latest_iteration_stats(self, timeout: Timeout = 0.0) -> list[IterationStats]:
+        """Steps of all engines since the last call, oldest first; waits so long for the first.
 
-        Engines report twice a second and nothing while idle. Raises SluiceError where the server cannot tell.
+        Engines report twice a second and nothing while idle. Raises SluiceError where the server cannot tell;
+        RuntimeError once shut down, if there is nothing left.
         """
         return [read_step(stats) for stats in self._steps.take_steps(timeout)]
 
-    def get_latest_request_stats(self, timeout: float = 0.0) -> list[RequestStats]:
+    def get_latest_request_stats(self, timeout: Timeout = 0.0) -> list[RequestStats]:
         """The latest of each request that changed since the last call; otherwise as `get_latest_iteration_stats`."""
         return [read_request(stats, self._request_id(stats.request_id)) for stats in self._steps.take_requests(timeout)]
 
@@ -226,7 +225,11 @@ class GenerationExecutor:
 
     def shutdown(self) -> None:
         """Cancel what still runs, close the connection, and end the ring if there is one of our own. Idempotent."""
-        self._end()
+        try:
+            self._end()
+        finally:
+            self._unread.close()
+            self._steps.close()
 
     @property
     def pids(self) -> dict[str, int]:
@@ -263,19 +266,6 @@ class GenerationExecutor:
         self._session.cancel([self._wire_id(result.request_id) for result in results if not result.done])
         for result in results:
             self._unread.forget(result.request_id)
-
-    def _await_any(self, deadline: Deadline) -> list[Response]:
-        responses: list[Response] = []
-        while not responses and (marked := self._unread.take(deadline.left)):
-            for result in marked:
-                responses += self._await(result, Deadline(0.0))
-        return responses
-
-    def _await(self, result: GenerationResult, deadline: Deadline) -> list[Response]:
-        try:
-            return result.read(deadline.left)
-        except TimeoutError:
-            return []
 
     def _wire_id(self, request_id: int) -> str:
         return f"{self._name}-{request_id}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sluice.client import Chunk, Timings, TokenLogprob, Usage
+from sluice.executor.response import FinishReason
 from sluice.executor.waiting import wait_for
 
 T = TypeVar("T")
@@ -21,8 +22,8 @@ class Ending:
     timings: Timings | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: Exception | None = None
-    cancelled: bool = False
-    """By this side; outputs that have no end of their own have none from the server."""
+    unfinished: FinishReason | None = None
+    """This side ended it: how the outputs end that have no end from the server."""
 
 
 @dataclass(frozen=True, slots=True)

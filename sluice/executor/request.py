@@ -1,11 +1,13 @@
 """What an executor is asked for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 from sluice.client import KvCache, Options, Prompt
 from sluice.executor.retention import KvCacheRetentionConfig
 from sluice.executor.sampling import SamplingParams
+from sluice.executor.times import Milliseconds, as_timedelta
 
 Priority = Literal["low", "normal", "high"]
 
@@ -17,22 +19,34 @@ class LoRARequest:
     lora_name: str
 
 
-class RequestOptions(TypedDict, total=False):
+class CommonOptions(TypedDict, total=False):
     """What can be asked for beside prompt and sampling: see the fields of `GenerationRequest`."""
 
-    lora_request: LoRARequest | None
-    kv_cache_retention_config: KvCacheRetentionConfig | None
     client_id: int | None
     return_all_generated_tokens: bool
     priority: Priority | None
-    allotted_time_ms: float | None
+    allotted_time_ms: Milliseconds | None
     cache_salt: str | None
     model: str | None
 
 
+class RequestOptions(CommonOptions, total=False):
+    """The same of one prompt."""
+
+    lora_request: LoRARequest | None
+    kv_cache_retention_config: KvCacheRetentionConfig | None
+
+
+class BatchOptions(CommonOptions, total=False):
+    """The same of several: for all of them, or one for each."""
+
+    lora_request: LoRARequest | Sequence[LoRARequest | None] | None
+    kv_cache_retention_config: KvCacheRetentionConfig | Sequence[KvCacheRetentionConfig | None] | None
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt and all that belongs to it. May be submitted any number of times."""
+    """One prompt and all that belongs to it. May be submitted any number of times. Raises TypeError."""
 
     inputs: Prompt
     """Text, token ids, or the messages of a chat."""
@@ -46,11 +60,24 @@ class GenerationRequest:
     return_all_generated_tokens: bool = False
     """Each response of a stream repeats what came before it."""
     priority: Priority | None = None
-    allotted_time_ms: float | None = None
-    """From when it is sent; then it ends well, with what it has."""
+    allotted_time_ms: Milliseconds | None = None
+    """From when it is submitted, waiting here included; then it ends well, with what it has."""
     cache_salt: str | None = None
     """Only requests of one salt share cached prefixes."""
     model: str | None = None
+
+    def __post_init__(self) -> None:
+        _check("sampling_params", self.sampling_params, SamplingParams)
+        if self.lora_request is not None:
+            _check("lora_request", self.lora_request, LoRARequest)
+        if self.kv_cache_retention_config is not None:
+            _check("kv_cache_retention_config", self.kv_cache_retention_config, KvCacheRetentionConfig)
+
+    @property
+    def allotted_seconds(self) -> float | None:
+        """`allotted_time_ms` in seconds."""
+        allotted = as_timedelta(self.allotted_time_ms)
+        return None if allotted is None else allotted.total_seconds()
 
     def client_options(self, wire_id: str) -> Options:
         """As options of `sluice.client`."""
@@ -63,6 +90,11 @@ class GenerationRequest:
             lora_id=self.lora_request.lora_name if self.lora_request else None,
             kv_cache=kv_cache or None,
             priority=self.priority,
-            time_limit=None if self.allotted_time_ms is None else self.allotted_time_ms / 1000,
+            time_limit=self.allotted_seconds,
             model=self.model,
         )
+
+
+def _check(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")

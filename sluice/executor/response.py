@@ -95,7 +95,7 @@ class CompletionOutput:
     """If asked for; known at the end."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The stop string or stop token id that was found; None where the model's EOS or something else ended it."""
+    """The stop string or stop token id that was found; None where EOS, `end_id` or something else ended it."""
     tensors: list[Tensor] = field(default_factory=list)
     """Parts of those that were asked for, in order."""
     text_diff: str = ""
@@ -111,8 +111,8 @@ class CompletionOutput:
         """Forget the diffs."""
         self.text_diff, self.token_ids_diff, self.logprobs_diff = "", [], []
 
-    def add(self, chunk: Chunk) -> None:
-        """Take over what a stream told."""
+    def add(self, chunk: Chunk, end_id: int | None = None) -> None:
+        """Take over what a stream told. `end_id` stands for the model's EOS."""
         logprobs = read_logprobs(chunk.logprobs)
         self.text_diff += chunk.text
         self.token_ids_diff += chunk.token_ids
@@ -126,15 +126,16 @@ class CompletionOutput:
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + (entry.logprob or 0.0)
         if chunk.finish_reason is not None:
             self.finish_reason = REASONS[chunk.finish_reason]
-            self.stop_reason = chunk.stop_string if chunk.stop_token_id is None else chunk.stop_token_id
+            stop_id = None if chunk.stop_token_id == end_id else chunk.stop_token_id
+            self.stop_reason = chunk.stop_string if stop_id is None else stop_id
             if chunk.cumulative_logprob is not None:
                 self.cumulative_logprob = chunk.cumulative_logprob
 
-    def cancel(self) -> bool:
+    def end(self, reason: FinishReason) -> bool:
         """End it here, if it has not ended."""
         if self.finish_reason is not None:
             return False
-        self.finish_reason = "cancelled"
+        self.finish_reason = reason
         return True
 
     def result(self, whole: bool, is_final: bool) -> Result:

@@ -8,6 +8,7 @@ from sluice.executor.errors import RequestError
 from sluice.executor.inbox import Ending, Inbox, News
 from sluice.executor.request import GenerationRequest
 from sluice.executor.response import CompletionOutput, Response, read_logprobs
+from sluice.executor.times import Timeout, in_seconds
 from sluice.executor.waiting import Deadline
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class GenerationResult:
         self._executor = executor
         self._done = False
         self._aborted = False
+        self._failure_told = False
         self._prompt_token_ids: list[int] | None = None
 
     @property
@@ -72,14 +74,14 @@ class GenerationResult:
             self._prompt_token_ids = ids[-(params.truncate_prompt_tokens or 0) :]
         return self._prompt_token_ids
 
-    def result(self, timeout: float | None = None) -> Self:
+    def result(self, timeout: Timeout = None) -> Self:
         """Wait for the end. Raises TimeoutError, after which the request goes on; RequestError where it failed."""
         deadline = Deadline(timeout)
         while not self._done:
             try:
                 self.read(deadline.left)
             except TimeoutError:
-                raise TimeoutError(f"request {self.request_id} did not end within {timeout:g} s") from None
+                raise TimeoutError(f"request {self.request_id} did not end within {in_seconds(timeout):g} s") from None
         return self._checked()
 
     async def aresult(self) -> Self:
@@ -96,7 +98,8 @@ class GenerationResult:
 
     def __next__(self) -> Self:
         if not self._done and self.read():
-            return self._checked()
+            return self._told()
+        self._tell_failure()
         raise StopIteration
 
     def __aiter__(self) -> Self:
@@ -104,7 +107,8 @@ class GenerationResult:
 
     async def __anext__(self) -> Self:
         if not self._done and await self.aread():
-            return self._checked()
+            return self._told()
+        self._tell_failure()
         raise StopAsyncIteration
 
     def abort(self) -> None:
@@ -116,12 +120,19 @@ class GenerationResult:
         """Whether `abort` was called."""
         return self._aborted
 
-    def read(self, timeout: float | None = None) -> list[Response]:
+    def read(self, timeout: Timeout = None) -> list[Response]:
         """Wait for news and take all of it, one response per output. Empty: the end was read before.
 
         Raises TimeoutError; never RequestError, which is in the response.
         """
-        return self._inbox.take(self._apply, timeout)
+        return self._inbox.take(self._apply, in_seconds(timeout))
+
+    def read_within(self, deadline: Deadline) -> list[Response]:
+        """The same; empty where nothing came until then, too."""
+        try:
+            return self.read(deadline.left)
+        except TimeoutError:
+            return []
 
     async def aread(self) -> list[Response]:
         """The same in an event loop, without a timeout."""
@@ -135,16 +146,26 @@ class GenerationResult:
             raise self.error
         return self
 
+    def _told(self) -> Self:
+        self._tell_failure()
+        return self
+
+    def _tell_failure(self) -> None:
+        """Whoever read it, an iteration raises it once before it ends."""
+        if self.error is not None and not self._failure_told:
+            self._failure_told = True
+            raise self.error
+
     def _apply(self, news: News) -> list[Response]:
         for output in self.outputs:
             output.begin_read()
         touched = {chunk.index for chunk in news.chunks}
         for chunk in news.chunks:
-            self.outputs[chunk.index].add(chunk)
+            self.outputs[chunk.index].add(chunk, self.request.sampling_params.eos_id)
         if news.ending is None:
             return self._responses(touched, final=False)
-        if news.ending.cancelled:
-            touched |= {output.index for output in self.outputs if output.cancel()}
+        if (reason := news.ending.unfinished) is not None:
+            touched |= {output.index for output in self.outputs if output.end(reason)}
         return self._end(news.ending, touched)
 
     def _end(self, ending: Ending, touched: set[int]) -> list[Response]:

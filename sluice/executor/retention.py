@@ -1,16 +1,13 @@
 """How eagerly the KV cache keeps the blocks of one request."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from sluice.client import KvCache, TokenRangeRetention
+from sluice.executor.times import Milliseconds, as_timedelta
 
 DEFAULT_PRIORITY = 35
-
-Milliseconds = timedelta | float
-"""A number is milliseconds, as in TensorRT-LLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,7 @@ class TokenRangeRetentionConfig:
             start=self.token_start,
             end=self.token_end,
             priority=self.priority,
-            duration=_duration(self.duration_ms),
+            duration=as_timedelta(self.duration_ms),
         )
 
 
@@ -51,9 +48,19 @@ class KvCacheRetentionConfig:
         return KvCache(
             prompt_retention=[each.options() for each in self.token_range_retention_configs],
             decode_priority=None if is_default else self.decode_retention_priority,
-            decode_duration=_duration(self.decode_duration_ms),
+            decode_duration=as_timedelta(self.decode_duration_ms),
         )
 
+    @property
+    def is_bounded(self) -> bool:
+        """Some range may lie outside a short prompt."""
+        return any(each.token_start or each.token_end is not None for each in self.token_range_retention_configs)
 
-def _duration(value: Milliseconds | None) -> timedelta | None:
-    return value if value is None or isinstance(value, timedelta) else timedelta(milliseconds=value)
+    def within(self, num_tokens: int) -> Self:
+        """For a prompt of so many tokens: ranges that go beyond it end with it, those behind it are left out."""
+        ranges = [
+            each if each.token_end is None else replace(each, token_end=min(each.token_end, num_tokens))
+            for each in self.token_range_retention_configs
+            if each.token_start < num_tokens
+        ]
+        return replace(self, token_range_retention_configs=ranges)

@@ -116,6 +116,11 @@ class SamplingParams:
             if getattr(self, name) is not None and not self.use_beam_search:
                 raise ValueError(f"{name} needs use_beam_search=True")
 
+    @property
+    def eos_id(self) -> int | None:
+        """The token that ends the output in place of the model's EOS; None: these do, or nothing does."""
+        return None if self.ignore_eos or self.end_id == NO_END else self.end_id
+
     def options(self) -> Options:
         """As options of `sluice.client`; None is unset there."""
         return Options(
@@ -165,5 +170,5 @@ class SamplingParams:
         return {name: value for name, value in settings.items() if value is not None}
 
     def _stop_token_ids(self) -> list[int] | None:
-        ends = [] if self.ignore_eos or self.end_id in (None, NO_END) else [self.end_id]
+        ends = [] if self.eos_id is None else [self.eos_id]
         return [*(self.stop_token_ids or ()), *ends] or None

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from sluice.client import AsyncClient, AsyncSteps, Cancelled, NotImplementedByServer, SluiceError
 from sluice.executor.call import Call
+from sluice.executor.errors import SHUT_DOWN
 from sluice.executor.loop import shared_loop
 from sluice.executor.steps import StepsLog
 
@@ -22,7 +23,6 @@ CLOSE_SECONDS = 5.0
 ABORT_AGAIN_SECONDS = 0.2
 ABORT_TRIES = 10
 STEPS_AGAIN_SECONDS = 1.0
-SHUT_DOWN = "the executor was shut down"
 
 
 class Session:

@@ -60,6 +60,8 @@ class IterationStats:
     num_active_requests: int
     max_num_active_requests: int
     num_queued_requests: int
+    tokens_per_second: float
+    """Generated, over the last second."""
     kv_cache_stats: KvCacheStats
     inflight_batching_stats: InflightBatchingStats
     static_batching_stats: StaticBatchingStats
@@ -129,6 +131,7 @@ def read_step(stats: pb.EngineStats) -> IterationStats:
         num_active_requests=stats.active_requests,
         max_num_active_requests=stats.max_requests,
         num_queued_requests=stats.queued_requests,
+        tokens_per_second=stats.tokens_per_second,
         kv_cache_stats=KvCacheStats(
             max_num_blocks=stats.max_kv_blocks,
             free_num_blocks=stats.free_kv_blocks,

@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable
 
 from sluice.client import SluiceError
+from sluice.executor.errors import SHUT_DOWN
+from sluice.executor.times import Timeout
 from sluice.executor.waiting import wait_for
 from sluice.v1 import admin_pb2 as pb
 
@@ -19,6 +21,7 @@ class StepsLog:
         self._steps: deque[pb.EngineStats] = deque(maxlen=limit)
         self._requests: dict[str, pb.RequestStats] = {}
         self._error: SluiceError | None = None
+        self._closed = False
 
     def put(self, response: pb.StreamStepsResponse) -> None:
         """Keep what came."""
@@ -37,22 +40,33 @@ class StepsLog:
             self._error = error
             self._condition.notify_all()
 
-    def take_steps(self, timeout: float) -> list[pb.EngineStats]:
-        """Oldest first; empty if there are none within the timeout. Raises SluiceError."""
+    def close(self) -> None:
+        """Nothing more will come."""
+        with self._lock:
+            self._closed = True
+            self._condition.notify_all()
+
+    def take_steps(self, timeout: Timeout) -> list[pb.EngineStats]:
+        """Oldest first; empty if there are none within the timeout.
+
+        Raises SluiceError; RuntimeError once closed, if nothing is left.
+        """
         with self._lock:
             self._wait(lambda: bool(self._steps), timeout)
             found = list(self._steps)
             self._steps.clear()
             return found
 
-    def take_requests(self, timeout: float) -> list[pb.RequestStats]:
+    def take_requests(self, timeout: Timeout) -> list[pb.RequestStats]:
         """The latest of each request, those changed last at the end; otherwise as `take_steps`."""
         with self._lock:
             self._wait(lambda: bool(self._requests), timeout)
             found, self._requests = list(self._requests.values()), {}
             return found
 
-    def _wait(self, is_there: Callable[[], bool], timeout: float) -> None:
-        wait_for(self._condition, lambda: is_there() or self._error is not None, timeout)
+    def _wait(self, is_there: Callable[[], bool], timeout: Timeout) -> None:
+        wait_for(self._condition, lambda: is_there() or self._closed or self._error is not None, timeout)
         if self._error is not None:
             raise self._error
+        if self._closed and not is_there():
+            raise RuntimeError(SHUT_DOWN)

@@ -3,9 +3,11 @@
 import threading
 from typing import TYPE_CHECKING
 
-from sluice.executor.waiting import wait_for
+from sluice.executor.errors import SHUT_DOWN
+from sluice.executor.waiting import Deadline, wait_for
 
 if TYPE_CHECKING:
+    from sluice.executor.response import Response
     from sluice.executor.result import GenerationResult
 
 
@@ -17,6 +19,7 @@ class Unread:
         self._condition = threading.Condition(self._lock)
         self._open: dict[int, GenerationResult] = {}
         self._marked: dict[int, None] = {}
+        self._closed = False
 
     def add(self, result: "GenerationResult") -> None:
         """From now on it may have something to read."""
@@ -43,9 +46,27 @@ class Unread:
             self._open.pop(request_id, None)
             self._marked.pop(request_id, None)
 
-    def take(self, timeout: float | None) -> "list[GenerationResult]":
-        """Wait until some have something to read, and give these, in order; none if nothing came within the timeout."""
+    def close(self) -> None:
+        """Nothing more will come."""
         with self._lock:
-            wait_for(self._condition, lambda: bool(self._marked), timeout)
+            self._closed = True
+            self._condition.notify_all()
+
+    def read_any(self, deadline: Deadline) -> "list[Response]":
+        """Wait until some have something to read, and read it; empty if nothing came until the deadline.
+
+        Raises RuntimeError once closed, if nothing is left.
+        """
+        responses: list[Response] = []
+        while not responses and (marked := self._take(deadline.left)):
+            for result in marked:
+                responses += result.read_within(Deadline(0.0))
+        return responses
+
+    def _take(self, timeout: float | None) -> "list[GenerationResult]":
+        with self._lock:
+            wait_for(self._condition, lambda: bool(self._marked) or self._closed, timeout)
+            if self._closed and not self._marked:
+                raise RuntimeError(SHUT_DOWN)
             marked, self._marked = self._marked, {}
             return [self._open[request_id] for request_id in marked]

@@ -4,14 +4,17 @@ import threading
 import time
 from collections.abc import Callable
 
+from sluice.executor.times import Timeout, in_seconds
+
 SLICE_SECONDS = 0.25
 """Waits are cut into these: a signal that comes just before an endless wait would not end it."""
 
 
 class Deadline:
-    """A moment some seconds from now; None: never."""
+    """A moment so long from now; None: never."""
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, timeout: Timeout) -> None:
+        seconds = in_seconds(timeout)
         self._end = None if seconds is None else time.monotonic() + seconds
 
     @property
@@ -20,7 +23,7 @@ class Deadline:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
 
-def wait_for(condition: threading.Condition, holds: Callable[[], bool], timeout: float | None) -> bool:
+def wait_for(condition: threading.Condition, holds: Callable[[], bool], timeout: Timeout) -> bool:
     """Whether it holds, after waiting for it.
 
     The condition's lock must be held, by `with` on a plain `threading.Lock` itself: Ctrl-C on the way into or out of

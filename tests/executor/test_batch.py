@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 
 from sluice.client import Overloaded
-from sluice.executor import GenerationRequest, RequestError, SamplingParams
+from sluice.executor import GenerationRequest, KvCacheRetentionConfig, LoRARequest, RequestError, SamplingParams
 from sluice.executor.batch import Batch, is_batch
 from tests.fakes.processes import wait_until
 from tests.fakes.server import Failure
@@ -117,6 +117,38 @@ def test_parameters_for_each(executor, script) -> None:
     assert sent == {"a": 1, "b": 2, "c": 3}
     with pytest.raises(ValueError, match="sampling_params has 2 entries, inputs have 3"):
         executor.generate(["a", "b", "c"], params[:2])
+
+
+def test_any_sequence_has_one_for_each(executor, script) -> None:
+    params = tuple(SamplingParams(max_tokens=i) for i in (1, 2))
+    adapters = [LoRARequest("one"), None]
+    kept = (None, KvCacheRetentionConfig(decode_retention_priority=90))
+    executor.generate(["a", "b"], params, lora_request=adapters, kv_cache_retention_config=kept, use_tqdm=False)
+    sent = {
+        request.spec.text: (
+            request.spec.stopping.max_tokens,
+            request.spec.lora_id,
+            request.spec.kv_cache.decode_priority,
+        )
+        for request in script.seen
+    }
+    assert sent == {"a": (1, "one", 0), "b": (2, "", 90)}
+    with pytest.raises(ValueError, match="lora_request has 2 entries, inputs have 3"):
+        executor.generate(["a", "b", "c"], lora_request=adapters)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lora_request": [LoRARequest("one")]},
+        {"lora_request": "one"},
+        {"kv_cache_retention_config": [KvCacheRetentionConfig()]},
+        {"sampling_params": (SamplingParams(),)},
+    ],
+)
+def test_one_prompt_has_one_of_each(executor, wrong) -> None:
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        executor.generate_async("a", **wrong)
 
 
 def test_a_failure_is_raised_and_nothing_goes_on(executor, script) -> None:

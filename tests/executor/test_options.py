@@ -202,6 +202,22 @@ def test_retention() -> None:
     assert found.decode_duration.ToTimedelta() == timedelta(seconds=1)
 
 
+@pytest.mark.parametrize("inputs", ["abcdef", [7] * 6])
+def test_one_retention_serves_prompts_of_all_lengths(executor, script, inputs) -> None:
+    ranges = [(0, 4, 100), (4, 90, 50), (90, None, 10)]
+    config = KvCacheRetentionConfig([TokenRangeRetentionConfig(*each) for each in ranges])
+    executor.generate(inputs, kv_cache_retention_config=config)
+    found = [(each.start, each.end, each.priority) for each in script.seen[-1].spec.kv_cache.prompt_retention]
+    assert found == [(0, 4, 100), (4, 6, 50)]
+
+
+def test_the_ranges_of_a_chat_are_left_to_the_server(executor, script) -> None:
+    config = KvCacheRetentionConfig([TokenRangeRetentionConfig(0, 1000, 100)])
+    executor.generate([{"role": "user", "content": "x"}], kv_cache_retention_config=config)
+    (found,) = script.seen[-1].spec.kv_cache.prompt_retention
+    assert found.end == 1000
+
+
 @pytest.mark.parametrize(("config", "expected"), [({}, None), ({"decode_duration_ms": 5}, 35)])
 def test_default_decode_priority(config, expected) -> None:
     request = GenerationRequest("x", kv_cache_retention_config=KvCacheRetentionConfig(**config))

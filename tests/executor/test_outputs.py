@@ -1,5 +1,6 @@
 """How chunks add up to outputs and responses, for several outputs and logprobs too."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +64,22 @@ def test_one_response_is_final() -> None:
     assert result.read() == []
 
 
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        (SamplingParams(end_id=5), None),
+        (SamplingParams(end_id=6, stop_token_ids=[5]), 5),
+        (SamplingParams(end_id=5, ignore_eos=True, stop_token_ids=[5]), 5),
+    ],
+)
+def test_an_end_id_is_no_stop_token(params, reason) -> None:
+    inbox = Inbox(lambda: None)
+    result = GenerationResult(1, GenerationRequest("x", params), inbox, StubExecutor())
+    inbox.end(Ending(USAGE), Chunk(index=0, finish_reason=FinishReason.STOP_TOKEN, stop_token_id=5))
+    (output,) = result.result().outputs
+    assert (output.finish_reason, output.stop_reason) == ("stop", reason)
+
+
 def test_all_outputs_of_a_whole_result_come_in_order() -> None:
     result, inbox, _ = make(n=2)
     inbox.put(Chunk(index=0, text="a", finish_reason=FinishReason.LENGTH))
@@ -77,7 +94,7 @@ def test_an_ending_alone_is_a_final_response() -> None:
     for index in range(2):
         inbox.put(Chunk(index=index, finish_reason=FinishReason.EOS))
     assert [each.result.is_final for each in result.read()] == [False, False]
-    inbox.end(Ending(cancelled=True))
+    inbox.end(Ending(unfinished="cancelled"))
     assert [each.result.is_final for each in result.read()] == [True]
     assert [output.finish_reason for output in result.outputs] == ["stop", "stop"]
 
@@ -85,7 +102,7 @@ def test_an_ending_alone_is_a_final_response() -> None:
 def test_a_request_dropped_here_is_cancelled() -> None:
     result, inbox, _ = make(n=2)
     inbox.put(Chunk(index=1, text="b", finish_reason=FinishReason.EOS))
-    inbox.end(Ending(cancelled=True))
+    inbox.end(Ending(unfinished="cancelled"))
     assert [each.result.finish_reasons for each in result.read()] == [["cancelled"], ["stop"]]
 
 

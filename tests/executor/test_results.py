@@ -146,6 +146,20 @@ async def test_a_stream_that_breaks_keeps_what_came(executor, script) -> None:
         _ = [each async for each in executor.generate_async("x", streaming=True)]
 
 
+async def test_an_iteration_tells_of_an_error_that_was_read_elsewhere(executor, script) -> None:
+    script.failure = Failure(grpc.StatusCode.INTERNAL, "boom")
+    first, second = (executor.generate_async("x", streaming=True) for _ in range(2))
+    for result in (first, second):
+        (response,) = executor.await_responses(result.request_id, LIMIT)
+        assert response.has_error()
+    with pytest.raises(RequestError, match="boom"):
+        next(first)
+    assert list(first) == []
+    with pytest.raises(RequestError, match="boom"):
+        await anext(second)
+    assert [each async for each in second] == []
+
+
 def test_responses_of_any_request(executor) -> None:
     ids = [executor.generate_async("x", streaming=streaming, client_id=9).request_id for streaming in (False, True)]
     texts, final = dict.fromkeys(ids, ""), set()

@@ -38,6 +38,7 @@ def test_steps(address, script) -> None:
         used_kv_blocks=14,
         tokens_per_kv_block=15,
         prefix_cache_hit_ratio=0.5,
+        tokens_per_second=18.5,
         max_host_blocks=16,
         used_host_blocks=17,
         time=Timestamp(seconds=100, nanos=500_000_000),
@@ -55,6 +56,7 @@ def test_steps(address, script) -> None:
         "num_active_requests": 1,
         "max_num_active_requests": 2,
         "num_queued_requests": 3,
+        "tokens_per_second": 18.5,
         "kv_cache_stats": {
             "max_num_blocks": 12,
             "free_num_blocks": 13,
