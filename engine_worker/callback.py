@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from structlog.stdlib import BoundLogger
 
-from engine_worker.named import find
 from engine_worker.reports import Reports
+from sluice.ring.named import find
 from sluice.ring.stats import request_json, step_json
 
 POLL_SECONDS = 0.1

@@ -34,12 +34,13 @@ async def _serve(settings: RouterSettings, checkpoint: Checkpoint) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     await router.start()
     stop = asyncio.create_task(stopping.wait())
-    await asyncio.wait({stop, router.heartbeat}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({stop, *router.tasks}, return_when=asyncio.FIRST_COMPLETED)
+    failed = [task for task in router.tasks if task.done()]
     logger.info("draining", seconds=settings.drain_timeout)
     await router.stop()
     if not stop.done():
-        # Without heartbeats a router only seems to work: end, so that it is started again.
-        raise RuntimeError(f"the heartbeat ended: {router.heartbeat.exception()!r}")
+        # Without heartbeats or a listener a router only seems to work: end, so that it is started again.
+        raise RuntimeError(f"it cannot go on: {[task.exception() or task.get_name() for task in failed]}")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

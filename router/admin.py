@@ -5,8 +5,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from router.callers import Context
 from router.drain import Drain
-from router.errors import Context, RequestError, Violation
+from router.errors import RequestError, Violation
 from router.flush import CacheFlush
 from router.members import Members
 from router.statistics import detokenizer_message, step_message

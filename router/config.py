@@ -1,12 +1,13 @@
 """Settings of the router, read here and nowhere else."""
 
+import ipaddress
 import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sluice.ring.settings import ServiceSettings, load_settings
 
@@ -27,8 +28,24 @@ class RouterSettings(ServiceSettings):
         (), description="engine inboxes: tcp://host:port, ipc:///path, or dns://name:port, resolved again and again"
     )
     detokenizers: tuple[str, ...] = Field((), description="detokenizer inboxes, written like those of engines")
-    host: str = Field("127.0.0.1", description="interface of the gRPC server")
+    host: str = Field("127.0.0.1", description="interface of the gRPC server; others than loopback need TLS")
     port: int = Field(50051, ge=0, le=65535, description="port of the gRPC server; 0: any")
+    insecure: bool = Field(False, description="listen beyond this machine without TLS: behind a proxy or a mesh")
+    tls_certificate: str | None = Field(None, description="PEM file: the server's certificate, then its chain")
+    tls_key: str | None = Field(None, description="PEM file: its key")
+    tls_client_ca: str | None = Field(None, description="PEM file: clients need a certificate that one of these issued")
+    tokens_file: str | None = Field(None, description="bearer tokens, lines TOKEN TENANT [admin]: only they may call")
+    auth: str | None = Field(None, description="your module:function that says who calls; see docs/operations.md")
+    auth_timeout: float = Field(5.0, gt=0, description="seconds it has")
+    admin_host: str = Field("127.0.0.1", description="interface of AdminService, where it has a port of its own")
+    admin_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port for AdminService alone; 0: any; default: the main port, where that is safe",
+    )
+    admin_tokens_file: str | None = Field(None, description="tokens for that port, in place of the other ones")
+    reload_interval: float = Field(1.0, gt=0, description="seconds between two looks at certificates and tokens")
     listen: str = Field(
         "tcp://127.0.0.1:*", description="address of the ring inbox: ipc:///path or tcp://host:port (port *: any)"
     )
@@ -53,6 +70,9 @@ class RouterSettings(ServiceSettings):
     text_threads: int = Field(2, ge=1, description="threads that tokenize")
     max_texts: int = Field(1024, ge=1, description="texts waiting for those threads at most; more get OVERLOADED")
     max_message_bytes: int = Field(16 << 20, ge=1 << 16, description="largest gRPC message taken")
+    max_metadata_bytes: int = Field(16 << 10, ge=1 << 12, description="largest metadata of a call")
+    max_streams: int = Field(4096, ge=1, description="calls at a time on one connection; more wait at the client")
+    max_connections: int = Field(4096, ge=1, description="gRPC connections at a time")
     max_prompt_bytes: int | None = Field(
         None, ge=1, description="largest text prompt; default: 32 bytes per token of the model's context, up to 8 MiB"
     )
@@ -61,6 +81,7 @@ class RouterSettings(ServiceSettings):
     max_stop_strings: int = Field(32, ge=0, description="stop strings per request at most")
     max_stop_bytes: int = Field(1024, ge=1, description="bytes of one stop string at most")
     max_logit_bias: int = Field(1024, ge=0, description="logit_bias entries at most")
+    max_guide_bytes: int = Field(65_536, ge=0, description="bytes of a regex, schema, grammar or all choices at most")
     max_listed_ids: int = Field(16_384, ge=0, description="ids in bad, allowed or stop_token_ids at most")
     max_messages: int = Field(4096, ge=1, description="messages of a chat at most")
     max_salt_bytes: int = Field(256, ge=0, description="bytes of kv_cache.salt at most")
@@ -69,6 +90,41 @@ class RouterSettings(ServiceSettings):
         2_592_000.0, gt=0, description="largest duration in kv_cache, in seconds; default: 30 days"
     )
     max_time_limit: float = Field(86_400.0, gt=0, description="largest time_limit, in seconds")
+
+    @model_validator(mode="after")
+    def _check_listeners(self) -> "RouterSettings":
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        if self.admin_tokens_file is not None and self.admin_port is None:
+            raise ValueError("admin_tokens_file needs admin_port")
+        for name, host in self.listeners.items():
+            if not (is_loopback(host) or self.tls_certificate or self.insecure):
+                raise ValueError(
+                    f"{name} {host} can be reached from other machines: "
+                    "give tls_certificate and tls_key, or set insecure where something else protects it"
+                )
+        if self.admin_port is not None and not (
+            is_loopback(self.admin_host) or self.authenticates or self.admin_tokens_file
+        ):
+            raise ValueError(f"admin_host {self.admin_host} can be reached from other machines: give admin_tokens_file")
+        return self
+
+    @property
+    def listeners(self) -> dict[str, str]:
+        """Interfaces of the gRPC servers, by setting."""
+        return {"host": self.host} | ({} if self.admin_port is None else {"admin_host": self.admin_host})
+
+    @property
+    def authenticates(self) -> bool:
+        """Callers of the main port have to say who they are."""
+        return self.tokens_file is not None or self.auth is not None
+
+    @property
+    def admin_on_main(self) -> bool:
+        """AdminService is on the main port: it has none of its own, and strangers cannot call it there."""
+        return self.admin_port is None and (self.authenticates or is_loopback(self.host))
 
     def limits(self, context_tokens: int) -> "Limits":
         """The bounds of one request, for a model with this longest context."""
@@ -81,6 +137,7 @@ class RouterSettings(ServiceSettings):
             stop_strings=self.max_stop_strings,
             stop_bytes=self.max_stop_bytes,
             logit_bias=self.max_logit_bias,
+            guide_bytes=self.max_guide_bytes,
             listed_ids=self.max_listed_ids,
             messages=self.max_messages,
             salt_bytes=self.max_salt_bytes,
@@ -101,6 +158,7 @@ class Limits:
     stop_strings: int
     stop_bytes: int
     logit_bias: int
+    guide_bytes: int
     listed_ids: int
     messages: int
     salt_bytes: int
@@ -114,3 +172,13 @@ class Limits:
 def read_settings(argv: Sequence[str] | None = None) -> RouterSettings:
     """From flags, environment (SLUICE_ROUTER_…), YAML file, defaults. Ends the process on bad input."""
     return load_settings(RouterSettings, "python -m router", ENVIRONMENT, argv)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,21 +1,20 @@
 """What a client is told when its request cannot be served: a gRPC status with google.rpc details."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import NamedTuple, NoReturn
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
-from grpc import StatusCode, aio
+from grpc import StatusCode
 
+from router.callers import Call
 from sluice.ring.errors import ErrorCode
 
 DOMAIN = "sluice"
 MAX_VIOLATION_BYTES = 3000
 """Of all violations in one answer: clients take 8 KiB of metadata, in base64."""
 MAX_MESSAGE_CHARACTERS = 400
-
-Context: TypeAlias = aio.ServicerContext[Any, Any]
 
 
 class Violation(NamedTuple):
@@ -73,11 +72,11 @@ def duration(seconds: float) -> Duration:
     return Duration(seconds=nanos // 10**9, nanos=nanos % 10**9)
 
 
-async def abort(context: Context, error: RequestError) -> NoReturn:
+async def abort(call: Call, error: RequestError) -> NoReturn:
     """End the call. Where nothing was written yet no initial metadata goes out, and a client's retry policy can act."""
     status = error.status()
     details = (("grpc-status-details-bin", status.SerializeToString()),)
-    await context.abort(StatusCode[error.code.status], status.message, details)
+    await call.abort(StatusCode[error.code.status], status.message, details)
     raise AssertionError("abort does not return")
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import structlog
 
+from router.callers import Context
 from router.config import Limits
-from router.errors import Context
 from router.front import Front
 from router.messages import Writer
 from router.model import Model

@@ -8,7 +8,7 @@ import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2 as pb
 
-from router.errors import Context
+from router.callers import Context
 
 SERVICE = cast(ServiceDescriptor, pb.DESCRIPTOR.services_by_name["Health"])
 

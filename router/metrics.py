@@ -5,6 +5,7 @@ from typing import Any
 
 from prometheus_client.metrics_core import Metric
 
+from router.access import Access
 from router.admission import Admission
 from router.dispatch import Dispatcher
 from router.inbox import RouterInbox
@@ -63,3 +64,11 @@ def steps(found: Steps) -> Iterator[Metric]:
     """StreamSteps."""
     yield gauge(P + "steps_listeners", "Calls of StreamSteps.", found.listeners)
     yield counter(P + "steps_lost", "Steps and requests that a slow listener missed.", found.lost)
+
+
+def access(found: Access) -> Iterator[Metric]:
+    """Who was not let in; files of certificates and tokens."""
+    text = "Calls refused because of who made them."
+    yield counter(P + "refused_calls", text, found.refused, ("reason",))
+    text = "Changes of certificates and tokens, by what came of them; after failed the old ones stay."
+    yield counter(P + "file_reloads", text, found.reloads.counts, ("outcome",))

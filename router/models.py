@@ -2,8 +2,9 @@
 
 from typing import NoReturn
 
+from router.callers import Context
 from router.dispatch import Dispatcher
-from router.errors import Context, RequestError
+from router.errors import RequestError
 from router.model import Model
 from router.validate.spec import check_model
 from sluice.ring.errors import ErrorCode

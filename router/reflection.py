@@ -1,6 +1,7 @@
 """Server reflection, v1 and v1alpha: the same messages under two names."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool, json_format
@@ -8,17 +9,30 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
+from router.callers import Call
+from router.errors import RequestError, abort
+from router.rpc import Admit
+
 V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
 V1 = "grpc.reflection.v1.ServerReflection"
 V1_FILE = "grpc/reflection/v1/reflection.proto"
 
 
-def reflection_handlers(services: Sequence[str]) -> list[grpc.GenericRpcHandler]:
-    """Handlers that tell of `services` and of reflection itself."""
+def reflection_handlers(services: Sequence[str], admit: Admit) -> list[grpc.GenericRpcHandler]:
+    """Handlers that tell of `services` and of reflection itself to whom `admit` lets in."""
     _describe_v1()
     servicer = ReflectionServicer((*services, V1, V1ALPHA))
+
+    async def answer(questions: AsyncIterable[Any], call: Call) -> AsyncIterator[Any]:
+        try:
+            await admit(call)
+        except RequestError as error:
+            await abort(call, error)
+        async for found in servicer.ServerReflectionInfo(questions, call):  # type: ignore[attr-defined]
+            yield found
+
     method = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
+        answer,
         request_deserializer=pb.ServerReflectionRequest.FromString,
         response_serializer=pb.ServerReflectionResponse.SerializeToString,
     )

@@ -1,4 +1,5 @@
-"""From a service of the .proto files to gRPC handlers: errors become statuses, broken messages are refused."""
+"""From a service of the .proto files to gRPC handlers: callers are admitted, errors become statuses, broken messages
+are refused."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -11,49 +12,64 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
-from router.errors import Context, RequestError, Violation, abort
+from router.callers import Call, Caller, Context
+from router.errors import RequestError, Violation, abort
 from sluice.ring.errors import ErrorCode
 
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
+Admit = Callable[[Call], Awaitable[Caller]]
+
+
+async def admit_all(_: Call) -> Caller:
+    """For what is open to everybody."""
+    return Caller()
 
 
 def handler(
-    service: ServiceDescriptor, servicer: object, logger: structlog.stdlib.BoundLogger
+    service: ServiceDescriptor, servicer: object, admit: Admit, logger: structlog.stdlib.BoundLogger
 ) -> grpc.GenericRpcHandler:
     """All methods of `service`, each answered by the coroutine of `servicer` with its name in snake case.
 
-    A unary one returns its message; a streaming one writes to the context.
+    A unary one returns its message; a streaming one writes to the context. `admit` says who calls, or raises
+    RequestError.
     """
     return grpc.method_handlers_generic_handler(
-        service.full_name, {method.name: _method(method, servicer, logger) for method in service.methods}
+        service.full_name, {method.name: _method(method, servicer, admit, logger) for method in service.methods}
     )
 
 
-def _method(method: MethodDescriptor, servicer: object, logger: structlog.stdlib.BoundLogger) -> Any:
+def _method(method: MethodDescriptor, servicer: object, admit: Admit, logger: structlog.stdlib.BoundLogger) -> Any:
+    """As one that takes a stream: so it is our turn before the message is read, and strangers' never are."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
-    make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+    make = grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
     return make(
-        _guarded(getattr(servicer, name), logger.bind(method=method.name)),
+        _guarded(getattr(servicer, name), admit, logger.bind(method=method.name)),
         request_deserializer=_decoder(GetMessageClass(method.input_type)),
         response_serializer=_encode,
     )
 
 
-def _guarded(behaviour: Behaviour, logger: structlog.stdlib.BoundLogger) -> Behaviour:
-    async def call(request: Message | DecodeError, context: Context) -> Any:
+def _guarded(
+    behaviour: Behaviour, admit: Admit, logger: structlog.stdlib.BoundLogger
+) -> Callable[[Any, Call], Awaitable[Any]]:
+    async def answer(_: object, call: Call) -> Any:
         try:
+            caller = await admit(call)
+            request = await call.read()
+            if request is aio.EOF:
+                raise RequestError.invalid([Violation("", "the call brought no message")])
             if isinstance(request, DecodeError):
                 raise RequestError.invalid([Violation("", f"the message cannot be read: {request}")])
-            return await behaviour(request, context)
+            return await behaviour(request, Context(call, caller))
         except RequestError as error:
-            await abort(context, error)
+            await abort(call, error)
         except aio.AbortError:
             raise
         except Exception:
             logger.exception("call failed")
-            await abort(context, RequestError(ErrorCode.INTERNAL, "an internal error; the server's log has more"))
+            await abort(call, RequestError(ErrorCode.INTERNAL, "an internal error; the server's log has more"))
 
-    return call
+    return answer
 
 
 def _decoder(message: type[Message]) -> Callable[[bytes], Message | DecodeError]:

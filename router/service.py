@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 import structlog
 import zmq
-from grpc import aio
+from google.protobuf.descriptor import ServiceDescriptor
 from prometheus_client.metrics_core import Metric
 
 from router import metrics
+from router.access import Access
 from router.admin import AdminService
 from router.admission import Admission
 from router.config import RouterSettings
@@ -21,13 +22,14 @@ from router.generation import GenerationService
 from router.health import SERVICE as HEALTH
 from router.health import HealthService
 from router.inbox import RouterInbox
+from router.listener import Listener
 from router.members import Members
 from router.model import describe
 from router.models import ModelService
 from router.placement import Placement
 from router.reflection import reflection_handlers
 from router.requests import Requests
-from router.rpc import handler
+from router.rpc import Admit, admit_all, handler
 from router.steps import Steps
 from router.tally import Tally
 from router.text import Text
@@ -40,7 +42,9 @@ from sluice.v1 import admin_pb2, generation_pb2
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
 MODELS = admin_pb2.DESCRIPTOR.services_by_name["ModelService"]
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
-KEEPALIVE_MILLISECONDS = 20_000
+Service = tuple[ServiceDescriptor, object, Admit]
+"""What answers its calls, and who says whether they may be made."""
+
 STOP_SECONDS = 0.5
 """Calls that never end of themselves (Watch, StreamStats) are cut after this."""
 
@@ -53,8 +57,8 @@ class Router:
 
     def __init__(self, settings: RouterSettings, checkpoint: Checkpoint, logger: structlog.stdlib.BoundLogger) -> None:
         self.settings = settings
-        self.port = settings.port
         self._logger = logger
+        self._access = Access(settings, logger)
         self._model = describe(checkpoint)
         self._limits = settings.limits(self._model.max_context_tokens)
         self._text = Text(checkpoint, settings.text_threads, settings.max_texts, 2 * self._limits.prompt_bytes)
@@ -88,32 +92,48 @@ class Router:
         )
         self._steps = Steps()
         self._drain = Drain(self._requests, self._dispatcher, self._changed)
-        self._names = [service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH)]
-        self._health = HealthService(self._names)
+        self._health = HealthService(service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH))
         self._gap = False
         self._catching_up: asyncio.Handle | None = None
         self._metrics: MetricsServer | None = None
-        self._server = self._make_server()
-        self.heartbeat: asyncio.Task[None]
-        """From `start` on. It ends only by a fault."""
+        self._listeners = self._make_listeners()
+        self.tasks: list[asyncio.Task[None]] = []
+        """From `start` on. They end only by a fault."""
+
+    @property
+    def port(self) -> int:
+        """Of the gRPC server."""
+        return self._listeners[0].port
+
+    @property
+    def admin_port(self) -> int | None:
+        """Of AdminService, where it has its own."""
+        return self._listeners[1].port if len(self._listeners) > 1 else None
+
+    @property
+    def _admin_address(self) -> str | None:
+        """Where AdminService is, if it is anywhere."""
+        own = self.settings.admin_port is not None
+        return self._listeners[-1].address if own or self.settings.admin_on_main else None
 
     async def start(self) -> None:
         """Listen, and begin to greet peers."""
         if self.settings.metrics_port:
             registry = registry_of(self._read_metrics)
             self._metrics = MetricsServer(registry, self.settings.metrics_host, self.settings.metrics_port)
-        host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
-        self.port = self._server.add_insecure_port(f"{host}:{self.settings.port}")
-        if self.port == 0:
-            raise RuntimeError(f"cannot listen on {host}:{self.settings.port}")
+        for listener in self._listeners:
+            listener.bind()
         self._inbox.start()
-        self.heartbeat = asyncio.create_task(
-            self._members.run(self._dispatcher.lose_peer, self._changed, self.settings.resolve_interval)
-        )
-        await self._server.start()
+        heartbeat = self._members.run(self._dispatcher.lose_peer, self._changed, self.settings.resolve_interval)
+        reloads = self._access.reloads.run(self.settings.reload_interval)
+        for listener in self._listeners:
+            await listener.start()
+        ended = (listener.ended() for listener in self._listeners)
+        self.tasks = [asyncio.create_task(forever) for forever in (heartbeat, reloads, *ended)]
         self._logger.info(
             "ready",
-            address=f"{host}:{self.port}",
+            address=self._listeners[0].address,
+            admin_address=self._admin_address,
             inbox=self.address,
             model=self._model.name,
             router=self.settings.id,
@@ -122,10 +142,11 @@ class Router:
     async def stop(self, drain_seconds: float | None = None) -> None:
         """Drain, then close everything."""
         aborted = await self._drain.run(self.settings.drain_timeout if drain_seconds is None else drain_seconds)
-        await self._server.stop(STOP_SECONDS)
+        await asyncio.gather(*(listener.stop(STOP_SECONDS) for listener in self._listeners))
         await self._drain.idle_within(STOP_SECONDS)
-        self.heartbeat.cancel()
-        await asyncio.wait({self.heartbeat})
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.wait(self.tasks)
         self._dispatcher.close()
         self._inbox.close()
         self._members.close()
@@ -146,20 +167,10 @@ class Router:
         yield from metrics.admission(self._admission)
         yield from metrics.ring(self._members, self._inbox, self._dispatcher)
         yield from metrics.steps(self._steps)
+        yield from metrics.access(self._access)
 
-    def _make_server(self) -> aio.Server:
-        most = self.settings.max_message_bytes
-        server = aio.server(
-            options=[
-                ("grpc.max_receive_message_length", most),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),
-                # A client whose machine is gone must not keep its requests running.
-                ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
-                ("grpc.keepalive_timeout_ms", KEEPALIVE_MILLISECONDS // 2),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MILLISECONDS // 2),
-            ]
-        )
+    def _make_listeners(self) -> list[Listener]:
+        """The main one, then that of AdminService where it has its own."""
         front = Front(
             self._model,
             self._limits,
@@ -171,18 +182,24 @@ class Router:
             self._logger,
         )
         generation = GenerationService(front, self._text, self._model, self._limits, self._logger)
+        models = ModelService(self._model, self._dispatcher)
         flush = CacheFlush(self._members, self._placement)
         admin = AdminService(self._members, self._steps, self._drain, flush, self.settings.drain_timeout)
-        server.add_generic_rpc_handlers(
-            (
-                handler(GENERATION, generation, self._logger),
-                handler(MODELS, ModelService(self._model, self._dispatcher), self._logger),
-                handler(ADMIN, admin, self._logger),
-                handler(HEALTH, self._health, self._logger),
-                *reflection_handlers(self._names),
-            )
-        )
-        return server
+        caller, operator = self._access.caller, self._access.admin
+        main: list[Service] = [(GENERATION, generation, caller), (MODELS, models, caller)]
+        administration: list[Service] = [(ADMIN, admin, operator)]
+        if self.settings.admin_port is not None:
+            return [self._listener("", main, caller), self._listener("admin_", administration, operator)]
+        return [self._listener("", main + administration if self.settings.admin_on_main else main, caller)]
+
+    def _listener(self, prefix: str, services: list[Service], reflect: Admit) -> Listener:
+        """On the interface and port whose settings begin with `prefix`; with health, which is open to everybody."""
+        services = [*services, (HEALTH, self._health, admit_all)]
+        names = [service.full_name for service, _, _ in services]
+        handlers = [handler(service, servicer, admit, self._logger) for service, servicer, admit in services]
+        host, port = getattr(self.settings, f"{prefix}host"), getattr(self.settings, f"{prefix}port")
+        certificates = self._access.certificates
+        return Listener(host, port, self.settings, certificates, [*handlers, *reflection_handlers(names, reflect)])
 
     def _handle(self, message: ToRouter | Gap) -> None:
         if isinstance(message, Gap):

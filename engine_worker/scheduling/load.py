@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from engine_worker.named import find
 from engine_worker.scheduling.context import SchedulerContext
+from sluice.ring.named import find
 
 
 class SchedulerLoadError(ValueError):

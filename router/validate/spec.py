@@ -10,6 +10,7 @@ from router.errors import RequestError
 from router.model import Model
 from router.validate.durations import bounded_seconds
 from router.validate.fields import refuse_unbuilt
+from router.validate.guide import check_guide
 from router.validate.prompt import Prompt, parse_prompt
 from router.validate.retention import Retention, parse_retention
 from router.validate.sampling import parse_sampling
@@ -48,10 +49,15 @@ class Spec:
 
 
 def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, streaming: bool) -> Spec:
-    """Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else INVALID_ARGUMENT with every bad field."""
+    """Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else INVALID_ARGUMENT with every bad field.
+
+    What is not built yet is INVALID_ARGUMENT where it is too large.
+    """
     check_model(spec.model, model, "spec.model")
-    refuse_unbuilt(spec)
     bad = Violations()
+    check_guide(spec.guided, limits, bad)
+    bad.raise_if_any()
+    refuse_unbuilt(spec)
     stopping = parse_stopping(spec.stopping, model, limits, bad)
     found = Spec(
         request_id=_request_id(spec.request_id, bad),
