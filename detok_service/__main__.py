@@ -17,11 +17,16 @@ from sluice.ring.lanes import Inbox, Lane
 from sluice.ring.process import die_with_parent, on_stop_signal
 from sluice.ring.wire import ToDetokenizer
 from sluice.telemetry import configure
-from sluice.telemetry.metrics import MetricsServer, registry_of
+from sluice.telemetry.health import Health
+from sluice.telemetry.metrics import registry_of
+from sluice.telemetry.pulse import Pulse
+from sluice.telemetry.server import StatusServer
 
 BUSY_SECONDS = 0.01
 """Between two looks at full lanes, or at what is left while draining."""
 LINGER_SECONDS = 1.0
+MAX_MESSAGES = 256
+"""In one look into the inbox."""
 
 
 def main() -> None:
@@ -42,15 +47,16 @@ def main() -> None:
     address = settings.advertise or inbox.address
     identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint)
     service = Service(identity, decoders, partial(open_lane, context), settings.max_streams, log)
+    pulse = Pulse()
     try:
-        server = serve_metrics(service, inbox, settings)
+        server = serve_status(service, inbox, settings, pulse)
     except OSError as error:
         raise SystemExit(f"python -m detok_service: {error}") from error
     on_stop_signal(service.drain)
     # The tables live as long as the process: the collector need not walk through them again and again.
     gc.freeze()
     log.info("ready", address=address, model=checkpoint.name, decoder=decoders.kind)
-    serve(service, inbox, settings, log)
+    serve(service, inbox, settings, pulse, log)
     if server is not None:
         server.close()
     inbox.close()
@@ -58,15 +64,22 @@ def main() -> None:
 
 
 def serve(
-    service: Service, inbox: "Inbox[ToDetokenizer]", settings: DetokenizerSettings, log: structlog.stdlib.BoundLogger
+    service: Service,
+    inbox: "Inbox[ToDetokenizer]",
+    settings: DetokenizerSettings,
+    pulse: Pulse,
+    log: structlog.stdlib.BoundLogger,
 ) -> None:
     """Until it is drained, or the time for that is over."""
     draining = False
     while not (draining and drained(service, settings.drain_timeout)):
         until_beat = max(0.0, service.beat_at - time.monotonic())
         inbox.wait(min(until_beat, BUSY_SECONDS) if service.waiting or draining else until_beat)
-        service.handle(inbox.receive())
+        messages = inbox.receive(MAX_MESSAGES)
+        service.handle(messages)
         service.tick()
+        # Whoever finds more than a look can hold, again and again, is behind.
+        pulse.touch(moving=len(messages) < MAX_MESSAGES)
         if service.draining_since is not None and not draining:
             log.info("draining", streams=service.streams)
             draining = True
@@ -74,14 +87,20 @@ def serve(
     log.info("stopped", unknown_rows=service.unknown_rows, gaps=service.gaps, malformed=inbox.malformed)
 
 
-def serve_metrics(
-    service: Service, inbox: "Inbox[ToDetokenizer]", settings: DetokenizerSettings
-) -> MetricsServer | None:
+def serve_status(
+    service: Service, inbox: "Inbox[ToDetokenizer]", settings: DetokenizerSettings, pulse: Pulse
+) -> StatusServer | None:
     """If the settings ask for it. Raises OSError."""
     if not settings.metrics_port:
         return None
     registry = registry_of(partial(metrics.read, service, inbox))
-    return MetricsServer(registry, settings.metrics_host, settings.metrics_port)
+    health = Health(pulse, settings.live_stall, settings.ready_stall, partial(unready, service))
+    return StatusServer(registry, health, settings.metrics_host, settings.metrics_port)
+
+
+def unready(service: Service) -> str | None:
+    """Why it takes no new streams."""
+    return "it is draining" if service.draining_since is not None else None
 
 
 def open_lane(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> Lane:

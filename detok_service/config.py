@@ -25,8 +25,12 @@ class DetokenizerSettings(ServiceSettings):
         default_factory=lambda: f"detok-{socket.gethostname()}-{os.getpid()}", description="name of this process"
     )
     max_streams: int = Field(200_000, ge=1, description="live sequences at most; more are refused with OVERLOADED")
-    metrics_host: str = Field("127.0.0.1", description="interface on which Prometheus may ask for /metrics")
+    metrics_host: str = Field("127.0.0.1", description="interface on which /metrics, /livez and /readyz answer")
     metrics_port: int = Field(0, ge=0, le=65535, description="port for that; 0: none")
+    ready_stall: float = Field(
+        30.0, gt=0, description="seconds that its loop may stand still, or be behind, until /readyz says no"
+    )
+    live_stall: float = Field(120.0, gt=0, description="seconds that its loop may stand still until /livez says no")
     drain_timeout: float = Field(10.0, ge=0, description="seconds that live streams have to end after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
 

@@ -1,0 +1,94 @@
+"""When a detokenizer is ready, and when it is not."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import structlog
+import zmq
+
+from detok_service.__main__ import MAX_MESSAGES, serve, unready
+from detok_service.config import DetokenizerSettings
+from detok_service.service import Identity, Service
+from detok_service.tokenizers import load_decoders
+from sluice.ring.lanes import Lane
+from sluice.ring.params import TextParams
+from sluice.ring.wire import Hello, Open, Pulse, TokenBatch
+from sluice.telemetry import health, pulse
+from tests.fakes.lane import MemoryLane
+from tests.fakes.processes import LIMIT, wait_until
+from tests.fakes.tokenizers import TINY
+
+
+class Flood:
+    """An inbox that always holds more than a look takes, until it ends."""
+
+    over = False
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(min(seconds, 0.01))
+
+    def receive(self, limit: int) -> list[Pulse]:
+        return [] if self.over else [Pulse("engine", 1)] * limit
+
+    gaps = malformed = 0
+
+
+def test_a_backlog_that_lasts_is_told():
+    inbox, loop = Flood(), pulse.Pulse(environment={})
+    decoders = load_decoders(TINY / "tokenizer.json")
+    service = Service(Identity("detok", 1, "here"), decoders, MemoryLane, 10, structlog.get_logger())
+    settings = DetokenizerSettings(model="nowhere", drain_timeout=0)
+    found = health.Health(loop, 60.0, 0.5, lambda: unready(service))
+    thread = threading.Thread(target=serve, args=(service, inbox, settings, loop, structlog.get_logger()))
+    thread.start()
+    try:
+        assert MAX_MESSAGES > 1
+        assert wait_until(lambda: (found.not_ready() or "").startswith("there is work, and nothing has moved for"))
+        assert found.dead() is None
+        inbox.over = True
+        assert wait_until(lambda: found.not_ready() is None)
+    finally:
+        service.drain()
+        thread.join(LIMIT)
+    assert found.not_ready() == "it is draining"
+
+
+def ask(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=LIMIT) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_process_that_drains_is_alive_and_not_ready(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "detok_service", "--model", str(TINY), "--listen", f"ipc://{tmp_path}/detok"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    context = zmq.Context()
+    with subprocess.Popen([*command, "--metrics-port", str(port)], stderr=subprocess.PIPE, env=environment) as process:
+        try:
+            ready = json.loads(process.stderr.readline())
+            assert ask(port, "/readyz") == ask(port, "/livez") == (200, "ok\n")
+            lane = Lane(context, ready["address"])
+            router = f"ipc://{tmp_path}/router"
+            assert lane.send(Hello("router", router))
+            assert lane.send(TokenBatch.of("engine", 1, [Open(1, 1, 1, TextParams(), router, 1, 0)], []))
+            with_stream = "sluice_detok_streams 1.0"
+            assert wait_until(lambda: with_stream in ask(port, "/metrics")[1])
+            process.send_signal(signal.SIGTERM)
+            assert wait_until(lambda: ask(port, "/readyz") == (503, "it is draining\n"))
+            assert ask(port, "/livez") == (200, "ok\n")
+        finally:
+            process.kill()
+            lane.close()
+            context.destroy()
