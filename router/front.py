@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from router.admission import Admission
+from router.callers import Caller
 from router.config import Limits
 from router.dispatch import Dispatcher
 from router.errors import RequestError
@@ -46,7 +47,9 @@ class Front:
         self._logger = logger
 
     @asynccontextmanager
-    async def serve(self, message: generation_pb2.GenerationSpec, streaming: bool) -> AsyncIterator[Live]:
+    async def serve(
+        self, message: generation_pb2.GenerationSpec, caller: Caller, streaming: bool
+    ) -> AsyncIterator[Live]:
         """A request on the ring, or one that ended while it waited; whatever ends the body ends the request.
 
         Raises RequestError.
@@ -55,7 +58,7 @@ class Front:
         try:
             spec = parse(message, self._model, self._limits, streaming)
             request_id = spec.request_id
-            live = self._requests.enter(spec)
+            live = self._requests.enter(spec, caller.tenant)
         except RequestError as error:
             self._logger.info("request", request_id=request_id, outcome=error.code.name, stream=streaming)
             self._tally.refused(error.code.name, error.code.status)
@@ -77,12 +80,13 @@ class Front:
             self._report(live, outcome)
             self._tally.ended(live, "MIXED" if "," in outcome else outcome, status)
 
-    async def abort(self, request_id: str) -> bool:
-        """Stop a live request; False where there is none."""
+    async def abort(self, request_id: str, caller: Caller) -> bool:
+        """Stop a live request; False where the caller has none."""
         live = self._requests.find(request_id)
-        if live is not None:
-            self._dispatcher.abort(live)
-        return live is not None
+        if live is None or not (caller.admin or caller.tenant == live.tenant):
+            return False
+        self._dispatcher.abort(live)
+        return True
 
     async def _bring_to_ring(self, live: Live) -> None:
         live.queue = queue = asyncio.timeout(live.spec.time_limit)
@@ -121,6 +125,7 @@ class Front:
             request_id=live.spec.request_id,
             outcome=outcome,
             stream=live.spec.streaming,
+            tenant=live.tenant,
             n=live.spec.n,
             prompt_tokens=len(live.prompt),
             cached_tokens=started.cached_tokens if started else 0,

@@ -31,25 +31,25 @@ class GenerationService:
         self._limits = limits
         self._logger = logger
 
-    async def generate(self, request: pb.GenerateRequest, _: Context) -> pb.GenerateResponse:
+    async def generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """All of it at once."""
-        async with self._front.serve(request.spec, streaming=False) as live:
+        async with self._front.serve(request.spec, context.caller, streaming=False) as live:
             await wait_for_end(live)
             return Writer(live, self._text.token_bytes).response(await self._prompt_text(live))
 
     async def generate_stream(self, request: pb.GenerateStreamRequest, context: Context) -> None:
         """Event by event."""
-        async with self._front.serve(request.spec, streaming=True) as live:
+        async with self._front.serve(request.spec, context.caller, streaming=True) as live:
             prompt_text = await self._prompt_text(live)
             await Stream(live, Writer(live, self._text.token_bytes), context.write).run(prompt_text)
 
-    async def abort(self, request: pb.AbortRequest, _: Context) -> pb.AbortResponse:
-        """Its stream ends with ABORTED; its id is free at once."""
+    async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        """Its stream ends with ABORTED; its id is free at once. Other tenants' requests are not there."""
         bad = Violations()
         if not request.request_id:
             bad.add("request_id", "is empty")
         bad.raise_if_any()
-        aborted = await self._front.abort(request.request_id)
+        aborted = await self._front.abort(request.request_id, context.caller)
         reason = request.reason[:MAX_REASON_CHARACTERS]
         self._logger.info("abort", request_id=logged(request.request_id), aborted=aborted, reason=reason)
         return pb.AbortResponse(aborted=aborted)

@@ -31,6 +31,8 @@ class Live:
     number: int
     spec: Spec
     log: RequestLog
+    tenant: str = ""
+    """Whose it is; empty: nobody's in particular."""
     arrived: float = field(default_factory=time.monotonic)
     attempt: int = 0
     prompt: list[int] = field(default_factory=list)
@@ -86,7 +88,7 @@ class Requests:
         """Those with terminals still to come."""
         return list(self._on_ring.values())
 
-    def enter(self, spec: Spec) -> Live:
+    def enter(self, spec: Spec, tenant: str = "") -> Live:
         """A new one. Raises RequestError DUPLICATE_REQUEST while another live one has its id, DRAINING when closed.
 
         OVERLOADED when too many are open: those whose clients do not read their answers count here and nowhere else.
@@ -104,7 +106,7 @@ class Requests:
                 ErrorCode.OVERLOADED, f"{len(self._open)} requests are open, at most {self._max_open} may be"
             )
         keep_ids = spec.token_ids or spec.sampling.logprobs is not None
-        live = Live(self._new_number(), spec, RequestLog(spec.n, keep_ids))
+        live = Live(self._new_number(), spec, RequestLog(spec.n, keep_ids), tenant)
         self._by_id[spec.request_id] = live
         self._open.add(live)
         self.idle.clear()
