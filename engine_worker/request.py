@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from sluice.ring.errors import FinishReason
-from sluice.ring.params import RetentionParams
+from sluice.ring.params import RetentionParams, place_in_line
 from sluice.ring.wire import Submit, Times
 
 
@@ -262,12 +262,3 @@ def remaining(spec: Submit) -> list[int]:
     """Indexes of the sequences that have not ended in an earlier attempt."""
     ended = set(spec.ended)
     return [index for index in range(spec.n) if index not in ended]
-
-
-def place_in_line(priority: int, arrived_at: float, aging_seconds: float) -> float:
-    """The least goes first. A request that waits gains one priority class every `aging_seconds`; never where that is 0.
-
-    Since all who wait gain alike, who is before whom is settled when they arrive: a request of a class above overtakes
-    those that came up to `aging_seconds` earlier.
-    """
-    return arrived_at - priority * aging_seconds if aging_seconds else -priority

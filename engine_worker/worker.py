@@ -254,5 +254,6 @@ class Worker:
             flushes=self._flushes,
             missed=self._missed,
             tokenizer=self._tokenizer,
+            max_batch_size=self._settings.max_batch_size,
             progress=self._pulse.turns,
         )

@@ -1,111 +1,237 @@
 """Who may go on the ring now, who waits, and who is told at once that there is no room."""
 
 import asyncio
-from collections import OrderedDict
-from dataclasses import dataclass
+import heapq
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from router.errors import RequestError
+from router.fairness import CACHED_COST, OUTPUT_COST, PROMPT_COST, FairShare
 from sluice.ring.errors import ErrorCode
+from sluice.ring.params import place_in_line
 
-HIGHEST_PRIORITY = 3
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of those that wait, and of what a tenant may have."""
+
+    waiting: int
+    waiting_tokens: int
+    """Prompt tokens."""
+    tenant_waiting: int | None = None
+    """Requests of one tenant that wait; None: as many as of all."""
+    tenant_requests: int | None = None
+    """Requests of one tenant, waiting or on the ring; None: any number."""
 
 
 class Permit:
-    """One request's place on the ring."""
+    """One request's place on the ring, and its tenant's bill."""
 
-    def __init__(self, admission: "Admission") -> None:
+    def __init__(self, admission: "Admission", tenant: str) -> None:
         self._admission: Admission | None = admission
+        self._tenant = tenant
+
+    def found_cached(self, tokens: int) -> None:
+        """So much of the prompt need not be computed after all."""
+        self._charge((CACHED_COST - PROMPT_COST) * tokens)
+
+    def drew(self, tokens: int) -> None:
+        """So many tokens of output came."""
+        self._charge(OUTPUT_COST * tokens)
 
     def release(self) -> None:
         """Give it to the next one. Idempotent."""
         if self._admission is not None:
             admission, self._admission = self._admission, None
-            admission.give_back()
+            admission.give_back(self._tenant)
+
+    def _charge(self, cost: float) -> None:
+        if self._admission is not None:
+            self._admission.shares.charge(self._tenant, cost)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, order=True)
 class _Waiter:
-    admitted: "asyncio.Future[None]"
-    prompt_tokens: int
+    place: float
+    """In line: see `place_in_line`."""
+    arrival: int
+    tenant: str = field(compare=False)
+    prompt_tokens: int = field(compare=False)
+    admitted: "asyncio.Future[None]" = field(compare=False)
+    gone: bool = field(default=False, compare=False)
+    """Its turn came when it had been cancelled already."""
 
 
 class Admission:
-    """Permits by capacity; beyond it a queue by priority, then arrival, bounded by requests and by prompt tokens."""
+    """Permits by capacity; beyond it a bounded queue.
 
-    def __init__(self, capacity: int, max_waiting: int, max_waiting_tokens: int) -> None:
+    The next is of the tenant that had the least service (`FairShare`); within a tenant by priority with ageing, then
+    arrival. Once tenants are named, of the `places` where requests run at once a part is kept for tenants that hold
+    less than their share: so one that comes into a flood need not wait for the flood's requests to end.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        bounds: Bounds,
+        aging_seconds: float = 0.0,
+        weights: Mapping[str, float] | None = None,
+        kept_part: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`aging_seconds`: in which one that waits gains a priority class; 0: never. `kept_part` of the places."""
         self.live = 0
         self.waiting = 0
         self.waiting_tokens = 0
         self.refused = 0
-        self._capacity = capacity
-        self._max_waiting = max_waiting
-        self._max_waiting_tokens = max_waiting_tokens
-        self._queues: dict[int, OrderedDict[int, _Waiter]] = {
-            priority: OrderedDict() for priority in range(HIGHEST_PRIORITY, 0, -1)
-        }
+        self.shares = FairShare(weights or {})
+        self._capacity = self._places = capacity
+        self._bounds = bounds
+        self._aging_seconds = aging_seconds
+        self._kept_part = kept_part
+        self._clock = clock
+        self._named = bool(weights)
+        """Tenants have been named."""
+        self._held: Counter[str] = Counter()
+        """Permits by tenant."""
+        self._queues: dict[str, list[_Waiter]] = {}
+        """By tenant, heaps that are not empty."""
+        self._waiting_of: Counter[str] = Counter()
         self._arrivals = 0
 
     @property
     def capacity(self) -> int:
-        """Permits; where it shrinks below those given, nobody is admitted until enough came back."""
+        """Permits."""
         return self._capacity
 
-    @capacity.setter
-    def capacity(self, capacity: int) -> None:
-        self._capacity = capacity
+    def resize(self, capacity: int, places: int | None = None) -> None:
+        """Permits, and of those the requests that can run at once. Where there are fewer than were given, nobody is
+        admitted until enough came back.
+        """
+        self._capacity, self._places = capacity, min(capacity, places or capacity)
         self._admit()
 
-    async def acquire(self, priority: int, prompt_tokens: int, refusable: bool = True) -> Permit:
+    async def acquire(self, priority: int, prompt_tokens: int, tenant: str = "", *, refusable: bool = True) -> Permit:
         """Wait for a permit; whoever is cancelled meanwhile leaves the queue.
 
         Raises RequestError OVERLOADED at once when the queue is full, unless it must not be refused: a request that
         gave its permit back for a while.
         """
-        if self.live < self._capacity and not self.waiting:
-            self.live += 1
-            return Permit(self)
+        self._named = self._named or bool(tenant)
         if refusable:
-            self._check_room(prompt_tokens)
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), prompt_tokens)
-        self._arrivals += 1
-        arrival = self._arrivals
-        self._queues[priority][arrival] = waiter
-        self._count(waiter, 1)
-        try:
-            await waiter.admitted
-        except asyncio.CancelledError:
-            if self._queues[priority].pop(arrival, None) is not None:
-                self._count(waiter, -1)
-            elif waiter.admitted.done() and not waiter.admitted.cancelled():
-                self.give_back()
-            raise
-        return Permit(self)
+            self._check_tenant(tenant)
+        if self.waiting or not self._room(tenant):
+            await self._wait(priority, prompt_tokens, tenant, refusable)
+        else:
+            self.shares.enter(tenant)
+            self._give(tenant, prompt_tokens)
+        return Permit(self, tenant)
 
-    def give_back(self) -> None:
+    def give_back(self, tenant: str) -> None:
         """A permit is free; only `Permit` calls this."""
         self.live -= 1
+        self._held[tenant] -= 1
+        if not self._held[tenant]:
+            del self._held[tenant]
+        self.shares.leave(tenant)
         self._admit()
 
-    def _check_room(self, prompt_tokens: int) -> None:
-        tokens = self.waiting_tokens + prompt_tokens
-        # An empty queue takes a prompt of any length: else a long one could never wait.
-        if self.waiting >= self._max_waiting or (self.waiting and tokens > self._max_waiting_tokens):
-            self.refused += 1
-            raise RequestError(
-                ErrorCode.OVERLOADED,
-                f"{self.live} requests are live and {self.waiting} with {self.waiting_tokens} prompt tokens wait; "
-                f"at most {self._max_waiting} with {self._max_waiting_tokens} may wait",
+    async def _wait(self, priority: int, prompt_tokens: int, tenant: str, refusable: bool) -> None:
+        if refusable:
+            self._check_room(prompt_tokens, tenant)
+        self._arrivals += 1
+        place = place_in_line(priority, self._clock(), self._aging_seconds)
+        admitted = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(place, self._arrivals, tenant, prompt_tokens, admitted)
+        heapq.heappush(self._queues.setdefault(tenant, []), waiter)
+        self._count(waiter, 1)
+        self.shares.enter(tenant)
+        self._admit()
+        try:
+            await admitted
+        except asyncio.CancelledError:
+            if admitted.done() and not admitted.cancelled():
+                self.give_back(tenant)
+            else:
+                self._forget(waiter)
+            raise
+
+    def _check_tenant(self, tenant: str) -> None:
+        most = self._bounds.tenant_requests
+        if most is not None and self.shares.requests(tenant) >= most:
+            self._refuse(
+                f"the tenant {tenant!r} has {self.shares.requests(tenant)} requests here; at most {most} may be"
             )
 
+    def _check_room(self, prompt_tokens: int, tenant: str) -> None:
+        bounds, tokens = self._bounds, self.waiting_tokens + prompt_tokens
+        waiting, most = self._waiting_of[tenant], bounds.tenant_waiting
+        if most is not None and self._named and waiting >= most:
+            self._refuse(f"{waiting} requests of the tenant {tenant!r} wait; at most {most} may")
+        # An empty queue takes a prompt of any length: else a long one could never wait.
+        if self.waiting >= bounds.waiting or (self.waiting and tokens > bounds.waiting_tokens):
+            self._refuse(
+                f"{self.live} requests are live and {self.waiting} with {self.waiting_tokens} prompt tokens wait; "
+                f"at most {bounds.waiting} with {bounds.waiting_tokens} may wait"
+            )
+
+    def _refuse(self, message: str) -> None:
+        self.refused += 1
+        raise RequestError(ErrorCode.OVERLOADED, message)
+
+    def _room(self, tenant: str) -> bool:
+        """For one more request of this tenant."""
+        if self.live >= self._capacity:
+            return False
+        if not self._named:
+            return True
+        kept = max(1, round(self._kept_part * self._places)) if self._kept_part else 0
+        if self.live < self._places - kept:
+            return True
+        present = self.shares.tenants + (0 if self.shares.requests(tenant) else 1)
+        # Somebody else may always come.
+        return self._held[tenant] < self._places // max(2, present)
+
     def _admit(self) -> None:
-        while self.waiting and self.live < self._capacity:
-            queue = next(queue for queue in self._queues.values() if queue)
-            _, waiter = queue.popitem(last=False)
+        while self._queues:
+            able = [tenant for tenant in self._queues if self._room(tenant)]
+            if not able:
+                return
+            tenant = self.shares.first(able)
+            waiter = heapq.heappop(self._queues[tenant])
+            if not self._queues[tenant]:
+                del self._queues[tenant]
             self._count(waiter, -1)
-            if not waiter.admitted.done():
-                self.live += 1
+            if waiter.admitted.done():
+                waiter.gone = True
+                self.shares.leave(tenant)
+            else:
+                self._give(tenant, waiter.prompt_tokens)
                 waiter.admitted.set_result(None)
+
+    def _give(self, tenant: str, prompt_tokens: int) -> None:
+        self.live += 1
+        self._held[tenant] += 1
+        self.shares.charge(tenant, PROMPT_COST * prompt_tokens)
+
+    def _forget(self, waiter: _Waiter) -> None:
+        """It was cancelled while it waited."""
+        if waiter.gone:
+            return
+        waiter.gone = True
+        self._count(waiter, -1)
+        self.shares.leave(waiter.tenant)
+        queue = self._queues[waiter.tenant]
+        queue.remove(waiter)
+        heapq.heapify(queue)
+        if not queue:
+            del self._queues[waiter.tenant]
 
     def _count(self, waiter: _Waiter, by: int) -> None:
         self.waiting += by
         self.waiting_tokens += by * waiter.prompt_tokens
+        self._waiting_of[waiter.tenant] += by
+        if not self._waiting_of[waiter.tenant]:
+            del self._waiting_of[waiter.tenant]

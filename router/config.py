@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from router.admission import Bounds
 from sluice.ring.settings import ServiceSettings, load_settings
 
 ENVIRONMENT = "SLUICE_ROUTER_"
@@ -62,6 +63,19 @@ class RouterSettings(ServiceSettings):
     max_live: int = Field(4096, ge=1, description="requests on the ring at most; engines may hold fewer")
     max_waiting: int = Field(1024, ge=0, description="requests waiting for admission at most; more get OVERLOADED")
     max_waiting_tokens: int = Field(4_000_000, ge=0, description="prompt tokens waiting for admission at most")
+    priority_aging_seconds: float = Field(
+        30.0, ge=0, le=1e9, description="in which a request that waits gains one priority class; 0: never"
+    )
+    tenant_weights: dict[str, float] = Field(
+        default_factory=dict, description="tenants with more or less than one share of the service, as JSON or YAML"
+    )
+    tenant_kept_part: float = Field(
+        0.1, ge=0, lt=1, description="of the engines' batches, kept for tenants that hold less than their share"
+    )
+    max_tenant_waiting: int | None = Field(
+        None, ge=0, description="requests of one tenant that wait at most; default: three quarters of max_waiting"
+    )
+    max_tenant_requests: int | None = Field(None, ge=1, description="requests of one tenant at a time; default: any")
     peer_timeout: float = Field(5.0, gt=0, description="seconds without a beat after which a peer is lost")
     peer_wait: float = Field(5.0, ge=0, description="seconds a request waits for an engine and a detokenizer")
     resolve_interval: float = Field(5.0, gt=0, description="seconds between two look-ups of the peers' names")
@@ -125,6 +139,20 @@ class RouterSettings(ServiceSettings):
     def admin_on_main(self) -> bool:
         """AdminService is on the main port: it has none of its own, and strangers cannot call it there."""
         return self.admin_port is None and (self.authenticates or is_loopback(self.host))
+
+    @field_validator("tenant_weights")
+    @classmethod
+    def _check_weights(cls, weights: dict[str, float]) -> dict[str, float]:
+        for tenant, weight in weights.items():
+            if not 0.001 <= weight <= 1000.0:
+                raise ValueError(f"the weight of {tenant!r} must be from 0.001 to 1000")
+        return weights
+
+    @property
+    def bounds(self) -> Bounds:
+        """Of requests that wait for admission, and of a tenant's."""
+        tenant_waiting = self.max_waiting * 3 // 4 if self.max_tenant_waiting is None else self.max_tenant_waiting
+        return Bounds(self.max_waiting, self.max_waiting_tokens, tenant_waiting, self.max_tenant_requests)
 
     def limits(self, context_tokens: int) -> "Limits":
         """The bounds of one request, for a model with this longest context."""

@@ -83,6 +83,8 @@ class Dispatcher:
         for started in batch.started:
             live = self._current(started.request, started.attempt)
             if live is not None:
+                if live.log.started is None and live.permit is not None:
+                    live.permit.found_cached(min(started.cached_tokens, len(live.prompt)))
                 live.log.start(started)
         for row in batch.rows():
             live = self._current(row.request, row.attempt)
@@ -183,6 +185,8 @@ class Dispatcher:
     def _take_row(self, live: Live, row: TextRow) -> None:
         if row.tokens:
             self._tally.heard(live, row.sequence, len(row.tokens))
+            if live.permit is not None:
+                live.permit.drew(len(row.tokens))
         if row.tokens and not live.begun and live.route is not None:
             live.begun = True
             self._placement.begun(live.route.choice)

@@ -107,7 +107,7 @@ class Front:
         live.prompt = tokens if keep is None else tokens[-keep:]
         fit(live.spec, len(live.prompt), self._dispatcher.context_tokens)
         live.retention = live.spec.retention.params(len(tokens), len(live.prompt))
-        live.permit = await self._admission.acquire(live.spec.priority, len(live.prompt))
+        live.permit = await self._admission.acquire(live.spec.priority, len(live.prompt), live.tenant)
         await self._dispatcher.submit(live)
 
     def _leave(self, live: Live) -> None:
@@ -123,6 +123,7 @@ class Front:
         self._logger.info(
             "request",
             request_id=live.spec.request_id,
+            tenant=live.tenant,
             outcome=outcome,
             stream=live.spec.streaming,
             tenant=live.tenant,

@@ -79,7 +79,13 @@ class Router:
             logger,
         )
         self._requests = Requests(settings.max_open)
-        self._admission = Admission(settings.max_live, settings.max_waiting, settings.max_waiting_tokens)
+        self._admission = Admission(
+            settings.max_live,
+            settings.bounds,
+            settings.priority_aging_seconds,
+            settings.tenant_weights,
+            settings.tenant_kept_part,
+        )
         self._tally = Tally()
         self._dispatcher = Dispatcher(
             self._requests,
@@ -232,5 +238,7 @@ class Router:
 
     def _changed(self) -> None:
         self._health.set(self._members.ready.is_set() and not self._requests.closed)
-        held = sum(peer.beat.stats.max_requests for peer in self._members.engines.usable if peer.beat)
-        self._admission.capacity = min(self.settings.max_live, held or self.settings.max_live)
+        beats = [peer.beat for peer in self._members.engines.usable if peer.beat]
+        held = sum(beat.stats.max_requests for beat in beats)
+        places = sum(beat.max_batch_size or beat.stats.max_requests for beat in beats)
+        self._admission.resize(min(self.settings.max_live, held or self.settings.max_live), places)

@@ -100,3 +100,12 @@ def derive_seed(seed: int, sequence: int) -> int:
     The others step by the 64-bit golden ratio (SplitMix64, Steele et al. 2014): neighbouring seeds stay apart.
     """
     return (seed + sequence * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+
+
+def place_in_line(priority: int, arrived_at: float, aging_seconds: float) -> float:
+    """The least goes first. A request that waits gains one priority class every `aging_seconds`; never where that is 0.
+
+    Since all who wait gain alike, who is before whom is settled when they arrive: a request of a class above overtakes
+    those that came up to `aging_seconds` earlier.
+    """
+    return arrived_at - priority * aging_seconds if aging_seconds else -priority

@@ -304,6 +304,8 @@ class EngineBeat(Message, frozen=True):
     """Requests that ended since the last beat, and those that live, as far as they changed."""
     cache: CacheNews | None = None
     """For the router that gets this beat."""
+    max_batch_size: int = 0
+    """Sequences that it computes at once; 0: it does not tell."""
     progress: int = 0
     """Turns of its loop since the start, idle ones too: where this stands still, a step hangs."""
 

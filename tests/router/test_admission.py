@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.admission import Admission
+from router.admission import Admission, Bounds
 from router.errors import RequestError
 from sluice.ring.errors import ErrorCode
 
@@ -21,7 +21,7 @@ async def queue(admission, order, name, priority=2, tokens=1):
 
 
 async def test_priority_then_arrival():
-    admission, order = Admission(1, 10, 100), []
+    admission, order = Admission(1, Bounds(10, 100)), []
     first = await admission.acquire(1, 1)
     tasks = []
     for name, priority in (("low", 1), ("normal", 2), ("high", 3), ("normal too", 2)):
@@ -38,7 +38,7 @@ async def test_priority_then_arrival():
 
 
 async def test_a_permit_is_given_back_once():
-    admission = Admission(1, 0, 0)
+    admission = Admission(1, Bounds(0, 0))
     permit = await admission.acquire(2, 1)
     permit.release()
     permit.release()
@@ -46,7 +46,7 @@ async def test_a_permit_is_given_back_once():
 
 
 async def test_beyond_the_bounds_it_raises_at_once():
-    admission = Admission(1, 2, 10)
+    admission = Admission(1, Bounds(2, 10))
     await admission.acquire(2, 1)
     waiting = [asyncio.ensure_future(admission.acquire(2, 50))]
     await settle()
@@ -64,7 +64,7 @@ async def test_beyond_the_bounds_it_raises_at_once():
 
 
 async def test_whoever_is_cancelled_after_admission_gives_the_permit_back():
-    admission = Admission(1, 10, 100)
+    admission = Admission(1, Bounds(10, 100))
     first = await admission.acquire(2, 1)
     second = asyncio.ensure_future(admission.acquire(2, 1))
     await settle()
@@ -76,13 +76,13 @@ async def test_whoever_is_cancelled_after_admission_gives_the_permit_back():
 
 
 async def test_capacity_follows_the_engines():
-    admission, order = Admission(0, 10, 100), []
+    admission, order = Admission(0, Bounds(10, 100)), []
     tasks = [asyncio.ensure_future(queue(admission, order, i)) for i in range(4)]
     await settle()
-    admission.capacity = 3
+    admission.resize(3)
     await settle()
     assert order == [0, 1, 2]
-    admission.capacity = 1
+    admission.resize(1)
     tasks[0].result().release()
     await settle()
     assert order == [0, 1, 2]
@@ -99,7 +99,8 @@ async def test_capacity_follows_the_engines():
 )
 def test_the_books_are_right_after_anything(actions):
     async def run():
-        admission = Admission(3, 5, 40)
+        capacity = 3
+        admission = Admission(capacity, Bounds(5, 40))
         tasks = []
         for action, number in actions:
             if action == "ask":
@@ -111,14 +112,15 @@ def test_the_books_are_right_after_anything(actions):
                 if task.done() and not task.cancelled() and not task.exception():
                     task.result().release()
             elif action in ("grow", "shrink"):
-                admission.capacity = max(1, admission.capacity + (1 if action == "grow" else -1))
+                capacity = max(1, capacity + (1 if action == "grow" else -1))
+                admission.resize(capacity)
             if number % 2:
                 await settle()
         await settle()
         held = [task for task in tasks if task.done() and not task.cancelled() and not task.exception()]
         assert admission.waiting == sum(not task.done() for task in tasks) <= 5
         assert admission.live == sum(task.result()._admission is not None for task in held)
-        assert not admission.waiting or admission.live >= admission.capacity
+        assert not admission.waiting or admission.live >= capacity
         for task in tasks:
             task.cancel()
         await settle()
