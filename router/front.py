@@ -123,7 +123,6 @@ class Front:
         self._logger.info(
             "request",
             request_id=live.spec.request_id,
-            tenant=live.tenant,
             outcome=outcome,
             stream=live.spec.streaming,
             tenant=live.tenant,
