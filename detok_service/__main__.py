@@ -10,7 +10,7 @@ import zmq
 
 from detok_service import metrics
 from detok_service.config import DetokenizerSettings, read_settings
-from detok_service.service import BEAT_SECONDS, Identity, Service
+from detok_service.service import Identity, Service
 from detok_service.tokenizers import TokenizerError, load_decoders
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.ring.lanes import Inbox, Lane
@@ -22,6 +22,8 @@ from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.pulse import Pulse
 from sluice.telemetry.server import StatusServer
 
+IDLE_SECONDS = 0.1
+"""Between two looks at what no message tells: a signal."""
 BUSY_SECONDS = 0.01
 """Between two looks at full lanes, or at what is left while draining."""
 LINGER_SECONDS = 1.0
@@ -72,9 +74,8 @@ def serve(
 ) -> None:
     """Until it is drained, or the time for that is over."""
     draining = False
-    while not (draining and drained(service, settings.drain_timeout)):
-        until_beat = max(0.0, service.beat_at - time.monotonic())
-        inbox.wait(min(until_beat, BUSY_SECONDS) if service.waiting or draining else until_beat)
+    while not service.drained(settings.drain_timeout):
+        inbox.wait(patience(service))
         messages = inbox.receive(MAX_MESSAGES)
         service.handle(messages)
         service.tick()
@@ -84,7 +85,7 @@ def serve(
             log.info("draining", streams=service.streams)
             draining = True
     service.close(LINGER_SECONDS)
-    log.info("stopped", unknown_rows=service.unknown_rows, gaps=service.gaps, malformed=inbox.malformed)
+    log.info("stopped", unknown_rows=service.intake.unknown_rows, gaps=service.gaps, malformed=inbox.malformed)
 
 
 def serve_status(
@@ -111,11 +112,12 @@ def open_lane(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> Lane:
         raise ValueError(f"{address!r} is no address: {error}") from error
 
 
-def drained(service: Service, timeout: float) -> bool:
-    """Whether a draining service may go: for one beat's time new streams may still come."""
-    seconds = time.monotonic() - (service.draining_since or 0.0)
-    idle = not service.streams and not service.waiting
-    return seconds >= timeout or (idle and seconds >= BEAT_SECONDS)
+def patience(service: Service) -> float:
+    """Seconds to wait for a message: none while there is work without one."""
+    if service.replaying:
+        return 0.0
+    busy = service.waiting or service.draining_since is not None
+    return max(0.0, min(service.beat_at - time.monotonic(), BUSY_SECONDS if busy else IDLE_SECONDS))
 
 
 if __name__ == "__main__":

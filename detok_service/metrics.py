@@ -16,11 +16,15 @@ def read(service: Service, inbox: "Inbox[ToDetokenizer]") -> Iterator[Metric]:
     """All of it."""
     yield gauge(P + "streams", "Sequences that live.", service.streams)
     yield gauge(P + "streams_limit", "Sequences that may.", service.max_streams)
-    yield counter(P + "tokens", "Tokens received.", service.tokens)
+    yield counter(P + "tokens", "Tokens received.", service.intake.tokens)
     yield gauge(P + "queue_messages", "Messages found at the latest look into the inbox.", service.backlog)
     yield gauge(P + "queue_rows", "Rows that full lanes hold up.", service.waiting)
-    yield counter(P + "streams_failed", "Streams ended with an error here, by code.", service.failed, ("code",))
-    yield counter(P + "rows_unknown", "Rows of streams that never began here.", service.unknown_rows)
+    yield counter(
+        P + "streams_failed", "Streams ended with an error here, by code.", service.decoding.failed, ("code",)
+    )
+    yield counter(P + "rows_unknown", "Rows of streams that never began here.", service.intake.unknown_rows)
+    yield counter(P + "streams_dropped", "Streams whose attempt was given up by its router.", service.decoding.dropped)
+    yield counter(P + "opens_stale", "Streams that began after a later attempt had.", service.intake.stale_opens)
     yield counter(P + "frame_gaps", "Times that frames of a lane never came.", service.gaps)
     yield counter(P + "frames_malformed", "Frames dropped because they were none.", inbox.malformed)
     yield gauge(P + "draining", "1 if it asks for no new streams.", float(service.draining_since is not None))

@@ -56,11 +56,10 @@ def test_detokenizer():
     service = Having(
         streams=0,
         max_streams=1,
-        tokens=0,
         backlog=0,
         waiting=0,
-        failed=Counter(),
-        unknown_rows=0,
+        intake=Having(tokens=0, unknown_rows=0, stale_opens=0),
+        decoding=Having(failed=Counter(), dropped=0),
         gaps=0,
         draining_since=None,
     )
