@@ -38,6 +38,8 @@ class Outlet:
         """When the router last gave a sign of life, or a stream first named it."""
         self.greeted = False
         """It said hello: it wants beats."""
+        self.warned_at: float | None = None
+        """When its lane first took a beat that says draining."""
         self._lane = lane
         self._detokenizer = detokenizer
         self._started: list[Started] = []
@@ -62,6 +64,15 @@ class Outlet:
     def send(self, message: Message) -> bool:
         """A message that is worth nothing later, such as a beat: sent now or not at all."""
         return self._lane.send(message)
+
+    def forget(self, dropped: dict[int, int]) -> None:
+        """The router wants nothing of these requests up to the attempt given. A message made already may still go."""
+
+        def wanted(request: int, attempt: int) -> bool:
+            return attempt > dropped.get(request, -1)
+
+        self._started = [one for one in self._started if wanted(one.request, one.attempt)]
+        self._streams = [stream for stream in self._streams if wanted(*stream.key[:2])]
 
     def flush(self) -> None:
         """Send as much as the lane takes."""

@@ -15,6 +15,8 @@ Engine = tuple[str, int]
 Row = tuple[Key, int, list[int], list[TokenLogprob], str, End | None]
 """A `TextRow` as a plain tuple, made in a third of the time: key, offset, tokens, logprobs, text, end."""
 NEVER = 1 << 62
+BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH})
+"""Ends that a token brings, in one row with it."""
 
 
 class Stream:
@@ -22,11 +24,14 @@ class Stream:
 
     What has been decoded waits in the stream until it is asked for, joined with what comes after it. After its end
     (`end` is set) a stream is given nothing more.
+
+    What is shown after n tokens depends on these n tokens alone, and on nothing else that came or was sent. So a stream
+    that resumes reads the tokens that its caller has in silence (`replay`), and goes on as if it had shown them.
     """
 
     __slots__ = (
         "_decoded", "_decoder", "_first", "_interval", "_last", "_logprobs", "_offset", "_opened", "_params",
-        "_queue_time", "_stops", "_text", "_tokens",
+        "_queue_time", "_replayed", "_resumed", "_stops", "_text", "_tokens",
         "complete", "end", "engine", "key", "listed", "router", "touched",
     )  # fmt: skip
 
@@ -54,7 +59,11 @@ class Stream:
         self._interval = opened.text.interval or NEVER
         self._decoder = decoder
         self._stops = stops
-        self._offset = 0
+        self._resumed = opened.resume.get(sequence, [])
+        """What the caller has; nothing any more once the last of it has been read."""
+        self._replayed = 0
+        """How many of these have been read."""
+        self._offset = len(self._resumed)
         """Of the first token that waits:"""
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -86,8 +95,21 @@ class Stream:
             self._logprobs += logprobs
         self._last = end
 
+    @property
+    def replaying(self) -> bool:
+        """`replay` comes before `advance`. The last resumed token is not for it, but read when a row comes."""
+        return self.end is None and self._replayed + 1 < len(self._resumed)
+
+    def replay(self, count: int, now: float) -> None:
+        """Read so many of the resumed tokens. Raises whatever the decoder raises: `fail` then."""
+        start = self._replayed
+        self._replayed = min(start + count, len(self._resumed) - 1)
+        self._reread(self._resumed[start : self._replayed], start, now)
+
     def advance(self, now: float) -> bool:
         """Decode what is queued; whether there is a row to send. Raises whatever the decoder raises: `fail` then."""
+        if self._resumed and not self._end_replay(now):
+            return self.end is not None
         tokens = self._tokens
         if self._decoded:
             tokens = tokens[self._decoded :]
@@ -114,14 +136,43 @@ class Stream:
             self._logprobs = []
         return self.key, offset, tokens, logprobs, text, self.end
 
+    def _end_replay(self, now: float) -> bool:
+        """Read the last resumed token once it is known what follows it; whether the stream goes on."""
+        if self.end is not None or (not self._tokens and self._last is None):
+            return False
+        last, self._resumed = self._resumed[-1:], []
+        if not self._tokens and self._last is not None and self._last.reason in BY_TOKEN:
+            # That token was the end: its row has brought all of the text, what was held back too.
+            self._read(last, now)
+        else:
+            self._reread(last, self._offset - 1, now)
+        return self.end is None
+
+    def _reread(self, tokens: list[int], start: int, now: float) -> None:
+        """Resumed tokens from number `start` on: their text has been shown."""
+        if self._stops is None:
+            self._decoder.feed(tokens)
+            return
+        self._search(self._stops, tokens, start)
+        if self._stops.found is not None:
+            self._cut(0)
+            self.end = self._stopped(self._stops.found, now)
+
     def _read(self, tokens: list[int], now: float) -> str:
-        """Text of the queued tokens, where they can end the stream."""
+        """Text of the latest tokens, where they can end the stream."""
         if self._first is None and tokens:
             self._first = now
+        start = self._offset + len(self._tokens) - len(tokens)
         last = self._last
         if last is not None and last.reason is FinishReason.STOP_TOKEN and not self._params.include_stop:
             tokens = tokens[:-1]
-        text = self._decoder.feed(tokens) if self._stops is None else self._search(self._stops, tokens, now)
+        if self._stops is None:
+            text = self._decoder.feed(tokens)
+        else:
+            text, end = self._search(self._stops, tokens, start)
+            if self._stops.found is not None:
+                self._cut(end - self._offset)
+                self.end = self._stopped(self._stops.found, now)
         if self.end is None and last is not None:
             self.end = last
             # After an error the text stays what the tokens alone make certain: there a resubmission takes it up.
@@ -129,17 +180,16 @@ class Stream:
                 text += self._flush(now)
         return text
 
-    def _search(self, stops: StopSearch, tokens: list[int], now: float) -> str:
+    def _search(self, stops: StopSearch, tokens: list[int], start: int) -> tuple[str, int]:
+        """Text of the tokens from number `start` on, and where it ends: after them, or after the one with a stop."""
         shown = []
         feed = self._decoder.feed
-        short = self._params.min_tokens - self._offset - self._decoded
-        for count, token in enumerate(tokens, 1):
-            shown.append(stops.feed(feed((token,)), count >= short))
+        least = self._params.min_tokens
+        for number, token in enumerate(tokens, start + 1):
+            shown.append(stops.feed(feed((token,)), number >= least))
             if stops.found is not None:
-                self._cut(self._decoded + count)
-                self.end = self._stopped(stops.found, now)
-                break
-        return "".join(shown)
+                return "".join(shown), number
+        return "".join(shown), start + len(tokens)
 
     def _flush(self, now: float) -> str:
         text = self._decoder.flush()

@@ -4,8 +4,9 @@ import structlog
 from structlog.testing import capture_logs
 
 from detok_service.decoder import TextError
+from detok_service.engines import SILENCE_SECONDS as ENGINE_SILENCE_SECONDS
 from detok_service.outlet import MAX_BATCH_TOKENS
-from detok_service.service import ENGINE_SILENCE_SECONDS, SILENCE_SECONDS, Identity, Service
+from detok_service.service import SILENCE_SECONDS, Identity, Service
 from detok_service.stream import Stream
 from detok_service.tokenizers import Decoders
 from sluice.ring.errors import ErrorCode, FinishReason
@@ -70,12 +71,12 @@ class Bench:
         return found
 
 
-def opened(request, n=1, router="router", **text):
-    return Open(request, 1, n, TextParams(**text), router, 5, 2)
+def opened(request, n=1, router="router", attempt=1, resume=(), ended=(), **text):
+    return Open(request, attempt, n, TextParams(**text), router, 5, 2, 0.0, dict(resume), list(ended))
 
 
-def row(request, offset, tokens, end=None, sequence=0, logprobs=()):
-    return TokenRow(request, 1, sequence, offset, list(tokens), list(logprobs), end)
+def row(request, offset, tokens, end=None, sequence=0, logprobs=(), attempt=1):
+    return TokenRow(request, attempt, sequence, offset, list(tokens), list(logprobs), end)
 
 
 def batch(*rows, opens=(), engine="engine", epoch=1):
@@ -132,14 +133,14 @@ def test_after_its_own_stop_a_stream_swallows_the_engine_rows():
     bench.handle(batch(row(1, 3, [3])), batch(row(1, 4, [4])))
     bench.handle(batch(row(1, 5, [], LENGTH)))
     assert bench.texts() == {(1, 0): ("a", FinishReason.STOP_STRING)}
-    assert (bench.service.unknown_rows, len(bench.service._closed)) == (0, 0)
+    assert (bench.service.intake.unknown_rows, bench.service.remembered) == (0, 0)
 
 
 def test_a_stop_and_the_engine_terminal_in_one_drain():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0, 1]), opens=[opened(1, stop=("b",))]), batch(row(1, 2, [2], LENGTH)))
     assert bench.texts() == {(1, 0): ("a", FinishReason.STOP_STRING)}
-    assert (bench.service.streams, len(bench.service._closed)) == (0, 0)
+    assert (bench.service.streams, bench.service.remembered) == (0, 0)
 
 
 def test_a_fault_stays_in_its_stream():
@@ -176,7 +177,7 @@ def test_a_gap_fails_the_streams_of_that_engine():
         (2, 0): ("ab", None),
         (3, 0): ("a", None),
     }
-    assert (bench.service.gaps, bench.service.unknown_rows) == (1, 0)
+    assert (bench.service.gaps, bench.service.intake.unknown_rows) == (1, 0)
     assert logs[0]["missed"] == 3
     bench.handle(Gap(77, 1), Pulse("engine", 1))
     assert bench.texts()[3, 0] == ("a", ErrorCode.ROWS_LOST)
@@ -197,7 +198,7 @@ def test_rows_whose_open_was_lost_are_reported_once_to_every_router():
     for address in ("router", "router-2"):
         assert bench.texts(address) == {(1, 0): ("", ErrorCode.ROWS_LOST)}
     assert bench.texts("router-3") == {}
-    assert (bench.service.unknown_rows, len(bench.service._closed)) == (1, 0)
+    assert (bench.service.intake.unknown_rows, bench.service.remembered) == (1, 0)
 
 
 def test_beyond_max_streams_requests_are_refused_whole():
@@ -209,7 +210,7 @@ def test_beyond_max_streams_requests_are_refused_whole():
         (2, 0): ("", ErrorCode.OVERLOADED),
         (2, 1): ("", ErrorCode.OVERLOADED),
     }
-    assert (bench.service.streams, bench.service.unknown_rows) == (1, 0)
+    assert (bench.service.streams, bench.service.intake.unknown_rows) == (1, 0)
 
 
 def test_a_full_lane_joins_loses_nothing_and_stops_nobody():
@@ -283,19 +284,19 @@ def test_beats_go_to_routers_that_said_hello():
     assert bench.lanes["router"].beats[-1].draining
 
 
-def test_streams_of_a_silent_engine_epoch_end():
+def test_streams_of_a_silent_engine_end():
     bench = Bench()
-    bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]), batch(row(2, 0, [0]), opens=[opened(2)], epoch=2))
+    bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]), batch(row(2, 0, [0]), opens=[opened(2)], engine="other"))
     bench.handle(batch(row(3, 0, [1]), opens=[opened(3, stop=("b",))]))
     for _ in range(int(ENGINE_SILENCE_SECONDS) + 1):
-        bench.handle(Hello("r", "router"), Pulse("engine", 2))
+        bench.handle(Hello("r", "router"), Pulse("other", 1))
         bench.beat(1.0)
     assert bench.texts() == {
         (1, 0): ("a", ErrorCode.ENGINE_LOST),
         (2, 0): ("a", None),
         (3, 0): ("", FinishReason.STOP_STRING),
     }
-    assert (bench.service.streams, len(bench.service._closed)) == (1, 0)
+    assert (bench.service.streams, bench.service.remembered) == (1, 0)
 
 
 def test_streams_of_a_silent_router_are_freed():
@@ -309,7 +310,7 @@ def test_streams_of_a_silent_router_are_freed():
     assert (gone.closed, kept.closed, bench.service.streams) == (True, False, 1)
     bench.handle(batch(row(1, 1, [1], LENGTH), row(2, 1, [1], LENGTH)))
     assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
-    assert (bench.service.waiting, len(bench.service._closed)) == (0, 0)
+    assert (bench.service.waiting, bench.service.remembered) == (0, 0)
 
 
 def test_close_ends_what_lives():
@@ -333,7 +334,7 @@ def test_a_hundred_thousand_live_streams():
         rows = [row(request, 1, [1], LENGTH) for request in range(start, start + size)]
         bench.handle(batch(*rows, engine="crowd"))
     assert bench.service.streams == 0
-    assert len(bench.service._closed) == 0
+    assert bench.service.remembered == 0
     assert bench.service.waiting == 0
     left = [thing for thing in gc.get_objects() if type(thing) is Stream and thing.engine == ("crowd", 1)]
     assert left == []
@@ -347,4 +348,4 @@ def test_ended_streams_leave_no_state_behind():
     for request in range(50):
         bench.handle(batch(row(request, 0, [1]), opens=[opened(request, stop=("b",))]))
     assert bench.service.streams == 0
-    assert len(bench.service._closed) == 10
+    assert bench.service.remembered == 10

@@ -1,0 +1,94 @@
+"""The outlets to all routers that are known."""
+
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from detok_service.outlet import Outlet, Sender
+from detok_service.stream import Stream
+from sluice.ring.wire import DetokenizerBeat
+
+HEARING_SECONDS = 1.0
+"""So long after its lane took a beat a router has heard it, and what it sent before has come."""
+
+
+class Outlets:
+    """Opened when a router is first named, closed when it is silent."""
+
+    def __init__(self, open_lane: Callable[[str], Sender], detokenizer: str, log: structlog.stdlib.BoundLogger) -> None:
+        """`open_lane` raises ValueError for an address that is none."""
+        self.by_address: dict[str, Outlet] = {}
+        """To be looked at only."""
+        self._open_lane = open_lane
+        self._detokenizer = detokenizer
+        self._log = log
+
+    @property
+    def waiting(self) -> int:
+        """Rows that full lanes hold up."""
+        # A copy, for a scrape asks from another thread.
+        return sum(outlet.waiting for outlet in list(self.by_address.values()))
+
+    def to(self, address: str, now: float) -> Outlet | None:
+        """None for an address that is none; what was to go there is lost, and said so."""
+        outlet = self.by_address.get(address)
+        if outlet is None:
+            try:
+                lane = self._open_lane(address)
+            except ValueError as error:
+                self._log.warning("bad address", address=address, error=str(error))
+                return None
+            outlet = self.by_address[address] = Outlet(lane, self._detokenizer, now)
+        return outlet
+
+    def greet(self, address: str, now: float) -> None:
+        """A router said hello."""
+        outlet = self.to(address, now)
+        if outlet is not None:
+            outlet.heard = now
+            outlet.greeted = True
+
+    def greeted(self) -> Iterator[tuple[str, Outlet]]:
+        """Those who said hello, with their addresses."""
+        return ((address, outlet) for address, outlet in self.by_address.items() if outlet.greeted)
+
+    def add(self, stream: Stream) -> None:
+        """A stream has a row to send."""
+        self.by_address[stream.router].add(stream)
+
+    def beat(self, beat: DetokenizerBeat, now: float) -> None:
+        """Send it to all who said hello."""
+        for _, outlet in self.greeted():
+            if outlet.send(beat) and beat.draining and outlet.warned_at is None:
+                outlet.warned_at = now
+
+    def warned(self, now: float) -> bool:
+        """Whether all who said hello have heard of the drain."""
+        return all(
+            outlet.warned_at is not None and now - outlet.warned_at >= HEARING_SECONDS for _, outlet in self.greeted()
+        )
+
+    def forget(self, dropped: dict[int, int]) -> None:
+        """What waits of these requests, up to the attempt given, is not sent."""
+        for outlet in self.by_address.values():
+            outlet.forget(dropped)
+
+    def flush(self) -> None:
+        """Send as much as the lanes take."""
+        for outlet in self.by_address.values():
+            outlet.flush()
+
+    def silent(self, seconds: float, now: float) -> list[str]:
+        """Addresses of routers that have not been heard for so long."""
+        return [address for address, outlet in self.by_address.items() if now - outlet.heard > seconds]
+
+    def remove(self, address: str) -> int:
+        """Close the lane to a router; the rows that are lost with it."""
+        outlet = self.by_address.pop(address)
+        outlet.close()
+        return outlet.waiting
+
+    def close(self, linger: float) -> None:
+        """Close all lanes, after at most `linger` seconds for what they still hold."""
+        for outlet in self.by_address.values():
+            outlet.close(linger)

@@ -1,0 +1,183 @@
+"""Requests that are submitted again: what is taken up, what is given up."""
+
+import gc
+
+from detok_service.decoding import REPLAY_SECONDS, REPLAY_TOKENS
+from detok_service.stream import Stream
+from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.lanes import Gap
+from sluice.ring.wire import Drop, End, Hello, Started, Times
+from tests.detok_service.test_service import LENGTH, POISON, Bench, Letters, batch, opened, row
+
+ABORTED = End(FinishReason.ABORTED, Times(0.0, 0.0, 0.0))
+
+
+def rows(bench, address="router"):
+    """(request, attempt, sequence), offset, tokens, text, whether it is the last."""
+    return [
+        ((one.request, one.attempt, one.sequence), one.offset, one.tokens, one.text, one.end is not None)
+        for one in bench.lanes[address].rows()
+    ]
+
+
+def test_a_resumed_request_goes_on_where_its_caller_is():
+    bench = Bench()
+    resumed = opened(1, n=4, attempt=2, resume={0: [0, 1], 3: [2]}, ended=[1])
+    later = [row(1, offset, [3], LENGTH, sequence, attempt=2) for sequence, offset in [(0, 2), (2, 0), (3, 1)]]
+    bench.handle(batch(*later, opens=[resumed]))
+    assert sorted(rows(bench)) == [
+        ((1, 2, 0), 2, [3], "d", True),
+        ((1, 2, 2), 0, [3], "d", True),
+        ((1, 2, 3), 1, [3], "d", True),
+    ]
+    assert bench.lanes["router"].batches[0].started == [Started(1, 2, 5, 2)]
+    assert (bench.service.streams, bench.service.remembered, bench.service.intake.unknown_rows) == (0, 0, 0)
+
+
+def test_ended_sequences_take_no_place():
+    bench = Bench(max_streams=2)
+    bench.handle(batch(opens=[opened(1, n=4, attempt=2, ended=[0, 2])]))
+    assert (bench.service.streams, bench.service.decoding.failed) == (2, {})
+
+
+def test_a_stop_string_in_the_resumed_tokens_ends_the_sequence_before_any_row():
+    bench = Bench()
+    bench.handle(batch(opens=[opened(1, attempt=2, resume={0: [0, 1, 2]}, stop=("b",))]))
+    assert rows(bench) == [((1, 2, 0), 3, [], "", True)]
+    assert bench.texts() == {(1, 0): ("", FinishReason.STOP_STRING)}
+    bench.handle(batch(row(1, 3, [3], attempt=2)), batch(row(1, 4, [], ABORTED, attempt=2)))
+    assert (len(rows(bench)), bench.service.streams, bench.service.remembered) == (1, 0, 0)
+
+
+def test_a_resumed_token_that_cannot_be_decoded_ends_its_stream_only():
+    bench = Bench()
+    opens = [opened(1, attempt=2, resume={0: [0, POISON, 1]}), opened(2, attempt=2, resume={0: [0, 0]})]
+    bench.handle(batch(row(1, 3, [1], LENGTH, attempt=2), row(2, 2, [1], LENGTH, attempt=2), opens=opens))
+    assert bench.texts() == {(1, 0): ("", ErrorCode.TEXT_FAILED), (2, 0): ("b", FinishReason.LENGTH)}
+    assert bench.service.streams == 0
+
+
+def test_a_later_attempt_ends_those_before_it_in_silence():
+    bench = Bench()
+    bench.handle(batch(row(1, 0, [0]), row(1, 0, [0], sequence=1), opens=[opened(1, n=2)]))
+    bench.handle(batch(row(1, 1, [1]), opens=[opened(1, n=2, attempt=2, resume={0: [0]})], engine="other"))
+    assert (bench.service.streams, bench.service.decoding.dropped, bench.service.remembered) == (2, 2, 2)
+    bench.handle(batch(row(1, 2, [2]), row(1, 1, [1], ABORTED, sequence=1)))
+    bench.handle(batch(row(1, 1, [3], LENGTH, attempt=2), row(1, 0, [4], LENGTH, 1, attempt=2), engine="other"))
+    assert rows(bench)[2:] == [((1, 2, 0), 1, [3], "d", True), ((1, 2, 1), 0, [4], "e", True)]
+    assert (bench.service.streams, bench.service.intake.unknown_rows) == (0, 0)
+    bench.handle(batch(row(1, 3, [], ABORTED)))
+    assert (bench.service.remembered, bench.service.intake.unknown_rows) == (0, 0)
+
+
+def test_an_earlier_attempt_that_comes_late_is_ignored():
+    bench = Bench()
+    bench.handle(Hello("r", "router"))
+    bench.handle(batch(row(1, 0, [0], attempt=3), opens=[opened(1, attempt=3)], engine="other"))
+    late = batch(row(1, 0, [4]), row(1, 0, [4], sequence=1), row(1, 0, [4], attempt=2), opens=[opened(1, n=2)])
+    bench.handle(late, batch(row(1, 1, [1], LENGTH, attempt=3), engine="other"))
+    assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
+    assert (bench.service.intake.stale_opens, bench.service.intake.unknown_rows, bench.service.remembered) == (1, 0, 2)
+    bench.handle(batch(row(1, 1, [], ABORTED), row(1, 1, [], ABORTED, sequence=1)))
+    assert (len(rows(bench)), bench.service.remembered, bench.service.intake.unknown_rows) == (2, 0, 0)
+
+
+def test_a_stream_begins_once():
+    bench = Bench()
+    bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]))
+    bench.handle(batch(row(1, 0, [0]), row(1, 1, [1], LENGTH), opens=[opened(1)]))
+    assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
+    assert [len(one.started) for one in bench.lanes["router"].batches] == [1, 0]
+    assert (bench.service.intake.stale_opens, bench.service.remembered, bench.service.streams) == (1, 0, 0)
+
+
+def test_a_drop_ends_an_attempt_in_silence_and_forgets_what_waits():
+    bench = Bench()
+    opens = [opened(1, n=2, stop=("b",)), opened(2)]
+    bench.handle(batch(opens=opens))
+    lane = bench.lanes["router"]
+    lane.room = 0
+    bench.handle(batch(row(1, 0, [0]), row(1, 0, [1], sequence=1), row(2, 0, [0]), opens=[opened(3)]))
+    assert bench.service.waiting == 4
+    bench.handle(batch(row(1, 1, [2])), Drop(1, 1), Drop(3, 1))
+    assert (bench.service.waiting, bench.service.streams, bench.service.decoding.dropped) == (1, 1, 2)
+    lane.room = 1 << 60
+    bench.handle(batch(row(1, 2, [3])), batch(row(1, 3, [], ABORTED), row(1, 1, [], ABORTED, sequence=1)))
+    bench.handle(batch(row(2, 1, [1], LENGTH), row(3, 0, [0], ABORTED)))
+    assert bench.texts() == {(2, 0): ("ab", FinishReason.LENGTH)}
+    assert [one.request for batch in lane.batches for one in batch.started] == [1, 2]
+    assert (bench.service.streams, bench.service.remembered, bench.service.intake.unknown_rows) == (0, 0, 0)
+
+
+def test_a_drop_reaches_the_attempts_before_it_and_none_after_it():
+    bench = Bench()
+    bench.handle(batch(opens=[opened(1, attempt=2), opened(2, attempt=5), opened(3)]))
+    bench.handle(Drop(1, 3), Drop(2, 4), Drop(9, 9))
+    assert (bench.service.streams, bench.service.decoding.dropped) == (2, 1)
+    bench.handle(batch(row(2, 0, [0], LENGTH, attempt=5), row(3, 0, [0], LENGTH)))
+    assert bench.texts() == {(2, 0): ("a", FinishReason.LENGTH), (3, 0): ("a", FinishReason.LENGTH)}
+
+
+def test_dropped_attempts_leave_a_bounded_trace():
+    bench = Bench(max_streams=10)
+    for request in range(100):
+        bench.handle(batch(row(request, 0, [0]), opens=[opened(request, resume={0: [1, 2, 3]})], engine="crowd"))
+        bench.handle(Drop(request, 1))
+    assert (bench.service.streams, bench.service.waiting, bench.service.remembered) == (0, 0, 10)
+    assert [thing for thing in gc.get_objects() if type(thing) is Stream and thing.engine == ("crowd", 1)] == []
+
+
+class Ticking(Bench):
+    """Every look at the clock takes half of the time for one replay: each call of `handle` reads one slice."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.service.decoding._clock = self.look
+
+    def look(self):
+        self.now += REPLAY_SECONDS / 2 + 1e-9
+        return self.now
+
+
+def test_long_replays_are_read_in_slices_while_others_go_on():
+    feeds = []
+
+    class Recording(Letters):
+        def feed(self, tokens):
+            feeds.append(len(tokens))
+            return super().feed(tokens)
+
+    bench = Ticking(new=Recording)
+    long = [0] * (3 * REPLAY_TOKENS + 1)
+    opens = [*(opened(request, attempt=2, resume={0: long}) for request in (1, 2)), opened(3)]
+    bench.handle(batch(row(1, len(long), [1], attempt=2), row(3, 0, [0]), opens=opens))
+    step = 0
+    while bench.service.replaying:
+        step += 1
+        assert ((3, 1, 0), step - 1) in [one[:2] for one in rows(bench)]
+        bench.handle(batch(row(1, len(long) + step, [2], attempt=2), row(3, step, [1])))
+    assert max(feeds) <= REPLAY_TOKENS
+    assert step == 5
+    bench.handle(batch(row(2, len(long), [], ABORTED, attempt=2), row(1, len(long) + step + 1, [], LENGTH, attempt=2)))
+    texts = bench.texts()
+    assert texts[1, 0] == ("b" + "c" * step, FinishReason.LENGTH)
+    assert texts[2, 0] == ("", FinishReason.ABORTED)
+    assert texts[3, 0] == ("a" + "b" * step, None)
+
+
+def test_what_is_lost_or_dropped_while_it_replays():
+    bench = Ticking()
+    long = [0] * (2 * REPLAY_TOKENS)
+    bench.handle(batch(opens=[opened(request, attempt=2, resume={0: long}) for request in (1, 2, 3)]))
+    assert bench.service.replaying
+    bench.handle(Drop(1, 2), batch(row(2, len(long), [1], attempt=2), row(3, len(long), [1], attempt=2)))
+    bench.handle(Gap(7, 1), batch(opens=[opened(4, attempt=2, resume={0: long})]))
+    while bench.service.replaying:
+        bench.handle()
+    bench.handle(batch(row(4, len(long), [1], LENGTH, attempt=2)))
+    assert bench.texts() == {
+        (2, 0): ("", ErrorCode.ROWS_LOST),
+        (3, 0): ("", ErrorCode.ROWS_LOST),
+        (4, 0): ("b", FinishReason.LENGTH),
+    }
+    assert bench.service.streams == 0

@@ -1,0 +1,48 @@
+from detok_service.engines import MAX_ENGINES, MAX_MISSED, SILENCE_SECONDS, Engines
+from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.lanes import Gap
+from sluice.ring.wire import Hello, Pulse
+from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
+
+
+def test_beats_tell_what_never_came_by_engine_epoch():
+    bench = Bench()
+    bench.handle(Hello("r", "router"), Pulse("one", 11), Pulse("two", 22))
+    bench.beat()
+    bench.handle(Gap(5, 2), Pulse("one", 11), Gap(6, 1), Hello("r", "router"), Gap(5, 3), Pulse("one", 11))
+    bench.beat()
+    bench.handle(Gap(8, 1 << 63), Pulse("two", 22), Gap(8, 1 << 63), Pulse("two", 22))
+    bench.beat()
+    assert [beat.missed for beat in bench.lanes["router"].beats] == [{}, {11: 5}, {11: 5, 22: MAX_MISSED}]
+
+
+def test_a_new_epoch_of_an_engine_ends_the_streams_of_the_old_one():
+    bench = Bench()
+    others = batch(row(2, 0, [0]), opens=[opened(2)], engine="other")
+    bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]), others)
+    bench.handle(batch(row(1, 1, [1])), batch(row(3, 0, [3]), opens=[opened(3)], epoch=2))
+    assert bench.texts() == {(1, 0): ("ab", ErrorCode.ENGINE_LOST), (2, 0): ("a", None), (3, 0): ("d", None)}
+
+
+def test_late_frames_of_an_old_epoch_harm_nobody():
+    bench = Bench()
+    bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]))
+    bench.handle(batch(row(2, 0, [0]), opens=[opened(2)], epoch=2))
+    bench.handle(batch(row(1, 1, [1], LENGTH)), Pulse("engine", 1), batch(row(2, 1, [1], LENGTH), epoch=2))
+    assert bench.texts() == {(1, 0): ("a", ErrorCode.ENGINE_LOST), (2, 0): ("ab", FinishReason.LENGTH)}
+    assert (bench.service.streams, bench.service.remembered) == (0, 0)
+
+
+def test_what_is_known_of_engines_is_bounded():
+    engines = Engines()
+    engines.hear(("first", 1), 0.0)
+    for number in range(MAX_ENGINES):
+        assert engines.hear((f"engine-{number}", number), 1.0) is None
+        engines.miss((f"engine-{number}", number), 1)
+        engines.hear(("kept", 1 << 40), 1.0)
+    assert len(engines.missed) < MAX_ENGINES
+    assert engines.hear(("kept", 1 << 41), 2.0) == ("kept", 1 << 40)
+    assert engines.hear(("first", 2), 2.0) is None
+    for engine in engines.silent(2.0 + SILENCE_SECONDS):
+        engines.forget(engine)
+    assert (engines.missed, engines.silent(1e9)) == ({}, [("kept", 1 << 41), ("first", 2)])

@@ -1,0 +1,259 @@
+"""A stream that goes on elsewhere after n tokens shows what it would have shown."""
+
+import itertools
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from detok_service.stops import StopSearch, StopStrings
+from detok_service.stream import MAX_TEXTLESS, Stream
+from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.params import TextParams
+from sluice.ring.wire import End, Open, Times, TokenLogprob
+from tests.detok_service.test_decoder import KINDS, built, ids_of
+from tests.detok_service.test_stream import Words
+
+TIMES = Times(1.0, 2.0, 3.0)
+BY_TOKEN = [FinishReason.LENGTH, FinishReason.EOS, FinishReason.STOP_TOKEN]
+ALONE = [FinishReason.TIME_LIMIT, FinishReason.ABORTED, FinishReason.ERROR]
+SIZES = st.lists(st.integers(1, 5), max_size=12)
+
+
+class Shown:
+    """What a caller has of a stream: joined rows, each looked at as it comes."""
+
+    def __init__(self):
+        self.tokens, self.logprobs, self.text, self.end = [], [], "", None
+
+    def add(self, row):
+        _, offset, tokens, logprobs, text, end = row
+        assert self.end is None, "a row after the terminal"
+        assert offset == len(self.tokens)
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.text += text
+        if end is not None:
+            self.end = (end.reason, end.stop_token, end.stop_string)
+
+
+def new(decoder, params, resumed=()):
+    search = StopSearch(StopStrings(params.stop), params.include_stop) if params.stop else None
+    opened = Open(7, 1, 1, params, "router", 3, 0, resume={0: list(resumed)} if resumed else {})
+    return Stream(opened, 0, ("engine", 5), decoder, search, 0.0)
+
+
+def replay(stream, slices=(3,)):
+    for count in itertools.cycle(slices):
+        if not stream.replaying:
+            return
+        stream.replay(count, 0.0)
+
+
+def feed(stream, shown, tokens, sizes, end, rows=1 << 30):
+    """The engine's part, from what the caller has on: rows of these sizes, until so many have come out."""
+    start = len(shown.tokens)
+    cuts = [*itertools.accumulate(itertools.chain([start], sizes, itertools.repeat(1, len(tokens))))]
+    spans = [(at, min(to, len(tokens))) for at, to in itertools.pairwise(cuts) if at < len(tokens)]
+    if not spans or end.reason in ALONE:
+        spans.append((len(tokens), len(tokens)))
+    for at, to in spans:
+        if stream.end is None:
+            part = tokens[at:to]
+            logprobs = [TokenLogprob(-float(i), 1, []) for i in range(at, to)]
+            stream.take(at, list(part), logprobs, end if (at, to) == spans[-1] else None)
+        if stream.advance(1.0):
+            shown.add(stream.row())
+            rows -= 1
+        if stream.end is not None or rows == 0:
+            return
+
+
+def whole(make, params, tokens, sizes, end):
+    shown = Shown()
+    feed(new(make(), params), shown, tokens, sizes, end)
+    return shown
+
+
+def resumed_often(make, params, tokens, sizes, end, rows):
+    """Broken off after so many rows, again and again."""
+    shown = Shown()
+    for count in rows:
+        stream = new(make(), params, shown.tokens)
+        replay(stream)
+        if stream.end is not None:
+            shown.add(stream.row())
+        else:
+            feed(stream, shown, tokens, sizes, end, count)
+        if shown.end is not None:
+            return shown
+    stream = new(make(), params, shown.tokens)
+    replay(stream, (1, 4))
+    feed(stream, shown, tokens, sizes, end)
+    return shown
+
+
+def at_end(shown):
+    """What a caller has who missed nothing but the end itself."""
+    return [*shown.tokens], [*shown.logprobs], shown.text
+
+
+def params_for(text):
+    """Stop strings are cut out of the text, so that they come."""
+    spot = st.integers(0, max(0, len(text) - 1))
+    inside = st.builds(lambda at, size: text[at : at + size], spot, st.integers(1, 4))
+    stops = st.lists(st.one_of(inside, st.text("ab�e", min_size=1, max_size=3)), max_size=3)
+    return st.builds(
+        TextParams,
+        stop=stops.map(lambda found: tuple(stop for stop in found if stop)),
+        include_stop=st.booleans(),
+        min_tokens=st.integers(0, 20),
+        skip_special_tokens=st.booleans(),
+        interval=st.integers(0, 4),
+    )
+
+
+def ends():
+    return st.sampled_from(BY_TOKEN + ALONE).map(lambda reason: End(reason, TIMES, stop_token=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cut_anywhere_and_resumed_anywhere_it_is_the_same_stream(kind):
+    tokenizer, decoders = built(kind)
+
+    @given(st.data(), ids_of(kind), ends(), SIZES, SIZES, st.lists(st.integers(1, 4), max_size=6))
+    def run(data, tokens, end, sizes, other_sizes, rows):
+        params = data.draw(params_for(tokenizer.decode(tokens, skip_special_tokens=False)))
+
+        def make():
+            return decoders.new(params.skip_special_tokens)
+
+        expected = whole(make, params, tokens, sizes, end)
+        got = resumed_often(make, params, tokens, other_sizes, end, rows)
+        assert vars(got) == vars(expected)
+
+    run()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_shown_with_n_tokens_depends_on_these_alone(kind):
+    """Of a caller who has n tokens, the text; from there on, the rest of it."""
+    tokenizer, decoders = built(kind)
+
+    @given(st.data(), ids_of(kind), ends(), SIZES, st.integers(0, 40))
+    def run(data, tokens, end, sizes, at):
+        params = data.draw(params_for(tokenizer.decode(tokens, skip_special_tokens=False)))
+
+        def make():
+            return decoders.new(params.skip_special_tokens)
+
+        expected = whole(make, params, tokens, sizes, end)
+        at = min(at, len(expected.tokens))
+        shown = Shown()
+        if at == len(expected.tokens) and end.reason in BY_TOKEN:
+            shown.tokens, shown.logprobs, shown.text = at_end(expected)
+        else:
+            feed(new(make(), params), shown, expected.tokens[:at], [1 << 20], End(FinishReason.ERROR, TIMES))
+            assert expected.text.startswith(shown.text)
+            if shown.end[0] is FinishReason.ERROR:
+                shown.end = None
+        if shown.end is None:
+            stream = new(make(), params, shown.tokens)
+            replay(stream)
+            if stream.end is not None:
+                shown.add(stream.row())
+            else:
+                feed(stream, shown, tokens, sizes, end)
+        assert vars(shown) == vars(expected)
+
+    run()
+
+
+@given(st.lists(st.text("ab", max_size=3), min_size=1, max_size=12), st.text("ab", max_size=3), SIZES, SIZES, st.data())
+@example(["a", "a"], "", [], [], None)
+def test_hold_back_over_every_border(texts, rest, sizes, other_sizes, data):
+    params = TextParams(stop=("ab", "aabb"), min_tokens=2) if data is None else data.draw(params_for("".join(texts)))
+    tokens = list(range(len(texts)))
+    end = End(FinishReason.LENGTH, TIMES, stop_token=1)
+    expected = whole(lambda: Words(texts, rest), params, tokens, sizes, end)
+    for at in range(1, 4):
+        got = resumed_often(lambda: Words(texts, rest), params, tokens, other_sizes, end, [at] * len(tokens))
+        assert vars(got) == vars(expected)
+
+
+def test_a_long_wait_for_text_is_resumed_too():
+    """Rows without text go out all MAX_TEXTLESS tokens: the text comes later, once."""
+    _, decoders = built("sentencepiece")
+    tokenizer, _ = built("sentencepiece")
+    smile = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "🙂".encode()]
+    tokens = smile * MAX_TEXTLESS + [tokenizer.token_to_id("e")]
+    end = End(FinishReason.LENGTH, TIMES)
+    for rows in (1, 2, 3):
+        got = resumed_often(lambda: decoders.new(True), TextParams(), tokens, [1] * 400, end, [rows] * 9)
+        assert (got.text, got.tokens) == ("🙂" * MAX_TEXTLESS + "e", tokens)
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_within_what_was_resumed_ends_at_once(include):
+    stream = new(Words(["a", "b.", "c", "d"]), TextParams(stop=("b.",), include_stop=include), [0, 1, 2])
+    replay(stream)
+    assert stream.end.reason is FinishReason.STOP_STRING
+    assert stream.advance(1.0)
+    assert stream.row()[1:5] == (3, [], [], "")
+    assert stream.end.stop_string == "b."
+
+
+def test_rows_that_wait_for_the_replay_of_a_stop_are_cut():
+    stream = new(Words(["a", "b.", "c", "d"]), TextParams(stop=("b.",)), [0, 1, 2])
+    stream.take(3, [3], [TokenLogprob(0.0, 1, [])], End(FinishReason.LENGTH, TIMES))
+    replay(stream)
+    assert stream.advance(1.0)
+    assert stream.row() == ((7, 1, 0), 3, [], [], "", End(FinishReason.STOP_STRING, TIMES, stop_string="b."))
+
+
+def test_a_stop_string_with_the_last_resumed_token_ends_with_the_next_row():
+    """Before it nobody knows whether that token is a hidden stop token, which completes no stop string."""
+    for tokens, end, expected in [
+        ([2], None, (FinishReason.STOP_STRING, "b.")),
+        ([], End(FinishReason.STOP_TOKEN, TIMES, stop_token=1), (FinishReason.STOP_TOKEN, None)),
+        ([], End(FinishReason.LENGTH, TIMES), (FinishReason.STOP_STRING, "b.")),
+        ([], End(FinishReason.ABORTED, TIMES), (FinishReason.STOP_STRING, "b.")),
+    ]:
+        stream = new(Words(["a", "b.", "c"]), TextParams(stop=("b.",)), [0, 1])
+        replay(stream)
+        assert not stream.advance(1.0)
+        stream.take(2, list(tokens), [], end)
+        assert stream.advance(1.0)
+        _, offset, sent, _, text, last = stream.row()
+        assert (offset, sent, text) == (2, [], "")
+        assert (last.reason, last.stop_string) == expected
+
+
+def test_text_held_back_is_shown_at_an_end_that_no_token_brought():
+    for reason, text in [
+        (FinishReason.ABORTED, "st"),
+        (FinishReason.TIME_LIMIT, "st"),
+        (FinishReason.ERROR, ""),
+        # The caller has the last token's row, and with it this.
+        (FinishReason.LENGTH, ""),
+        (FinishReason.EOS, ""),
+    ]:
+        stream = new(Words(["a", "st"]), TextParams(stop=("stop",)), [0, 1])
+        replay(stream)
+        stream.take(2, [], [], End(reason, TIMES))
+        assert stream.advance(1.0)
+        assert stream.row()[4] == text
+
+
+def test_a_hole_and_a_failure_right_after_the_resumed_tokens():
+    stream = new(Words(list("abcd")), TextParams(), [0, 1])
+    replay(stream)
+    stream.take(3, [3], [], None)
+    assert stream.advance(1.0)
+    assert stream.row()[1:5] == (2, [], [], "")
+    assert stream.end.fault.error_code is ErrorCode.ROWS_LOST
+
+    stream = new(Words(list("abcd")), TextParams(), [0, 1, 2])
+    stream.take(3, [3], [], None)
+    stream.fail(ErrorCode.ENGINE_LOST, "gone")
+    assert stream.row()[1:5] == (3, [], [], "")
