@@ -55,8 +55,12 @@ class RouterSettings(ServiceSettings):
         default_factory=lambda: f"router-{socket.gethostname()}-{os.getpid()}", description="name of this process"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
-    metrics_host: str = Field("127.0.0.1", description="interface on which Prometheus may ask for /metrics")
+    metrics_host: str = Field("127.0.0.1", description="interface on which /metrics, /livez and /readyz answer")
     metrics_port: int = Field(0, ge=0, le=65535, description="port for that; 0: none")
+    ready_stall: float = Field(
+        30.0, gt=0, description="seconds that its event loop may stand still until /readyz says no"
+    )
+    live_stall: float = Field(120.0, gt=0, description="seconds that it may stand still until /livez says no")
     drain_timeout: float = Field(10.0, ge=0, description="seconds that live requests have to end after SIGTERM")
 
     max_open: int = Field(16_384, ge=1, description="requests open at most, those of clients that do not read included")

@@ -1,4 +1,4 @@
-"""grpc.health.v1: SERVING while the ring is whole and takes work."""
+"""grpc.health.v1: SERVING while the ring is whole and takes work; whether this process lives, by a name of its own."""
 
 import asyncio
 from collections.abc import Iterable
@@ -10,17 +10,19 @@ from grpc_health.v1 import health_pb2 as pb
 
 from router.callers import Context
 
+LIVENESS = "liveness"
+READINESS = "readiness"
 SERVICE = cast(ServiceDescriptor, pb.DESCRIPTOR.services_by_name["Health"])
 
 
 class HealthService:
-    """One status for the server ("") and each of its services.
+    """One status for the server (""), each of its services and READINESS. Whoever answers lives: LIVENESS serves.
 
     Not grpcio-health-checking's own servicer: there the first watcher that leaves takes the others' news with it.
     """
 
     def __init__(self, services: Iterable[str]) -> None:
-        self._services = frozenset({"", *services})
+        self._services = frozenset({"", LIVENESS, READINESS, *services})
         self._serving = False
         self._changed = asyncio.Event()
 
@@ -56,4 +58,4 @@ class HealthService:
         if service not in self._services:
             return pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
         serving, not_serving = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
-        return pb.HealthCheckResponse(status=serving if self._serving else not_serving)
+        return pb.HealthCheckResponse(status=serving if self._serving or service == LIVENESS else not_serving)

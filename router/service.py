@@ -36,7 +36,10 @@ from router.text import Text
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.lanes import Gap
 from sluice.ring.wire import DetokenizerBeat, EngineBeat, Hello, TextBatch, ToRouter
-from sluice.telemetry.metrics import MetricsServer, registry_of
+from sluice.telemetry.health import Health
+from sluice.telemetry.metrics import registry_of
+from sluice.telemetry.pulse import Pulse
+from sluice.telemetry.server import StatusServer
 from sluice.v1 import admin_pb2, generation_pb2
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
@@ -45,6 +48,7 @@ ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 Service = tuple[ServiceDescriptor, object, Admit]
 """What answers its calls, and who says whether they may be made."""
 
+PULSE_SECONDS = 0.25
 STOP_SECONDS = 0.5
 """Calls that never end of themselves (Watch, StreamStats) are cut after this."""
 
@@ -101,7 +105,8 @@ class Router:
         self._health = HealthService(service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH))
         self._gap = False
         self._catching_up: asyncio.Handle | None = None
-        self._metrics: MetricsServer | None = None
+        self._pulse = Pulse()
+        self._status: StatusServer | None = None
         self._listeners = self._make_listeners()
         self.tasks: list[asyncio.Task[None]] = []
         """From `start` on. They end only by a fault."""
@@ -125,8 +130,7 @@ class Router:
     async def start(self) -> None:
         """Listen, and begin to greet peers."""
         if self.settings.metrics_port:
-            registry = registry_of(self._read_metrics)
-            self._metrics = MetricsServer(registry, self.settings.metrics_host, self.settings.metrics_port)
+            self._status = self._serve_status()
         for listener in self._listeners:
             listener.bind()
         self._inbox.start()
@@ -135,7 +139,7 @@ class Router:
         for listener in self._listeners:
             await listener.start()
         ended = (listener.ended() for listener in self._listeners)
-        self.tasks = [asyncio.create_task(forever) for forever in (heartbeat, reloads, *ended)]
+        self.tasks = [asyncio.create_task(forever) for forever in (heartbeat, reloads, self._turn(), *ended)]
         self._logger.info(
             "ready",
             address=self._listeners[0].address,
@@ -158,8 +162,8 @@ class Router:
         self._members.close()
         self._context.term()
         self._text.close()
-        if self._metrics is not None:
-            self._metrics.close()
+        if self._status is not None:
+            self._status.close()
         self._logger.info(
             "stopped",
             aborted=aborted,
@@ -167,6 +171,28 @@ class Router:
             late_rows=self._dispatcher.late_rows,
             unknown_beats=self._members.engines.unknown + self._members.detokenizers.unknown,
         )
+
+    async def _turn(self) -> None:
+        while True:
+            self._pulse.touch()
+            await asyncio.sleep(PULSE_SECONDS)
+
+    def _serve_status(self) -> StatusServer:
+        settings = self.settings
+        health = Health(self._pulse, settings.live_stall, settings.ready_stall, self._unready)
+        return StatusServer(registry_of(self._read_metrics), health, settings.metrics_host, settings.metrics_port)
+
+    def _unready(self) -> str | None:
+        """Why new requests would not get through. Called from the thread of a probe."""
+        if self._requests.closed:
+            return "it is draining"
+        if self._members.ready.is_set():
+            return None
+        usable = {
+            "engine": any(peer.usable for peer in self._members.engines.all),
+            "detokenizer": any(peer.usable for peer in self._members.detokenizers.all),
+        }
+        return f"no {' and no '.join(kind for kind, there in usable.items() if not there)} takes work"
 
     def _read_metrics(self) -> Iterator[Metric]:
         yield from metrics.requests(self._tally, self._requests)

@@ -1,13 +1,13 @@
 """Prometheus metrics: read where they are counted, when somebody asks.
 
 A service hands over a function that describes all it counts; nothing is counted twice, and what nobody scrapes costs
-nothing.
+nothing. `sluice.telemetry.server` serves them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
@@ -56,23 +56,6 @@ def registry_of(read: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
     registry.register(_Reader(read))
     ProcessCollector(registry=registry)
     return registry
-
-
-class MetricsServer:
-    """/metrics over HTTP, in a thread of its own. Raises OSError where it cannot listen. Port 0: any."""
-
-    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
-        try:
-            self._server, self._thread = start_http_server(port, host, registry)
-        except OSError as error:
-            raise OSError(f"cannot serve metrics on {host} port {port}: {error}") from error
-        self.port = int(self._server.server_port)
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: Values) -> Metric:

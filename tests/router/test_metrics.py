@@ -8,8 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from router.admission import Admission
 from router.errors import RequestError
 from router.service import Router
-from sluice.telemetry.metrics import MetricsServer, registry_of
+from sluice.telemetry.metrics import registry_of
 from tests.fakes.ring_peers import hang
+from tests.fakes.status import serve_metrics
 from tests.router.conftest import refused, text_spec
 
 TOKENS = 24
@@ -31,7 +32,7 @@ class Scrape:
 
 
 def scrape(router: Router) -> Scrape:
-    server = MetricsServer(registry_of(router._read_metrics), "127.0.0.1", 0)
+    server = serve_metrics(registry_of(router._read_metrics))
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
             return Scrape(answer.read().decode())

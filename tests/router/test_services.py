@@ -40,6 +40,8 @@ async def test_health_follows_the_ring(ring, start):
     health = HealthStub(client.channel)
     watchers = [health.Watch(ask()), health.Watch(ask())]
     assert [(await watcher.read()).status for watcher in watchers] == [NOT_SERVING] * 2
+    assert (await health.Check(ask("readiness"))).status == NOT_SERVING
+    assert (await health.Check(ask("liveness"))).status == SERVING
     await client.until(lambda: client.router._members.engines.usable)
     assert (await health.Check(ask())).status == NOT_SERVING
     ring.add_detokenizer("detok")
@@ -47,6 +49,7 @@ async def test_health_follows_the_ring(ring, start):
     watchers[0].cancel()
     for name in ("", "sluice.v1.GenerationService", "sluice.v1.ModelService", "sluice.v1.AdminService"):
         assert (await health.Check(ask(name))).status == SERVING
+    assert (await health.Check(ask("readiness"))).status == SERVING
     # The other watcher goes on after the first has left.
     assert (await watchers[1].read()).status == SERVING
     engine.beating = False

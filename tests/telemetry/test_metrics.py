@@ -1,6 +1,5 @@
 """Counts made visible: families from numbers, distributions, and a server for them."""
 
-import socket
 import urllib.request
 from collections import Counter
 
@@ -10,7 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.telemetry.histogram import Histogram
-from sluice.telemetry.metrics import MetricsServer, counter, gauge, histogram, registry_of
+from sluice.telemetry.metrics import counter, gauge, histogram, registry_of
+from tests.fakes.status import serve_metrics
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 5))))
@@ -33,7 +33,7 @@ def test_what_is_served_can_be_read_back_and_follows_the_counts():
         yield gauge("x_level", "Level.", 2.5)
         yield histogram("x_seconds", "Seconds.", sizes)
 
-    server = MetricsServer(registry_of(read), "127.0.0.1", 0)
+    server = serve_metrics(registry_of(read))
     try:
         assert scrape(server.port)["x_events_total", "a"] == 1
         events["a"] += 2
@@ -47,14 +47,6 @@ def test_what_is_served_can_be_read_back_and_follows_the_counts():
     assert [found["x_seconds_bucket", le] for le in ("0.5", "1", "+Inf")] == [0, 3, 3]
     assert (found["x_seconds_count",], found["x_seconds_sum",]) == (3, 2.25)
     assert "process_cpu_seconds_total" in {name for name, *_ in found}
-
-
-def test_a_port_that_is_taken_is_told():
-    with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(OSError, match=r"cannot serve metrics on 127\.0\.0\.1 port"),
-    ):
-        MetricsServer(registry_of(lambda: ()), "127.0.0.1", taken.getsockname()[1])
 
 
 def scrape(port: int) -> dict[tuple[str, ...], float]:

@@ -1,0 +1,12 @@
+"""The HTTP side of a service that has nothing else."""
+
+from prometheus_client import CollectorRegistry
+
+from sluice.telemetry.health import Health
+from sluice.telemetry.pulse import Pulse
+from sluice.telemetry.server import StatusServer
+
+
+def serve_metrics(registry: CollectorRegistry) -> StatusServer:
+    """On any port; to be closed."""
+    return StatusServer(registry, Health(Pulse(environment={}), 120, 30, lambda: None), "127.0.0.1", 0)

@@ -1,0 +1,78 @@
+"""/livez and /readyz of a router."""
+
+import asyncio
+import socket
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sluice.v1 import admin_pb2
+
+OK = (200, "ok\n")
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+async def ask(port: int, path: str) -> tuple[int, str]:
+    return await asyncio.to_thread(get, port, path)
+
+
+async def test_a_router_is_ready_while_both_kinds_of_peers_take_work(ring, start, port):
+    client = await start(
+        wait=False,
+        engines=(f"ipc://{ring.folder}/engine",),
+        detokenizers=(f"ipc://{ring.folder}/detok",),
+        metrics_port=port,
+        peer_timeout=1.0,
+    )
+    assert await ask(port, "/livez") == OK
+    assert await ask(port, "/readyz") == (503, "no engine and no detokenizer takes work\n")
+    engine = ring.add_engine("engine")
+    await client.until(lambda: client.router._members.engines.usable)
+    assert await ask(port, "/readyz") == (503, "no detokenizer takes work\n")
+    ring.add_detokenizer("detok")
+    await client.until_serving()
+    assert await ask(port, "/readyz") == OK
+    engine.beating = False
+    await client.until(lambda: not client.router._members.engines.usable)
+    assert await ask(port, "/readyz") == (503, "no engine takes work\n")
+    engine.beating = True
+    await client.until_serving()
+    await client.admin.Drain(admin_pb2.DrainRequest())
+    assert await ask(port, "/readyz") == (503, "it is draining\n")
+    assert await ask(port, "/livez") == OK
+
+
+async def test_an_event_loop_that_stands_still_is_told_by_another_thread(ring, start, port):
+    ring.add_engine()
+    ring.add_detokenizer()
+    await start(metrics_port=port, ready_stall=1.0, live_stall=2.0)
+    assert [await ask(port, "/readyz"), await ask(port, "/livez")] == [OK, OK]
+
+    def get_later(path: str) -> tuple[int, str]:
+        time.sleep(3)
+        return get(port, path)
+
+    with ThreadPoolExecutor(2) as threads:
+        # Leaving the block waits for the answers, and with it the event loop.
+        asked = [threads.submit(get_later, path) for path in ("/readyz", "/livez")]
+    (ready, why), (live, _) = [answer.result() for answer in asked]
+    assert (ready, live) == (503, 503)
+    assert why.startswith("the loop has not turned for ")
+    await asyncio.sleep(0.5)
+    assert [await ask(port, "/readyz"), await ask(port, "/livez")] == [OK, OK]
