@@ -149,7 +149,7 @@ class Engine:
         if lost:
             while self._flights:
                 self._collect(restarting=set(lost))
-            self._scheduler.pause(lost)
+            self.live.restart(lost)
 
     def _results(self, flight: Flight) -> list[Drawn] | None:
         try:

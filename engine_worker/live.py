@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Iterable
 
 from engine_worker.deadlines import Deadlines
 from engine_worker.hooks import Opened, Refused, Responses
@@ -115,6 +116,16 @@ class Live:
         """A step of an ended sequence is through. With the last of them its blocks go back."""
         if not sequence.num_inflight:
             self._cache.release(sequence)
+
+    def restart(self, sequences: Iterable[Sequence]) -> None:
+        """What these ran on was lost, and no step in flight uses it: those that hold blocks compute their tokens again.
+
+        It is no pause: they give way to nobody.
+        """
+        for sequence in sequences:
+            if sequence.blocks:
+                self._cache.release(sequence)
+                sequence.state = State.WAITING
 
     def end_request(self, request: Request, reason: FinishReason, now: float, fault: Fault | None = None) -> None:
         """End all its sequences, the last first, so that none takes the prompt over from one before it."""

@@ -22,7 +22,7 @@ class State(Enum):
     AWAITING = "awaiting"
     """Another sequence of its request computes the prompt for it; it asks for no memory yet."""
     WAITING = "waiting"
-    """It has not held memory yet."""
+    """It holds no memory: it has not yet, or a failed step took what it ran on."""
     RUNNING = "running"
     """It holds blocks."""
     PAUSED = "paused"

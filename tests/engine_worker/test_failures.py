@@ -3,6 +3,7 @@
 import pytest
 
 from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.stats import Stage
 from tests.fakes.engine import EngineBench
 
 pytestmark = pytest.mark.usefixtures("either_way")
@@ -77,3 +78,28 @@ def test_ending_everything():
     assert bench.engine.end_all(Fault("DRAINING", "bye")) == 3
     bench.step()
     assert [bench.fault(request, i) for request in requests for i in range(2)] == ["DRAINING"] * 6
+
+
+def test_whoever_starts_again_because_a_step_failed_has_not_paused():
+    """Two share a prefix that the host has: the first one's step was to load it for both, and fails."""
+    bench = EngineBench(num_blocks=12, num_host_blocks=32, max_batch_size=4)
+    shared = list(range(12))
+    bench.submit(shared, max_tokens=1)
+    bench.run()
+    for start in range(30, 110, 10):
+        bench.submit(range(start, start + 9), max_tokens=2)
+    bench.run()
+    before = bench.engine.stats.totals()
+    bench.runner.fail_moving = True
+    failing = bench.submit([*shared, 90], max_tokens=6)
+    bench.step()
+    starting_again = bench.submit([*shared, 91], max_tokens=6)
+    bench.run()
+    assert bench.runner.failures == 1
+    assert bench.fault(failing) == "STEP_FAILED"
+    assert bench.output(starting_again) == bench.expected(starting_again)
+    assert bench.engine.stats.totals().pauses == before.pauses == 0
+    told = [found for report in bench.reports for found in report.requests if found.request == starting_again]
+    assert {found.pauses for found in told} == {0}
+    assert Stage.PAUSED not in {found.stage for found in told}
+    assert all(report.step.paused_requests == 0 for report in bench.reports if report.step)
