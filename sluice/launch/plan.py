@@ -5,6 +5,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,21 @@ class Plan:
     engine_args: Arguments = field(default_factory=dict)
     detokenizer_args: Arguments = field(default_factory=dict)
     router_args: Arguments = field(default_factory=dict)
+    """admin_port is that of the first router; the others have the ports after it."""
     python: Sequence[str] = PYTHON
 
     def __post_init__(self) -> None:
         for count in ("engines", "detokenizers", "routers", "max_failed_starts"):
             if getattr(self, count) < 1:
                 raise OptionsError(f"{count} must be at least 1, not {getattr(self, count)}")
-        metrics = _ports(self.metrics_port, self.routers + self.engines + self.detokenizers)
-        both = set(metrics) & set(_ports(self.port, self.routers))
-        if both:
-            raise OptionsError(f"port {self.port} and metrics_port {self.metrics_port}: both ranges hold {min(both)}")
+        ranges = {
+            "port": _ports(self.port, self.routers),
+            "metrics_port": _ports(self.metrics_port, self.routers + self.engines + self.detokenizers),
+            "admin_port": _ports(self.router_args.get("admin_port") or 0, self.routers),
+        }
+        for (one, these), (other, those) in combinations(ranges.items(), 2):
+            if both := set(these) & set(those):
+                raise OptionsError(f"{one} and {other}: port {min(both)} is in both ranges")
         for given in ("engine_args", "detokenizer_args", "router_args"):
             level = getattr(self, given).get("log_level", "info")
             if level not in ("debug", "info"):
@@ -121,10 +127,15 @@ def services(plan: Plan, folder: Path) -> list[Service]:
         *(service(name, "engine", "engine_worker", share, plan.engine_args) for name in engines),
         *(service(name, "detok", "detok_service", {}, plan.detokenizer_args) for name in detokenizers),
         *(
-            service(name, "router", "router", {**peers, "host": plan.host, "port": port}, plan.router_args)
-            for name, port in zip(routers, ports, strict=True)
+            service(name, "router", "router", {**peers, "host": plan.host, "port": ports[i]}, _router_args(plan, i))
+            for i, name in enumerate(routers)
         ),
     ]
+
+
+def _router_args(plan: Plan, number: int) -> Arguments:
+    admin_port = plan.router_args.get("admin_port")
+    return {**plan.router_args, "admin_port": admin_port + number} if admin_port else plan.router_args
 
 
 def child_environment() -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from sluice.launch import Plan
+import pytest
+
+from sluice.launch import OptionsError, Plan
 from sluice.launch.plan import services
 
 
@@ -16,6 +18,15 @@ def test_ports_in_a_row() -> None:
     assert [flag(commands[f"router-{i}"], "--port") for i in range(2)] == ["7000", "7001"]
     names = ("router-0", "router-1", "engine-0", "engine-1", "detok-0")
     assert [flag(commands[name], "--metrics-port") for name in names] == ["7002", "7003", "7004", "7005", "7006"]
+
+
+def test_admin_ports_in_a_row() -> None:
+    for given, expected in ((7500, ["7500", "7501"]), (0, ["0", "0"])):
+        plan = Plan("model", "name", routers=2, router_args={"admin_port": given})
+        routers = [each for each in services(plan, Path("/x")) if each.role == "router"]
+        assert [flag(each.command, "--admin-port") for each in routers] == expected
+    with pytest.raises(OptionsError, match="port and admin_port: port 7001 is in both ranges"):
+        Plan("model", "name", routers=2, port=7000, router_args={"admin_port": 7001})
 
 
 def test_a_port_once_known_is_kept() -> None:

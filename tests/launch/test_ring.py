@@ -167,7 +167,7 @@ def test_wrong_model_and_options(fake) -> None:
         Ring("no/such/folder")
     with pytest.raises(OptionsError, match="engines must be at least 1, not 0"):
         Ring(engines=0)
-    with pytest.raises(OptionsError, match="both ranges hold 9101"):
+    with pytest.raises(OptionsError, match="port and metrics_port: port 9101 is in both ranges"):
         Ring(port=9100, metrics_port=9101, routers=2)
     with pytest.raises(OptionsError, match="ports from 65534 on: there are no 4 of them"):
         Ring(metrics_port=65534)
