@@ -5,7 +5,7 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.admission import Admission
+from router.admission import Admission, Bounds
 from router.errors import RequestError
 from router.service import Router
 from sluice.telemetry.metrics import registry_of
@@ -70,7 +70,7 @@ async def test_lost_steps_and_listeners_are_seen(client, ring):
 
 
 async def test_refusals_at_the_door_are_counted():
-    admission = Admission(capacity=0, max_waiting=0, max_waiting_tokens=0)
+    admission = Admission(0, Bounds(0, 0))
     for _ in range(2):
         with pytest.raises(RequestError):
             await admission.acquire(2, 1)

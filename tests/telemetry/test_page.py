@@ -6,7 +6,7 @@ from types import SimpleNamespace as Having
 import detok_service.metrics
 import engine_worker.metrics
 import router.metrics
-from router.admission import Admission
+from router.admission import Admission, Bounds
 from router.requests import Requests
 from router.steps import Steps
 from router.tally import Tally
@@ -45,7 +45,7 @@ async def test_router():
     found, peers = router.metrics, Having(all=[], unknown=0)
     metrics = [
         *found.requests(Tally(), Requests(1)),
-        *found.admission(Admission(1, 1, 1)),
+        *found.admission(Admission(1, Bounds(1, 1))),
         *found.ring(Having(engines=peers, detokenizers=peers), INBOX, Having(late_rows=0)),
         *found.steps(Steps()),
     ]
