@@ -27,6 +27,11 @@ class Engines:
         """See `DetokenizerBeat.missed`."""
         return dict(self._missed)
 
+    @property
+    def epochs(self) -> set[int]:
+        """Of those that were heard."""
+        return {epoch for _, epoch in self._heard}
+
     def hear(self, engine: Engine, now: float) -> Engine | None:
         """A sign of life. Where it is the first of an engine, the incarnation that this one takes the place of.
 

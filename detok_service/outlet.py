@@ -1,5 +1,6 @@
 """What goes to one router: rows of the streams that have something to say, one message per drain of the inbox."""
 
+from collections import Counter
 from itertools import chain
 from typing import Protocol
 
@@ -33,7 +34,9 @@ class Outlet:
     bounded by the live tokens, and no other router waits.
     """
 
-    def __init__(self, lane: Sender, detokenizer: str, now: float) -> None:
+    def __init__(self, lane: Sender, detokenizer: str, now: float, lost: Counter[int]) -> None:
+        self.lost = lost
+        """By engine epoch, the times that everything on its way to this router was given up: see `Outlets.remove`."""
         self.heard = now
         """When the router last gave a sign of life, or a stream first named it."""
         self.greeted = False

@@ -1,7 +1,9 @@
 """The outlets to all routers that are known."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 
+import msgspec
 import structlog
 
 from detok_service.outlet import Outlet, Sender
@@ -10,6 +12,7 @@ from sluice.ring.wire import DetokenizerBeat
 
 HEARING_SECONDS = 1.0
 """So long after its lane took a beat a router has heard it, and what it sent before has come."""
+MAX_LOST = 256
 
 
 class Outlets:
@@ -19,6 +22,8 @@ class Outlets:
         """`open_lane` raises ValueError for an address that is none."""
         self.by_address: dict[str, Outlet] = {}
         """To be looked at only."""
+        self._lost: OrderedDict[str, Counter[int]] = OrderedDict()
+        """`Outlet.lost` of routers that were removed, by address; of the latest MAX_LOST."""
         self._open_lane = open_lane
         self._detokenizer = detokenizer
         self._log = log
@@ -38,7 +43,8 @@ class Outlets:
             except ValueError as error:
                 self._log.warning("bad address", address=address, error=str(error))
                 return None
-            outlet = self.by_address[address] = Outlet(lane, self._detokenizer, now)
+            lost = self._lost.pop(address, Counter())
+            outlet = self.by_address[address] = Outlet(lane, self._detokenizer, now, lost)
         return outlet
 
     def greet(self, address: str, now: float) -> None:
@@ -59,7 +65,10 @@ class Outlets:
     def beat(self, beat: DetokenizerBeat, now: float) -> None:
         """Send it to all who said hello."""
         for _, outlet in self.greeted():
-            if outlet.send(beat) and beat.draining and outlet.warned_at is None:
+            told = (
+                msgspec.structs.replace(beat, missed=dict(outlet.lost + Counter(beat.missed))) if outlet.lost else beat
+            )
+            if outlet.send(told) and beat.draining and outlet.warned_at is None:
                 outlet.warned_at = now
 
     def warned(self, now: float) -> bool:
@@ -82,10 +91,16 @@ class Outlets:
         """Addresses of routers that have not been heard for so long."""
         return [address for address, outlet in self.by_address.items() if now - outlet.heard > seconds]
 
-    def remove(self, address: str) -> int:
-        """Close the lane to a router; the rows that are lost with it."""
+    def remove(self, address: str, engines: Iterable[int]) -> int:
+        """Close the lane to a router; the rows that are lost with it.
+
+        Should it live after all, its beats tell that something of each of these engine epochs never came.
+        """
         outlet = self.by_address.pop(address)
         outlet.close()
+        self._lost[address] = outlet.lost + Counter(engines)
+        if len(self._lost) > MAX_LOST:
+            self._lost.popitem(last=False)
         return outlet.waiting
 
     def close(self, linger: float) -> None:

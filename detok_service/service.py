@@ -182,7 +182,7 @@ class Service:
             dropped = self._table.of_router(address)
             for stream in dropped:
                 self._table.close(stream)
-            rows = self._outlets.remove(address)
+            rows = self._outlets.remove(address, self._engines.epochs)
             self._log.warning("router silent", address=address, streams=len(dropped), rows=rows)
 
     def _beat(self, now: float) -> None:

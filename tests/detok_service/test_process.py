@@ -21,6 +21,7 @@ from sluice.ring.lanes import Gap, Inbox, Lane
 from sluice.ring.params import TextParams
 from sluice.ring.wire import (
     DetokenizerBeat,
+    Drop,
     End,
     Hello,
     Open,
@@ -46,6 +47,7 @@ class Router:
         self.address = self.inbox.address
         self.texts, self.tokens, self.ends, self.started = {}, {}, {}, []
         self.beats, self.gaps = [], 0
+        self.attempt = 1
 
     def look(self, seconds=0.0, limit=256):
         self.inbox.wait(seconds)
@@ -60,6 +62,8 @@ class Router:
                 self.gaps += isinstance(message, Gap)
 
     def _add(self, row):
+        if row.attempt != self.attempt:
+            return
         assert row.request not in self.ends, "a row after the terminal"
         tokens = self.tokens.setdefault(row.request, [])
         assert row.offset == len(tokens)
@@ -220,6 +224,76 @@ def test_what_outlives_the_drain_ends_with_an_error(context, routers, tmp_path):
         lane.close()
     finally:
         process.child.kill()
+
+
+@pytest.mark.parametrize("sent", [0, 1, 17, 60])
+def test_streams_of_a_killed_process_go_on_in_another(context, routers, tmp_path, sent):
+    """The caller's tokens are all that the other one is told."""
+    router, _ = routers
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    tokens = tokenizer.encode("def f(n):\n    return '🚀 日本 👩\u200d🚀' + n  # ✓ done\n" * 3).ids
+    stops = {1: (), 2: ("n  # ✓ do", "never"), 3: ("日本 👩\u200d", "\n\n")}
+    whole = tokenizer.decode(tokens)
+    first, second = [Process(tmp_path / str(i), "--drain-timeout", "60") for i in range(2)]
+    try:
+        lane = Lane(context, first.ready["address"])
+        send(lane, TokenBatch.of("engine", 1, [opening(i, router, stop) for i, stop in stops.items()], []))
+        for at in range(sent):
+            send(lane, TokenBatch.of("engine", 1, [], [TokenRow(i, 1, 0, at, [tokens[at]], [], None) for i in stops]))
+        if sent:
+            router.wait_for(lambda: len(router.tokens) == 3)
+        first.child.kill()
+        first.child.wait()
+        lane.close()
+        router.attempt = 2
+        left = {i: stop for i, stop in stops.items() if i not in router.ends}
+        has = {i: list(router.tokens.get(i, [])) for i in left}
+        lane = Lane(context, second.ready["address"])
+        opens = [opening(i, router, stop, 2, {0: has[i]} if has[i] else {}) for i, stop in left.items()]
+        send(lane, TokenBatch.of("engine", 2, opens, []))
+        send(
+            lane,
+            TokenBatch.of(
+                "engine", 2, [], [TokenRow(i, 2, 0, len(has[i]), tokens[len(has[i]) :], [], LENGTH) for i in left]
+            ),
+        )
+        router.wait_for(lambda: len(router.ends) == 3)
+        assert router.tokens[1] == tokens
+        assert router.texts == {
+            i: whole[: min((whole.index(one) for one in stop if one in whole), default=len(whole))]
+            for i, stop in stops.items()
+        }
+        assert [router.ends[i].stop_string for i in (1, 2, 3)] == [None, stops[2][0], stops[3][0]]
+        lane.close()
+    finally:
+        first.child.kill()
+        second.child.kill()
+
+
+def test_a_process_whose_streams_were_moved_leaves_at_once(context, routers, tmp_path):
+    process = Process(tmp_path, "--drain-timeout", "60")
+    router, _ = routers
+    try:
+        lane, control = (Lane(context, process.ready["address"]) for _ in range(2))
+        send(control, Hello("router", router.address))
+        send(lane, TokenBatch.of("engine", 1, [opening(i, router, ()) for i in range(3)], []))
+        router.wait_for(lambda: router.beats and len(router.started) == 3)
+        process.child.send_signal(signal.SIGTERM)
+        router.wait_for(lambda: router.beats[-1].draining)
+        for i in range(3):
+            send(control, Drop(i, 1))
+        logs = process.end()
+        assert process.child.returncode == 0
+        assert logs[-1]["event"] == "stopped"
+        assert router.ends == {}
+        lane.close()
+        control.close()
+    finally:
+        process.child.kill()
+
+
+def opening(request, router, stop, attempt=1, resume=None):
+    return Open(request, attempt, 1, TextParams(stop=stop), router.address, 1, 0, resume=resume or {})
 
 
 def run(*flags, **variables):

@@ -313,6 +313,25 @@ def test_streams_of_a_silent_router_are_freed():
     assert (bench.service.waiting, bench.service.remembered) == (0, 0)
 
 
+def test_a_router_that_lives_after_all_is_told_that_rows_never_came():
+    bench = Bench()
+    both = [Hello("r", "router"), Hello("x", "other")]
+    bench.handle(*both, Pulse("one", 11), batch(row(1, 0, [0]), opens=[opened(1, router="other")], epoch=22))
+    bench.beat()
+    for times in (1, 2):
+        for _ in range(int(SILENCE_SECONDS) + 1):
+            bench.handle(Hello("r", "router"), Pulse("one", 11))
+            bench.beat(1.0)
+        assert bench.service.streams == 0
+        bench.handle(*both)
+        bench.beat()
+        assert bench.lanes["other"].beats[-1].missed == {11: times, 22: times}
+    bench.handle(Gap(3, 4), Pulse("one", 11))
+    bench.beat()
+    assert bench.lanes["other"].beats[-1].missed == {11: 6, 22: 2}
+    assert [beat.missed for beat in bench.lanes["router"].beats] == [{}] * 65 + [{11: 4}]
+
+
 def test_close_ends_what_lives():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]))

@@ -1,0 +1,101 @@
+"""When a detokenizer that was told to stop may go."""
+
+from detok_service.outlets import HEARING_SECONDS
+from detok_service.service import DRAINING_SILENCE_SECONDS
+from sluice.ring.errors import FinishReason
+from sluice.ring.wire import Drop, Hello, Pulse
+from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
+
+TIMEOUT = 10.0
+
+
+class Draining(Bench):
+    """Asks all the time whether it may go."""
+
+    def stays(self, seconds, step=0.05, *messages):
+        end = self.now + seconds
+        while self.now < end:
+            self.handle(*messages)
+            self.service.tick()
+            if self.service.drained(TIMEOUT):
+                return False
+            self.now += step
+        return True
+
+
+def test_one_that_nobody_knows_goes_at_once():
+    bench = Draining()
+    assert not bench.service.drained(0.0)
+    bench.service.drain()
+    assert not bench.stays(0.1)
+
+
+def test_it_stays_until_routers_have_heard():
+    bench = Draining()
+    bench.handle(Hello("r", "router"))
+    bench.beat()
+    bench.service.drain()
+    bench.handle()
+    bench.service.tick()
+    assert bench.lanes["router"].beats[-1].draining, "not at once"
+    assert bench.stays(HEARING_SECONDS - 0.01)
+    assert not bench.stays(0.2)
+
+
+def test_a_router_whose_lane_is_full_has_not_heard():
+    bench = Draining()
+    bench.handle(Hello("r", "router"), Hello("s", "slow"))
+    bench.lanes["slow"].room = 0
+    bench.service.drain()
+    assert bench.stays(3.0, 0.05, Hello("r", "router"), Hello("s", "slow"))
+    bench.lanes["slow"].room = 1 << 60
+    assert bench.stays(HEARING_SECONDS)
+    assert not bench.stays(1.0)
+
+
+def test_what_comes_while_draining_is_served_and_what_was_moved_goes():
+    bench = Draining()
+    bench.handle(Hello("r", "router"), batch(row(1, 0, [0]), opens=[opened(1)]))
+    bench.service.drain()
+    bench.handle(batch(row(1, 1, [1]), row(2, 0, [2]), row(3, 0, [0]), opens=[opened(2), opened(3)]))
+    assert bench.stays(1.5, 0.05, Hello("r", "router"))
+    bench.handle(batch(row(1, 2, [2], LENGTH)))
+    assert bench.stays(0.5)
+    bench.handle(batch(row(2, 1, [3], LENGTH)), Drop(3, 1))
+    assert not bench.stays(0.1)
+    assert bench.texts() == {
+        (1, 0): ("abc", FinishReason.LENGTH),
+        (2, 0): ("cd", FinishReason.LENGTH),
+        (3, 0): ("a", None),
+    }
+
+
+def test_what_a_full_lane_holds_up_is_waited_for():
+    bench = Draining()
+    bench.handle(Hello("r", "router"), batch(opens=[opened(1)]))
+    bench.service.drain()
+    bench.service.tick()
+    lane = bench.lanes["router"]
+    lane.room = 0
+    bench.handle(batch(row(1, 0, [0], LENGTH)))
+    assert bench.stays(2.0)
+    lane.room = 1 << 60
+    assert not bench.stays(0.1)
+    assert bench.texts() == {(1, 0): ("a", FinishReason.LENGTH)}
+
+
+def test_a_dead_router_keeps_nobody():
+    bench = Draining()
+    bench.handle(Hello("r", "router"), Hello("d", "dead"), batch(opens=[opened(1, router="dead")]))
+    bench.lanes["dead"].room = 0
+    bench.service.drain()
+    assert bench.stays(DRAINING_SILENCE_SECONDS, 0.05, Hello("r", "router"), Pulse("engine", 1))
+    assert not bench.stays(1.0)
+
+
+def test_after_the_timeout_it_goes_anyway():
+    bench = Draining()
+    bench.handle(Hello("r", "router"), batch(opens=[opened(1)]))
+    bench.service.drain()
+    assert bench.stays(TIMEOUT - 0.1, 0.05, Hello("r", "router"))
+    assert not bench.stays(0.2, 0.05, Hello("r", "router"))
