@@ -32,8 +32,10 @@ class Access:
         tokens = _tokens(settings.tokens_file)
         admin_tokens = _tokens(settings.admin_tokens_file)
         hook = _hook(settings, logger)
-        self._callers = Gate(tokens, hook, self.refused)
-        self._admins = self._callers if admin_tokens is None else Gate(admin_tokens, None, self.refused)
+        self._callers = Gate(tokens, hook, self.refused, settings.tenant_key)
+        self._admins = (
+            self._callers if admin_tokens is None else Gate(admin_tokens, None, self.refused, settings.tenant_key)
+        )
         watched: list[Watched[Any]] = [files for files in (tokens, admin_tokens) if files is not None]
         if self.certificates is not None:
             watched.append(self.certificates.files)

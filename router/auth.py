@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NoReturn
 
-from router.callers import TENANT, TENANT_KEY, Call, Caller
+from router.callers import TENANT, Call, Caller
 from router.errors import RequestError, Violation
 from router.files import Watched
 from router.hook import Hook, HookError, Peer
@@ -25,9 +25,9 @@ class Gate:
         tokens: Watched[Tokens] | None,
         hook: Hook | None,
         refused: Counter[str],
-        tenant_key: str = TENANT_KEY,
+        tenant_key: str,
     ) -> None:
-        """`refused` counts by reason."""
+        """`refused` counts by reason. In the metadata `tenant_key` callers without tokens say whose they are."""
         self._tokens = tokens
         self._hook = hook
         self._refused = refused

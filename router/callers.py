@@ -9,8 +9,6 @@ from grpc import aio
 Call: TypeAlias = aio.ServicerContext[Any, Any]
 
 TENANT = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
-TENANT_KEY = "x-sluice-tenant"
-"""Metadata key: for whom the call is. Where callers show tokens it is the token that says so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,11 @@ class RouterSettings(ServiceSettings):
     tokens_file: str | None = Field(None, description="bearer tokens, lines TOKEN TENANT [admin]: only they may call")
     auth: str | None = Field(None, description="your module:function that says who calls; see docs/operations.md")
     auth_timeout: float = Field(5.0, gt=0, description="seconds it has")
+    tenant_key: str = Field(
+        "x-sluice-tenant",
+        pattern="^[a-z][a-z0-9_.-]*$",
+        description="metadata key that says whose a call is; with tokens it is the token that does",
+    )
     admin_host: str = Field("127.0.0.1", description="interface of AdminService, where it has a port of its own")
     admin_port: int | None = Field(
         None,

@@ -56,7 +56,7 @@ class Hook:
             raise HookError("hook_refused", "the caller is not let in") from error
         except TimeoutError as error:
             raise HookError("hook_timeout", "who calls could not be found out in time") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # Neither its text nor its values: they may well be the token.
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._logger.error("auth failed", error=type(error).__name__, at=f"{where.filename}:{where.lineno}")
@@ -70,32 +70,30 @@ class Hook:
         if inspect.iscoroutinefunction(self._function):
             return await self._function(metadata, peer)
         await self._threads.acquire()
-        found = await _in_thread(lambda: self._function(metadata, peer), self._threads.release)
+        found, error = await _in_thread(lambda: self._function(metadata, peer), self._threads.release)
+        if error is not None:
+            raise error
         return await found if inspect.isawaitable(found) else found
 
 
-def _in_thread(call: Callable[[], Any], done: Callable[[], None]) -> "asyncio.Future[Any]":
-    """What `call` returns or raises. `done` runs on the loop when it has, however long that takes.
+def _in_thread(call: Callable[[], Any], done: Callable[[], None]) -> "asyncio.Future[tuple[Any, BaseException | None]]":
+    """What `call` returned or raised. `done` runs on the loop when it has, however long that takes.
 
     A daemon: one that never returns must not keep the process from ending.
     """
     loop = asyncio.get_running_loop()
-    result: asyncio.Future[Any] = loop.create_future()
+    result: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
     def settle(value: Any, error: BaseException | None) -> None:
         done()
-        if result.done():
-            return
-        if error is None:
-            result.set_result(value)
-        else:
-            result.set_exception(error)
+        if not result.done():
+            result.set_result((value, error))
 
     def run() -> None:
         value, error = None, None
         try:
             value = call()
-        except Exception as raised:  # noqa: BLE001 - it is the user's code, and travels to whoever asked
+        except BaseException as raised:  # noqa: BLE001 - it is the user's code, and travels to whoever asked
             error = raised
         with suppress(RuntimeError):  # the loop has gone
             loop.call_soon_threadsafe(settle, value, error)
