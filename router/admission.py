@@ -113,15 +113,30 @@ class Admission:
         self._capacity, self._places = capacity, min(capacity, places or capacity)
         self._admit()
 
+    def check(self, tenant: str) -> None:
+        """Raises RequestError OVERLOADED where one more request would be refused whatever it is, so that nothing need be
+        spent on it.
+        """
+        bounds, here = self._bounds, self.shares.requests(tenant)
+        if bounds.tenant_requests is not None and here >= bounds.tenant_requests:
+            self._refuse(f"the tenant {tenant!r} has {here} requests here; at most {bounds.tenant_requests} may be")
+        if not self.waiting and self._room(tenant):
+            return
+        waiting = self._waiting_of[tenant]
+        if bounds.tenant_waiting is not None and (self._named or tenant) and waiting >= bounds.tenant_waiting:
+            self._refuse(f"{waiting} requests of the tenant {tenant!r} wait; at most {bounds.tenant_waiting} may")
+        if self.waiting >= bounds.waiting:
+            self._refuse(f"{self.live} requests are live and {self.waiting} wait; at most {bounds.waiting} may wait")
+
     async def acquire(self, priority: int, prompt_tokens: int, tenant: str = "", *, refusable: bool = True) -> Permit:
         """Wait for a permit; whoever is cancelled meanwhile leaves the queue.
 
         Raises RequestError OVERLOADED at once when the queue is full, unless it must not be refused: a request that
         gave its permit back for a while.
         """
-        self._named = self._named or bool(tenant)
         if refusable:
-            self._check_tenant(tenant)
+            self.check(tenant)
+        self._named = self._named or bool(tenant)
         if self.waiting or not self._room(tenant):
             await self._wait(priority, prompt_tokens, tenant, refusable)
         else:
@@ -140,7 +155,7 @@ class Admission:
 
     async def _wait(self, priority: int, prompt_tokens: int, tenant: str, refusable: bool) -> None:
         if refusable:
-            self._check_room(prompt_tokens, tenant)
+            self._check_tokens(prompt_tokens)
         self._arrivals += 1
         place = place_in_line(priority, self._clock(), self._aging_seconds)
         admitted = asyncio.get_running_loop().create_future()
@@ -158,23 +173,12 @@ class Admission:
                 self._forget(waiter)
             raise
 
-    def _check_tenant(self, tenant: str) -> None:
-        most = self._bounds.tenant_requests
-        if most is not None and self.shares.requests(tenant) >= most:
-            self._refuse(
-                f"the tenant {tenant!r} has {self.shares.requests(tenant)} requests here; at most {most} may be"
-            )
-
-    def _check_room(self, prompt_tokens: int, tenant: str) -> None:
-        bounds, tokens = self._bounds, self.waiting_tokens + prompt_tokens
-        waiting, most = self._waiting_of[tenant], bounds.tenant_waiting
-        if most is not None and self._named and waiting >= most:
-            self._refuse(f"{waiting} requests of the tenant {tenant!r} wait; at most {most} may")
+    def _check_tokens(self, prompt_tokens: int) -> None:
         # An empty queue takes a prompt of any length: else a long one could never wait.
-        if self.waiting >= bounds.waiting or (self.waiting and tokens > bounds.waiting_tokens):
+        if self.waiting and self.waiting_tokens + prompt_tokens > self._bounds.waiting_tokens:
             self._refuse(
-                f"{self.live} requests are live and {self.waiting} with {self.waiting_tokens} prompt tokens wait; "
-                f"at most {bounds.waiting} with {bounds.waiting_tokens} may wait"
+                f"{self.waiting} requests with {self.waiting_tokens} prompt tokens wait and this one has "
+                f"{prompt_tokens}; at most {self._bounds.waiting_tokens} may wait"
             )
 
     def _refuse(self, message: str) -> None:

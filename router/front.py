@@ -102,6 +102,7 @@ class Front:
             live.log.finish(FinishReason.ABORTED if live.aborted else FinishReason.TIME_LIMIT)
 
     async def _prepare(self, live: Live) -> None:
+        self._admission.check(live.tenant)
         tokens = await self._text.tokens(live.spec.prompt)
         keep = live.spec.keep_prompt_tokens
         live.prompt = tokens if keep is None else tokens[-keep:]

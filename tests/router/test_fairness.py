@@ -153,7 +153,7 @@ async def test_one_tenant_does_not_fill_the_queue_for_all():
     waiting += [asyncio.ensure_future(admission.acquire(2, 1, "b")) for _ in range(4)]
     await settle()
     assert admission.waiting == 10
-    with pytest.raises(RequestError, match="10 with 10 prompt tokens wait"):
+    with pytest.raises(RequestError, match="1 requests are live and 10 wait"):
         await admission.acquire(2, 1, "b")
     for task in waiting:
         task.cancel()
