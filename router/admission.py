@@ -114,7 +114,7 @@ class Admission:
         self._admit()
 
     def check(self, tenant: str) -> None:
-        """Raises RequestError OVERLOADED where one more request of this tenant would be refused, whatever it asks for."""
+        """Raises RequestError OVERLOADED where one more request of this tenant would be refused, whatever it is."""
         bounds, here = self._bounds, self.shares.requests(tenant)
         if bounds.tenant_requests is not None and here >= bounds.tenant_requests:
             self._refuse(f"the tenant {tenant!r} has {here} requests here; at most {bounds.tenant_requests} may be")
