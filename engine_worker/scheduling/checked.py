@@ -12,7 +12,10 @@ from engine_worker.scheduling.complaints import Complaints
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroBatchScheduler
-from engine_worker.scheduling.simple import InFlightError, RequestScheduler, Schedule, SimpleScheduler
+from engine_worker.scheduling.simple import NO_BATCH, InFlightError, RequestScheduler, Schedule, SimpleScheduler
+
+MAX_FIGURE = 2**32 - 1
+"""Of those that the public API carries."""
 
 
 class CheckedCapacity:
@@ -22,6 +25,11 @@ class CheckedCapacity:
         self._scheduler = scheduler
         self._sound = MaxUtilization(context)
         self._complaints = complaints
+
+    @property
+    def static_batch(self) -> tuple[int, int]:
+        """See RequestScheduler."""
+        return _static_batch(self._scheduler, self._complaints)
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         """See CapacityScheduler."""
@@ -73,6 +81,11 @@ class CheckedScheduler(RequestScheduler):
         self._scheduler = scheduler
         self._sound = SimpleScheduler(context, MaxUtilization(context), InFlightBatching(context), complaints)
         self._complaints = complaints
+
+    @property
+    def static_batch(self) -> tuple[int, int]:
+        """See RequestScheduler."""
+        return _static_batch(self._scheduler, self._complaints)
 
     def schedule(self, active: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int] = frozenset()) -> Schedule:
         """See RequestScheduler."""
@@ -172,6 +185,19 @@ class _Limits:
     def _fault(self, what: str) -> bool:
         self.faults[what] += 1
         return False
+
+
+def _static_batch(scheduler: object, complaints: Complaints) -> tuple[int, int]:
+    """The user's figures, if it has any."""
+    try:
+        tokens, slots = getattr(scheduler, "static_batch", NO_BATCH)
+    except Exception:  # noqa: BLE001 - it is the user's code: whatever it raises, the engine goes on
+        complaints.raised()
+        return NO_BATCH
+    if all(type(figure) is int and 0 <= figure <= MAX_FIGURE for figure in (tokens, slots)):
+        return tokens, slots
+    complaints.wrong(Counter({"static_batch is not two counts": 1}))
+    return NO_BATCH
 
 
 def _once(answer: abc.Iterable[Sequence], known: abc.Container[Sequence], faults: Counter[str]) -> list[Sequence]:

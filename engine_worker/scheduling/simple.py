@@ -10,7 +10,9 @@ from engine_worker.scheduling.complaints import Complaints
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroBatchScheduler
-from engine_worker.scheduling.static_batch import StaticBatch
+
+NO_BATCH = (0, 0)
+"""`static_batch` of policies that have none."""
 
 
 class InFlightError(Exception):
@@ -36,7 +38,7 @@ class RequestScheduler(ABC):
     @property
     def static_batch(self) -> tuple[int, int]:
         """(tokens generated since the static batch began, slots of its ended sequences); zeros under other policies."""
-        return 0, 0
+        return NO_BATCH
 
     @abstractmethod
     def schedule(self, active: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int] = frozenset()) -> Schedule:
@@ -100,10 +102,8 @@ class SimpleScheduler(RequestScheduler):
     @property
     def static_batch(self) -> tuple[int, int]:
         """See RequestScheduler."""
-        capacity = self._capacity
-        if isinstance(capacity, StaticBatch):
-            return capacity.total_generation_tokens, capacity.empty_generation_slots
-        return super().static_batch
+        found: tuple[int, int] = getattr(self._capacity, "static_batch", NO_BATCH)
+        return found
 
     def schedule(self, active: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int] = frozenset()) -> Schedule:
         """See RequestScheduler. Raises InFlightError before anything is moved."""

@@ -2,8 +2,9 @@
 
 from random import Random
 
-from engine_worker.scheduling.micro_batch import Chunk
+from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching
 from engine_worker.scheduling.simple import RequestScheduler, Schedule
+from engine_worker.scheduling.static_batch import StaticBatch
 
 
 class Greedy:
@@ -70,6 +71,46 @@ class NewestFirst(RequestScheduler):
         held = self.hold(last)
         context = [Chunk(s, min(s.num_pending, self.context.max_tokens_per_step)) for s in held if not s.generating]
         return Schedule(context, [sequence for sequence in held if sequence.generating])
+
+
+class OwnStatic(StaticBatch):
+    """The static batch, named as a class."""
+
+
+class OwnStaticWhole(RequestScheduler):
+    """The same in one piece."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.capacity, self.micro_batch = StaticBatch(context), InFlightBatching(context)
+
+    @property
+    def static_batch(self):
+        return self.capacity.static_batch
+
+    def schedule(self, active, inflight_request_ids=frozenset()):
+        fitting, _ = self.capacity.schedule_request(active)
+        return Schedule(*self.micro_batch.schedule(self.hold(fitting), inflight_request_ids))
+
+
+class OddFigures(StaticBatch):
+    """Does not know what a static batch is told as."""
+
+    figures: object = None
+
+    @property
+    def static_batch(self):
+        if self.figures == "raises":
+            raise RuntimeError("out of figures")
+        return self.figures
+
+
+class OddFiguresWhole(OwnStaticWhole):
+    """The same in one piece."""
+
+    @property
+    def static_batch(self):
+        return OddFigures.static_batch.fget(OddFigures)
 
 
 class Mad:

@@ -6,6 +6,7 @@ from structlog.testing import capture_logs
 from engine_worker.scheduling.build import SchedulerNames
 from engine_worker.scheduling.load import SchedulerLoadError
 from tests.fakes.engine import EngineBench
+from tests.fakes.schedulers import OddFigures
 
 FAKES = "tests.fakes.schedulers"
 
@@ -85,6 +86,33 @@ def test_it_is_told_and_not_at_every_step(names, event):
         serve(bench)
     told = [entry for entry in logs if entry["event"] == event]
     assert 1 <= len(told) < bench.engine.stats.latest.iteration / 4
+
+
+@pytest.mark.parametrize("names", [{"capacity": "OwnStatic"}, {"whole": "OwnStaticWhole"}])
+def test_a_static_batch_of_ones_own_is_told(names):
+    def told(bench: EngineBench) -> list[tuple[int, int]]:
+        for i, length in enumerate((2, 5, 3)):
+            bench.submit([i], max_tokens=length)
+        bench.run()
+        found = [report.step for report in bench.reports if report.step]
+        return [(step.total_generation_tokens, step.empty_generation_slots) for step in found]
+
+    known = told(EngineBench(max_batch_size=2, schedulers=SchedulerNames("static_batch")))
+    assert told(bench_with(**names, max_batch_size=2)) == known
+    assert max(known) > (0, 0)
+
+
+@pytest.mark.parametrize("figures", ["raises", None, 3, (1, 2, 3), (-1, 0), (1.5, 0), ("x", "y"), (2**32, 0)])
+@pytest.mark.parametrize("names", [{"capacity": "OddFigures"}, {"whole": "OddFiguresWhole"}])
+def test_wrong_figures_of_a_static_batch_stop_nothing(names, figures, monkeypatch):
+    monkeypatch.setattr(OddFigures, "figures", figures)
+    with capture_logs() as logs:
+        bench = bench_with(**names)
+        serve(bench, count=1)
+    assert {entry["event"] for entry in logs} <= {"scheduler_raised", "scheduler_wrong"}
+    assert logs
+    found = [report.step for report in bench.reports if report.step]
+    assert {(step.total_generation_tokens, step.empty_generation_slots) for step in found} == {(0, 0)}
 
 
 def test_limits_hold_for_a_scheduler_that_knows_none():
