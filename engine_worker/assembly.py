@@ -73,5 +73,6 @@ def assemble(
     scheduler = build_scheduler(batching.schedulers, context, log)
     live = Live(cache)
     intake = Intake(live, terms, batching.priority_aging_seconds)
-    stats = Stats(cache, live, scheduler, context.pauses, terms.max_requests, time.time() - clock())
+    micro_batches = 2 if runner.overlap else 1
+    stats = Stats(cache, live, scheduler, context.pauses, terms.max_requests, micro_batches, time.time() - clock())
     return Engine(hooks, intake, live, scheduler, runner, cache, stats, clock, log)

@@ -104,7 +104,7 @@ class Beats(threading.Thread):
                 continue
             news = self._reports.since(self._read[address])
             told = msgspec.structs.replace(
-                beat, steps=news.steps, requests=news.requests, cache=self._cache_news(greeting.cache_heard)
+                beat, steps=news.steps, requests=news.latest_requests, cache=self._cache_news(greeting.cache_heard)
             )
             if lane.send(told):
                 self._read[address] = news.cursor

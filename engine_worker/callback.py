@@ -1,6 +1,7 @@
 """Statistics as JSON, to a function of the user's. It runs in a thread of its own: no step waits for it."""
 
 import threading
+import time
 from collections.abc import Callable
 
 from structlog.stdlib import BoundLogger
@@ -30,16 +31,20 @@ def find_function(value: str) -> Function:
 class StatsCallback(threading.Thread):
     """Calls `function` with one JSON object for each step and for each report of a request, in order.
 
-    One that is too slow misses the oldest steps, which `lost` counts; `errors` counts its exceptions, of which the
-    first is logged.
+    One that is too slow misses the oldest, which `lost_steps` and `lost_requests` count. `errors` counts its
+    exceptions, of which the first is logged.
     """
 
-    def __init__(self, function: Function, engine: str, reports: Reports, log: BoundLogger) -> None:
+    def __init__(
+        self, function: Function, engine: str, draining: Callable[[], bool], reports: Reports, log: BoundLogger
+    ) -> None:
         super().__init__(name="stats_callback", daemon=True)
         self.errors = 0
-        self.lost = 0
+        self.lost_steps = 0
+        self.lost_requests = 0
         self._function = function
         self._engine = engine
+        self._draining = draining
         self._reports = reports
         self._log = log
         self._read = reports.now()
@@ -59,11 +64,12 @@ class StatsCallback(threading.Thread):
     def _tell(self) -> None:
         news = self._reports.since(self._read)
         self._read = news.cursor
-        self.lost += news.lost
+        self.lost_steps += news.lost.steps
+        self.lost_requests += news.lost.requests
         for step in news.steps:
-            self._call(step_json(step, self._engine))
+            self._call(step_json(step, self._engine, self._draining()))
         for request in news.requests:
-            self._call(request_json(request, self._engine))
+            self._call(request_json(request, self._engine, time.time()))
 
     def _call(self, text: str) -> None:
         try:

@@ -30,14 +30,21 @@ def requests(stats: Stats, mailbox: Mailbox) -> Iterator[Metric]:
 
 def steps(stats: Stats) -> Iterator[Metric]:
     """Steps and tokens."""
-    totals = stats.totals()
+    latest, totals = stats.latest, stats.totals()
+    running = {"context": latest.context_requests, "generation": latest.generation_requests}
+    yield gauge(P + "sequences_scheduled", "Sequences in the latest step; none at rest.", running, ("phase",))
+    text = "Static batching: tokens generated since the batch began."
+    yield gauge(P + "static_batch_tokens", text, latest.total_generation_tokens)
+    text = "Static batching: slots of ended sequences."
+    yield gauge(P + "static_batch_empty_slots", text, latest.empty_generation_slots)
     yield histogram(P + "step_seconds", "Duration of a step.", stats.step_seconds)
     yield histogram(P + "step_sequences", "Sequences in a step.", stats.step_sequences)
     yield counter(P + "context_tokens", "Context tokens computed, after a pause again.", totals.context_tokens)
     yield counter(P + "generated_tokens", "Tokens generated.", totals.generated_tokens)
+    yield gauge(P + "tokens_per_second", "Tokens generated, over the last second.", latest.tokens_per_second)
     yield counter(P + "prompt_tokens", "Prompt tokens of requests scheduled.", totals.prompt_tokens)
     yield counter(P + "cached_tokens", "Of those, served from the prefix cache.", totals.cached_tokens)
-    ratio = stats.latest.prefix_cache_hit_ratio
+    ratio = latest.prefix_cache_hit_ratio
     yield gauge(P + "prefix_cache_hit_ratio", "Cached tokens over prompt tokens, since the start.", ratio)
 
 
@@ -69,6 +76,7 @@ def ring(inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox) -> Iterator
 
 def callback(found: StatsCallback | None) -> Iterator[Metric]:
     """The user's function for statistics."""
-    errors, lost = (found.errors, found.lost) if found else (0, 0)
+    errors, steps, requests = (found.errors, found.lost_steps, found.lost_requests) if found else (0, 0, 0)
     yield counter(P + "stats_callback_errors", "Exceptions of the stats_callback.", errors)
-    yield counter(P + "stats_callback_steps_lost", "Steps that a slow stats_callback missed.", lost)
+    yield counter(P + "stats_callback_steps_lost", "Steps that a slow stats_callback missed.", steps)
+    yield counter(P + "stats_callback_requests_lost", "Reports of requests that it missed.", requests)

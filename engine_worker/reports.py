@@ -14,20 +14,26 @@ T = TypeVar("T")
 
 
 class Cursor(NamedTuple):
-    """How far somebody has read: steps and reports of requests since the start."""
+    """So many steps and so many reports of requests; since the start, it is how far somebody has read."""
 
     steps: int
     requests: int
 
 
 class News(NamedTuple):
-    """What came after a cursor, oldest first; of a request only the latest."""
+    """What came after a cursor, oldest first."""
 
     steps: list[StepStats]
     requests: list[RequestStats]
+    """Every report of every request."""
     cursor: Cursor
-    lost: int
-    """Steps that are gone already: the reader was too slow."""
+    lost: Cursor
+    """What is gone already: the reader was too slow."""
+
+    @property
+    def latest_requests(self) -> list[RequestStats]:
+        """Of each request only the latest report."""
+        return list({request.request: request for request in self.requests}.values())
 
 
 class Reports:
@@ -56,10 +62,10 @@ class Reports:
         """What came after `cursor`."""
         with self._lock:
             written = self._written
-            steps = _last(self._steps, written.steps - cursor.steps)
-            requests = _last(self._requests, written.requests - cursor.requests)
-        latest = {request.request: request for request in requests}
-        return News(steps, list(latest.values()), written, written.steps - cursor.steps - len(steps))
+            new = Cursor(written.steps - cursor.steps, written.requests - cursor.requests)
+            steps, requests = _last(self._steps, new.steps), _last(self._requests, new.requests)
+        lost = Cursor(new.steps - len(steps), new.requests - len(requests))
+        return News(steps, requests, written, lost)
 
 
 def _last(items: deque[T], count: int) -> list[T]:

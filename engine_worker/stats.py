@@ -78,9 +78,12 @@ class Stats:
         scheduler: RequestScheduler,
         pauses: Pauses,
         max_requests: int,
+        micro_batches: int = 1,
         unix_zero: float = 0.0,
     ) -> None:
-        """`unix_zero` is when the engine's clock stood at 0, in seconds of the Unix epoch."""
+        """`micro_batches` are in flight in turns; `unix_zero` is when the engine's clock stood at 0, in seconds of the
+        Unix epoch.
+        """
         self.step_seconds = Histogram(STEP_SECONDS)
         self.step_sequences = Histogram(STEP_SEQUENCES)
         self._context_tokens = 0
@@ -89,6 +92,7 @@ class Stats:
         self._live = live
         self._scheduler = scheduler
         self._pauses = pauses
+        self._micro_batches = micro_batches
         self._unix_zero = unix_zero
         self._rate = Rate()
         self._refresh: deque[Request] = deque()
@@ -104,7 +108,7 @@ class Stats:
             **self._memory(),
         )
 
-    def stepped(self, schedule: Schedule, num_drawn: int, start: float, end: float, micro_batch: int = 0) -> Report:
+    def stepped(self, schedule: Schedule, num_drawn: int, start: float, end: float) -> Report:
         """A step has ended: what it computed, and how many tokens it drew."""
         context, generation = len(schedule.context), len(schedule.generation)
         context_tokens = sum(num_tokens for _, num_tokens in schedule.context)
@@ -118,7 +122,7 @@ class Stats:
             context_requests=context,
             generation_requests=generation,
             total_context_tokens=context_tokens,
-            micro_batch_id=micro_batch,
+            micro_batch_id=self.latest.iteration % self._micro_batches,
             total_generation_tokens=batch_tokens,
             empty_generation_slots=empty_slots,
             prefix_cache_hit_ratio=self._cache.hit_ratio,
@@ -130,8 +134,18 @@ class Stats:
         return Report(self.latest, self._requests(start, end))
 
     def rested(self, now: float) -> Report:
-        """There was no step: what can have changed without one."""
-        latest = msgspec.structs.replace(self.latest, tokens_per_second=self._rate.at(now), **self._memory())
+        """There is no step: nothing is scheduled, and what else can have changed without one."""
+        latest = msgspec.structs.replace(
+            self.latest,
+            scheduled_requests=0,
+            context_requests=0,
+            generation_requests=0,
+            total_context_tokens=0,
+            total_generation_tokens=0,
+            empty_generation_slots=0,
+            tokens_per_second=self._rate.at(now),
+            **self._memory(),
+        )
         if latest != self.latest:
             self.latest = latest
         return Report(None, self._told(self._live.take_changed()))

@@ -188,7 +188,9 @@ class Worker:
 
     def _make_callback(self) -> StatsCallback | None:
         name = self._settings.stats_callback
-        return StatsCallback(find_function(name), self._settings.id, self._reports, self._log) if name else None
+        if not name:
+            return None
+        return StatsCallback(find_function(name), self._settings.id, lambda: self._stopping, self._reports, self._log)
 
     def _serve_status(self) -> StatusServer | None:
         settings = self._settings

@@ -26,7 +26,6 @@ def step_message(engine: str, draining: bool, stats: StepStats) -> pb.EngineStat
 
 def request_message(engine: str, stats: RequestStats) -> pb.RequestStats:
     """One request in an engine."""
-    waited_until = time.time() if stats.first_scheduled is None else stats.first_scheduled
     return pb.RequestStats(
         engine_id=engine,
         request_id=stats.name,
@@ -35,7 +34,7 @@ def request_message(engine: str, stats: RequestStats) -> pb.RequestStats:
         first_scheduled=_moment(stats.first_scheduled),
         first_token=_moment(stats.first_token),
         last_token=_moment(stats.last_token),
-        queued=_duration(max(0.0, waited_until - stats.arrival)),
+        queued=_duration(stats.queued(time.time())),
         prompt_tokens=stats.prompt_tokens,
         cached_tokens=stats.cached_tokens,
         generated_tokens=stats.generated_tokens,

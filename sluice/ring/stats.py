@@ -69,16 +69,24 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     blocks_missed: int
     """Full blocks of prompts that were looked for and not found."""
 
+    def queued(self, now: float) -> float:
+        """Seconds from its arrival until it was first scheduled, or until now."""
+        return max(0.0, (now if self.first_scheduled is None else self.first_scheduled) - self.arrival)
 
-def step_json(stats: StepStats, engine: str) -> str:
-    """One JSON object: "type" is "step", "engine" its name, then every field by its name."""
-    return _json({"type": "step", "engine": engine} | msgspec.structs.asdict(stats))
+
+def step_json(stats: StepStats, engine: str, draining: bool) -> str:
+    """One JSON object: "type" is "step", then the fields of sluice.v1.EngineStats by their names; times in seconds."""
+    fields = msgspec.structs.asdict(stats)
+    seconds = fields.pop("step_seconds")
+    return _json({"type": "step", "engine_id": engine} | fields | {"step_time": seconds, "draining": draining})
 
 
-def request_json(stats: RequestStats, engine: str) -> str:
-    """One JSON object: "type" is "request", "engine" its name, then every field by its name, the stage in words."""
-    fields = {"type": "request", "engine": engine} | msgspec.structs.asdict(stats)
-    return _json(fields | {"stage": stats.stage.name.lower()})
+def request_json(stats: RequestStats, engine: str, now: float) -> str:
+    """The same of sluice.v1.RequestStats: "type" is "request", the stage is a word. `now` in seconds of the epoch."""
+    fields = msgspec.structs.asdict(stats)
+    del fields["request"]
+    names = {"type": "request", "engine_id": engine, "request_id": fields.pop("name")}
+    return _json(names | fields | {"stage": stats.stage.name.lower(), "queued": stats.queued(now)})
 
 
 def _json(fields: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ import structlog
 from engine_worker.beats import SILENCE_SECONDS, Beats, Listeners
 from engine_worker.hooks import Report
 from engine_worker.reports import Reports
-from sluice.ring.stats import StepStats
+from sluice.ring.stats import RequestStats, Stage, StepStats
 from sluice.ring.wire import EngineBeat, Hello
 from tests.fakes.engine import Clock
 from tests.fakes.lane import MemoryLane
@@ -48,7 +48,8 @@ def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
     beats._send()
     lanes["mem://r1"].full = True
     for iteration in (2, 3):
-        reports.put(Report(StepStats(iteration=iteration), []))
+        request = RequestStats(7, "r", Stage.GENERATION, 1.0, 2.0, 3.0, 4.0, 5, 0, iteration, 0, 0, 0, 0)
+        reports.put(Report(StepStats(iteration=iteration), [request]))
         beats._send()
     lanes["mem://r1"].full = False
     beats._send()
@@ -59,3 +60,6 @@ def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
     }
     # Nobody is told what was before it came.
     assert told == {"mem://r0": [[], [2], [3], [], []], "mem://r1": [[], [2, 3], []]}
+    # Of a request only the latest.
+    tokens = [request.generated_tokens for message in lanes["mem://r1"].messages for request in message.requests]
+    assert tokens == [3]

@@ -38,24 +38,27 @@ def test_each_reader_has_its_own_pace():
     assert iterations(first) == [1, 2]
     assert [request.request for request in first.requests] == [1, 2]
     assert iterations(reports.since(late)) == [2]
-    assert reports.since(first.cursor) == ([], [], first.cursor, 0)
+    assert reports.since(first.cursor) == ([], [], first.cursor, START)
 
 
-def test_of_a_request_only_the_latest_is_told():
+def test_every_report_of_a_request_is_there_and_which_is_the_latest():
     reports = Reports()
     for tokens in range(1, 4):
-        reports.put(step_of(tokens, request_of(7, tokens)))
-    assert [request.generated_tokens for request in reports.since(START).requests] == [3]
+        reports.put(step_of(tokens, request_of(7, tokens), request_of(8, 9)))
+    news = reports.since(START)
+    assert [request.generated_tokens for request in news.requests] == [1, 9, 2, 9, 3, 9]
+    assert [(request.request, request.generated_tokens) for request in news.latest_requests] == [(7, 3), (8, 9)]
 
 
 def test_a_slow_reader_loses_the_oldest_and_learns_how_many():
     reports = Reports(capacity=3)
     for iteration in range(1, 6):
         reports.put(step_of(iteration, request_of(iteration, 1)))
+    reports.put(Report(None, [request_of(6, 1)]))
     news = reports.since(START)
-    assert (iterations(news), news.lost) == ([3, 4, 5], 2)
-    assert [request.request for request in news.requests] == [3, 4, 5]
-    assert reports.since(news.cursor).lost == 0
+    assert (iterations(news), news.lost) == ([3, 4, 5], Cursor(steps=2, requests=3))
+    assert [request.request for request in news.requests] == [4, 5, 6]
+    assert reports.since(news.cursor).lost == START
 
 
 def test_a_reader_in_another_thread_misses_nothing():
@@ -97,14 +100,15 @@ class Told:
 def test_a_function_gets_json_and_may_raise(fails):
     reports, told, logs = Reports(), Told(3, fails), []
     log = structlog.wrap_logger(None, processors=[lambda _, __, event: logs.append(event) or event, drop])
-    callback = StatsCallback(told, "e", reports, log)
+    callback = StatsCallback(told, "e", lambda: True, reports, log)
     callback.start()
     reports.put(step_of(1))
     reports.put(step_of(2, request_of(7, 3)))
     assert told.complete.wait(PATIENCE)
     callback.stop()
     found = [json.loads(text) for text in told.texts]
-    assert {(each["type"], each["engine"]) for each in found} == {("step", "e"), ("request", "e")}
+    assert {(each["type"], each["engine_id"]) for each in found} == {("step", "e"), ("request", "e")}
+    assert {each["draining"] for each in found if each["type"] == "step"} == {True}
     assert sorted(each["iteration"] for each in found if each["type"] == "step") == [1, 2]
     assert [each["generated_tokens"] for each in found if each["type"] == "request"] == [3]
     assert callback.errors == (3 if fails else 0)
@@ -115,17 +119,28 @@ def drop(_, __, event):
     raise structlog.DropEvent
 
 
+def test_a_function_gets_each_report_of_a_request():
+    reports, told = Reports(), Told(4)
+    callback = StatsCallback(told, "e", lambda: False, reports, structlog.get_logger())
+    for tokens in range(4):
+        reports.put(Report(None, [request_of(7, tokens)]))
+    callback.start()
+    assert told.complete.wait(PATIENCE)
+    callback.stop()
+    assert [json.loads(text)["generated_tokens"] for text in told.texts] == [0, 1, 2, 3]
+
+
 def test_what_is_left_is_told_at_the_end():
     reports, told = Reports(), Told(1)
-    callback = StatsCallback(told, "e", reports, structlog.get_logger())
+    callback = StatsCallback(told, "e", lambda: False, reports, structlog.get_logger())
     callback.start()
     reports.put(step_of(1))
     callback.stop()
     assert len(told.texts) == 1
 
 
-def test_a_slow_function_misses_steps_and_they_are_counted():
-    reports, go, told = Reports(capacity=2), threading.Event(), Told(3)
+def test_a_slow_function_misses_the_oldest_and_they_are_counted():
+    reports, go, told = Reports(capacity=2), threading.Event(), Told(5)
     busy = threading.Event()
 
     def slow(text: str) -> None:
@@ -133,17 +148,19 @@ def test_a_slow_function_misses_steps_and_they_are_counted():
         go.wait(PATIENCE)
         told(text)
 
-    callback = StatsCallback(slow, "e", reports, structlog.get_logger())
+    callback = StatsCallback(slow, "e", lambda: False, reports, structlog.get_logger())
     callback.start()
     reports.put(step_of(1))
     assert busy.wait(PATIENCE)
     for iteration in range(2, 7):
-        reports.put(step_of(iteration))
+        reports.put(step_of(iteration, request_of(iteration, 1), request_of(iteration, 2)))
     go.set()
     assert told.complete.wait(PATIENCE)
     callback.stop()
-    assert [json.loads(text)["iteration"] for text in told.texts] == [1, 5, 6]
-    assert callback.lost == 3
+    found = [json.loads(text) for text in told.texts]
+    assert [each["iteration"] for each in found if each["type"] == "step"] == [1, 5, 6]
+    assert [each["generated_tokens"] for each in found if each["type"] == "request"] == [1, 2]
+    assert (callback.lost_steps, callback.lost_requests) == (3, 8)
 
 
 @pytest.mark.parametrize("name", ["json", "json:", ":dumps", "no_such_module:f", "json:nothing", "json:__name__"])

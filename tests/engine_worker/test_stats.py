@@ -5,10 +5,12 @@ import json
 import msgspec
 import pytest
 
+from engine_worker import metrics
 from engine_worker.scheduling.build import SchedulerNames
 from engine_worker.stats import REFRESH_SECONDS, REFRESHED_PER_STEP, Rate
 from sluice.ring.errors import FinishReason
 from sluice.ring.stats import RequestStats, Stage, StepStats, request_json, step_json
+from sluice.v1 import admin_pb2 as pb
 from tests.fakes.engine import EngineBench
 
 
@@ -52,6 +54,43 @@ def test_a_snapshot_never_changes_and_an_idle_engine_makes_none():
     assert (idle.iteration, idle.active_requests, idle.tokens_per_second) == (2, 0, 0.0)
     bench.step()
     assert bench.engine.stats.latest is idle
+
+
+@pytest.mark.parametrize("policy", ["max_utilization", "static_batch"])
+def test_nobody_runs_in_the_snapshot_of_an_engine_at_rest(policy):
+    bench = EngineBench(schedulers=SchedulerNames(policy))
+    bench.submit(range(9), max_tokens=3)
+    bench.submit([7], max_tokens=3)
+    bench.run()
+    last_step, idle = steps(bench)[-1], bench.engine.stats.latest
+    assert last_step.scheduled_requests > 0
+    assert (idle.iteration, idle.scheduled_requests, idle.context_requests) == (last_step.iteration, 0, 0)
+    assert (idle.generation_requests, idle.total_context_tokens) == (0, 0)
+    assert (idle.total_generation_tokens, idle.empty_generation_slots) == (0, 0)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_with_overlap_two_micro_batches_take_turns(overlap):
+    bench = EngineBench(overlap=overlap)
+    bench.submit(range(9), max_tokens=6)
+    bench.run()
+    assert [step.micro_batch_id for step in steps(bench)] == ([0, 1, 0, 1, 0, 1] if overlap else [0] * 6)
+
+
+def test_prometheus_sees_the_latest_step():
+    bench = EngineBench(max_tokens_per_step=16, schedulers=SchedulerNames("static_batch"))
+    bench.submit([1], max_tokens=3)
+    bench.submit(range(20), max_tokens=3)
+    bench.step()
+    bench.step()
+    read = {
+        (sample.name.removeprefix("sluice_engine_"), *sample.labels.values()): sample.value
+        for metric in metrics.steps(bench.engine.stats)
+        for sample in metric.samples
+    }
+    assert read["sequences_scheduled", "context"] == read["sequences_scheduled", "generation"] == 1
+    assert (read["static_batch_tokens",], read["static_batch_empty_slots",]) == (3, 0)
+    assert read["tokens_per_second",] == bench.engine.stats.latest.tokens_per_second > 0
 
 
 def test_every_step_is_reported_once_and_rest_is_silent():
@@ -194,12 +233,16 @@ def test_totals_add_up():
     assert bench.engine.stats.step_sequences.total == len(steps(bench))
 
 
-def test_json_has_every_field_by_its_name():
-    step = json.loads(step_json(StepStats(iteration=3, time=1.5), "e"))
-    assert step.keys() == {"type", "engine", *StepStats.__struct_fields__}
-    assert (step["type"], step["engine"], step["iteration"], step["time"]) == ("step", "e", 3, 1.5)
+def test_json_has_every_field_of_the_public_messages():
+    step = json.loads(step_json(StepStats(iteration=3, time=1.5, step_seconds=0.25), "e", draining=True))
+    assert step.keys() == {"type", *(field.name for field in pb.EngineStats.DESCRIPTOR.fields)}
+    assert (step["type"], step["engine_id"], step["iteration"], step["time"]) == ("step", "e", 3, 1.5)
+    assert (step["step_time"], step["draining"]) == (0.25, True)
     values = {field.name: 1 for field in msgspec.structs.fields(RequestStats)}
-    stats = RequestStats(**values | {"name": "r", "stage": Stage.PAUSED, "first_token": None})
-    found = json.loads(request_json(stats, "e"))
-    assert found.keys() == {"type", "engine", *RequestStats.__struct_fields__}
-    assert (found["type"], found["stage"], found["first_token"]) == ("request", "paused", None)
+    stats = RequestStats(**values | {"name": "r", "stage": Stage.PAUSED, "arrival": 2.0, "first_scheduled": None})
+    found = json.loads(request_json(stats, "e", now=5.0))
+    assert found.keys() == {"type", *(field.name for field in pb.RequestStats.DESCRIPTOR.fields)}
+    assert (found["type"], found["stage"], found["first_scheduled"]) == ("request", "paused", None)
+    assert (found["engine_id"], found["request_id"], found["queued"]) == ("e", "r", 3.0)
+    scheduled = msgspec.structs.replace(stats, first_scheduled=2.5)
+    assert json.loads(request_json(scheduled, "e", now=5.0))["queued"] == 0.5

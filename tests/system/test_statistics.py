@@ -140,7 +140,7 @@ def test_an_idle_ring_is_silent(ring, run):
 def test_the_callback_was_told_the_same(run, told_file):
     steps, _ = run
     names = {"run-0", "run-1", "run-2"}
-    assert wait_until(lambda: {each["name"] for each in told(told_file) if each.get("stage") == "ended"} >= names)
+    assert wait_until(lambda: {each["request_id"] for each in told(told_file) if each.get("stage") == "ended"} >= names)
     found = {each["iteration"]: each for each in told(told_file) if each["type"] == "step"}
     for step in steps:
         assert found[step.iteration]["total_context_tokens"] == step.total_context_tokens
