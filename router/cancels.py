@@ -1,35 +1,35 @@
-"""Cancels on their way to an engine. None is lost: where the lane is full it is kept and tried again."""
+"""Cancels to engines, drops to detokenizers. None is lost: where the lane is full it is kept and tried again."""
 
 import asyncio
 
 from router.peers import DetokenizerPeer, EnginePeer
-from sluice.ring.wire import Cancel
+from sluice.ring.wire import Cancel, Drop
 
 RETRY_SECONDS = 0.02
 
 
 class Cancels:
-    """Bounded by the sequences of live requests: each has at most one."""
+    """Bounded by the sequences of live requests: each attempt at one has at most one cancel per peer."""
 
     def __init__(self) -> None:
-        self._unsent: dict[EnginePeer, dict[tuple[int, int | None], Cancel]] = {}
+        self._unsent: dict[EnginePeer | DetokenizerPeer, dict[Cancel | Drop, None]] = {}
         self._retry: asyncio.TimerHandle | None = None
 
-    def send(self, engine: EnginePeer, cancel: Cancel) -> None:
+    def send(self, peer: EnginePeer | DetokenizerPeer, cancel: Cancel | Drop) -> None:
         """Send it now, or as soon as the lane takes it; the order is kept."""
-        waiting = self._unsent.get(engine)
-        if waiting is None and engine.lane.send(cancel):
+        waiting = self._unsent.get(peer)
+        if waiting is None and peer.lane.send(cancel):
             return
-        self._unsent.setdefault(engine, {})[cancel.request, cancel.sequence] = cancel
+        self._unsent.setdefault(peer, {})[cancel] = None
         self._schedule()
 
-    def unsent(self, engine: EnginePeer) -> int:
-        """How many wait for this engine's lane."""
-        return len(self._unsent.get(engine, ()))
+    def unsent(self, peer: EnginePeer | DetokenizerPeer) -> int:
+        """How many wait for this peer's lane."""
+        return len(self._unsent.get(peer, ()))
 
-    def forget(self, engine: EnginePeer | DetokenizerPeer) -> None:
+    def forget(self, peer: EnginePeer | DetokenizerPeer) -> None:
         """This incarnation has gone, and what it was doing with it."""
-        self._unsent = {peer: waiting for peer, waiting in self._unsent.items() if peer is not engine}
+        self._unsent.pop(peer, None)
 
     def close(self) -> None:
         """Try no more."""
@@ -43,12 +43,12 @@ class Cancels:
 
     def _flush(self) -> None:
         self._retry = None
-        for engine, waiting in list(self._unsent.items()):
-            for key, cancel in list(waiting.items()):
-                if not engine.lane.send(cancel):
+        for peer, waiting in list(self._unsent.items()):
+            for cancel in list(waiting):
+                if not peer.lane.send(cancel):
                     break
-                del waiting[key]
+                del waiting[cancel]
             if not waiting:
-                del self._unsent[engine]
+                del self._unsent[peer]
         if self._unsent:
             self._schedule()

@@ -87,6 +87,21 @@ class RouterSettings(ServiceSettings):
     max_tenant_requests: int | None = Field(None, ge=1, description="requests of one tenant at a time; default: any")
     peer_timeout: float = Field(5.0, gt=0, description="seconds without a beat after which a peer is lost")
     peer_wait: float = Field(5.0, ge=0, description="seconds a request waits for an engine and a detokenizer")
+    stall_timeout: float = Field(
+        30.0, gt=0, description="seconds after which an engine that beats but makes no turn of its loop is lost"
+    )
+    recovery_timeout: float = Field(
+        60.0, ge=0, description="seconds a stream that lost its engine or detokenizer waits for others"
+    )
+    recovery_attempts: int = Field(
+        8, ge=1, description="attempts in a row that may bring no new token before a request fails"
+    )
+    max_undelivered_tokens: int = Field(
+        4096, ge=1, description="tokens of a stream that wait for its client at most; beyond it the stream pauses"
+    )
+    slow_client_timeout: float = Field(
+        900.0, gt=0, description="seconds one write to a client may take before its stream ends with SLOW_CLIENT"
+    )
     resolve_interval: float = Field(5.0, gt=0, description="seconds between two look-ups of the peers' names")
     cached_blocks: int = Field(65_536, ge=0, description="block hashes remembered per engine, for placement")
 

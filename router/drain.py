@@ -1,13 +1,15 @@
-"""Draining: no new requests, and those that live get some time to end."""
+"""Draining: no new requests, those that live get some time to end, and what is left then is handed back."""
 
 import asyncio
 from collections.abc import Callable
 
 from router.dispatch import Dispatcher
+from router.errors import RequestError
 from router.requests import Requests
+from sluice.ring.errors import ErrorCode
 
-ABORT_SECONDS = 2.0
-"""Aborted requests get this long to tell their clients."""
+HAND_BACK_SECONDS = 2.0
+"""Requests that are handed back get this long to tell their clients."""
 
 
 class Drain:
@@ -24,15 +26,18 @@ class Drain:
         return self._requests.closed
 
     async def run(self, seconds: float) -> int:
-        """Wait until all requests have ended, abort the rest after so many seconds, and return how many those were."""
+        """Wait until all requests have ended; after so many seconds hand the rest back: how many those were.
+
+        Their clients get DRAINING after all that has come, and resume at another router.
+        """
         self._requests.closed = True
         self._on_begin()
         if await self.idle_within(seconds):
             return 0
         late = self._requests.open
         for live in late:
-            self._dispatcher.abort(live)
-        await self.idle_within(ABORT_SECONDS)
+            self._dispatcher.hand_back(live, RequestError(ErrorCode.DRAINING, "the router is draining"))
+        await self.idle_within(HAND_BACK_SECONDS)
         return len(late)
 
     async def idle_within(self, seconds: float) -> bool:

@@ -113,10 +113,8 @@ class Front:
 
     def _leave(self, live: Live) -> None:
         live.log.close()
-        self._dispatcher.cancel(live)
+        self._dispatcher.leave(live)
         self._requests.leave(live)
-        if live.route is None and live.permit is not None:
-            live.permit.release()
 
     def _report(self, live: Live, outcome: str) -> None:
         started = live.log.started
@@ -131,6 +129,8 @@ class Front:
             prompt_tokens=len(live.prompt),
             cached_tokens=started.cached_tokens if started else 0,
             completion_tokens=sum(log.received for log in live.log.sequences),
+            undelivered_tokens=live.log.undelivered,
+            attempts=live.attempt + 1 if live.submitted else 0,
             seconds=round(now - live.arrived, 6),
             queue_seconds=round((live.submitted or now) - live.arrived, 6),
             first_token_seconds=None if first_token is None else round(first_token, 6),

@@ -23,12 +23,20 @@ class GenerationService:
     """Each method answers one call."""
 
     def __init__(
-        self, front: Front, text: Text, model: Model, limits: Limits, logger: structlog.stdlib.BoundLogger
+        self,
+        front: Front,
+        text: Text,
+        model: Model,
+        limits: Limits,
+        write_seconds: float,
+        logger: structlog.stdlib.BoundLogger,
     ) -> None:
+        """A single write to a client may take `write_seconds`."""
         self._front = front
         self._text = text
         self._model = model
         self._limits = limits
+        self._write_seconds = write_seconds
         self._logger = logger
 
     async def generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
@@ -41,7 +49,8 @@ class GenerationService:
         """Event by event."""
         async with self._front.serve(request.spec, context.caller, streaming=True) as live:
             prompt_text = await self._prompt_text(live)
-            await Stream(live, Writer(live, self._text.token_bytes), context.write).run(prompt_text)
+            writer = Writer(live, self._text.token_bytes)
+            await Stream(live, writer, context.write, self._write_seconds).run(prompt_text)
 
     async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """Its stream ends with ABORTED; its id is free at once. Other tenants' requests are not there."""

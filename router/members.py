@@ -18,12 +18,18 @@ HELLO_SECONDS = 1.0
 TICK_SECONDS = 0.25
 MAX_WARNED = 1000
 
-OnLost = Callable[[EnginePeer | DetokenizerPeer, bool], None]
-"""The peer, and whether it is gone for good: restarted, or off the list."""
+OnLost = Callable[[EnginePeer | DetokenizerPeer, str, bool], None]
+"""The peer, what became of it, and whether it is gone for good: restarted, or off the list."""
+OnMissed = Callable[[int, DetokenizerPeer], None]
+"""Epoch of an engine, and the detokenizer that never got messages of it."""
 
 
 class Members:
-    """All peers of both kinds. `on_lost` learns of those that fall silent or go, `on_change` of any news."""
+    """All peers of both kinds.
+
+    `on_lost` learns of those that fall silent, stand still or go, `on_missed` of rows that never came to a detokenizer,
+    `on_change` of any news.
+    """
 
     def __init__(
         self,
@@ -32,6 +38,7 @@ class Members:
         engines: Addresses,
         detokenizers: Addresses,
         timeout: float,
+        stall_timeout: float,
         tokenizer: str,
         cache_heard: Callable[[int], int],
         logger: structlog.stdlib.BoundLogger,
@@ -41,20 +48,23 @@ class Members:
         def to_engine(epoch: int) -> Hello:
             return msgspec.structs.replace(hello, cache_heard=cache_heard(epoch))
 
-        self.engines: Peers[EngineBeat] = Peers(context, to_engine, timeout)
-        self.detokenizers: Peers[DetokenizerBeat] = Peers(context, lambda _: hello, timeout)
+        self.engines: Peers[EngineBeat] = Peers(context, to_engine, timeout, stall_timeout)
+        self.detokenizers: Peers[DetokenizerBeat] = Peers(context, lambda _: hello, timeout, stall_timeout)
         self.ready = asyncio.Event()
         """Set while at least one engine and one detokenizer take work."""
         self._addresses = (engines, detokenizers)
         self._tokenizer = tokenizer
         self._logger = logger
         self._warned: set[str] = set()
-        self._on_lost: OnLost = lambda _, __: None
+        self._on_lost: OnLost = lambda _, __, ___: None
+        self._on_missed: OnMissed = lambda _, __: None
         self._on_change: Callable[[], None] = lambda: None
 
-    async def run(self, on_lost: OnLost, on_change: Callable[[], None], resolve_seconds: float) -> None:
+    async def run(
+        self, on_lost: OnLost, on_missed: OnMissed, on_change: Callable[[], None], resolve_seconds: float
+    ) -> None:
         """Until cancelled."""
-        self._on_lost, self._on_change = on_lost, on_change
+        self._on_lost, self._on_missed, self._on_change = on_lost, on_missed, on_change
         self.engines.set_addresses(self._addresses[0].unresolved)
         self.detokenizers.set_addresses(self._addresses[1].unresolved)
         async with asyncio.TaskGroup() as tasks:
@@ -68,8 +78,12 @@ class Members:
             self._warn(beat.address, "beat from a peer with another model's tokenizer")
             return False
         if isinstance(beat, EngineBeat):
-            return self._hear(self.engines, beat, beat.engine) and self._check_missed(beat)
-        return self._hear(self.detokenizers, beat, beat.detokenizer)
+            known = self._hear(self.engines, beat, beat.engine)
+        else:
+            known = self._hear(self.detokenizers, beat, beat.detokenizer)
+        if known and beat.missed:
+            self._check_missed(beat.epoch)
+        return known
 
     async def wait(self, deadline: float) -> None:
         """Until the ring is ready. Raises RequestError at the deadline (on time.monotonic's clock)."""
@@ -94,22 +108,23 @@ class Members:
             self._warn(beat.address, "beat from an address that is not configured")
         if former is not None:
             self._logger.warning("peer restarted", peer=name, address=beat.address)
-            self._on_lost(former, True)
+            self._on_lost(former, "restarted", True)
             former.lane.close()
         if heard is Heard.NEW:
             self._logger.info("peer heard", peer=name, address=beat.address, draining=beat.draining)
         self._changed()
         return heard in (Heard.SAME, Heard.NEW)
 
-    def _check_missed(self, beat: EngineBeat) -> bool:
-        """What an engine never got may have been a submit or a cancel: whose, nobody knows."""
-        for peer in self.engines.heard:
-            missed = beat.missed.get(peer.lane.epoch, 0)
-            if peer.epoch == beat.epoch and missed > peer.missed:
-                peer.missed = missed
-                self._logger.warning("messages lost", engine=peer.name, missed=missed)
-                self._on_lost(peer, False)
-        return True
+    def _check_missed(self, epoch: int) -> None:
+        """What a peer never got may have been anybody's."""
+        for engine in self.engines.heard:
+            if engine.epoch == epoch and engine.lane.epoch in (missed := engine.news_of_missed()):
+                self._logger.warning("messages lost", engine=engine.name, missed=missed[engine.lane.epoch])
+                self._on_lost(engine, "never got some messages", False)
+        for detokenizer in self.detokenizers.heard:
+            for source, count in detokenizer.news_of_missed().items() if detokenizer.epoch == epoch else ():
+                self._logger.warning("messages lost", detokenizer=detokenizer.name, engine_epoch=source, missed=count)
+                self._on_missed(source, detokenizer)
 
     def _warn(self, address: str, what: str) -> None:
         if address not in self._warned and len(self._warned) < MAX_WARNED:
@@ -149,7 +164,11 @@ class Members:
     def _check(self, peers: Peers[B], now: float) -> None:
         for peer in peers.fall_silent(now):
             self._logger.warning("peer lost", peer=peer.name, address=peer.address)
-            self._on_lost(peer, False)
+            self._on_lost(peer, "fell silent", False)
+            self._changed()
+        for peer in peers.stand_still(now):
+            self._logger.warning("peer stands still", peer=peer.name, address=peer.address)
+            self._on_lost(peer, "stands still", False)
             self._changed()
 
     async def _resolve(self, interval: float) -> None:
@@ -160,5 +179,5 @@ class Members:
 
     def _follow(self, peers: Peers[B], addresses: dict[str, frozenset[str]]) -> None:
         for gone in peers.set_addresses(addresses):
-            self._on_lost(gone, True)
+            self._on_lost(gone, "is not listed any more", True)
             gone.lane.close()

@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from typing import cast
 
 from router.errors import duration
-from router.log import SequenceLog
+from router.log import NO_TIMES, SequenceLog
 from router.requests import Live
 from router.vocabulary import TokenBytes
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import derive_seed
-from sluice.ring.wire import End, Times, TokenLogprob
+from sluice.ring.wire import End, TokenLogprob
 from sluice.v1 import generation_pb2 as pb
-
-NO_TIMES = Times(0.0, 0.0, 0.0)
 
 
 class Writer:
@@ -27,6 +25,7 @@ class Writer:
     def started(self) -> pb.Started:
         """The first event."""
         started = self._live.log.started
+        self._live.log.start_told = True
         return pb.Started(
             request_id=self._spec.request_id,
             prompt_tokens=len(self._live.prompt),
@@ -44,15 +43,12 @@ class Writer:
         delta = pb.Delta(
             index=log.index,
             text=text,
-            token_ids=log.tokens if self._spec.token_ids else (),
+            token_ids=log.untaken if self._spec.token_ids else (),
             logprobs=self._logprobs(log) if log.logprobs else (),
             token_offset=log.taken,
             token_count=count,
         )
-        log.taken = log.received
-        log.text.clear()
-        log.tokens.clear()
-        log.logprobs.clear()
+        self._live.log.take(log)
         return delta
 
     def finished(self, log: SequenceLog, end: End) -> pb.Finished:
@@ -82,8 +78,8 @@ class Writer:
     def _output(self, log: SequenceLog, end: End, prompt_text: str) -> pb.Output:
         output = pb.Output(
             index=log.index,
-            text=prompt_text + "".join(log.text),
-            token_ids=log.tokens if self._spec.token_ids else (),
+            text=(prompt_text if self._spec.echoes(log.index) else "") + "".join(log.text),
+            token_ids=log.untaken if self._spec.token_ids else (),
             logprobs=self._logprobs(log),
             finish_reason=_reason(end),
             seed=derive_seed(self._spec.sampling.seed, log.index),
@@ -93,7 +89,7 @@ class Writer:
         return output
 
     def _logprobs(self, log: SequenceLog) -> list[pb.TokenLogprob]:
-        return [self._logprob(token, found) for token, found in zip(log.tokens, log.logprobs, strict=False)]
+        return [self._logprob(token, found) for token, found in zip(log.untaken, log.logprobs, strict=False)]
 
     def _logprob(self, token: int, found: TokenLogprob) -> pb.TokenLogprob:
         return pb.TokenLogprob(

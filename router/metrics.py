@@ -26,6 +26,8 @@ def requests(tally: Tally, live: Requests) -> Iterator[Metric]:
     yield gauge(P + "requests_open", "Requests whose answer has not ended.", len(live.open))
     yield gauge(P + "requests_on_ring", "Requests submitted to an engine whose end has not come.", len(live.on_ring))
     yield gauge(P + "draining", "1 if no new requests are taken.", float(live.closed))
+    text = "Attempts given up for another one, by what went wrong (SLOW_CLIENT: until its client has read)."
+    yield counter(P + "recoveries", text, tally.recoveries, ("reason",))
     yield counter(P + "prompt_tokens", "Prompt tokens of ended requests.", tally.prompt_tokens)
     yield counter(P + "cached_tokens", "Of those, served from a prefix cache.", tally.cached_tokens)
     yield counter(P + "completion_tokens", "Tokens generated for ended requests.", tally.completion_tokens)

@@ -23,8 +23,14 @@ class Peer(Generic[B]):
         self.heard = 0.0
         """When its last beat came, on the monotonic clock."""
         self.alive = False
-        self.missed = 0
-        """Frames of our lane that it never got, as far as it told."""
+        self.progress = 0
+        """Turns of its loop at the last beat; 0 where it does not tell."""
+        self.moved = 0.0
+        """When that last grew."""
+        self.stalled = False
+        """It beats, but its loop stands still."""
+        self.missed: dict[int, int] = {}
+        """Frames that it never got, as far as it told, by the epoch of the lane or of the engine they came from."""
 
     @property
     def name(self) -> str:
@@ -41,7 +47,25 @@ class Peer(Generic[B]):
     @property
     def usable(self) -> bool:
         """It takes new work."""
-        return self.alive and self.beat is not None and not self.beat.draining
+        return self.alive and not self.stalled and self.beat is not None and not self.beat.draining
+
+    @property
+    def draining(self) -> bool:
+        """It is alive and wants to be rid of its work."""
+        return self.alive and self.beat is not None and self.beat.draining
+
+    def hear(self, beat: B, now: float) -> None:
+        """Take a beat of this incarnation."""
+        if isinstance(beat, EngineBeat) and (beat.progress != self.progress or not self.alive):
+            self.progress, self.moved, self.stalled = beat.progress, now, False
+        self.beat, self.heard, self.alive = beat, now, True
+
+    def news_of_missed(self) -> dict[int, int]:
+        """What was missed since the call before, by epoch."""
+        missed = self.beat.missed if self.beat else {}
+        news = {epoch: count for epoch, count in missed.items() if count > self.missed.get(epoch, 0)}
+        self.missed |= news
+        return news
 
 
 EnginePeer = Peer[EngineBeat]
@@ -65,7 +89,11 @@ class Peers(Generic[B]):
     """All peers of one kind."""
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", hello: Callable[[int], Hello], timeout: float
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        hello: Callable[[int], Hello],
+        timeout: float,
+        stall_timeout: float,
     ) -> None:
         """`hello` for a peer of that epoch; 0 before it was heard."""
         self.unknown = 0
@@ -73,6 +101,7 @@ class Peers(Generic[B]):
         self._context = context
         self._hello = hello
         self._timeout = timeout
+        self._stall_timeout = stall_timeout
         self._peers: dict[str, Peer[B]] = {}
         self._replaced: dict[str, int] = {}
 
@@ -128,7 +157,7 @@ class Peers(Generic[B]):
             former = peer
             peer = self._replace(peer)
         heard = Heard.SAME if peer.alive else Heard.NEW
-        peer.beat, peer.heard, peer.alive = beat, now, True
+        peer.hear(beat, now)
         return heard, former
 
     def fall_silent(self, now: float) -> list[Peer[B]]:
@@ -138,10 +167,20 @@ class Peers(Generic[B]):
             peer.alive = False
         return lost
 
+    def stand_still(self, now: float) -> list[Peer[B]]:
+        """Mark the peers that beat, but have made no progress for the timeout, and return them."""
+        still = [
+            peer for peer in self.heard if peer.progress and not peer.stalled and now - peer.moved > self._stall_timeout
+        ]
+        for peer in still:
+            peer.stalled = True
+        return still
+
     def forgive(self, seconds: float) -> None:
         """This process itself stood still for so long: their silence then says nothing."""
         for peer in self._peers.values():
             peer.heard += seconds
+            peer.moved += seconds
 
     def close(self) -> None:
         """Close all lanes."""

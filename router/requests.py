@@ -40,17 +40,30 @@ class Live:
     permit: Permit | None = None
     route: Route | None = None
     """Set while it is on the ring."""
+    max_tokens: int = 0
+    """Settled by the first submit."""
     submitted: float | None = None
+    """When its first attempt was."""
+    resubmitted: float = 0.0
+    """When its latest attempt was."""
+    first_heard: float | None = None
+    """When the first tokens came over the ring."""
     first_delta: float | None = None
     engine: str | None = None
     detokenizer: str | None = None
     begun: bool = False
-    """Its first token has come."""
+    """The first token of this attempt has come."""
+    received: int = 0
+    """Tokens that attempts before this one brought."""
+    fruitless: int = 0
+    """Attempts in a row that brought no token."""
+    avoided: set[int] = field(default_factory=set)
+    """Epochs of peers at which those failed: others come first."""
     aborted: bool = False
     cancelled: bool = False
-    """A cancel for all of it is on its way to the engine."""
+    """A cancel for all of this attempt is on its way to the engine."""
     ended: set[int] = field(default_factory=set)
-    """Sequences whose terminal has come over the ring."""
+    """Sequences whose terminal has come over the ring, in this attempt or one before."""
     queue: asyncio.Timeout | None = None
     """Open while it waits for admission and for the ring; bounded by its time limit."""
 
@@ -63,6 +76,12 @@ class Live:
         if self.submitted is None or not times:
             return None
         return self.submitted - self.arrived + min(found.queue + found.context for found in times)
+
+    def give_permit_back(self) -> None:
+        """Its place on the ring is free; idempotent."""
+        if self.permit is not None:
+            self.permit.release()
+            self.permit = None
 
 
 class Requests:
@@ -85,7 +104,7 @@ class Requests:
 
     @property
     def on_ring(self) -> list[Live]:
-        """Those with terminals still to come."""
+        """Those with an attempt on the ring, and terminals of it still to come."""
         return list(self._on_ring.values())
 
     def enter(self, spec: Spec, tenant: str = "") -> Live:
@@ -105,8 +124,9 @@ class Requests:
             raise RequestError(
                 ErrorCode.OVERLOADED, f"{len(self._open)} requests are open, at most {self._max_open} may be"
             )
-        keep_ids = spec.token_ids or spec.sampling.logprobs is not None
-        live = Live(self._new_number(), spec, RequestLog(spec.n, keep_ids), tenant)
+        live = Live(self._new_number(), spec, RequestLog(spec.n), tenant)
+        for index, ids in spec.resume.items():
+            live.log.bring(index, ids)
         self._by_id[spec.request_id] = live
         self._open.add(live)
         self.idle.clear()
@@ -133,14 +153,16 @@ class Requests:
             self.idle.set()
 
     def put_on_ring(self, live: Live, route: Route) -> None:
-        """It was submitted."""
+        """An attempt was submitted."""
         live.route = route
-        live.submitted = time.monotonic()
+        live.resubmitted = time.monotonic()
+        if live.submitted is None:
+            live.submitted = live.resubmitted
         live.engine, live.detokenizer = route.engine.name, route.detokenizer.name
         self._on_ring[live.number] = live
 
     def take_off_ring(self, live: Live) -> None:
-        """Nothing more will come of it."""
+        """Nothing more will come of this attempt."""
         self._on_ring.pop(live.number, None)
         live.route = None
 

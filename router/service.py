@@ -11,7 +11,8 @@ from prometheus_client.metrics_core import Metric
 from router import metrics
 from router.access import Access
 from router.admin import AdminService
-from router.admission import Admission
+from router.admission import Admission, Permit
+from router.attempts import Attempts
 from router.config import RouterSettings
 from router.discovery import Addresses
 from router.dispatch import Dispatcher
@@ -27,8 +28,9 @@ from router.members import Members
 from router.model import describe
 from router.models import ModelService
 from router.placement import Placement
+from router.recovery import Patience, Recovery
 from router.reflection import reflection_handlers
-from router.requests import Requests
+from router.requests import Live, Requests
 from router.rpc import Admit, admit_all, handler
 from router.steps import Steps
 from router.tally import Tally
@@ -78,6 +80,7 @@ class Router:
             engines,
             detokenizers,
             settings.peer_timeout,
+            settings.stall_timeout,
             checkpoint.tokenizer_fingerprint,
             self._placement.cache_heard,
             logger,
@@ -91,14 +94,13 @@ class Router:
             settings.tenant_kept_part,
         )
         self._tally = Tally()
+        attempts = Attempts(
+            self._requests, self._members, self._placement, self.address, self._model.max_context_tokens
+        )
+        patience = Patience(settings.recovery_timeout, settings.recovery_attempts, settings.max_undelivered_tokens)
+        recovery = Recovery(attempts, self._members, self._readmit, patience, self._tally, logger)
         self._dispatcher = Dispatcher(
-            self._requests,
-            self._members,
-            self._placement,
-            self.address,
-            self._model.max_context_tokens,
-            settings.peer_wait,
-            self._tally,
+            self._requests, self._members, attempts, recovery, settings.peer_wait, self._tally
         )
         self._steps = Steps()
         self._drain = Drain(self._requests, self._dispatcher, self._changed)
@@ -134,7 +136,12 @@ class Router:
         for listener in self._listeners:
             listener.bind()
         self._inbox.start()
-        heartbeat = self._members.run(self._dispatcher.lose_peer, self._changed, self.settings.resolve_interval)
+        heartbeat = self._members.run(
+            self._dispatcher.lose_peer,
+            self._dispatcher.lose_rows_between,
+            self._changed,
+            self.settings.resolve_interval,
+        )
         reloads = self._access.reloads.run(self.settings.reload_interval)
         for listener in self._listeners:
             await listener.start()
@@ -151,7 +158,7 @@ class Router:
 
     async def stop(self, drain_seconds: float | None = None) -> None:
         """Drain, then close everything."""
-        aborted = await self._drain.run(self.settings.drain_timeout if drain_seconds is None else drain_seconds)
+        handed_back = await self._drain.run(self.settings.drain_timeout if drain_seconds is None else drain_seconds)
         await asyncio.gather(*(listener.stop(STOP_SECONDS) for listener in self._listeners))
         await self._drain.idle_within(STOP_SECONDS)
         for task in self.tasks:
@@ -166,7 +173,7 @@ class Router:
             self._status.close()
         self._logger.info(
             "stopped",
-            aborted=aborted,
+            handed_back=handed_back,
             malformed_frames=self._inbox.malformed,
             late_rows=self._dispatcher.late_rows,
             unknown_beats=self._members.engines.unknown + self._members.detokenizers.unknown,
@@ -213,7 +220,9 @@ class Router:
             self._tally,
             self._logger,
         )
-        generation = GenerationService(front, self._text, self._model, self._limits, self._logger)
+        generation = GenerationService(
+            front, self._text, self._model, self._limits, self.settings.slow_client_timeout, self._logger
+        )
         models = ModelService(self._model, self._dispatcher)
         flush = CacheFlush(self._members, self._placement)
         admin = AdminService(self._members, self._steps, self._drain, flush, self.settings.drain_timeout)
@@ -262,7 +271,11 @@ class Router:
         self._catching_up = None
         self._catch_up()
 
+    async def _readmit(self, live: Live) -> Permit:
+        return await self._admission.acquire(live.spec.priority, 0, live.tenant, refusable=False)
+
     def _changed(self) -> None:
+        self._dispatcher.leave_draining()
         self._health.set(self._members.ready.is_set() and not self._requests.closed)
         beats = [peer.beat for peer in self._members.engines.usable if peer.beat]
         held = sum(beat.stats.max_requests for beat in beats)

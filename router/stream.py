@@ -1,11 +1,14 @@
 """The one coroutine that writes a stream: it takes whatever has come since its last write, joined."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from router.errors import RequestError
 from router.log import SequenceLog
 from router.messages import Writer
 from router.requests import Live
+from sluice.ring.errors import ErrorCode
 from sluice.v1 import generation_pb2 as pb
 
 Write = Callable[[pb.GenerateStreamResponse], Awaitable[None]]
@@ -14,22 +17,25 @@ Write = Callable[[pb.GenerateStreamResponse], Awaitable[None]]
 class Stream:
     """Events of one request: Started, Delta…, Finished per output, Done, numbered from 1."""
 
-    def __init__(self, live: Live, writer: Writer, write: Write) -> None:
+    def __init__(self, live: Live, writer: Writer, write: Write, write_seconds: float) -> None:
+        """A single write may take `write_seconds`, then the client is given up."""
         self._live = live
         self._log = live.log
         self._writer = writer
         self._write = write
+        self._write_seconds = write_seconds
         self._sequence = 0
 
     async def run(self, prompt_text: str) -> None:
         """Write everything; `prompt_text` comes before the text of each output. Raises the request's RequestError.
 
+        SLOW_CLIENT where a write takes too long.
         An error that comes before the start leaves nothing written, no metadata either.
         """
         await wait_for_start(self._live)
         await self._send(started=self._writer.started())
         if prompt_text:
-            for log in self._log.sequences:
+            for log in filter(lambda log: self._live.spec.echoes(log.index), self._log.sequences):
                 await self._send(delta=pb.Delta(index=log.index, text=prompt_text))
         while True:
             while self._log.news:
@@ -60,11 +66,16 @@ class Stream:
         done: pb.Done | None = None,
     ) -> None:
         self._sequence += 1
-        await self._write(
-            pb.GenerateStreamResponse(
-                sequence=self._sequence, started=started, delta=delta, finished=finished, done=done
-            )
+        event = pb.GenerateStreamResponse(
+            sequence=self._sequence, started=started, delta=delta, finished=finished, done=done
         )
+        try:
+            async with asyncio.timeout(self._write_seconds):
+                await self._write(event)
+        except TimeoutError:
+            raise RequestError(
+                ErrorCode.SLOW_CLIENT, f"the client took nothing for {self._write_seconds:g} s"
+            ) from None
 
 
 async def wait_for_start(live: Live) -> None:

@@ -16,6 +16,8 @@ class Tally:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
         """Ended ones, by outcome and gRPC status."""
+        self.recoveries: Counter[str] = Counter()
+        """Attempts that were given up for another one, by error code."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.completion_tokens = 0
@@ -52,7 +54,7 @@ class Tally:
             self.queue_seconds.observe(live.submitted - live.arrived)
         self.prompt_tokens += len(live.prompt)
         self.cached_tokens += live.log.started.cached_tokens if live.log.started else 0
-        self.completion_tokens += sum(log.received for log in live.log.sequences)
+        self.completion_tokens += live.log.received
 
     def _unary(self, live: Live) -> None:
         """The engine's own times: nothing came before the end."""

@@ -31,6 +31,13 @@ def fit(spec: Spec, prompt_tokens: int, context_tokens: int) -> int:
             f"is {spec.stopping.min_tokens}, but with {prompt_tokens} prompt tokens only {room} new ones fit "
             f"the context of {context_tokens} tokens",
         )
+    for index, ids in spec.resume.items():
+        if len(ids) > room:
+            raise _overflow(
+                "spec.resume",
+                f"has {len(ids)} tokens of output {index}, but with {prompt_tokens} prompt tokens only {room} fit "
+                f"the context of {context_tokens} tokens",
+            )
     return wanted or room
 
 

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from router.errors import RequestError, Violation
 from sluice.ring.errors import ErrorCode
 
-NESTED = frozenset({"chat", "chat.messages", "kv_cache", "output", "sampling", "stopping", "token_ids"})
+NESTED = frozenset({"chat", "chat.messages", "kv_cache", "output", "resume", "sampling", "stopping", "token_ids"})
 """Messages whose own fields are listed one by one."""
 
 HONOURED = frozenset(
@@ -53,6 +53,8 @@ HONOURED = frozenset(
         "kv_cache.decode_duration",
         "priority",
         "time_limit",
+        "resume.index",
+        "resume.token_ids",
         "add_special_tokens",
         "truncate_prompt_tokens",
     }
@@ -71,7 +73,6 @@ REFUSED = frozenset(
         "output.tensors",
         "lora_id",
         "best_of",
-        "resume",
         "prompt_adapter_id",
         "speculation",
     }

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from router.config import Limits
@@ -12,6 +13,7 @@ from router.validate.durations import bounded_seconds
 from router.validate.fields import refuse_unbuilt
 from router.validate.guide import check_guide
 from router.validate.prompt import Prompt, parse_prompt
+from router.validate.resume import check_seed, parse_resume
 from router.validate.retention import Retention, parse_retention
 from router.validate.sampling import parse_sampling
 from router.validate.stopping import Stopping, parse_stopping
@@ -20,6 +22,8 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.params import SamplingParams, TextParams
 from sluice.v1 import generation_pb2
 
+UNARY_INTERVAL = 128
+"""Tokens after which the router hears of a unary answer: where it goes on if an engine is lost."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 
@@ -46,6 +50,12 @@ class Spec:
     echo: bool
     timings: bool
     streaming: bool
+    resume: Mapping[int, tuple[int, ...]]
+    """By output, the tokens that the caller has."""
+
+    def echoes(self, index: int) -> bool:
+        """Whether the prompt's text comes before that of this output: it did before what the caller has."""
+        return self.echo and index not in self.resume and not any(self.resume.values())
 
 
 def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, streaming: bool) -> Spec:
@@ -59,15 +69,19 @@ def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, str
     bad.raise_if_any()
     refuse_unbuilt(spec)
     stopping = parse_stopping(spec.stopping, model, limits, bad)
+    n = _n(spec, limits, bad)
+    sampling = parse_sampling(spec.sampling, _logprobs(spec.output, limits, bad), model, limits, bad)
+    resume = parse_resume(spec.resume, n, stopping, model, bad)
+    check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
     found = Spec(
         request_id=_request_id(spec.request_id, bad),
         prompt=parse_prompt(spec, model, limits, bad),
         keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
         retention=parse_retention(spec.kv_cache, limits, bad),
-        sampling=parse_sampling(spec.sampling, _logprobs(spec.output, limits, bad), model, limits, bad),
+        sampling=sampling,
         stopping=stopping,
         text=_text_params(spec.output, stopping, model, streaming, bad),
-        n=_n(spec, limits, bad),
+        n=n,
         priority=_priority(spec.priority, bad),
         salt=_salt(spec.kv_cache, limits, bad),
         time_limit=_time_limit(spec, limits, bad),
@@ -75,6 +89,7 @@ def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, str
         echo=spec.output.echo,
         timings=spec.output.timings,
         streaming=streaming,
+        resume=resume,
     )
     bad.raise_if_any()
     return found
@@ -132,7 +147,7 @@ def _text_params(
         include_stop=stopping.include_stop,
         min_tokens=stopping.min_tokens,
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
-        interval=min(interval, model.max_context_tokens) if streaming else 0,
+        interval=min(interval, model.max_context_tokens) if streaming else UNARY_INTERVAL,
     )
 
 

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 import zmq
 
@@ -14,6 +15,7 @@ from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.wire import (
     Cancel,
     DetokenizerBeat,
+    Drop,
     End,
     EngineBeat,
     Flush,
@@ -57,7 +59,7 @@ class Call:
         )
 
 
-Script = Callable[[Call], Awaitable[None]]
+Script = Callable[[Call], Coroutine[Any, Any, None]]
 
 
 def token_at(submit: Submit, sequence: int, offset: int) -> int:
@@ -69,14 +71,24 @@ def text_of(tokens) -> str:
 
 
 async def generate(call: Call, pause: float = 0.0, most: int = 24) -> None:
-    """Up to `most` tokens per sequence, one row each; ends with LENGTH, or ABORTED when cancelled."""
+    """Up to `most` tokens per sequence, one row each; ends with LENGTH, or ABORTED when cancelled.
+
+    What the caller has already is passed over: each token depends on the prompt, the sequence and its place alone.
+    """
     submit = call.submit
     length = min(submit.stopping.max_tokens, most)
     await call.send(start=True, cached=len(submit.prompt) // 2)
-    live = set(range(submit.n))
+    begin = {sequence: len(submit.resume.get(sequence, ())) for sequence in range(submit.n)}
+    live = set(begin).difference(submit.ended)
+    complete = [sequence for sequence in sorted(live) if begin[sequence] >= length]
+    if complete:
+        await call.send(*(call.row(begin[i], [], "", i, end(FinishReason.LENGTH)) for i in complete))
+    live.difference_update(complete)
     for offset in range(length):
         rows = []
         for sequence in sorted(live):
+            if offset < begin[sequence]:
+                continue
             if sequence in call.cancelled:
                 rows.append(call.row(offset, [], "", sequence, end(FinishReason.ABORTED)))
                 live.discard(sequence)
@@ -84,10 +96,11 @@ async def generate(call: Call, pause: float = 0.0, most: int = 24) -> None:
             token = token_at(submit, sequence, offset)
             last = end(FinishReason.LENGTH) if offset == length - 1 else None
             rows.append(call.row(offset, [token], text_of([token]), sequence, last))
-        await call.send(*rows)
+        if rows:
+            await call.send(*rows)
         if not live:
             return
-        if pause:
+        if pause and rows:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await call.stopped.wait()
@@ -172,11 +185,16 @@ class FakeEngine(FakePeer):
         self.requests: list[RequestStats] = []
         """Likewise."""
         self.max_sequence_tokens = 2048
+        self.moving: bool | None = None
+        """Whether its loop turns; None: beats do not tell."""
+        self.progress = 0
+        self.missed: dict[int, int] = {}
         super().__init__(ring, name)
 
     def beat(self, hello: Hello) -> EngineBeat:
         steps, self.steps = self.steps, []
         requests, self.requests = self.requests, []
+        self.progress += bool(self.moving)
         return EngineBeat(
             self.name,
             self.epoch,
@@ -189,6 +207,8 @@ class FakeEngine(FakePeer):
             steps=steps,
             requests=requests,
             cache=self.journal.news(hello.cache_heard),
+            missed=self.missed,
+            progress=self.progress,
         )
 
     def take(self, message: Submit | Cancel | Flush) -> None:
@@ -202,13 +222,11 @@ class FakeEngine(FakePeer):
         if isinstance(message, Submit):
             call = Call(message, self)
             self.calls.append(call)
-            task = asyncio.create_task(self.ring.script(call))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+            self.ring.soon(self.ring.script(call))
             return
         self.cancels.append(message)
         for call in self.calls:
-            if call.submit.request == message.request:
+            if (call.submit.request, call.submit.attempt) == (message.request, message.attempt):
                 every = range(call.submit.n) if message.sequence is None else (message.sequence,)
                 call.cancelled.update(every)
                 if len(call.cancelled) == call.submit.n:
@@ -220,11 +238,16 @@ class FakeDetokenizer(FakePeer):
 
     kinds = ToDetokenizer
 
-    def beat(self, _: Hello) -> DetokenizerBeat:
-        return DetokenizerBeat(self.name, self.epoch, self.address, self.draining, 0, 0, 0.0)
+    def __init__(self, ring: "FakeRing", name: str) -> None:
+        self.drops: list[Drop] = []
+        self.missed: dict[int, int] = {}
+        super().__init__(ring, name)
 
-    def take(self, message: object) -> None:
-        raise AssertionError(f"a router sent {message}")
+    def beat(self, _: Hello) -> DetokenizerBeat:
+        return DetokenizerBeat(self.name, self.epoch, self.address, self.draining, 0, 0, 0.0, missed=self.missed)
+
+    def take(self, message: Drop) -> None:
+        self.drops.append(message)
 
     async def send(self, router: str, started: list[Started], rows: list[TextRow]) -> None:
         batch = TextBatch.of(self.name, started, rows)
@@ -241,6 +264,13 @@ class FakeRing:
         self.engines: dict[str, FakeEngine] = {}
         self.detokenizers: dict[str, FakeDetokenizer] = {}
         self.script: Script = generate
+        self.tasks: set[asyncio.Task] = set()
+
+    def soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """Beside everything else, until the ring is closed."""
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def add_engine(self, name: str = "engine") -> FakeEngine:
         engine = FakeEngine(self, name)
@@ -261,6 +291,9 @@ class FakeRing:
         return [cancel for engine in self.engines.values() for cancel in engine.cancels]
 
     async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         for peer in (*self.engines.values(), *self.detokenizers.values()):
             await peer.close()
         self.context.term()

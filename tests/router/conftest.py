@@ -160,5 +160,19 @@ async def rest(call) -> list[pb.GenerateStreamResponse]:
     return events
 
 
+def nothing_left(client: Client) -> bool:
+    """Every request has ended, on both sides, and gave back what it held."""
+    router = client.router
+    engines, detokenizers = router._placement._engines.values(), router._placement._detokenizers.values()
+    return (
+        not router._requests.on_ring
+        and not router._requests.open
+        and router._admission.live == 0
+        and not router._dispatcher._recovery.waiting
+        and not any(load.requests or load.sequences or load.context_tokens for load in engines)
+        and not any(load.streams for load in detokenizers)
+    )
+
+
 def text_spec(text: str = "def f(x):", **fields) -> pb.GenerationSpec:
     return pb.GenerationSpec(text=text, **fields)

@@ -216,7 +216,7 @@ SPECS = [
     ("processors", sampling(logits_processors=["p"]), UNBUILT, "spec.sampling.logits_processors"),
     ("LoRA", text_spec(lora_id="l"), UNBUILT, "spec.lora_id"),
     ("best_of", text_spec(best_of=2), UNBUILT, "spec.best_of"),
-    ("resume", text_spec(resume=[pb.ResumeFrom()]), UNBUILT, "spec.resume"),
+    ("resume of an output beyond n", text_spec(resume=[pb.ResumeFrom(index=1)]), INVALID, "spec.resume[0].index"),
     ("prompt adapter", text_spec(prompt_adapter_id="p"), UNBUILT, "spec.prompt_adapter_id"),
     ("speculation", text_spec(speculation=pb.Speculation()), UNBUILT, "spec.speculation"),
     ("prompt_logprobs", output(prompt_logprobs=0), UNBUILT, "spec.output.prompt_logprobs"),

@@ -10,8 +10,8 @@ from grpc import StatusCode
 from sluice.ring.errors import Fault, FinishReason
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
-from tests.fakes.ring_peers import end, generate, hang
-from tests.router.conftest import refused, rest, text_spec
+from tests.fakes.ring_peers import end, generate, hang, token_at
+from tests.router.conftest import Details, nothing_left, refused, rest, text_spec
 
 
 def finish_reasons(events):
@@ -22,9 +22,15 @@ async def slowly(call):
     await generate(call, pause=0.02, most=2000)
 
 
-def nothing_left(client):
-    requests = client.router._requests
-    return not requests.on_ring and not requests.open and client.router._admission.live == 0
+async def read_all(call):
+    """Token ids of a stream, and the details of the error that ends it."""
+    tokens = []
+    try:
+        async for event in call:
+            tokens += event.delta.token_ids
+    except grpc.aio.AioRpcError as error:
+        return tokens, Details(error)
+    raise AssertionError("it ended well")
 
 
 async def test_a_cancel_in_the_middle_reaches_the_engine_and_frees_everything(client, ring):
@@ -217,34 +223,20 @@ async def test_a_fault_before_the_start_is_a_status_without_metadata(client, rin
     assert details.error.details() == "all tokens are banned"
     assert not await call.initial_metadata()
     await client.until(lambda: nothing_left(client))
-    assert not ring.cancels
+    assert len(ring.calls) == 1
 
 
 async def test_a_fault_of_one_sequence_ends_the_request_and_cancels_the_others(client, ring):
     async def fail_one(call):
         await call.send(call.row(0, [1], "a", 0), start=True)
-        await call.send(call.row(0, [], "", 1, end(FinishReason.ERROR, fault=Fault("STEP_FAILED", "bad step"))))
+        await call.send(call.row(0, [], "", 1, end(FinishReason.ERROR, fault=Fault("TEXT_FAILED", "bad text"))))
         await call.stopped.wait()
         await call.send(call.row(1, [], "", 0, end(FinishReason.ABORTED)))
 
     ring.script = fail_one
     details = await refused(client.events(text_spec(n=2)))
-    assert (details.code, details.info.reason) == (StatusCode.INTERNAL, "STEP_FAILED")
-    await client.until(lambda: nothing_left(client))
-
-
-async def test_a_hole_in_the_rows_fails_the_request(client, ring):
-    async def hole(call):
-        await call.send(call.row(0, [1, 2], "ab"), start=True)
-        await call.send(call.row(3, [4], "d"))
-        await call.stopped.wait()
-        await call.send(call.row(9, [], "", 0, end(FinishReason.ABORTED)))
-
-    ring.script = hole
-    details = await refused(client.events(text_spec()))
-    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "ROWS_LOST")
-    assert details.retry.retry_delay.ToMilliseconds() > 0
-    await client.until(lambda: nothing_left(client))
+    assert (details.code, details.info.reason) == (StatusCode.INTERNAL, "TEXT_FAILED")
+    await client.until(lambda: nothing_left(client) and ring.cancels)
 
 
 async def test_rows_that_were_seen_are_dropped(client, ring):
@@ -289,18 +281,29 @@ async def test_a_live_duplicate_is_refused_and_fine_after_the_end(client, ring):
     assert (await client.events(text_spec(request_id="one")))[-1].HasField("done")
 
 
-async def test_drain_lets_requests_end_refuses_new_ones_and_aborts_the_late(client, ring):
+async def test_drain_lets_requests_end_refuses_new_ones_and_hands_the_late_back(client, ring):
     ring.script = slowly
-    late = asyncio.ensure_future(client.events(text_spec(request_id="late")))
-    await client.until(lambda: ring.calls)
+    late = client.stream(text_spec(request_id="late", output=pb.OutputOptions(token_ids=True)))
+    events = asyncio.ensure_future(read_all(late))
+    unary = client.generation.Generate(pb.GenerateRequest(spec=text_spec()))
+    await client.until(lambda: len(ring.calls) == 2)
     drain = asyncio.ensure_future(client.admin.Drain(admin_pb2.DrainRequest(timeout=Duration(nanos=500_000_000))))
     await client.until(lambda: client.router._drain.begun)
     details = await refused(client.events(text_spec()))
     assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "DRAINING")
     assert details.retry is not None
     assert (await client.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())).draining
-    assert (await drain).aborted == 1
-    assert finish_reasons(await late) == [pb.FINISH_REASON_ABORTED]
+    assert not client.router._health._serving
+    assert (await drain).aborted == 2
+    details = await refused(unary)
+    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "DRAINING")
+    # Everything that came until then was told, so that another router can go on after it.
+    tokens, details = await events
+    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "DRAINING")
+    submit = ring.calls[0].submit
+    assert len(tokens) > 5
+    assert tokens == [token_at(submit, 0, i) for i in range(len(tokens))]
+    await client.until(lambda: len(ring.cancels) == 2 and nothing_left(client))
     assert (await client.admin.Drain(admin_pb2.DrainRequest())).aborted == 0
 
 

@@ -15,7 +15,7 @@ from sluice.ring.wire import VERSION, Hello
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes.ring_peers import end, generate, hang
-from tests.router.conftest import refused, text_spec
+from tests.router.conftest import nothing_left, refused, rest, text_spec
 
 
 @pytest.fixture(autouse=True)
@@ -41,15 +41,10 @@ async def until_full(lane, fill=lambda: None):
         await asyncio.sleep(0.05 if quiet else 0)
 
 
-def nothing_left(client):
-    requests = client.router._requests
-    return not requests.on_ring and not requests.open and client.router._admission.live == 0
-
-
 async def test_a_silent_engine_is_lost_and_comes_back(ring, start):
     engine = ring.add_engine()
     ring.add_detokenizer()
-    client = await start(peer_timeout=1.0, peer_wait=0.1)
+    client = await start(peer_timeout=1.0, peer_wait=0.1, recovery_timeout=0.2)
     call = await busy(client, ring)
     engine.beating = False
     details = await refused(call.read())
@@ -69,7 +64,7 @@ async def test_a_silent_engine_is_lost_and_comes_back(ring, start):
 async def test_a_silent_detokenizer_is_lost_and_its_requests_are_cancelled(ring, start):
     ring.add_engine()
     detokenizer = ring.add_detokenizer()
-    client = await start(peer_timeout=1.0, peer_wait=0.1)
+    client = await start(peer_timeout=1.0, peer_wait=0.1, recovery_timeout=0.2)
     call = await busy(client, ring)
     detokenizer.beating = False
     details = await refused(call.read())
@@ -84,10 +79,9 @@ async def test_a_restarted_engine_is_a_new_one(ring, start):
     ring.add_detokenizer()
     client = await start()
     call = await busy(client, ring)
-    engine.epoch += 1
-    assert (await refused(call.read())).info.reason == "ENGINE_LOST"
     ring.script = generate
-    assert (await client.events(text_spec()))[-1].HasField("done")
+    engine.epoch += 1
+    assert (await rest(call))[-1].HasField("done")
     assert {call.submit.engine_epoch for call in ring.calls} == {engine.epoch - 1, engine.epoch}
     assert len(client.lines("peer restarted")) == 1
 
@@ -163,7 +157,7 @@ async def test_cancels_survive_a_full_lane(ring, start):
         call.cancel()
     await asyncio.gather(*readings, return_exceptions=True)
     await client.until(lambda: len(client.router._requests.open) == 1)
-    assert client.router._dispatcher._cancels._unsent
+    assert client.router._dispatcher._attempts._cancels._unsent
     engine.reading = True
     await client.until(lambda: len(client.router._requests.on_ring) == 1, 60)
     cancelled = [cancel.request for cancel in ring.cancels]
@@ -179,17 +173,6 @@ async def test_a_full_lane_is_passed_by(ring, start):
     await until_full(peer.lane, lambda: peer.lane.send(Hello("x" * 10_000, client.router.address)))
     await asyncio.gather(*(client.events(text_spec()) for _ in range(8)))
     assert (len(full.calls), len(free.calls)) == (0, 8)
-
-
-async def test_lost_messages_of_a_detokenizer_fail_its_requests(ring, start):
-    ring.add_engine()
-    detokenizer = ring.add_detokenizer()
-    client = await start()
-    call = await busy(client, ring)
-    detokenizer.lanes[client.router.address].sent += 3
-    details = await refused(call.read())
-    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "ROWS_LOST")
-    await client.until(lambda: ring.cancels and nothing_left(client))
 
 
 async def test_a_paused_router_does_not_take_its_own_sleep_for_silence(ring, start):

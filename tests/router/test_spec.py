@@ -11,7 +11,7 @@ from router.config import RouterSettings
 from router.errors import RequestError
 from router.model import describe
 from router.validate.fields import HONOURED, NESTED, REFUSED
-from router.validate.spec import new_request_id, parse
+from router.validate.spec import UNARY_INTERVAL, new_request_id, parse
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import SamplingParams
 from sluice.v1 import generation_pb2 as pb
@@ -20,6 +20,7 @@ from sluice.v1.generation_pb2 import (
     ChatPrompt,
     KvCacheOptions,
     OutputOptions,
+    ResumeFrom,
     TokenIds,
     TokenRangeRetention,
 )
@@ -123,6 +124,8 @@ SAMPLES = {
     "kv_cache.decode_priority": {"kv_cache": KvCacheOptions(decode_priority=0)},
     "kv_cache.decode_duration": {"kv_cache": KvCacheOptions(decode_duration=Duration(seconds=1))},
     "priority": {"priority": pb.PRIORITY_HIGH},
+    "resume.index": {"resume": [ResumeFrom()]},
+    "resume.token_ids": {"resume": [ResumeFrom(index=1, token_ids=[7])], "n": 2, "sampling": Sampling(seed=2**64 - 1)},
     "time_limit": {"time_limit": Duration(seconds=2, nanos=500_000_000)},
     "add_special_tokens": {"add_special_tokens": False},
     "truncate_prompt_tokens": {"truncate_prompt_tokens": 3},
@@ -178,6 +181,7 @@ def test_the_values_themselves(model):
     assert (spec.n, spec.priority, spec.salt, spec.time_limit) == (2, 3, "s", 2.5)
     assert (spec.token_ids, spec.echo, spec.timings) == (True, True, True)
     assert spec.keep_prompt_tokens == 3
+    assert spec.resume == {0: (), 1: (7,)}
     assert not spec.prompt.add_special_tokens
 
 
@@ -192,9 +196,9 @@ def test_unset_is_the_models_default(model):
     assert spec_of(pb.GenerationSpec(text="t"), model).sampling.seed != spec.sampling.seed
 
 
-def test_a_unary_answer_needs_one_row_only(model):
+def test_a_unary_answer_needs_few_rows(model):
     message = pb.GenerationSpec(text="t", output=OutputOptions(stream_interval=4))
-    assert spec_of(message, model, streaming=False).text.interval == 0
+    assert spec_of(message, model, streaming=False).text.interval == UNARY_INTERVAL
 
 
 def test_more_than_the_vocabulary_is_all_of_it(model):

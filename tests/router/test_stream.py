@@ -1,6 +1,7 @@
 import asyncio
 import math
 
+from router.validate.spec import UNARY_INTERVAL
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import derive_seed
 from sluice.ring.wire import TokenLogprob
@@ -58,7 +59,7 @@ async def test_unary_gives_what_the_stream_gives(client, ring):
     assert len({output.seed for output in answer.outputs}) == 3
     assert answer.usage == events[-1].done.usage
     assert answer.usage.completion_tokens == 72
-    assert [call.submit.text.interval for call in ring.calls] == [1, 0]
+    assert [call.submit.text.interval for call in ring.calls] == [1, UNARY_INTERVAL]
     assert answer.request_id != events[0].started.request_id
 
 

@@ -1,0 +1,167 @@
+"""An attempt at a request: placed and sent to the ring, cancelled, or given up."""
+
+import time
+from typing import NamedTuple, TypeVar
+
+from router.cancels import Cancels
+from router.members import Members
+from router.peers import DetokenizerPeer, EnginePeer
+from router.placement import Placement
+from router.requests import Live, Requests, Route
+from router.validate.context import fit
+from sluice.ring.params import StopParams
+from sluice.ring.wire import Cancel, Drop, Submit
+
+P = TypeVar("P", EnginePeer, DetokenizerPeer)
+
+
+class _Candidates(NamedTuple):
+    """Peers that could take an attempt, by epoch."""
+
+    engines: dict[int, EnginePeer]
+    detokenizers: dict[int, DetokenizerPeer]
+
+
+class Attempts:
+    """Sends attempts, and takes back what they were charged."""
+
+    def __init__(
+        self, requests: Requests, members: Members, placement: Placement, address: str, context_tokens: int
+    ) -> None:
+        """`address` is where the text is to come; `context_tokens` is the model's."""
+        self._requests = requests
+        self._members = members
+        self._placement = placement
+        self._address = address
+        self._model_context_tokens = context_tokens
+        self._cancels = Cancels()
+
+    @property
+    def context_tokens(self) -> int:
+        """Longest prompt plus output: the model's, or less where no engine that is alive can hold so much."""
+        known = [peer.beat.max_sequence_tokens for peer in self._members.engines.usable if peer.beat]
+        return min(self._model_context_tokens, max(known)) if known else self._model_context_tokens
+
+    def try_submit(self, live: Live) -> bool:
+        """Place the request's next attempt and send it; False where nobody can take it now.
+
+        Raises RequestError CONTEXT_OVERFLOW, for a first attempt only.
+        """
+        if live.submitted is None:
+            live.max_tokens = fit(live.spec, len(live.prompt), self.context_tokens)
+        engines, detokenizers = self._candidates(live)
+        engines = {epoch: peer for epoch, peer in engines.items() if peer.lane.ready()}
+        if not engines or not detokenizers:
+            return False
+        choice = self._placement.choose(
+            [peer.beat for peer in _preferred(engines, live).values() if peer.beat],
+            [peer.beat for peer in _preferred(detokenizers, live).values() if peer.beat],
+            live.prompt,
+            live.spec.salt,
+            live.spec.n,
+        )
+        route = Route(engines[choice.engine], detokenizers[choice.detokenizer], choice)
+        if not route.engine.lane.send(self._submit_message(live, route)):
+            return False
+        self._placement.charge(choice)
+        self._requests.put_on_ring(live, route)
+        return True
+
+    def can_move(self, live: Live) -> bool:
+        """Whether peers are there that could take another attempt at it."""
+        engines, detokenizers = self._candidates(live)
+        return bool(engines and detokenizers)
+
+    def begin(self, live: Live) -> None:
+        """The first token of this attempt has come."""
+        if live.route is not None and not live.begun:
+            live.begun = True
+            self._placement.begun(live.route.choice)
+            if live.first_heard is None:
+                live.first_heard = time.monotonic()
+
+    def cancel(self, live: Live) -> None:
+        """Stop all of it at its engine. It stays on the ring until its terminals come."""
+        if live.route is not None and not live.cancelled:
+            live.cancelled = True
+            self._send_cancel(live, live.route)
+
+    def cancel_sequence(self, live: Live, sequence: int) -> None:
+        """Stop one sequence at its engine: the detokenizer found its end."""
+        if live.route is not None and not live.cancelled:
+            self._send_cancel(live, live.route, sequence)
+
+    def end(self, live: Live) -> None:
+        """Every terminal has come."""
+        self._take_off(live)
+        live.give_permit_back()
+
+    def give_up(self, live: Live) -> None:
+        """Nothing more is awaited of this attempt; what still comes of it is late. The permit stays."""
+        if live.route is None:
+            return
+        # Also where one was sent before: that may be what was lost.
+        self._send_cancel(live, live.route)
+        self._cancels.send(live.route.detokenizer, Drop(live.number, live.attempt))
+        self._take_off(live)
+        live.attempt += 1
+        live.begun = live.cancelled = False
+        live.log.forget_start()
+
+    def forget(self, peer: EnginePeer | DetokenizerPeer, gone: bool) -> None:
+        """It was lost, with its load and its cache; `gone`: its lane will be closed."""
+        self._placement.forget(peer.epoch)
+        if gone:
+            self._cancels.forget(peer)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._cancels.close()
+
+    def _candidates(self, live: Live) -> _Candidates:
+        total = len(live.prompt) + live.max_tokens
+        engines = {
+            peer.epoch: peer
+            for peer in self._members.engines.usable
+            if peer.beat and peer.beat.max_sequence_tokens >= total
+        }
+        return _Candidates(engines, {peer.epoch: peer for peer in self._members.detokenizers.usable})
+
+    def _submit_message(self, live: Live, route: Route) -> Submit:
+        spec = live.spec
+        elapsed = time.monotonic() - live.arrived
+        assert route.detokenizer.beat is not None  # noqa: S101 - only peers that were heard are chosen
+        return Submit(
+            request=live.number,
+            attempt=live.attempt,
+            engine_epoch=route.engine.epoch,
+            name=spec.request_id,
+            prompt=live.prompt,
+            n=spec.n,
+            sampling=spec.sampling,
+            stopping=StopParams(
+                live.max_tokens, spec.stopping.min_tokens, spec.stopping.eos_token_ids, spec.stopping.token_ids
+            ),
+            text=spec.text,
+            priority=spec.priority,
+            salt=spec.salt,
+            time_limit=None if spec.time_limit is None else max(0.001, spec.time_limit - elapsed),
+            detokenizer=route.detokenizer.beat.address,
+            router=self._address,
+            retention=live.retention,
+            resume=live.log.resume,
+            ended=live.log.ended,
+        )
+
+    def _send_cancel(self, live: Live, route: Route, sequence: int | None = None) -> None:
+        self._cancels.send(route.engine, Cancel(live.number, live.attempt, route.engine.epoch, sequence))
+
+    def _take_off(self, live: Live) -> None:
+        if live.route is not None:
+            self._placement.release(live.route.choice, live.begun)
+        self._requests.take_off_ring(live)
+
+
+def _preferred(peers: dict[int, P], live: Live) -> dict[int, P]:
+    """Without those at which attempts have just failed, where others are left."""
+    return {epoch: peer for epoch, peer in peers.items() if epoch not in live.avoided} or peers

@@ -1,0 +1,127 @@
+"""GenerationSpec.resume: a stream that broke with its router goes on at another one."""
+
+import pytest
+from grpc import StatusCode
+
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1.generation_pb2 import OutputOptions, ResumeFrom
+from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
+from tests.fakes.ring_peers import generate, text_of
+from tests.router.conftest import nothing_left, refused, text_spec
+
+LENGTH = 24
+SEED = SamplingParams(seed=5)
+
+
+def of(events, kind, index=0):
+    found = [getattr(event, kind) for event in events if event.HasField(kind)]
+    return [event for event in found if event.index == index]
+
+
+async def ids_of(client, n=1):
+    """What the undisturbed stream brings."""
+    events = await client.events(text_spec(n=n, sampling=SEED, output=OutputOptions(token_ids=True)))
+    return [[token for delta in of(events, "delta", i) for token in delta.token_ids] for i in range(n)]
+
+
+@pytest.mark.parametrize("have", [0, 1, 7, LENGTH - 1])
+async def test_a_stream_goes_on_where_it_broke(client, ring, have):
+    (ids,) = await ids_of(client)
+    spec = text_spec(
+        sampling=SEED, output=OutputOptions(token_ids=True, echo=True), resume=[ResumeFrom(token_ids=ids[:have])]
+    )
+    events = await client.events(spec)
+    deltas = of(events, "delta")
+    assert [token for delta in deltas for token in delta.token_ids] == ids[have:]
+    assert "".join(delta.text for delta in deltas) == text_of(ids[have:])
+    assert deltas[0].token_offset == have
+    assert of(events, "finished")[0].completion_tokens == LENGTH
+    submit = ring.calls[-1].submit
+    usage = events[-1].done.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(submit.prompt), LENGTH)
+    assert (submit.attempt, submit.resume, submit.ended) == (0, {0: ids[:have]} if have else {}, [])
+    await client.until(lambda: nothing_left(client))
+    assert client.router._tally.completion_tokens == LENGTH + LENGTH - have
+
+
+async def test_each_output_on_its_own(client, ring):
+    first, second, third = await ids_of(client, 3)
+    spec = text_spec(
+        n=3,
+        sampling=SEED,
+        output=OutputOptions(token_ids=True, echo=True),
+        resume=[ResumeFrom(index=2, token_ids=third), ResumeFrom(index=0, token_ids=first[:5])],
+    )
+    events = await client.events(spec)
+    assert [token for delta in of(events, "delta", 0) for token in delta.token_ids] == first[5:]
+    assert [token for delta in of(events, "delta", 1) for token in delta.token_ids] == second
+    # The third has all of its tokens: its end comes at once, without a delta.
+    assert not of(events, "delta", 2)
+    assert [of(events, "finished", i)[0].completion_tokens for i in range(3)] == [LENGTH] * 3
+    assert "def f(x):" not in "".join(delta.text for i in range(3) for delta in of(events, "delta", i))
+
+
+async def test_a_unary_answer_holds_what_is_new(client, ring):
+    (ids,) = await ids_of(client)
+    spec = text_spec(
+        sampling=SEED, output=OutputOptions(token_ids=True, echo=True), resume=[ResumeFrom(token_ids=ids[:9])]
+    )
+    answer = await client.generate(spec)
+    (output,) = answer.outputs
+    assert (list(output.token_ids), output.text) == (ids[9:], text_of(ids[9:]))
+    assert answer.usage.completion_tokens == LENGTH
+
+
+async def test_echo_comes_where_nothing_had_come_yet(client, ring):
+    events = await client.events(text_spec(n=2, output=OutputOptions(echo=True), resume=[ResumeFrom(index=0)]))
+    assert "def f(x):" not in "".join(delta.text for delta in of(events, "delta", 0))
+    assert of(events, "delta", 1)[0].text == "def f(x):"
+
+
+async def test_a_resumed_stream_survives_its_engine_too(client, ring):
+    (ids,) = await ids_of(client)
+    ended = []
+
+    async def once(call):
+        if call.submit.attempt:
+            ended.append(call)
+            await generate(call)
+        else:
+            await call.send(call.row(5, [ids[5]], text_of([ids[5]])), start=True)
+            call.engine.epoch += 1
+
+    ring.script = once
+    spec = text_spec(sampling=SEED, output=OutputOptions(token_ids=True), resume=[ResumeFrom(token_ids=ids[:5])])
+    events = await client.events(spec)
+    assert [token for delta in of(events, "delta") for token in delta.token_ids] == ids[5:]
+    assert ended[0].submit.resume == {0: ids[:6]}
+
+
+BAD = {
+    "index beyond n": ({"resume": [ResumeFrom(index=1)]}, "spec.resume[0].index"),
+    "index twice": ({"n": 2, "resume": [ResumeFrom(index=1), ResumeFrom(index=1)]}, "spec.resume[1].index"),
+    "not in the vocabulary": ({"resume": [ResumeFrom(token_ids=[1, 9999])]}, "spec.resume[0].token_ids[1]"),
+    "more than max_tokens": (
+        {"resume": [ResumeFrom(token_ids=[1] * 4)], "stopping": StoppingCriteria(max_tokens=3)},
+        "spec.resume[0].token_ids",
+    ),
+    "more than the context": ({"resume": [ResumeFrom(token_ids=[1] * 2049)]}, "spec.resume[0].token_ids"),
+    "more than fits": ({"resume": [ResumeFrom(token_ids=[1] * 2047)]}, "spec.resume"),
+    "no seed": ({"resume": [ResumeFrom(token_ids=[1])], "sampling": SamplingParams()}, "spec.sampling.seed"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_what_cannot_be_resumed_is_told(client, ring, case):
+    fields, field = BAD[case]
+    details = await refused(client.events(text_spec(**({"sampling": SEED} | fields))))
+    assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, [field])
+    assert not ring.calls
+
+
+async def test_greedy_needs_no_seed(client, ring):
+    events = await client.events(
+        text_spec(sampling=SamplingParams(temperature=0), resume=[ResumeFrom(token_ids=[1, 2])])
+    )
+    assert events[-1].HasField("done")
+    assert of(events, "finished")[0].finish_reason == pb.FINISH_REASON_LENGTH

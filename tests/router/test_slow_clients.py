@@ -1,0 +1,170 @@
+"""Clients that do not read: their requests pause and cost nothing; when they read on, they get all of it."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from grpc import StatusCode
+
+from sluice.ring.errors import FinishReason
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.fakes.ring_peers import end, generate
+from tests.router.conftest import nothing_left, refused, rest, text_spec
+
+MOST = 256
+LENGTH = 6000
+IDS = pb.OutputOptions(token_ids=True)
+
+
+def text_at(sequence, offset):
+    return f"{sequence}:{offset} ".ljust(100, "x")
+
+
+async def flood(call):
+    """A token per row and sequence, as fast as it goes, until it is cancelled."""
+    begin = {i: len(call.submit.resume.get(i, ())) for i in range(call.submit.n) if i not in call.submit.ended}
+    await call.send(start=True)
+    for offset in range(min(begin.values()), LENGTH):
+        if call.stopped.is_set():
+            return
+        last = end(FinishReason.LENGTH) if offset == LENGTH - 1 else None
+        live = [i for i in begin if begin[i] <= offset]
+        await call.send(*(call.row(offset, [offset % 4000], text_at(i, offset), i, last) for i in live))
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def patient(client):
+    """A stub whose connection takes 64 KiB ahead and no more, however quick it is."""
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{client.router.port}", options=options) as channel:
+        yield GenerationServiceStub(channel)
+
+
+def paused(client):
+    router = client.router
+    return not router._requests.on_ring and router._dispatcher._recovery.waiting == 1
+
+
+def check_whole(deltas, n):
+    for i in range(n):
+        own = [delta for delta in deltas if delta.index == i]
+        assert [token for delta in own for token in delta.token_ids] == [offset % 4000 for offset in range(LENGTH)]
+        assert "".join(delta.text for delta in own) == "".join(text_at(i, offset) for offset in range(LENGTH))
+        at = 0
+        for delta in own:
+            assert delta.token_offset == at
+            at += delta.token_count
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_what_a_client_does_not_read_is_bounded_and_it_misses_nothing(ring, start, n):
+    engine = ring.add_engine()
+    detokenizer = ring.add_detokenizer()
+    client = await start(max_undelivered_tokens=MOST, max_live=1)
+    ring.script = flood
+    async with patient(client) as stub:
+        call = stub.GenerateStream(pb.GenerateStreamRequest(spec=text_spec(n=n, output=IDS)))
+        assert (await call.read()).HasField("started")
+        await client.until(lambda: paused(client))
+        (live,) = client.router._requests.open
+        assert MOST < live.log.undelivered <= MOST + n
+        assert sum(len(text) for log in live.log.sequences for text in log.text) == 100 * live.log.undelivered
+        # The engine and the detokenizer were told, the permit is somebody else's now.
+        await client.until(lambda: engine.cancels and detokenizer.drops)
+        assert client.router._admission.live == 0
+        ring.script = generate
+        assert (await client.events(text_spec()))[-1].HasField("done")
+        await asyncio.sleep(0.2)
+        assert paused(client)
+        ring.script = flood
+        deltas = []
+        while not (event := await call.read()).HasField("done"):
+            if event.HasField("delta"):
+                deltas.append(event.delta)
+    check_whole(deltas, n)
+    assert event.done.usage.completion_tokens == n * LENGTH
+    assert client.router._tally.recoveries.keys() == {"SLOW_CLIENT"}
+    await client.until(lambda: nothing_left(client))
+
+
+async def test_one_that_reads_nothing_for_too_long_is_given_up(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(max_undelivered_tokens=MOST, slow_client_timeout=0.5)
+    ring.script = flood
+    async with patient(client) as stub:
+        call = stub.GenerateStream(pb.GenerateStreamRequest(spec=text_spec(output=IDS)))
+        await call.read()
+        await client.until(lambda: client.lines() and nothing_left(client))
+        (line,) = client.lines()
+        assert line["outcome"] == "SLOW_CLIENT"
+        received = []
+
+        async def read():
+            while event := await call.read():
+                received.extend(event.delta.token_ids)
+
+        details = await refused(read())
+        assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "SLOW_CLIENT")
+        assert 0 < len(received) <= line["completion_tokens"] - line["undelivered_tokens"]
+        assert received == [offset % 4000 for offset in range(len(received))]
+
+
+async def test_abort_while_paused(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(max_undelivered_tokens=MOST)
+    ring.script = flood
+    async with patient(client) as stub:
+        call = stub.GenerateStream(pb.GenerateStreamRequest(spec=text_spec(request_id="r", output=IDS)))
+        await call.read()
+        await client.until(lambda: paused(client))
+        await client.generation.Abort(pb.AbortRequest(request_id="r"))
+        assert client.router._dispatcher._recovery.waiting == 0
+        events = await rest(call)
+    finished = next(event.finished for event in events if event.HasField("finished"))
+    assert finished.finish_reason == pb.FINISH_REASON_ABORTED
+    assert finished.completion_tokens == sum(len(event.delta.token_ids) for event in events)
+    await client.until(lambda: nothing_left(client))
+
+
+async def test_a_client_that_leaves_while_paused(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(max_undelivered_tokens=MOST)
+    ring.script = flood
+    async with patient(client) as stub:
+        call = stub.GenerateStream(pb.GenerateStreamRequest(spec=text_spec(output=IDS)))
+        await call.read()
+        await client.until(lambda: paused(client))
+        call.cancel()
+        await client.until(lambda: nothing_left(client))
+
+
+async def test_the_engine_dies_while_a_stream_is_paused(ring, start):
+    engine = ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(max_undelivered_tokens=MOST)
+    ring.script = flood
+    async with patient(client) as stub:
+        call = stub.GenerateStream(pb.GenerateStreamRequest(spec=text_spec(output=IDS)))
+        await call.read()
+        await client.until(lambda: paused(client))
+        engine.epoch += 1
+        await client.until(lambda: client.lines("peer restarted"))
+        deltas = [event.delta for event in await rest(call) if event.HasField("delta")]
+    check_whole(deltas, 1)
+    await client.until(lambda: nothing_left(client))
+
+
+async def test_a_unary_answer_is_never_paused(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(max_undelivered_tokens=MOST)
+    ring.script = flood
+    answer = await client.generate(text_spec(output=IDS))
+    assert len(answer.outputs[0].token_ids) == LENGTH
+    assert len(ring.calls) == 1
