@@ -2,6 +2,7 @@
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -140,6 +141,9 @@ class Supervisor(threading.Thread):
         except (OSError, SystemExit):
             # Nobody reads our own output any more; the children's must still be read, or they would block.
             self._observe = ignore
+        except Exception:  # noqa: BLE001 - whatever an observer does, it must not end the ring
+            self._observe = ignore
+            traceback.print_exc()
 
     def _learn(self, line: LogLine) -> None:
         seat, peer = self.seats[line.child], str(line.fields.get("peer", ""))
@@ -215,8 +219,9 @@ class Supervisor(threading.Thread):
         late = now - self._looked_at - LOOK_SECONDS
         self._looked_at = now
         for seat in self.seats.values():
-            # Where we stood still ourselves, the others' stillness says nothing.
-            seat.pulse_at += late
+            if late > LOOK_SECONDS:
+                # We stood still ourselves: the others' stillness then says nothing.
+                seat.pulse_at += late
             still = seat.alive and seat.stopping_until is None and seat.look(now) > self._freeze_timeout
             if still and not seat.frozen and seat.child is not None:
                 seat.frozen = True

@@ -1,6 +1,7 @@
 """The launcher with stand-in services: order, readiness, deaths, and that nothing is left behind."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -133,12 +134,17 @@ def test_log_lines_are_observed(fake) -> None:
     assert loading == [0, 50, 100]
 
 
-def test_an_observer_that_fails_to_write_does_not_block_the_ring(fake) -> None:
+@pytest.mark.parametrize(("error", "told"), [(BrokenPipeError, False), (KeyError, True)])
+def test_an_observer_that_fails_does_not_end_the_ring(fake, capfd, error, told) -> None:
     def broken(line: LogLine) -> None:
-        raise BrokenPipeError
+        raise error
 
     with Ring(observe=broken, **fake) as ring:
+        pid = ring.pids["engine-0"]
+        os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda: ring.pids["engine-0"] != pid)
         assert ring.missing == []
+    assert ("KeyError" in capfd.readouterr().err) is told
 
 
 def test_children_die_with_a_killed_launcher(fake, notes, sockets_folder) -> None:

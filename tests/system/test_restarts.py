@@ -1,0 +1,144 @@
+"""What ends is started again, what stands still is told: real services."""
+
+import os
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from sluice import Client
+from sluice.client import Unavailable
+from sluice.launch import LogLine, Ring, RingError
+from tests.fakes.processes import LIMIT, wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+PEER_TIMEOUT = 3.0
+PROMPT = "def fibonacci(n):\n"
+SPEC = {"max_tokens": 24, "temperature": 0.0}
+ROUTER, ENGINE = 0, 1
+"""Place of their ports for metrics and health."""
+
+
+def free_ports(count: int) -> int:
+    """The first of so many in a row."""
+    while True:
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            with suppress(OSError, OverflowError):
+                for port in range(first + 1, first + count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                return first
+
+
+class Told(list[LogLine]):
+    def __call__(self, line: LogLine) -> None:
+        if line.fields.get("service") == "launcher":
+            self.append(line)
+
+    @property
+    def events(self) -> list[tuple[str, str]]:
+        return [(line.child, line.event) for line in self]
+
+
+@pytest.fixture(scope="module")
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture(scope="module")
+def small_ring(told):
+    """One of each."""
+    for attempt in range(5):
+        settings = {"router_args": {"peer_timeout": PEER_TIMEOUT}, "observe": told}
+        ring = Ring(engines=1, detokenizers=1, metrics_port=free_ports(3), **settings)
+        try:
+            ring.start()
+            break
+        except RingError:
+            # Somebody took a port meanwhile.
+            if attempt == 4:
+                raise
+    with ExitStack() as stack:
+        stack.callback(ring.kill)
+        yield ring
+        ring.stop()
+
+
+def ask(ring: Ring, place: int, path: str = "/readyz", timeout: float = LIMIT) -> tuple[int, str]:
+    try:
+        url = f"http://127.0.0.1:{ring.plan.metrics_port + place}{path}"
+        with urllib.request.urlopen(url, timeout=timeout) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def generate(ring: Ring) -> str:
+    """Text of one request; waits for a ring that is about to be whole."""
+    end = time.monotonic() + LIMIT
+    with Client(ring.address, timeout=LIMIT) as client:
+        while True:
+            try:
+                return client.generate(PROMPT, **SPEC).text
+            except Unavailable:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+
+
+def test_the_only_engine_is_killed_and_serves_again(small_ring, told):
+    text, pid = generate(small_ring), small_ring.pids["engine-0"]
+    assert text
+    told.clear()
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: len(told) == 2)
+    assert told.events == [("engine-0", "ended"), ("engine-0", "serves again")]
+    assert generate(small_ring) == text
+    assert small_ring.pids["engine-0"] != pid
+    assert ask(small_ring, ENGINE) == ask(small_ring, ROUTER) == (200, "ok\n")
+
+
+def test_the_only_router_is_killed_and_serves_again_at_its_address(small_ring, told):
+    text, address = generate(small_ring), small_ring.address
+    told.clear()
+    os.kill(small_ring.pids["router"], signal.SIGKILL)
+    assert wait_until(lambda: len(told) == 2)
+    assert small_ring.address == address
+    assert generate(small_ring) == text
+
+
+def test_a_frozen_engine_takes_readiness_away_from_the_router_until_it_goes_on(small_ring, told):
+    text = generate(small_ring)
+    told.clear()
+    assert ask(small_ring, ROUTER) == (200, "ok\n")
+    os.kill(small_ring.pids["engine-0"], signal.SIGSTOP)
+    stopped = time.monotonic()
+    try:
+        assert wait_until(lambda: ask(small_ring, ROUTER) == (503, "no engine takes work\n"))
+        # The bound is that of the settings; what is left is the patience of a busy machine.
+        assert time.monotonic() - stopped < PEER_TIMEOUT + 10
+        assert ask(small_ring, ROUTER, "/livez") == (200, "ok\n")
+        with pytest.raises(TimeoutError):
+            ask(small_ring, ENGINE, timeout=1)
+        with Client(small_ring.address, timeout=LIMIT) as client:
+            assert client.health("liveness")
+            assert not client.health("readiness")
+    finally:
+        os.kill(small_ring.pids["engine-0"], signal.SIGCONT)
+    assert wait_until(lambda: ask(small_ring, ROUTER) == (200, "ok\n"))
+    assert ask(small_ring, ENGINE) == (200, "ok\n")
+    assert generate(small_ring) == text
+    assert told == []
+
+
+def test_a_rolling_restart(small_ring, told):
+    text, before = generate(small_ring), small_ring.pids
+    told.clear()
+    small_ring.restart_all()
+    assert told.events == [(name, "serves again") for name in ("engine-0", "detok-0", "router")]
+    assert not set(before.values()) & set(small_ring.pids.values())
+    assert generate(small_ring) == text
