@@ -59,13 +59,13 @@ def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger) -> 
         weights=settings.weights,
         tokens_per_block=settings.tokens_per_block,
         kv_cache_tokens=settings.kv_cache_tokens,
-        kv_memory_fraction=settings.kv_memory_fraction,
+        kv_memory_fraction=settings.memory_fraction,
         kv_host_memory=settings.kv_host_memory,
         max_batch_size=settings.max_batch_size,
         max_tokens_per_step=settings.max_tokens_per_step,
         max_attention_window=settings.max_attention_window,
         overlap=settings.overlap,
-        threads=settings.threads or None,
+        threads=settings.step_threads,
     )
     return load_runner(checkpoint, config, progress_log(log))
 

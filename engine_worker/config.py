@@ -34,7 +34,10 @@ class EngineSettings(ServiceSettings):
     attention: Literal["auto", "reference", "cpu"] = Field(
         "auto", description="attention backend; auto: the best one for the device"
     )
-    threads: int = Field(0, ge=0, le=1024, description="CPU threads of a step; 0: all cores but one")
+    threads: int = Field(
+        0, ge=0, le=1024, description="CPU threads of a step; 0: default_threads, or where that is 0 all cores but one"
+    )
+    default_threads: int = Field(0, ge=0, le=1024, description="threads where nobody says; for launchers")
     weights: Literal["checkpoint", "random"] = Field(
         "checkpoint", description="random: for benchmarks of a model's shape; the folder needs no weights"
     )
@@ -48,7 +51,10 @@ class EngineSettings(ServiceSettings):
         gt=0,
         le=0.95,
         description="part of the memory left after loading that the KV cache gets, and no more than kv_cache_tokens; "
-        "default: 0.3 on a CPU, 0.9 on a GPU",
+        "default: default_kv_memory_fraction where kv_cache_tokens is not given either",
+    )
+    default_kv_memory_fraction: float | None = Field(
+        None, gt=0, le=0.95, description="for launchers; default: 0.3 on a CPU, 0.9 on a GPU"
     )
     kv_host_memory: ByteSize = Field(
         ByteSize(0),
@@ -108,6 +114,18 @@ class EngineSettings(ServiceSettings):
         if tokens < info.data.get("max_batch_size", 1):
             raise ValueError(f"must be at least max_batch_size, {info.data['max_batch_size']}")
         return tokens
+
+    @property
+    def step_threads(self) -> int | None:
+        """CPU threads of a step; None: the runner's choice."""
+        return self.threads or self.default_threads or None
+
+    @property
+    def memory_fraction(self) -> float | None:
+        """Bound of the KV cache beside `kv_cache_tokens`; None: none, or without these the runner's choice."""
+        if self.kv_memory_fraction is not None or self.kv_cache_tokens is not None:
+            return self.kv_memory_fraction
+        return self.default_kv_memory_fraction
 
     @property
     def schedulers(self) -> SchedulerNames:

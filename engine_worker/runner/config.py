@@ -25,7 +25,7 @@ class RunnerConfig:
     kv_host_memory: int = 0
     """Bytes of host memory for blocks that are evicted from the KV cache."""
     max_batch_size: int = 64
-    """Sequences in a step; a KV cache sized by memory holds this many of full length at most."""
+    """Sequences in a step; a KV cache sized by memory alone holds this many of full length at most."""
     max_tokens_per_step: int = 2048
     max_attention_window: tuple[int, ...] = ()
     """Tokens that a token sees at most, in each layer; fewer than layers are repeated over them. The model's own

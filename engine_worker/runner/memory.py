@@ -17,13 +17,17 @@ class MemoryTooSmallError(ValueError):
 def count_blocks(
     config: RunnerConfig, block_bytes: int, num_kv_heads: int, max_context: int, device: torch.device
 ) -> int:
-    """Blocks of `tokens_per_block` tokens and `block_bytes` bytes each: by tokens, by memory, or the lesser of both."""
+    """Blocks of `tokens_per_block` tokens and `block_bytes` bytes each: by tokens, by memory, or the lesser of both.
+
+    By memory alone they are no more than a batch of sequences of `max_context` tokens can fill.
+    """
     limits = [MAX_TABLE_ROWS // (config.tokens_per_block * num_kv_heads)]
-    if config.kv_cache_tokens is not None:
+    if config.kv_cache_tokens is None:
+        limits.append(config.max_batch_size * -(-max_context // config.tokens_per_block))
+    else:
         limits.append(_by_tokens(config.kv_cache_tokens, config.tokens_per_block))
     if config.kv_cache_tokens is None or config.kv_memory_fraction is not None:
         limits.append(_by_memory(config, block_bytes, device))
-        limits.append(config.max_batch_size * -(-max_context // config.tokens_per_block))
     return min(limits)
 
 

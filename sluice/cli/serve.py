@@ -36,6 +36,10 @@ def serve(
         int | None, typer.Option(min=1, help="Threads per engine; default: the cores, shared out")
     ] = None,
     kv_cache_tokens: Annotated[int | None, typer.Option(min=1, help="KV cache per engine, in tokens")] = None,
+    kv_memory_fraction: Annotated[
+        float | None,
+        typer.Option(metavar="FRACTION", help="Part of the free memory that it gets per engine; default: 0.5, shared"),
+    ] = None,
     kv_host_memory: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Host memory per engine for evicted KV cache, such as 8GiB")
     ] = None,
@@ -82,6 +86,7 @@ def serve(
     engine_args = {
         "threads": threads,
         "kv_cache_tokens": kv_cache_tokens,
+        "kv_memory_fraction": kv_memory_fraction,
         "kv_host_memory": kv_host_memory,
         "max_batch_size": max_batch_size,
         "max_tokens_per_step": max_tokens_per_step,

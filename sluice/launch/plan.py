@@ -108,9 +108,10 @@ def services(plan: Plan, folder: Path) -> list[Service]:
     names = [*routers, *engines, *detokenizers]
     metrics_ports = dict(zip(names, _ports(plan.metrics_port, len(names)), strict=False))
     ports = _ports(plan.port, plan.routers) or [0] * plan.routers
-    share: dict[str, Any] = {"threads": max(1, usable_cores() // plan.engines)}
-    if plan.engine_args.get("kv_cache_tokens") is None:
-        share["kv_memory_fraction"] = KV_MEMORY_FRACTION / plan.engines
+    share = {
+        "default_threads": max(1, usable_cores() // plan.engines),
+        "default_kv_memory_fraction": KV_MEMORY_FRACTION / plan.engines,
+    }
 
     def service(name: str, role: Role, module: str, own: Arguments, given: Arguments) -> Service:
         common = {

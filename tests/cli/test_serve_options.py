@@ -61,3 +61,40 @@ def test_nothing_asked(engine_settings):
     settings = engine_settings()
     assert settings.capacity_scheduler_policy == "max_utilization"
     assert settings.scheduler is settings.micro_batch_scheduler is None
+
+
+def test_the_launchers_shares(engine_settings):
+    settings = engine_settings()
+    assert settings.step_threads >= 1
+    assert settings.memory_fraction == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("threads", 3, (3, 0.5)),
+        ("kv_memory_fraction", 0.125, (None, 0.125)),
+        ("kv_cache_tokens", 4096, (None, None)),
+    ],
+)
+@pytest.mark.parametrize("where", ["flag", "environment", "file"])
+def test_whatever_is_asked_for_beats_the_launchers_shares(
+    engine_settings, monkeypatch, tmp_path, where, name, value, found
+):
+    flags = []
+    if where == "flag":
+        flags = ["--" + name.replace("_", "-"), str(value)]
+    elif where == "environment":
+        monkeypatch.setenv(f"SLUICE_ENGINE_{name.upper()}", str(value))
+    else:
+        (tmp_path / "engine.yaml").write_text(f"{name}: {value}\n")
+        monkeypatch.setenv("SLUICE_ENGINE_CONFIG", str(tmp_path / "engine.yaml"))
+    settings = engine_settings(*flags)
+    threads, fraction = found
+    assert settings.step_threads == (threads or settings.default_threads)
+    assert settings.memory_fraction == fraction
+
+
+def test_tokens_and_a_fraction_both_bound_the_cache(engine_settings):
+    settings = engine_settings("--kv-cache-tokens", "4096", "--kv-memory-fraction", "0.25")
+    assert (settings.kv_cache_tokens, settings.memory_fraction) == (4096, 0.25)

@@ -48,17 +48,9 @@ def test_command_lines(fake, notes) -> None:
     assert router["flags"]["--max-queue"] == "3"
     assert engine["flags"]["--name"] == "mine"
     assert engine["flags"]["--max-batch-size"] == "5"
-    assert int(engine["flags"]["--threads"]) >= 1
-    assert float(engine["flags"]["--kv-memory-fraction"]) == 0.25
+    assert int(engine["flags"]["--default-threads"]) >= 1
+    assert float(engine["flags"]["--default-kv-memory-fraction"]) == 0.25
     assert all(len(notes(name)["flags"]["--listen"]) < 107 for name in ("router", "engine-0", "detok-1"))
-
-
-def test_a_kv_cache_sized_in_tokens_is_not_sized_by_memory(fake, notes) -> None:
-    with Ring(engine_args={"kv_cache_tokens": 512}, **fake):
-        pass
-    flags = notes("engine-0")["flags"]
-    assert flags["--kv-cache-tokens"] == "512"
-    assert "--kv-memory-fraction" not in flags
 
 
 def test_every_process_has_its_own_port_for_metrics(fake, notes) -> None:

@@ -47,6 +47,13 @@ def test_host_blocks():
 
 def test_no_more_than_the_batch_can_fill():
     assert count(max_context=100, max_batch_size=3) == 3 * 7
+    assert count(max_context=100, max_batch_size=3, kv_memory_fraction=0.5) == 3 * 7
+
+
+def test_what_is_asked_for_in_tokens_may_outlast_the_batch():
+    """Blocks that nobody holds are cached prefixes."""
+    assert count(max_context=100, max_batch_size=3, kv_cache_tokens=160 * 16) == 160
+    assert count(max_context=100, max_batch_size=3, kv_cache_tokens=160 * 16, kv_memory_fraction=0.5) == 160
 
 
 def test_too_little_says_the_numbers():
