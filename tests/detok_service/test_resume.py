@@ -204,11 +204,24 @@ def test_a_stop_string_within_what_was_resumed_ends_at_once(include):
 
 
 def test_rows_that_wait_for_the_replay_of_a_stop_are_cut():
-    stream = new(Words(["a", "b.", "c", "d"]), TextParams(stop=("b.",)), [0, 1, 2])
+    stream = new(Words(["a", "b.", "c", "d"]), TextParams(stop=("b.", "c")), [0, 1, 2])
     stream.take(3, [3], [TokenLogprob(0.0, 1, [])], End(FinishReason.LENGTH, TIMES))
     replay(stream)
     assert stream.advance(1.0)
     assert stream.row() == ((7, 1, 0), 3, [], [], "", End(FinishReason.STOP_STRING, TIMES, stop_string="b."))
+
+
+@pytest.mark.parametrize("slices", [1, 2, 100])
+def test_min_tokens_counts_resumed_tokens(slices):
+    for count, ends in [(3, False), (4, True), (5, True)]:
+        stream = new(Words(["."] * 9), TextParams(stop=(".",), min_tokens=4), range(count))
+        replay(stream, (slices,))
+        assert (stream.end is not None) == (count > 4)
+        if stream.end is None:
+            stream.take(count, [8], [], None)
+        assert stream.advance(1.0)
+        assert stream.row()[1:5] == ((count, [], [], "") if ends else (3, [8], [], ""))
+        assert stream.end.stop_string == "."
 
 
 def test_a_stop_string_with_the_last_resumed_token_ends_with_the_next_row():
