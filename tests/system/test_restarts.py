@@ -1,5 +1,6 @@
 """What ends is started again, what stands still is told: real services."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from sluice import Client
+from sluice import AsyncClient, Client
 from sluice.client import Unavailable
 from sluice.launch import LogLine, Ring, RingError
 from tests.fakes.processes import LIMIT, wait_until
@@ -100,6 +101,46 @@ def test_the_only_engine_is_killed_and_serves_again(small_ring, told):
     assert generate(small_ring) == text
     assert small_ring.pids["engine-0"] != pid
     assert ask(small_ring, ENGINE) == ask(small_ring, ROUTER) == (200, "ok\n")
+
+
+STREAMS = [
+    {"temperature": 0.0},
+    {"temperature": 0.9, "seed": 1},
+    {"temperature": 0.9, "seed": 2, "n": 2},
+    {"temperature": 0.7, "seed": 3, "frequency_penalty": 0.5, "logprobs": 2},
+    {"temperature": 1.2, "seed": 4, "top_k": 0, "top_p": 1.0, "stream_interval": 5},
+    {"temperature": 0.9, "seed": 5, "stop": ["\n\n\n\n"]},
+]
+
+
+async def follow(client: AsyncClient, spec: dict, half_way: asyncio.Semaphore) -> dict[int, tuple[str, list[int]]]:
+    """Text and tokens of each output; every offset must come once, in order."""
+    found: dict[int, tuple[str, list[int]]] = {i: ("", []) for i in range(spec.get("n", 1))}
+    async for chunk in client.stream(PROMPT, max_tokens=300, ignore_eos=True, token_ids=True, **spec):
+        text, tokens = found[chunk.index]
+        if chunk.token_ids:
+            assert chunk.token_offset == len(tokens)
+        found[chunk.index] = (text + chunk.text, [*tokens, *chunk.token_ids])
+        if len(tokens) > 20:
+            half_way.release()
+    return found
+
+
+@pytest.mark.parametrize("victims", [["engine-0"], ["detok-0"], ["engine-0", "detok-0"]])
+async def test_streams_go_on_when_the_only_one_is_started_again(small_ring, told, victims):
+    generate(small_ring)
+    async with AsyncClient(small_ring.address, timeout=200) as client:
+        undisturbed = await asyncio.gather(*(follow(client, spec, asyncio.Semaphore(0)) for spec in STREAMS))
+        told.clear()
+        half_way = asyncio.Semaphore(0)
+        streams = [asyncio.ensure_future(follow(client, spec, half_way)) for spec in STREAMS]
+        for _ in range(4):
+            await half_way.acquire()
+        assert not any(stream.done() for stream in streams)
+        for name in victims:
+            os.kill(small_ring.pids[name], signal.SIGKILL)
+        assert await asyncio.gather(*streams) == undisturbed
+    assert sorted(told.events) == sorted((name, event) for name in victims for event in ("ended", "serves again"))
 
 
 def test_the_only_router_is_killed_and_serves_again_at_its_address(small_ring, told):
