@@ -6,23 +6,23 @@ from typing import Annotated
 import typer
 
 from sluice.cli.common import (
-    Address,
     MaxTokens,
     Seed,
     Temperature,
     complain,
     describe,
     notes,
-    one_line_errors,
 )
 from sluice.cli.generate import print_stream
-from sluice.client import DEFAULT_ADDRESS, Client, Options, SluiceError, Unavailable
+from sluice.cli.server import Server, asks_server
+from sluice.client import Client, Options, SluiceError, Unavailable
 
 RESET = "/reset"
 
 
+@asks_server
 def chat(
-    address: Address = DEFAULT_ADDRESS,
+    server: Server,
     system: Annotated[str | None, typer.Option(help="Instructions that come first")] = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
@@ -30,7 +30,7 @@ def chat(
 ) -> None:
     """Talk with the model. /reset forgets the conversation, Ctrl-C stops an answer, Ctrl-D leaves."""
     options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    with one_line_errors(address), Client(address) as client:
+    with server.client() as client:
         client.health()
         Conversation(client, system, options).run()
 
@@ -76,6 +76,6 @@ class Conversation:
         except Unavailable:
             raise
         except SluiceError as error:
-            complain(describe(error, self._client.address))
+            complain(describe(error, " or ".join(self._client.addresses)))
             return
         self._messages = [*messages, {"role": "assistant", "content": answer}]

@@ -1,4 +1,4 @@
-"""What the commands share: the server's address, the options of a generation, errors in one line."""
+"""What the commands share: the options of a generation, errors in one line."""
 
 import sys
 from collections.abc import Iterator
@@ -10,7 +10,6 @@ from rich.console import Console
 
 from sluice.client import SluiceError, Unavailable
 
-Address = Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")]
 MaxTokens = Annotated[int | None, typer.Option(help="New tokens at most; default: what fits the model's context")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; default: the model's")]
 TopK = Annotated[int | None, typer.Option(help="Sample from the k most likely tokens; 0 is off")]

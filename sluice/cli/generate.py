@@ -7,21 +7,21 @@ from typing import Annotated
 import typer
 
 from sluice.cli.common import (
-    Address,
     MaxTokens,
     Seed,
     Temperature,
     TopK,
     TopP,
     notes,
-    one_line_errors,
 )
-from sluice.client import DEFAULT_ADDRESS, Client, FinishReason, Stream
+from sluice.cli.server import Server, asks_server
+from sluice.client import FinishReason, Stream
 
 
+@asks_server
 def generate(
+    server: Server,
     text: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin")],
-    address: Address = DEFAULT_ADDRESS,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     top_k: TopK = None,
@@ -32,7 +32,7 @@ def generate(
 ) -> None:
     """Complete a text. The completion goes to stdout, and nothing else."""
     prompt = sys.stdin.read() if text == "-" else text
-    with one_line_errors(address), Client(address) as client:
+    with server.client() as client:
         stream = client.stream(
             prompt,
             max_tokens=max_tokens,

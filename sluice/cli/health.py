@@ -5,8 +5,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from sluice.cli.common import Address, one_line_errors
-from sluice.client import DEFAULT_ADDRESS, Client
+from sluice.cli.server import Server, asks_server
 from sluice.v1 import admin_pb2
 
 SERVICES = ("", "sluice.v1.GenerationService", "sluice.v1.ModelService", "sluice.v1.AdminService")
@@ -15,20 +14,32 @@ FILE_WIDTH = 160
 """Columns where the output is no terminal."""
 
 
-def health(address: Address = DEFAULT_ADDRESS) -> None:
-    """Show the state of the server, its engines and detokenizers. The exit code is 1 if it is not serving."""
-    with one_line_errors(address), Client(address, timeout=TIMEOUT_SECONDS) as client:
-        states = {service: client.health(service) for service in SERVICES}
-        stats = client.stats()
-        models = client.models()
+@asks_server
+def health(server: Server) -> None:
+    """Show the state of the server, its engines and detokenizers. The exit code is 1 if a router is not serving."""
+    serving = [_show(each) for each in server.each()]
+    if not all(serving):
+        raise typer.Exit(1)
+
+
+def _show(server: Server) -> bool:
+    """Whether it serves."""
+    try:
+        with server.client(timeout=TIMEOUT_SECONDS) as client:
+            states = {service: client.health(service) for service in SERVICES}
+            stats = client.stats()
+            models = client.models()
+    except typer.Exit:
+        # The others are shown all the same.
+        return False
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = FILE_WIDTH
-    console.print(f"{address} serves {', '.join(model.name for model in models) or 'no model'}", markup=False)
+    served = ", ".join(model.name for model in models) or "no model"
+    console.print(f"{server.addresses[0]} serves {served}", markup=False)
     for table in (_services(states), _engines(stats), detokenizers_table(stats)):
         console.print(table)
-    if not states[""]:
-        raise typer.Exit(1)
+    return states[""]
 
 
 def _services(states: dict[str, bool]) -> Table:

@@ -10,9 +10,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from sluice.cli.common import Address, one_line_errors
 from sluice.cli.health import FILE_WIDTH, detokenizers_table
-from sluice.client import DEFAULT_ADDRESS, Client
+from sluice.cli.server import Server, asks_server
 from sluice.v1 import admin_pb2
 
 TIMEOUT_SECONDS = 5.0
@@ -22,14 +21,15 @@ COLUMNS = (
 )  # fmt: skip
 
 
+@asks_server
 def stats(
-    address: Address = DEFAULT_ADDRESS,
+    server: Server,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks")] = 0.5,
     once: Annotated[bool, typer.Option("--once", help="Look once; so it is where the output is no terminal")] = False,
 ) -> None:
     """Show what engines and detokenizers do, until Ctrl-C."""
     console = Console(highlight=False)
-    with one_line_errors(address), Client(address, timeout=TIMEOUT_SECONDS) as client:
+    with server.client(timeout=TIMEOUT_SECONDS) as client:
         if once or not console.is_terminal:
             console.width = console.width if console.is_terminal else FILE_WIDTH
             console.print(tables(client.stats()))

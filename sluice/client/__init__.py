@@ -2,17 +2,20 @@
 
 from sluice.client.async_client import AsyncClient
 from sluice.client.client import Client
-from sluice.client.connection import DEFAULT_ADDRESS
+from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, TlsOptions
 from sluice.client.errors import (
     AlreadyExists,
     Cancelled,
     DeadlineExceeded,
+    Forbidden,
     InvalidRequest,
+    LostEvents,
     ModelNotFound,
     NotImplementedByServer,
     Overloaded,
     ServerError,
     SluiceError,
+    Unauthenticated,
     Unavailable,
     Violation,
 )
@@ -40,11 +43,14 @@ __all__ = [
     "Cancelled",
     "Chunk",
     "Client",
+    "ClientOptions",
     "DeadlineExceeded",
     "FinishReason",
+    "Forbidden",
     "Generation",
     "InvalidRequest",
     "KvCache",
+    "LostEvents",
     "Message",
     "ModelNotFound",
     "NotImplementedByServer",
@@ -58,9 +64,11 @@ __all__ = [
     "Stream",
     "Tensor",
     "Timings",
+    "TlsOptions",
     "TokenLogprob",
     "TokenRangeRetention",
     "Tokenization",
+    "Unauthenticated",
     "Unavailable",
     "Usage",
     "Violation",

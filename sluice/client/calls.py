@@ -1,11 +1,9 @@
 """A call that streams, as long as its reader wants it: closing, leaving its `with` block or dropping it cancels it."""
 
+import asyncio
+import threading
 from types import TracebackType
 from typing import Any, Self
-
-import grpc
-
-from sluice.client.errors import from_call_error, from_rpc_error
 
 
 class OpenCall:
@@ -13,16 +11,18 @@ class OpenCall:
 
     def __init__(self, call: Any) -> None:
         self._call = call
-        self._closed = False
+        self._closed = threading.Event()
 
     def close(self) -> None:
         """End it here, from any thread; what still runs for it is cancelled."""
-        self._closed = True
+        self._closed.set()
         self._call.cancel()
 
-    def _ended(self, error: grpc.RpcError) -> Exception:
-        """What to raise for an error of the call: after `close` it is just the end."""
-        return StopIteration() if self._closed else from_rpc_error(error)
+    def _replace(self, call: Any) -> None:
+        """Go on with another one."""
+        self._call = call
+        if self._closed.is_set():
+            call.cancel()
 
     def __enter__(self) -> Self:
         return self
@@ -40,18 +40,17 @@ class AsyncOpenCall:
     """The same for asyncio."""
 
     def __init__(self, call: Any) -> None:
-        self._call = call
-        self._incoming = aiter(call)
-        self._closed = False
+        self._closed = asyncio.Event()
+        self._replace(call)
 
     def close(self) -> None:
         """End it here; what still runs for it is cancelled."""
-        self._closed = True
+        self._closed.set()
         self._call.cancel()
 
-    def _ended(self, error: BaseException) -> Exception:
-        """What to raise for an error of the call: after `close` it is just the end."""
-        return StopAsyncIteration() if self._closed else from_call_error(error)
+    def _replace(self, call: Any) -> None:
+        self._call = call
+        self._incoming = aiter(call)
 
     async def __aenter__(self) -> Self:
         return self

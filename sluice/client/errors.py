@@ -81,8 +81,20 @@ class Cancelled(SluiceError):
     """The call was cancelled, on either side."""
 
 
+class Unauthenticated(SluiceError):
+    """The server wants a token or a certificate, or does not know this one."""
+
+
+class Forbidden(SluiceError):
+    """Whoever this is may not do this."""
+
+
 class ServerError(SluiceError):
     """The server failed, or broke the protocol."""
+
+
+class LostEvents(ServerError):
+    """A stream did not bring all its events, and could not be resumed."""
 
 
 _BY_STATUS: dict[grpc.StatusCode, type[SluiceError]] = {
@@ -95,7 +107,15 @@ _BY_STATUS: dict[grpc.StatusCode, type[SluiceError]] = {
     grpc.StatusCode.UNIMPLEMENTED: NotImplementedByServer,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: Cancelled,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: Forbidden,
 }
+
+CONNECTION_LOST = {
+    grpc.StatusCode.UNKNOWN: ("stream removed",),
+    grpc.StatusCode.INTERNAL: ("rst_stream", "http2", "http/2", "connection", "goaway"),
+}
+"""Statuses that gRPC itself makes of a connection that breaks, by parts of their messages in lower case."""
 
 
 def from_call_error(error: BaseException) -> SluiceError:
@@ -124,9 +144,15 @@ def from_rpc_error(error: Any) -> SluiceError:
         elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
             delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
             retry_after = delay.seconds + delay.nanos / 1e9
-    kind = _BY_STATUS.get(error.code(), ServerError)
     message = error.details() or error.code().name
+    kind = _BY_STATUS.get(error.code(), ServerError)
+    if reason == "DRAINING" or (not reason and _is_connection_lost(error.code(), message)):
+        kind = Unavailable
     return kind(message, reason=reason, violations=tuple(violations), retry_after=retry_after)
+
+
+def _is_connection_lost(code: grpc.StatusCode, message: str) -> bool:
+    return any(mark in message.lower() for mark in CONNECTION_LOST.get(code, ()))
 
 
 def _status(error: Any) -> status_pb2.Status:

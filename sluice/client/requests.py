@@ -25,11 +25,6 @@ def generate_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateR
     return pb.GenerateRequest(spec=build_spec(prompt, options))
 
 
-def stream_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateStreamRequest:
-    """For the stream; raises as `build_spec`."""
-    return pb.GenerateStreamRequest(spec=build_spec(prompt, options))
-
-
 def abort_request(request_id: str, reason: str) -> pb.AbortRequest:
     """To stop a request."""
     return pb.AbortRequest(request_id=request_id, reason=reason)

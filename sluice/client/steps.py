@@ -1,21 +1,23 @@
 """What engines do, as it happens: endless streams of statistics."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Self
 
 import grpc
 
 from sluice.client.calls import AsyncOpenCall, OpenCall
-from sluice.client.errors import is_task_cancelled
+from sluice.client.errors import from_call_error, from_rpc_error, is_task_cancelled
 from sluice.v1 import admin_pb2
 
 
 class Steps(OpenCall):
     """Iterator of `StreamStepsResponse`: every step from now on. Silent while engines idle; endless until closed."""
 
-    def __init__(self, call: Any) -> None:
-        """Returns once the server listens, or has refused, which the first `next` tells."""
+    def __init__(self, call: Any, failed: Callable[[], None]) -> None:
+        """Returns once the server listens, or has refused, which the first `next` tells; `failed` is called then."""
         super().__init__(call)
+        self._failed = failed
         call.initial_metadata()
 
     def __iter__(self) -> Self:
@@ -25,7 +27,10 @@ class Steps(OpenCall):
         try:
             found: admin_pb2.StreamStepsResponse = next(self._call)
         except grpc.RpcError as error:
-            raise self._ended(error) from None
+            if self._closed.is_set():
+                raise StopIteration from None
+            self._failed()
+            raise from_rpc_error(error) from None
         return found
 
 
@@ -34,6 +39,10 @@ class AsyncSteps(AsyncOpenCall):
 
     Silent while engines idle; endless until closed.
     """
+
+    def __init__(self, call: Any, failed: Callable[[], None]) -> None:
+        super().__init__(call)
+        self._failed = failed
 
     async def started(self) -> None:
         """Wait until the server listens, so that no later step is missed; or has refused, which the iteration tells."""
@@ -48,5 +57,8 @@ class AsyncSteps(AsyncOpenCall):
         except (grpc.RpcError, asyncio.CancelledError) as error:
             if is_task_cancelled():
                 raise
-            raise self._ended(error) from None
+            if self._closed.is_set():
+                raise StopAsyncIteration from None
+            self._failed()
+            raise from_call_error(error) from None
         return found

@@ -1,137 +1,194 @@
-"""The streams of both clients: iterators of chunks that remember what the stream told about the request."""
+"""The streams of both clients: iterators of chunks that remember what the stream told about the request.
+
+Both resume themselves on the next router where one fails: `Resume` knows how, these do the calls and the waiting.
+"""
 
 import asyncio
+import time
+from collections import deque
+from contextlib import suppress
 from typing import Any, Self
 
 import grpc
 
 from sluice.client.calls import AsyncOpenCall, OpenCall
-from sluice.client.errors import ServerError, is_task_cancelled
-from sluice.client.results import (
-    Chunk,
-    Timings,
-    TokenLogprob,
-    Usage,
-    read_delta,
-    read_finished,
-    read_logprobs,
-    read_tensor,
-    read_timings,
-    read_usage,
+from sluice.client.errors import (
+    LostEvents,
+    SluiceError,
+    Unavailable,
+    from_call_error,
+    from_rpc_error,
+    is_task_cancelled,
 )
+from sluice.client.results import Chunk, Timings, TokenLogprob, Usage
+from sluice.client.resume import Resume
+from sluice.client.routers import Routers
 from sluice.v1 import generation_pb2 as pb
 
 
 class StreamInfo:
-    """What a stream has told so far, beside its chunks."""
+    """What a stream has told so far, beside its chunks; and its attempts, without their input and output."""
 
-    def __init__(self) -> None:
-        self.request_id = ""
+    def __init__(self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None) -> None:
+        self._attempts = routers.attempts(timeout)
+        self._resume = Resume(spec, self._attempts)
+        self._routers = routers
+        self._router = routers.current
+        self._chunks: deque[Chunk] = deque()
+
+    @property
+    def request_id(self) -> str:
         """For `abort`; known with the first chunk, as all up to `prompt_logprobs`."""
-        self.seed: int | None = None
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
-        self.usage: Usage | None = None
+        return self._resume.request_id
+
+    @property
+    def seed(self) -> int | None:
+        """The caller's, or the one drawn for the request."""
+        return self._resume.seed
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return self._resume.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of which from the prefix cache."""
+        return self._resume.cached_tokens
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """If asked for."""
+        return self._resume.prompt_logprobs
+
+    @property
+    def usage(self) -> Usage | None:
         """Known when the stream has ended well."""
-        self.timings: Timings | None = None
-        """The same, if asked for."""
-        self._events = 0
+        return self._resume.usage
 
-    def _take(self, event: pb.GenerateStreamResponse) -> Chunk | None:
-        """The event's chunk, if it is one. Unknown events are ignored; raises ServerError where events are missing."""
-        self._events += 1
-        if event.sequence != self._events:
-            raise ServerError(f"the stream lost events: expected number {self._events}, got {event.sequence}")
-        match event.WhichOneof("event"):
-            case "delta":
-                return read_delta(event.delta)
-            case "finished":
-                return read_finished(event.finished)
-            case "tensor":
-                return Chunk(index=event.tensor.index, tensor=read_tensor(event.tensor))
-            case "started":
-                self._start(event.started)
-            case "done":
-                self.usage = read_usage(event.done.usage)
-                self.timings = read_timings(event.done.timings) if event.done.HasField("timings") else None
-        return None
+    @property
+    def timings(self) -> Timings | None:
+        """The same, if asked for; those of the last attempt."""
+        return self._resume.timings
 
-    def _start(self, started: pb.Started) -> None:
-        self.request_id = started.request_id
-        self.seed = started.seed
-        self.prompt_tokens = started.prompt_tokens
-        self.cached_tokens = started.cached_tokens
-        self.prompt_logprobs = read_logprobs(started.prompt_logprobs)
+    @property
+    def resumed(self) -> int:
+        """How often it broke and went on."""
+        return self._resume.resumed
 
-    def _check_end(self) -> None:
-        if self.usage is None:
-            raise ServerError("the stream ended without its last event")
+    def _start(self) -> Any:
+        """The call of the next attempt."""
+        self._router = self._routers.current
+        now = time.monotonic()
+        method, timeout = self._router.generation.GenerateStream, self._attempts.left(now)
+        return method(self._resume.request(now), timeout=timeout, metadata=self._routers.metadata)
+
+    def _failed(self, error: SluiceError) -> float | None:
+        """Seconds to wait before the next attempt; None where the stream has ended. Raises what is final."""
+        if isinstance(error, Unavailable) and self._resume.ends_here():
+            return None
+        return self._routers.failed(self._router, error, self._attempts)
+
+    def _ended(self) -> LostEvents:
+        return LostEvents("the stream ended without its last event")
 
 
 class Stream(StreamInfo, OpenCall):
     """Iterator of `Chunk`. Closing, leaving its `with` block or dropping it cancels the request."""
 
-    def __init__(self, call: Any) -> None:
-        StreamInfo.__init__(self)
-        OpenCall.__init__(self, call)
+    def __init__(self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None) -> None:
+        StreamInfo.__init__(self, spec, routers, timeout)
+        OpenCall.__init__(self, self._start())
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Chunk:
         try:
-            while True:
-                chunk = self._take(self._receive())
-                if chunk is not None:
-                    return chunk
+            while not self._chunks:
+                self._receive()
+            return self._chunks.popleft()
         except BaseException:
             self.close()
             raise
 
-    def _receive(self) -> pb.GenerateStreamResponse:
-        if self._closed:
+    def _receive(self) -> None:
+        if self._closed.is_set():
             raise StopIteration
+        error: SluiceError
         try:
-            event: pb.GenerateStreamResponse = next(self._call)
+            self._chunks += self._resume.take(next(self._call))
+            return
         except StopIteration:
-            self._check_end()
-            raise
-        except grpc.RpcError as error:
-            raise self._ended(error) from None
-        return event
+            if self._resume.complete:
+                raise
+            error = self._ended()
+        except grpc.RpcError as failure:
+            error = from_rpc_error(failure)
+        except SluiceError as failure:
+            error = failure
+        self._recover(error)
+
+    def _recover(self, error: SluiceError) -> None:
+        self._call.cancel()
+        if self._closed.is_set():
+            raise StopIteration
+        pause = self._failed(error)
+        if pause is None or self._closed.wait(pause):
+            raise StopIteration
+        self._routers.check_open()
+        self._replace(self._start())
 
 
 class AsyncStream(StreamInfo, AsyncOpenCall):
     """Asynchronous iterator of `Chunk`. Closing, leaving its `async with` block or dropping it cancels the request."""
 
-    def __init__(self, call: Any) -> None:
-        StreamInfo.__init__(self)
-        AsyncOpenCall.__init__(self, call)
+    def __init__(self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None) -> None:
+        StreamInfo.__init__(self, spec, routers, timeout)
+        AsyncOpenCall.__init__(self, self._start())
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Chunk:
         try:
-            while True:
-                chunk = self._take(await self._receive())
-                if chunk is not None:
-                    return chunk
+            while not self._chunks:
+                await self._receive()
+            return self._chunks.popleft()
         except BaseException:
             self.close()
             raise
 
-    async def _receive(self) -> pb.GenerateStreamResponse:
-        if self._closed:
+    async def _receive(self) -> None:
+        if self._closed.is_set():
             raise StopAsyncIteration
+        error: SluiceError
         try:
-            event: pb.GenerateStreamResponse = await anext(self._incoming)
+            self._chunks += self._resume.take(await anext(self._incoming))
+            return
         except StopAsyncIteration:
-            self._check_end()
-            raise
-        except (grpc.RpcError, asyncio.CancelledError) as error:
+            if self._resume.complete:
+                raise
+            error = self._ended()
+        except (grpc.RpcError, asyncio.CancelledError) as failure:
             if is_task_cancelled():
                 raise
-            raise self._ended(error) from None
-        return event
+            error = from_call_error(failure)
+        except SluiceError as failure:
+            error = failure
+        await self._recover(error)
+
+    async def _recover(self, error: SluiceError) -> None:
+        self._call.cancel()
+        if self._closed.is_set():
+            raise StopAsyncIteration
+        pause = self._failed(error)
+        if pause is None or await self._is_closed_within(pause):
+            raise StopAsyncIteration
+        self._routers.check_open()
+        self._replace(self._start())
+
+    async def _is_closed_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), seconds)
+        return self._closed.is_set()

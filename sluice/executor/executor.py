@@ -9,10 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
-import grpc
-
-from sluice.client import AsyncClient, Prompt
-from sluice.client.connection import Metadata
+from sluice.client import AsyncClient, ClientOptions, Prompt
 from sluice.executor.batch import Batch, batch_requests, is_batch
 from sluice.executor.call import Call
 from sluice.executor.config import KvCacheConfig, SchedulerConfig
@@ -88,7 +85,7 @@ class GenerationExecutor:
             model, engines=engines, detokenizers=num_postprocess_workers, engine_args=settings, **ring_options
         )
         try:
-            return cls._over(ring.address, iter_stats_max_iterations, max_in_flight, ring)
+            return cls._over(ring.address, iter_stats_max_iterations, max_in_flight, ring, ClientOptions())
         except BaseException:
             ring.close()
             raise
@@ -96,21 +93,29 @@ class GenerationExecutor:
     @classmethod
     def connect(
         cls,
-        address: str,
+        addresses: str | Sequence[str],
         *,
         iter_stats_max_iterations: int = MAX_ITERATIONS,
         max_in_flight: int = MAX_IN_FLIGHT,
-        credentials: grpc.ChannelCredentials | None = None,
-        metadata: Metadata = (),
+        **client_options: Unpack[ClientOptions],
     ) -> Self:
-        """Use a server that runs, such as `sluice serve`. Raises SluiceError where none answers."""
-        options = {"credentials": credentials, "metadata": metadata}
-        return cls._over(address, iter_stats_max_iterations, max_in_flight, None, **options)
+        """Use a server that runs, such as `sluice serve`, through one router of it or several.
+
+        `client_options` are those of `sluice.client`. Raises SluiceError where none answers.
+        """
+        return cls._over(addresses, iter_stats_max_iterations, max_in_flight, None, client_options)
 
     @classmethod
-    def _over(cls, address: str, iterations: int, max_in_flight: int, ring: LocalRing | None, **options: Any) -> Self:
+    def _over(
+        cls,
+        addresses: str | Sequence[str],
+        iterations: int,
+        max_in_flight: int,
+        ring: LocalRing | None,
+        client_options: ClientOptions,
+    ) -> Self:
         steps = StepsLog(iterations)
-        return cls(Session(address, max_in_flight, steps, options), steps, ring)
+        return cls(Session(addresses, max_in_flight, steps, client_options), steps, ring)
 
     def submit(self, request: GenerationRequest) -> GenerationResult:
         """Start a request. What is wrong with it comes with its result. Raises RuntimeError once shut down."""

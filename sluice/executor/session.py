@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from sluice.client import AsyncClient, AsyncSteps, Cancelled, NotImplementedByServer, SluiceError
+from sluice.client import AsyncClient, AsyncSteps, Cancelled, ClientOptions, NotImplementedByServer, SluiceError
 from sluice.executor.call import Call
 from sluice.executor.errors import SHUT_DOWN
 from sluice.executor.loop import shared_loop
@@ -28,10 +28,12 @@ STEPS_AGAIN_SECONDS = 1.0
 class Session:
     """Sends calls, at most `max_in_flight` at once and the others in order. For any number of threads.
 
-    `client_options` are those of `AsyncClient`. Raises SluiceError where no server answers.
+    Raises SluiceError where no server answers.
     """
 
-    def __init__(self, address: str, max_in_flight: int, steps: StepsLog, client_options: dict[str, Any]) -> None:
+    def __init__(
+        self, addresses: str | Sequence[str], max_in_flight: int, steps: StepsLog, client_options: ClientOptions
+    ) -> None:
         self._steps = steps
         self._calls: dict[str, Call] = {}
         self._chores: set[asyncio.Task[None]] = set()
@@ -39,7 +41,7 @@ class Session:
         self._closed = False
         self._loop = shared_loop()
         self._room = asyncio.Semaphore(max_in_flight)
-        self._client = self._wait(_make_client(address, client_options))
+        self._client = self._wait(_make_client(addresses, client_options))
         try:
             self._wait(self._greet())
         except BaseException:
@@ -163,9 +165,9 @@ class Session:
         await self._client.close()
 
 
-async def _make_client(address: str, options: dict[str, Any]) -> AsyncClient:
+async def _make_client(addresses: str | Sequence[str], options: ClientOptions) -> AsyncClient:
     """In the loop it belongs to."""
-    return AsyncClient(address, **options)
+    return AsyncClient(addresses, **options)
 
 
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:

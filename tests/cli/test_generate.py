@@ -8,6 +8,7 @@ import sys
 import grpc
 import pytest
 
+from sluice.v1 import generation_pb2
 from tests.fakes.server import Failure, bad_request
 
 
@@ -41,7 +42,9 @@ def test_options(sluice, script) -> None:
 def test_unset_options_stay_unset(sluice, script) -> None:
     sluice("generate", "hi")
     spec = script.seen[-1].spec
-    assert (spec.sampling.ListFields(), spec.stopping.ListFields(), spec.output.ListFields()) == ([], [], [])
+    assert (spec.sampling.ListFields(), spec.stopping.ListFields()) == ([], [])
+    # What a stream that breaks is resumed from.
+    assert spec.output == generation_pb2.OutputOptions(token_ids=True)
 
 
 def test_prompt_from_stdin(sluice, script) -> None:
@@ -77,7 +80,7 @@ def test_a_lost_engine_is_not_a_lost_server(sluice, script) -> None:
     from google.rpc import error_details_pb2
 
     info = error_details_pb2.ErrorInfo(reason="ENGINE_LOST", domain="sluice")
-    script.failure, script.fail_after = Failure(grpc.StatusCode.UNAVAILABLE, "the engine is lost", (info,)), 2
+    script.failure = Failure(grpc.StatusCode.UNAVAILABLE, "the engine is lost", (info,))
     result = sluice("generate", "x")
     assert result.exit_code == 1
     assert result.stderr == "error: the engine is lost\n"

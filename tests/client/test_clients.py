@@ -65,12 +65,12 @@ async def test_stream(script, address) -> None:
     assert async_stream.usage == stream.usage
 
 
-async def test_stream_that_fails_in_the_middle(script, address) -> None:
+async def test_stream_that_fails_in_the_middle_and_is_not_resumed(script, address) -> None:
     script.failure, script.fail_after = Failure(grpc.StatusCode.UNAVAILABLE, "engine lost"), 2
     got = []
-    with Client(address) as client, pytest.raises(Unavailable, match="engine lost"):
+    with Client(address, resume_timeout=0) as client, pytest.raises(Unavailable, match="engine lost"):
         got.extend(chunk.text for chunk in client.stream("x"))
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, resume_timeout=0) as client:
         stream = client.stream("x")
         with pytest.raises(Unavailable, match="engine lost"):
             _ = [got.append(chunk.text) async for chunk in stream]
@@ -81,9 +81,9 @@ async def test_stream_that_fails_in_the_middle(script, address) -> None:
 @pytest.mark.parametrize("flaw", ["lose_event", "omit_done"])
 async def test_loss_is_seen(script, address, flaw) -> None:
     setattr(script, flaw, True)
-    with Client(address) as client, pytest.raises(ServerError, match="stream"):
+    with Client(address, resume_timeout=0) as client, pytest.raises(ServerError, match="stream"):
         list(client.stream("x"))
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, resume_timeout=0) as client:
         with pytest.raises(ServerError, match="stream"):
             _ = [chunk async for chunk in client.stream("x")]
 

@@ -11,6 +11,7 @@ from sluice.client import Cancelled, InvalidRequest, NotImplementedByServer, Una
 from sluice.executor import GenerationExecutor, GenerationRequest, RequestError, SamplingParams
 from tests.fakes.processes import wait_until
 from tests.fakes.server import Failure, bad_request
+from tests.fakes.storyteller import GONE, Plan, tell_all
 
 LIMIT = 60
 
@@ -301,3 +302,18 @@ def test_a_loop_may_close_under_its_waiter(executor, script) -> None:
     assert result.result(LIMIT).done
     assert not waiting.done()
     waiting._log_destroy_pending = False
+
+
+def test_streams_go_on_at_the_next_router() -> None:
+    plan = Plan()
+    with tell_all(2, plan) as addresses:
+        options = {"iter_stats_max_iterations": 0, "tenant": "acme"}
+        with GenerationExecutor.connect(addresses, **options) as executor:
+            params = SamplingParams(max_tokens=8, n=2, logprobs=0)
+            calm = executor.generate_async("x", params, streaming=True).result(LIMIT)
+            plan.breaks.append((4, GONE))
+            broken = executor.generate_async("x", params, streaming=True).result(LIMIT)
+    assert [(each.text, each.token_ids, each.cumulative_logprob) for each in broken.outputs] == [
+        (each.text, each.token_ids, each.cumulative_logprob) for each in calm.outputs
+    ]
+    assert (len(plan.seen), plan.metadata[-1]["x-sluice-tenant"]) == (3, "acme")

@@ -1,0 +1,78 @@
+"""Which server a command talks to: the same options for all of them."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sluice.cli.common import fail, one_line_errors
+from sluice.client import DEFAULT_ADDRESS, Client, TlsOptions
+
+PEM = {"exists": True, "dir_okay": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where it is, and how to get in."""
+
+    addresses: tuple[str, ...]
+    tls: TlsOptions | None = None
+    token: str | None = None
+    tenant: str | None = None
+
+    @contextmanager
+    def client(self, timeout: float | None = None) -> Iterator[Client]:
+        """A client; what goes wrong is one line on stderr and exit code 1."""
+        with one_line_errors(" or ".join(self.addresses)):
+            try:
+                client = Client(self.addresses, timeout=timeout, tls=self.tls, token=self.token, tenant=self.tenant)
+            except (ValueError, OSError) as error:
+                raise fail(str(error)) from error
+            with client:
+                yield client
+
+    def each(self) -> "list[Server]":
+        """A server for each of the addresses."""
+        return [Server((address,), self.tls, self.token, self.tenant) for address in self.addresses]
+
+
+def _server(
+    address: Annotated[
+        str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server; of several routers, with commas")
+    ] = DEFAULT_ADDRESS,
+    tls_ca: Annotated[
+        Path | None, typer.Option(envvar="SLUICE_TLS_CA", help="Speak TLS, and trust these authorities (PEM)", **PEM)
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(envvar="SLUICE_TLS_CERT", help="Certificate of this client (PEM)", **PEM)
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(envvar="SLUICE_TLS_KEY", help="Its key (PEM)", **PEM)] = None,
+    token: Annotated[str | None, typer.Option(envvar="SLUICE_TOKEN", help="Bearer token")] = None,
+    tenant: Annotated[str | None, typer.Option(envvar="SLUICE_TENANT", help="Whom requests are charged to")] = None,
+) -> Server:
+    addresses = tuple(filter(None, map(str.strip, address.split(","))))
+    try:
+        tls = TlsOptions(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert or tls_key else None
+    except ValueError as error:
+        raise fail(f"--tls-cert and --tls-key: {error}") from error
+    return Server(addresses, tls, token or None, tenant or None)
+
+
+def asks_server(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options of `Server`, which it gets as its parameter `server`."""
+    shared = inspect.signature(_server).parameters
+    own = inspect.signature(command).parameters
+
+    def run(**options: Any) -> None:
+        server = _server(**{name: options.pop(name) for name in shared})
+        command(server=server, **options)
+
+    parameters = [*shared.values(), *(each for name, each in own.items() if name != "server")]
+    run.__signature__ = inspect.Signature([each.replace(kind=each.KEYWORD_ONLY) for each in parameters])  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run

@@ -1,0 +1,190 @@
+"""What has come of one stream, over all its attempts, and what the next attempt asks for."""
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from sluice.client.attempts import Attempts
+from sluice.client.errors import LostEvents, ServerError
+from sluice.client.results import (
+    Chunk,
+    Timings,
+    TokenLogprob,
+    Usage,
+    read_delta,
+    read_finished,
+    read_logprobs,
+    read_tensor,
+    read_timings,
+    read_usage,
+)
+from sluice.v1 import generation_pb2 as pb
+
+LEAST_TIME_LIMIT = timedelta(milliseconds=1)
+
+
+@dataclass(slots=True)
+class OutputSoFar:
+    """One output."""
+
+    token_ids: list[int] = field(default_factory=list)
+    shown: int = 0
+    """Tokens that chunks have told of."""
+    tail: str = ""
+    """Text that came without a token. It belongs to the end, and is shown with it: where the end is lost, what follows
+    these tokens may be another."""
+    echoed: bool = False
+    cumulative_logprob: float = 0.0
+    ended: bool = False
+
+
+class Resume:
+    """Events of all attempts in, chunks of one undisturbed stream out. It knows neither sockets nor clocks.
+
+    Ids are asked for on every stream, as nothing can be resumed without; they are shown to those who wanted them.
+    """
+
+    def __init__(self, spec: pb.GenerationSpec, attempts: Attempts) -> None:
+        self.request_id = ""
+        self.seed: int | None = None
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        self.usage: Usage | None = None
+        self.timings: Timings | None = None
+        self.resumed = 0
+        self._attempts = attempts
+        self._spec = spec
+        self._shows_ids = spec.output.token_ids
+        self._time_limit = spec.time_limit.ToTimedelta() if spec.HasField("time_limit") else None
+        self._count = spec.n if spec.HasField("n") else 1
+        self._outputs = {each.index: OutputSoFar(list(each.token_ids), len(each.token_ids)) for each in spec.resume}
+        self._begun = False
+        self._events = 0
+        spec.output.token_ids = True
+
+    @property
+    def complete(self) -> bool:
+        """The last event has come."""
+        return self.usage is not None
+
+    def request(self, now: float) -> pb.GenerateStreamRequest:
+        """Begin an attempt, which goes on after everything that has come."""
+        self._events = 0
+        for output in self._outputs.values():
+            output.tail = ""
+        if self._begun:
+            del self._spec.resume[:]
+            for index, output in sorted(self._outputs.items()):
+                if output.token_ids:
+                    self._spec.resume.add(index=index, token_ids=output.token_ids)
+        if self._time_limit is not None:
+            left = self._time_limit - timedelta(seconds=self._attempts.elapsed(now))
+            self._spec.time_limit.FromTimedelta(max(left, min(LEAST_TIME_LIMIT, self._time_limit)))
+        return pb.GenerateStreamRequest(spec=self._spec)
+
+    def ends_here(self) -> bool:
+        """Whether a stream that breaks now misses nothing but its figures; then it has ended."""
+        if self._all_ended():
+            self.usage = Usage(self.prompt_tokens, self._completion_tokens(), self.cached_tokens, 0)
+        return self.complete
+
+    def take(self, event: pb.GenerateStreamResponse) -> list[Chunk]:
+        """What is new in it; nothing in events of a newer server. Raises LostEvents, ServerError."""
+        self._events += 1
+        if event.sequence != self._events:
+            raise LostEvents(f"the stream lost events: expected number {self._events}, got {event.sequence}")
+        match event.WhichOneof("event"):
+            case "delta":
+                return self._delta(event.delta)
+            case "finished":
+                return self._finished(event.finished)
+            case "tensor":
+                return [Chunk(index=event.tensor.index, tensor=read_tensor(event.tensor))]
+            case "started":
+                self._started(event.started)
+            case "done":
+                self._done(event.done)
+        return []
+
+    def _started(self, started: pb.Started) -> None:
+        self._attempts.admitted()
+        if self._begun:
+            self.resumed += 1
+            return
+        self._begun = True
+        self.request_id = self._spec.request_id = started.request_id
+        self.seed = self._spec.sampling.seed = started.seed
+        self.prompt_tokens = started.prompt_tokens
+        self.cached_tokens = started.cached_tokens
+        self.prompt_logprobs = read_logprobs(started.prompt_logprobs)
+
+    def _delta(self, delta: pb.Delta) -> list[Chunk]:
+        output = self._output(delta.index)
+        known, end = len(output.token_ids), delta.token_offset + delta.token_count
+        if delta.token_count != len(delta.token_ids):
+            raise ServerError(f"a delta of {delta.token_count} tokens came with {len(delta.token_ids)} token ids")
+        if output.ended or end < known or (end == known and delta.token_count):
+            return []
+        if delta.token_offset != known:
+            raise LostEvents(f"output {delta.index} lost tokens: expected offset {known}, got {delta.token_offset}")
+        if not delta.token_count:
+            return self._text_alone(output, delta)
+        self._attempts.advanced()
+        output.token_ids += delta.token_ids
+        for entry in delta.logprobs:
+            output.cumulative_logprob += entry.logprob
+        return self._show(output, delta)
+
+    def _text_alone(self, output: OutputSoFar, delta: pb.Delta) -> list[Chunk]:
+        """The prompt before the first token, or what was held back until the end."""
+        if output.token_ids:
+            output.tail += delta.text
+            return []
+        repeated, output.echoed = output.echoed, True
+        return [] if repeated else [read_delta(delta)]
+
+    def _show(self, output: OutputSoFar, delta: pb.Delta) -> list[Chunk]:
+        text, output.tail = output.tail + delta.text, ""
+        # As the server does it for those who want no ids: tokens without text are told of with the next that have some.
+        if not (text or delta.logprobs or self._shows_ids):
+            return []
+        return [self._next_chunk(output, replace(read_delta(delta), text=text))]
+
+    def _next_chunk(self, output: OutputSoFar, chunk: Chunk) -> Chunk:
+        ids = chunk.token_ids if self._shows_ids else ()
+        offset, output.shown = output.shown, len(output.token_ids)
+        return replace(chunk, token_ids=ids, token_offset=offset, token_count=output.shown - offset)
+
+    def _finished(self, finished: pb.Finished) -> list[Chunk]:
+        output = self._output(finished.index)
+        if output.ended:
+            return []
+        if finished.completion_tokens > len(output.token_ids):
+            known = len(output.token_ids)
+            raise LostEvents(f"output {finished.index} lost tokens: {known} of {finished.completion_tokens} came")
+        output.ended = True
+        self._attempts.advanced()
+        end = read_finished(finished)
+        if self.resumed and end.cumulative_logprob is not None and self._spec.output.HasField("logprobs"):
+            end = replace(end, cumulative_logprob=output.cumulative_logprob)
+        if output.tail or output.shown < len(output.token_ids):
+            return [self._next_chunk(output, Chunk(finished.index, output.tail)), end]
+        return [end]
+
+    def _done(self, done: pb.Done) -> None:
+        if not self._all_ended():
+            raise LostEvents("the stream ended before all of its outputs")
+        usage = read_usage(done.usage)
+        self.usage = replace(usage, completion_tokens=self._completion_tokens()) if self.resumed else usage
+        self.timings = read_timings(done.timings) if done.HasField("timings") else None
+
+    def _all_ended(self) -> bool:
+        return sum(output.ended for output in self._outputs.values()) == self._count
+
+    def _completion_tokens(self) -> int:
+        return sum(len(output.token_ids) for output in self._outputs.values())
+
+    def _output(self, index: int) -> OutputSoFar:
+        if index >= self._count:
+            raise ServerError(f"the stream tells of output {index}, and {self._count} were asked for")
+        return self._outputs.setdefault(index, OutputSoFar())

@@ -1,0 +1,80 @@
+"""Which server the commands talk to, and as whom."""
+
+import shutil
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from sluice.cli import app
+from tests.fakes.certificates import Authority
+from tests.fakes.server import Script, serve
+from tests.fakes.storyteller import GONE, Plan, tell, tell_all
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["stats"], ["chat"]])
+def test_one_of_several_routers_will_do(sluice, address, command) -> None:
+    for addresses in (f"{NOBODY},{address}", f"{address}, {NOBODY}"):
+        result = sluice(*command, "--address", addresses, stdin="")
+        assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_a_stream_goes_on_at_the_next_router() -> None:
+    plan = Plan()
+    with tell_all(2, plan) as addresses:
+        run = ["generate", "x", "--max-tokens", "9", "--address", ",".join(addresses)]
+        calm = CliRunner().invoke(app, run).stdout
+        plan.breaks.append((4, GONE))
+        broken = CliRunner().invoke(app, run)
+    assert (broken.exit_code, broken.stdout, broken.stderr) == (0, calm, "")
+    assert len(calm) > 5
+    assert len(plan.seen) == 3
+
+
+def test_nobody_listens_anywhere(sluice) -> None:
+    result = sluice("generate", "x", "--address", "127.0.0.1:1,127.0.0.1:2")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: no Sluice server answers at 127.0.0.1:1 or 127.0.0.1:2 (")
+
+
+def test_health_shows_every_router(sluice, address) -> None:
+    with serve(Script()) as other:
+        result = sluice("health", "--address", f"{address},{other}")
+        assert result.exit_code == 0
+        assert f"{address} serves tiny" in result.stdout
+        assert f"{other} serves tiny" in result.stdout
+    result = sluice("health", "--address", f"{NOBODY},{address}")
+    assert result.exit_code == 1
+    assert f"{address} serves tiny" in result.stdout
+    assert f"no Sluice server answers at {NOBODY}" in result.stderr
+
+
+def test_token_and_tenant(script, address) -> None:
+    run = ["generate", "x", "--address", address]
+    assert CliRunner().invoke(app, run, env={"SLUICE_TOKEN": "s3cret", "SLUICE_TENANT": "acme"}).exit_code == 0
+    assert CliRunner().invoke(app, [*run, "--token", "s3cret", "--tenant", "acme"]).exit_code == 0
+    for found in script.metadata:
+        assert (found["authorization"], found["x-sluice-tenant"]) == ("Bearer s3cret", "acme")
+    assert len(script.metadata) == 2
+    result = CliRunner().invoke(app, [*run, "--token", "two words"])
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: token must be visible ASCII characters without spaces\n",
+    )
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_tls(tmp_path) -> None:
+    authority = Authority(tmp_path, "authority")
+    server, client = authority.issue("server"), authority.issue("client")
+    pair = (server.key.read_bytes(), server.certificate.read_bytes())
+    credentials = grpc.ssl_server_credentials([pair], authority.certificate.read_bytes(), True)
+    with tell(0, Plan(), credentials) as (address, _):
+        run = ["generate", "x", "--max-tokens", "5", "--address", address, "--tls-ca", str(authority.certificate)]
+        mutual = ["--tls-cert", str(client.certificate), "--tls-key", str(client.key)]
+        assert CliRunner().invoke(app, [*run, *mutual]).exit_code == 0
+        assert CliRunner().invoke(app, run).exit_code == 1
+        half = CliRunner().invoke(app, [*run, *mutual[:2]])
+        assert (half.exit_code, half.stderr.startswith("error: --tls-cert and --tls-key")) == (1, True)

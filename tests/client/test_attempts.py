@@ -1,0 +1,85 @@
+"""When a failed request is tried again."""
+
+import pytest
+
+from sluice.client import AlreadyExists, Cancelled, InvalidRequest, LostEvents, Overloaded, SluiceError, Unavailable
+from sluice.client.attempts import LONGEST_PAUSE_SECONDS, Attempts
+
+LOST = Unavailable("it broke")
+
+
+def attempts(addresses: int = 1, timeout: float | None = None, retry: float = 0.0, resume: float = 60.0) -> Attempts:
+    return Attempts(addresses, timeout, retry, resume, now=100.0)
+
+
+def test_other_addresses_at_once_and_then_pauses_that_grow() -> None:
+    found = attempts(addresses=3, retry=1e6)
+    pauses = [found.failed(LOST, 100.0) for _ in range(12)]
+    assert pauses[:2] == [0.0, 0.0]
+    assert 0.1 <= pauses[2] <= 0.15
+    assert 0.2 <= pauses[3] <= 0.3
+    assert LONGEST_PAUSE_SECONDS <= pauses[-1] <= 1.5 * LONGEST_PAUSE_SECONDS
+    found.advanced()
+    assert found.failed(LOST, 100.0) == 0.0
+
+
+def test_the_server_says_when() -> None:
+    found = attempts(retry=1e6)
+    for _ in range(5):
+        assert 3.0 <= found.failed(Overloaded("full", retry_after=3.0), 100.0) <= 4.5
+
+
+def test_an_overloaded_router_is_not_fled_from() -> None:
+    with pytest.raises(Overloaded):
+        attempts(addresses=2).failed(Overloaded("full"), 100.0)
+
+
+def test_patience_runs_from_the_first_failure_after_the_last_news() -> None:
+    found = attempts(resume=10.0)
+    found.admitted()
+    found.failed(LOST, 1000.0)
+    found.admitted()
+    found.failed(LOST, 1009.0)
+    found.advanced()
+    found.failed(LOST, 1018.0)
+    with pytest.raises(Unavailable):
+        found.failed(LOST, 1028.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "fresh", "refused", "live"),
+    [
+        (LOST, True, True, True),
+        (LostEvents("a hole"), True, True, True),
+        (Cancelled("by a router"), False, True, True),
+        (Overloaded("full, or a slow client"), True, True, False),
+        (AlreadyExists("it lives"), False, True, False),
+        (InvalidRequest("no"), False, False, False),
+    ],
+)
+def test_which_errors_are_final(error, fresh, refused, live) -> None:
+    """Before the request has begun; when it goes on, before the new router has taken it; and after."""
+
+    def goes_on(found: Attempts) -> bool:
+        try:
+            found.failed(error, 100.0)
+        except SluiceError:
+            return False
+        return True
+
+    assert goes_on(attempts(retry=60.0)) == fresh
+    begun = attempts()
+    begun.admitted()
+    assert goes_on(begun) == live
+    begun = attempts()
+    begun.admitted()
+    begun.failed(LOST, 100.0)
+    assert goes_on(begun) == refused
+
+
+def test_the_deadline_cuts_a_pause() -> None:
+    found = attempts(timeout=5.0, retry=1e6)
+    assert (found.left(101.0), found.elapsed(101.0)) == (4.0, 1.0)
+    assert found.failed(Overloaded("full", retry_after=50.0), 104.0) == 1.0
+    assert found.left(107.0) == 0.0
+    assert attempts().left(107.0) is None

@@ -1,0 +1,263 @@
+"""Both clients against routers that break off: the caller sees one stream."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from sluice import AsyncClient, Client
+from sluice.client import (
+    AlreadyExists,
+    Cancelled,
+    Chunk,
+    DeadlineExceeded,
+    LostEvents,
+    Overloaded,
+    ServerError,
+    Unavailable,
+)
+from tests.client.joined import join
+from tests.fakes.storyteller import GONE, Plan, bare, tell, tell_all, with_reason
+
+OPTIONS = {"n": 2, "max_tokens": 5, "logprobs": 0, "stop": "!!", "temperature": 1.0}
+CODE = grpc.StatusCode
+LIMIT = 60
+BREAKS = {
+    "socket": GONE,
+    "draining": with_reason(CODE.UNAVAILABLE, "DRAINING", 0.05),
+    "engine": with_reason(CODE.UNAVAILABLE, "ENGINE_LOST", 0.05),
+    "removed": bare(CODE.UNKNOWN, "Stream removed"),
+    "reset": bare(CODE.INTERNAL, "Received RST_STREAM with error code 2"),
+    "cancelled by the router": bare(CODE.CANCELLED, "CANCELLED"),
+    "just ended": None,
+}
+
+
+@pytest.fixture
+def plan() -> Plan:
+    """How the routers break; change it before the call."""
+    return Plan()
+
+
+@pytest.fixture
+def addresses(plan) -> Iterator[list[str]]:
+    with tell_all(2, plan) as found:
+        yield found
+
+
+def calm(addresses: list[str]) -> list[Chunk]:
+    with Client(addresses) as client:
+        return list(client.stream("p", **OPTIONS))
+
+
+@pytest.mark.parametrize("routers", [1, 2])
+async def test_a_break_at_every_event(plan, addresses, routers) -> None:
+    expected, addresses, resumed = join(calm(addresses)), addresses[:routers], []
+    with Client(addresses) as client:
+        for at in range(1, 14):
+            plan.breaks.append((at, GONE))
+            stream = client.stream("p", **OPTIONS)
+            assert join(stream) == expected
+            assert stream.usage.completion_tokens == 11
+            resumed.append(stream.resumed)
+    # Where only the figures at the end are missing, or after it, there is nothing to resume.
+    assert resumed == sorted(resumed, reverse=True)
+    assert 6 <= sum(resumed) < len(resumed)
+    async with AsyncClient(addresses) as client:
+        for at in (1, 2, 4, 6):
+            plan.breaks.append((at, GONE))
+            async_stream = client.stream("p", **OPTIONS)
+            assert join([chunk async for chunk in async_stream]) == expected
+            assert async_stream.resumed == 1
+
+
+@pytest.mark.parametrize("how", BREAKS)
+async def test_every_kind_of_break(plan, addresses, how) -> None:
+    expected = join(calm(addresses))
+    plan.breaks.extend([(3, BREAKS[how]), (1, BREAKS[how])])
+    with Client(addresses) as client:
+        stream = client.stream("p", **OPTIONS)
+        assert join(stream) == expected
+        assert stream.resumed == 2
+        assert stream.usage.completion_tokens == 11
+    (_, first), (_, second), (_, third) = plan.seen[-3:]
+    assert (second.request_id, second.sampling.seed) == (stream.request_id, stream.seed)
+    assert (list(first.resume), list(second.resume)) == ([], list(third.resume))
+    plan.breaks.append((3, BREAKS[how]))
+    async with AsyncClient(addresses) as client:
+        assert join([chunk async for chunk in client.stream("p", **OPTIONS)]) == expected
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        (with_reason(CODE.INTERNAL, "STEP_FAILED"), ServerError),
+        (with_reason(CODE.RESOURCE_EXHAUSTED, "SLOW_CLIENT"), Overloaded),
+        (bare(CODE.UNKNOWN, "Exception calling application"), ServerError),
+        (bare(CODE.ABORTED, "no"), ServerError),
+    ],
+)
+def test_what_no_other_router_can_help(plan, addresses, how, kind) -> None:
+    plan.breaks.append((3, how))
+    with Client(addresses) as client, pytest.raises(kind):
+        list(client.stream("p", **OPTIONS))
+    assert len(plan.seen) == 1
+
+
+async def test_the_next_router_refuses_for_a_while(plan, addresses) -> None:
+    """The one before may not have noticed yet, or too many come at once."""
+    expected = join(calm(addresses))
+    refusals = [
+        (0, with_reason(CODE.ALREADY_EXISTS, "DUPLICATE_REQUEST")),
+        (0, with_reason(CODE.RESOURCE_EXHAUSTED, "OVERLOADED", 0.05)),
+        (0, with_reason(CODE.UNAVAILABLE, "NO_ENGINE", 0.05)),
+    ]
+    plan.breaks.extend([(3, GONE), *refusals])
+    with Client(addresses) as client:
+        stream = client.stream("p", **OPTIONS)
+        assert join(stream) == expected
+        assert stream.resumed == 1
+    plan.breaks.extend([(3, GONE), *refusals])
+    async with AsyncClient(addresses) as client:
+        assert join([chunk async for chunk in client.stream("p", **OPTIONS)]) == expected
+
+
+async def test_no_new_token_for_too_long(plan, addresses) -> None:
+    plan.breaks.extend([(3, GONE)] + [(1, GONE)] * 100)
+    with Client(addresses, resume_timeout=0.5) as client, pytest.raises(Unavailable, match="Socket closed"):
+        list(client.stream("p", **OPTIONS))
+    assert 2 < len(plan.seen) < 50
+    async with AsyncClient(addresses, resume_timeout=0.5) as client:
+        with pytest.raises(Unavailable, match="Socket closed"):
+            _ = [chunk async for chunk in client.stream("p", **OPTIONS)]
+
+
+async def test_the_deadline_is_that_of_the_whole_stream(plan, addresses) -> None:
+    plan.breaks.extend([(3, GONE)] + [(1, GONE)] * 1000)
+    began = time.monotonic()
+    with Client(addresses, timeout=0.4) as client, pytest.raises(DeadlineExceeded):
+        list(client.stream("p", **OPTIONS))
+    async with AsyncClient(addresses) as client:
+        with pytest.raises(DeadlineExceeded):
+            _ = [chunk async for chunk in client.stream("p", timeout=0.4, **OPTIONS)]
+    assert time.monotonic() - began > 0.8
+
+
+def test_nothing_is_resumed_where_that_is_off(plan, addresses) -> None:
+    plan.breaks.append((3, GONE))
+    with Client(addresses, resume_timeout=0) as client, pytest.raises(Unavailable):
+        list(client.stream("p", **OPTIONS))
+    plan.breaks.append((3, None))
+    with Client(addresses, resume_timeout=0) as client, pytest.raises(LostEvents):
+        list(client.stream("p", **OPTIONS))
+    assert len(plan.seen) == 2
+
+
+async def test_a_router_that_stops_in_the_middle(plan) -> None:
+    """The first is in use by both; the connection itself breaks, and nobody listens there any more."""
+    with tell(0, plan) as (first, doomed), tell(1, plan) as (second, _):
+        expected = join(calm([second]))
+
+        def wait_for_the_end(_) -> None:
+            doomed.stop(None).wait(LIMIT)
+            threading.Event().wait(0.1)
+
+        plan.breaks.append((4, wait_for_the_end))
+        with Client([first, second]) as client:
+            while client.addresses[0] != client._routers.current.address:
+                client._routers.leave(client._routers.current)
+            stream = client.stream("p", **OPTIONS)
+            assert join(stream) == expected
+            assert stream.resumed == 1
+            assert [number for number, _ in plan.seen[-2:]] == [0, 1]
+            # It stays with the one that works.
+            assert join(client.stream("p", **OPTIONS)) == expected
+            assert len(plan.seen) == 4
+
+
+async def test_a_dead_address_costs_nothing(plan, addresses) -> None:
+    for _ in range(4):
+        with Client(["127.0.0.1:1", addresses[0]]) as client:
+            assert list(client.stream("p"))
+            assert client.generate("p").text == "told by 0"
+        async with AsyncClient(["127.0.0.1:1", addresses[0]]) as client:
+            assert [chunk async for chunk in client.stream("p")]
+            assert (await client.generate("p")).text == "told by 0"
+
+
+async def test_before_it_began_every_address_is_asked_once(plan, addresses) -> None:
+    nobody = with_reason(CODE.UNAVAILABLE, "NO_ENGINE", 0.01)
+    for ask in (lambda client: list(client.stream("p")), lambda client: client.generate("p")):
+        plan.seen.clear()
+        plan.breaks.extend([(0, nobody)] * 2)
+        with Client(addresses) as client, pytest.raises(Unavailable) as caught:
+            ask(client)
+        assert caught.value.reason == "NO_ENGINE"
+        assert sorted(number for number, _ in plan.seen) == [0, 1]
+        plan.breaks.append((0, with_reason(CODE.RESOURCE_EXHAUSTED, "OVERLOADED", 0.01)))
+        with Client(addresses) as client, pytest.raises(Overloaded):
+            ask(client)
+        plan.breaks.append((0, with_reason(CODE.ALREADY_EXISTS, "DUPLICATE_REQUEST")))
+        with Client(addresses, retry_timeout=LIMIT) as client, pytest.raises(AlreadyExists):
+            ask(client)
+        assert len(plan.seen) == 4
+
+
+async def test_patience_before_it_began(plan, addresses) -> None:
+    busy = [(0, with_reason(CODE.RESOURCE_EXHAUSTED, "OVERLOADED", 0.05))] * 3
+    busy += [(0, with_reason(CODE.UNAVAILABLE, "NO_ENGINE", 0.05))] * 3
+    plan.breaks.extend(busy * 2)
+    with Client(addresses, retry_timeout=LIMIT) as client:
+        stream = client.stream("p")
+        assert list(stream)
+        assert stream.resumed == 0
+        assert client.generate("p").text.startswith("told")
+    plan.breaks.extend(busy * 2)
+    async with AsyncClient(addresses, retry_timeout=LIMIT) as client:
+        assert [chunk async for chunk in client.stream("p")]
+        assert (await client.generate("p")).text.startswith("told")
+    assert not plan.breaks
+
+
+async def test_abort_finds_the_router(plan, addresses) -> None:
+    with Client([*addresses, "127.0.0.1:1"]) as client:
+        assert client.abort("lives at 0")
+        assert client.abort("lives at 1")
+        assert not client.abort("lives nowhere")
+    async with AsyncClient([*addresses, "127.0.0.1:1"]) as client:
+        assert await client.abort("lives at 1")
+        assert not await client.abort("lives nowhere")
+    with Client(["127.0.0.1:1", "127.0.0.1:2"]) as client, pytest.raises(Unavailable):
+        client.abort("r")
+
+
+async def test_leaving_while_it_waits(plan, addresses) -> None:
+    forever = [(3, GONE)] + [(0, with_reason(CODE.RESOURCE_EXHAUSTED, "OVERLOADED", 0.3))] * 1000
+    plan.breaks.extend(forever)
+    with Client(addresses) as client:
+        stream = client.stream("p", **OPTIONS)
+        threading.Timer(0.1, stream.close).start()
+        assert len(list(stream)) > 0
+        other = client.stream("p", **OPTIONS)
+        plan.breaks.clear()
+        plan.breaks.extend(forever)
+    with pytest.raises(Cancelled):
+        list(other)
+    plan.breaks.clear()
+    plan.breaks.extend(forever)
+    async with AsyncClient(addresses) as client:
+        async_stream = client.stream("p", **OPTIONS)
+        asyncio.get_running_loop().call_later(0.1, async_stream.close)
+        assert [chunk async for chunk in async_stream]
+
+
+def test_addresses_and_options_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="addresses is empty"):
+        Client([])
+    with pytest.raises(TypeError, match="adress"):
+        Client("a", adress="b")
+    with pytest.raises(ValueError, match="token"):
+        Client("a", token="two words")

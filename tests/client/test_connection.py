@@ -1,0 +1,102 @@
+"""TLS, mutual TLS, tokens and tenants of both clients."""
+
+import shutil
+
+import grpc
+import pytest
+
+from sluice import AsyncClient, Client
+from sluice.client import Forbidden, TlsOptions, Unauthenticated, Unavailable
+from sluice.client.connection import call_metadata
+from tests.fakes.certificates import Authority
+from tests.fakes.storyteller import Plan, tell, with_reason
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory) -> Authority:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    return Authority(tmp_path_factory.mktemp("certificates"), "authority")
+
+
+def credentials(authority: Authority, mutual: bool) -> grpc.ServerCredentials:
+    server = authority.issue("server")
+    pair = (server.key.read_bytes(), server.certificate.read_bytes())
+    return grpc.ssl_server_credentials([pair], authority.certificate.read_bytes() if mutual else None, mutual)
+
+
+async def test_tls(authority, tmp_path) -> None:
+    stranger = Authority(tmp_path, "stranger")
+    with tell(0, Plan(), credentials(authority, mutual=False)) as (address, _):
+        tls = TlsOptions(ca=authority.certificate)
+        with Client(address, tls=tls) as client:
+            assert client.generate("p").text == "told by 0"
+        async with AsyncClient(address, tls=tls) as client:
+            assert [chunk async for chunk in client.stream("p")]
+        for wrong in (TlsOptions(ca=stranger.certificate), None):
+            with Client(address, tls=wrong) as client, pytest.raises(Unavailable):
+                client.generate("p")
+
+
+async def test_mutual_tls(authority, tmp_path) -> None:
+    known, stranger = authority.issue("client"), Authority(tmp_path, "strangers").issue("stranger")
+    with tell(0, Plan(), credentials(authority, mutual=True)) as (address, _):
+        tls = TlsOptions(authority.certificate, known.certificate, known.key)
+        with Client(address, tls=tls) as client:
+            assert list(client.stream("p"))
+        async with AsyncClient(address, tls=tls) as client:
+            assert (await client.generate("p")).text == "told by 0"
+        for wrong in (
+            TlsOptions(authority.certificate),
+            TlsOptions(authority.certificate, stranger.certificate, stranger.key),
+        ):
+            with Client(address, tls=wrong) as client, pytest.raises(Unavailable):
+                client.generate("p")
+
+
+def test_options_that_do_not_go_together(authority, tmp_path) -> None:
+    with pytest.raises(ValueError, match="certificate and key"):
+        TlsOptions(certificate="a.pem")
+    with pytest.raises(ValueError, match="give one"):
+        Client(tls=TlsOptions(), credentials=grpc.ssl_channel_credentials())
+    with pytest.raises(FileNotFoundError):
+        Client(tls=TlsOptions(ca=tmp_path / "nothing.pem"))
+
+
+async def test_token_and_tenant_go_with_every_call() -> None:
+    plan = Plan()
+    with tell(0, plan) as (address, _):
+        options = {"token": "s3cret", "tenant": "acme", "metadata": (("x-trace", "1"),)}
+        with Client(address, **options) as client:
+            list(client.stream("p"))
+        async with AsyncClient(address, **options) as client:
+            assert [chunk async for chunk in client.stream("p")]
+    for found in plan.metadata:
+        expected = {"authorization": "Bearer s3cret", "x-sluice-tenant": "acme", "x-trace": "1"}
+        assert expected.items() <= found.items()
+    assert len(plan.metadata) == 2
+
+
+@pytest.mark.parametrize("token", ["", "two words", "é", "line\nline"])
+def test_a_token_that_cannot_be_sent_is_not_repeated(token) -> None:
+    with pytest.raises(ValueError, match="token must be") as caught:
+        call_metadata(token, None, ())
+    assert not token or token not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "kind"),
+    [
+        (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", Unauthenticated),
+        (grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN", Forbidden),
+    ],
+)
+def test_who_is_not_let_in(code, reason, kind) -> None:
+    plan = Plan()
+    with tell(0, plan) as (address, _), Client(address, retry_timeout=60) as client:
+        for ask in (lambda: client.generate("p"), lambda: list(client.stream("p"))):
+            plan.breaks.append((0, with_reason(code, reason)))
+            with pytest.raises(kind) as caught:
+                ask()
+            assert not caught.value.retryable
+    assert len(plan.seen) == 2

@@ -1,0 +1,179 @@
+"""A stream that breaks anywhere, any number of times, tells what the undisturbed one tells. No sockets, no clocks."""
+
+import random
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.client import Chunk, FinishReason, LostEvents, ServerError, Unavailable
+from sluice.client.attempts import Attempts
+from sluice.client.resume import Resume
+from sluice.v1 import generation_pb2 as pb
+from tests.client.joined import join
+from tests.fakes.story import DRAWN_SEED, events
+
+specs = st.builds(
+    lambda n, length, seed, output: pb.GenerationSpec(
+        text="p", n=n, sampling={"seed": seed}, stopping={"max_tokens": length}, output=output
+    ),
+    n=st.sampled_from([None, 1, 2, 3]),
+    length=st.integers(1, 9),
+    seed=st.sampled_from([None, 3]),
+    output=st.builds(
+        pb.OutputOptions, token_ids=st.booleans(), logprobs=st.sampled_from([None, 0]), echo=st.booleans()
+    ),
+)
+flaws = st.tuples(st.integers(0, 16), st.sampled_from(["break", "lose", "repeat"]))
+
+
+def begin(spec: pb.GenerationSpec) -> tuple[Resume, Attempts]:
+    attempts = Attempts(2, None, 1000.0, 1000.0, 0.0)
+    copy = pb.GenerationSpec()
+    copy.CopyFrom(spec)
+    return Resume(copy, attempts), attempts
+
+
+def flawed(stream, at: int, flaw: str):
+    """The stream up to a break; or with news lost, or told twice, which its numbers do not show."""
+    found = list(stream)
+    news = at < len(found) and (found[at].delta.token_count or found[at].HasField("finished"))
+    if flaw == "break" or not news:
+        return found[:at]
+    found[at : at + 1] = [] if flaw == "lose" else found[at : at + 1] * 2
+    for number, event in enumerate(found, 1):
+        copy = pb.GenerateStreamResponse()
+        copy.CopyFrom(event)
+        copy.sequence = number
+        found[number - 1] = copy
+    return found
+
+
+def play(spec: pb.GenerationSpec, plan: list[tuple[int, str]], seed: int) -> tuple[list[Chunk], Resume]:
+    """All chunks of a stream whose attempts fail by plan; the one after the last does not."""
+    rows, (resume, attempts), chunks = random.Random(seed), begin(spec), []
+    for at, flaw in [*plan, (10**6, "break")]:
+        stream = flawed(events(resume.request(0.0).spec, rows), at, flaw)
+        try:
+            for event in stream:
+                chunks += resume.take(event)
+        except LostEvents:
+            pass
+        if resume.complete or resume.ends_here():
+            break
+        attempts.failed(Unavailable("it broke"), 0.0)
+    assert resume.complete
+    return chunks, resume
+
+
+@settings(max_examples=300)
+@given(spec=specs, plan=st.lists(flaws, max_size=6), seed=st.integers(0, 99))
+def test_any_breaks_make_no_difference(spec, plan, seed) -> None:
+    calm, whole = play(spec, [], seed + 1)
+    broken, resume = play(spec, plan, seed)
+    expected, found = join(calm), join(broken)
+    assert found == expected
+    assert resume.usage == whole.usage
+    assert (resume.request_id, resume.seed) == (whole.request_id, whole.seed)
+    assert all(output.ends for output in found.values())
+    if not spec.output.token_ids:
+        assert not any(chunk.token_ids for chunk in broken)
+        assert all(chunk.text or chunk.logprobs or chunk.finish_reason or chunk.token_count for chunk in broken)
+
+
+def test_what_the_next_attempt_asks_for() -> None:
+    spec = pb.GenerationSpec(text="p", n=2, stopping={"max_tokens": 6}, time_limit=timedelta(seconds=10))
+    resume, attempts = begin(spec)
+    first = resume.request(0.0).spec
+    assert (list(first.resume), first.output.token_ids, first.sampling.HasField("seed")) == ([], True, False)
+    assert first.time_limit.ToTimedelta() == timedelta(seconds=10)
+    deltas = {0: 0, 1: 0}
+    for event in events(first, random.Random(1)):
+        resume.take(event)
+        if event.HasField("delta"):
+            deltas[event.delta.index] += event.delta.token_count
+        if min(deltas.values()) > 1:
+            break
+    attempts.failed(Unavailable("it broke"), 4.0)
+    second = resume.request(4.0).spec
+    assert {each.index: len(each.token_ids) for each in second.resume} == deltas
+    assert (second.request_id, second.sampling.seed, second.text) == ("drawn", DRAWN_SEED, "p")
+    assert second.time_limit.ToTimedelta() == timedelta(seconds=6)
+    # The server ends it, as it would have.
+    assert resume.request(99.0).spec.time_limit.ToTimedelta() == timedelta(milliseconds=1)
+
+
+def test_a_caller_who_resumes_by_himself_is_resumed_too() -> None:
+    spec = pb.GenerationSpec(text="p", sampling={"seed": 3}, stopping={"max_tokens": 6})
+    whole, _ = play(spec, [], 1)
+    ids = [
+        pb.ResumeFrom(index=0, token_ids=each.delta.token_ids[:1]) for each in list(events(spec, random.Random(1)))[1:2]
+    ]
+    spec.resume.extend(ids)
+    spec.output.token_ids = True
+    chunks, _ = play(spec, [(2, "break")], 2)
+    assert (chunks[0].token_offset, chunks[-1].completion_tokens) == (1, 6)
+    assert "".join(chunk.text for chunk in whole).endswith("".join(chunk.text for chunk in chunks))
+
+
+def tell(resume: Resume, *messages) -> list[Chunk]:
+    """One attempt's chunks for these events."""
+    resume.request(0.0)
+    found = []
+    for number, each in enumerate(messages, 1):
+        kind = {pb.Started: "started", pb.Delta: "delta", pb.Finished: "finished"}[type(each)]
+        found += resume.take(pb.GenerateStreamResponse(sequence=number, **{kind: each}))
+    return found
+
+
+def test_text_before_an_end_that_is_lost_is_not_shown_twice() -> None:
+    """What was held back comes without a token when the time is over; where that end is lost, it may come otherwise."""
+    resume, _ = begin(pb.GenerationSpec(text="p"))
+    first = tell(
+        resume,
+        pb.Started(request_id="r", seed=1),
+        pb.Delta(text="a", token_ids=[1, 2], token_count=2),
+        pb.Delta(text="?", token_offset=2),
+    )
+    assert [chunk.text for chunk in first] == ["a"]
+    end = pb.Finished(finish_reason=pb.FINISH_REASON_TIME_LIMIT, completion_tokens=3)
+    second = tell(resume, pb.Started(), pb.Delta(text="é", token_ids=[3], token_offset=2, token_count=1), end)
+    assert [(chunk.text, chunk.token_offset) for chunk in second] == [("é", 2), ("", 3)]
+    assert second[-1].finish_reason is FinishReason.TIME_LIMIT
+
+
+def test_what_has_come_is_dropped() -> None:
+    resume, _ = begin(pb.GenerationSpec(text="p", n=2))
+    a, b = (
+        pb.Delta(text="a", token_ids=[1], token_count=1),
+        pb.Delta(text="b", token_ids=[2], token_offset=1, token_count=1),
+    )
+    assert [chunk.text for chunk in tell(resume, pb.Started(), a, a, b, a, b)] == ["a", "b"]
+    # The second ended before its first token, which no resume can say: the next attempt brings some all the same.
+    empty = pb.Finished(index=1, finish_reason=pb.FINISH_REASON_EOS)
+    assert len(tell(resume, pb.Started(), empty)) == 1
+    again = pb.Delta(index=1, text="c", token_ids=[3], token_count=1)
+    assert tell(resume, pb.Started(), again, pb.Finished(index=1, completion_tokens=1)) == []
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_a_hole_and_half_a_repetition_cannot_be_cut(offset) -> None:
+    resume, _ = begin(pb.GenerationSpec(text="p"))
+    tell(resume, pb.Started(), pb.Delta(text="a", token_ids=[1], token_count=1))
+    with pytest.raises(LostEvents, match=f"expected offset 1, got {offset}"):
+        tell(resume, pb.Started(), pb.Delta(text="b", token_ids=[2, 3], token_offset=offset, token_count=2))
+
+
+def test_tokens_without_ids_cannot_be_kept() -> None:
+    resume, _ = begin(pb.GenerationSpec(text="p"))
+    resume.request(0.0)
+    with pytest.raises(ServerError, match="2 tokens came with 0 token ids"):
+        resume.take(pb.GenerateStreamResponse(sequence=1, delta=pb.Delta(text="a", token_count=2)))
+
+
+def test_an_output_that_nobody_asked_for() -> None:
+    resume, _ = begin(pb.GenerationSpec(text="p", n=2))
+    resume.request(0.0)
+    with pytest.raises(ServerError, match="output 2"):
+        resume.take(pb.GenerateStreamResponse(sequence=1, finished=pb.Finished(index=2)))

@@ -1,0 +1,94 @@
+"""A model whose output is a function of the request alone, told event by event from its start or from a break."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sluice.v1 import generation_pb2 as pb
+
+PROMPT_TOKENS = 5
+STOP = "!!"
+DRAWN_SEED = 77
+
+
+@dataclass(frozen=True)
+class Tale:
+    """One output. Every third token is half of a character; odd outputs end by a stop string of two tokens."""
+
+    seed: int
+    index: int
+    length: int
+
+    @property
+    def stops(self) -> bool:
+        return self.index % 2 == 1 and self.length > 2
+
+    def token(self, position: int) -> int:
+        return (self.seed * 31 + self.index * 17 + position * 7) % 5000
+
+    def text(self, count: int) -> str:
+        """What is shown after so many tokens; all of it after the last."""
+        whole = count == self.length
+        if self.stops:
+            count = min(count, self.length - len(STOP))
+        pieces = [chr(97 + self.token(position) % 26) for position in range(count)]
+        if pieces and not whole and count % 3 == 2:
+            pieces.pop()
+        return "".join(pieces)
+
+    def delta(self, start: int, end: int, with_logprobs: bool) -> pb.Delta:
+        ids = [self.token(position) for position in range(start, end)]
+        return pb.Delta(
+            index=self.index,
+            text=self.text(end)[len(self.text(start)) :],
+            token_ids=ids,
+            logprobs=[pb.TokenLogprob(token_id=each, logprob=-each / 8) for each in ids] if with_logprobs else (),
+            token_offset=start,
+            token_count=end - start,
+        )
+
+    def finished(self, start: int, with_logprobs: bool) -> pb.Finished:
+        """The sum is over the tokens of this attempt."""
+        total = sum(-self.token(position) / 8 for position in range(start, self.length))
+        return pb.Finished(
+            index=self.index,
+            finish_reason=pb.FINISH_REASON_STOP_STRING if self.stops else pb.FINISH_REASON_LENGTH,
+            stop_string=STOP if self.stops else None,
+            completion_tokens=self.length,
+            cumulative_logprob=total if with_logprobs else None,
+        )
+
+
+def events(spec: pb.GenerationSpec, rows: random.Random) -> Iterator[pb.GenerateStreamResponse]:
+    """The stream of a request; `rows` cuts it into deltas and mixes the outputs."""
+    for number, event in enumerate(_events(spec, rows), 1):
+        event.sequence = number
+        yield event
+
+
+def _events(spec: pb.GenerationSpec, rows: random.Random) -> Iterator[pb.GenerateStreamResponse]:
+    seed = spec.sampling.seed if spec.sampling.HasField("seed") else DRAWN_SEED
+    tales = [Tale(seed, index, spec.stopping.max_tokens + index) for index in range(spec.n or 1)]
+    resumed = {each.index: list(each.token_ids) for each in spec.resume}
+    with_logprobs = spec.output.HasField("logprobs")
+    event = pb.GenerateStreamResponse
+    yield event(started=pb.Started(request_id=spec.request_id or "drawn", seed=seed, prompt_tokens=PROMPT_TOKENS))
+    if spec.output.echo and not resumed:
+        for tale in tales:
+            yield event(delta=pb.Delta(index=tale.index, text=f"<{spec.text}>"))
+    at = {tale.index: len(resumed.get(tale.index, ())) for tale in tales}
+    for tale in tales:
+        told = [tale.token(position) for position in range(at[tale.index])]
+        assert resumed.get(tale.index, []) == told, "resumed from other tokens than were told"
+    live = list(tales)
+    while live:
+        tale = rows.choice(live)
+        start = at[tale.index]
+        end = at[tale.index] = min(start + rows.randint(1, 3), tale.length)
+        if end > start:
+            yield event(delta=tale.delta(start, end, with_logprobs))
+        if end == tale.length:
+            live.remove(tale)
+            yield event(finished=tale.finished(len(resumed.get(tale.index, ())), with_logprobs))
+    usage = pb.Usage(prompt_tokens=PROMPT_TOKENS, completion_tokens=sum(tale.length for tale in tales))
+    yield event(done=pb.Done(usage=usage))
