@@ -1,13 +1,17 @@
 // node generate.mjs [PROMPT] [SPEC_JSON]: streams a completion to stdout; a bad request prints its field violations as JSON.
 // SPEC_JSON holds further fields of sluice.v1.GenerationSpec, such as '{"sampling": {"temperature": 0}}'.
+// SLUICE_ADDRESS may name several routers, with commas: a stream that breaks goes on at the next one.
 import process from 'node:process';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import grpc from '@grpc/grpc-js';
 import protoLoader from '@grpc/proto-loader';
 
-const address = process.env.SLUICE_ADDRESS ?? '127.0.0.1:50051';
+const addresses = (process.env.SLUICE_ADDRESS ?? '127.0.0.1:50051').split(',');
 const protos = process.env.SLUICE_PROTOS ?? fileURLToPath(new URL('protos', import.meta.url));
 const [text = 'def fibonacci(n):', more = '{"stopping": {"max_tokens": 64}}'] = process.argv.slice(2);
+const PAUSE = 200;
+const PATIENCE = 60_000;
 
 const { sluice, google } = grpc.loadPackageDefinition(
   protoLoader.loadSync(
@@ -15,27 +19,111 @@ const { sluice, google } = grpc.loadPackageDefinition(
     { includeDirs: [protos], keepCase: true, longs: String, enums: String, defaults: true, oneofs: true },
   ),
 );
+const routers = addresses.map((address) => new sluice.v1.GenerationService(address, grpc.credentials.createInsecure()));
 
 // google.rpc.Status travels in a trailer; each of its details is packed in an Any.
-function fieldViolations(error) {
+function details(error, type) {
   const [packed] = error.metadata?.get('grpc-status-details-bin') ?? [];
   if (!packed) return [];
   return google.rpc.Status.deserialize(packed)
-    .details.filter((detail) => detail.type_url.endsWith('/google.rpc.BadRequest'))
-    .flatMap((detail) => google.rpc.BadRequest.deserialize(detail.value).field_violations)
-    .map(({ field, description }) => ({ field, description }));
+    .details.filter((detail) => detail.type_url.endsWith(`/google.rpc.${type}`))
+    .map((detail) => google.rpc[type].deserialize(detail.value));
 }
 
-const client = new sluice.v1.GenerationService(address, grpc.credentials.createInsecure());
-try {
-  for await (const { event, delta } of client.GenerateStream({ spec: { text, ...JSON.parse(more) } })) {
-    if (event === 'delta') process.stdout.write(delta.text);
+// All that a stream goes on from: its seed, its id, and the token ids of each output.
+class Story {
+  constructor(spec) {
+    this.spec = { ...spec, output: { ...spec.output, token_ids: true } };
+    this.outputs = new Map();
+    this.begun = false;
   }
+
+  // What the next attempt asks for; text that has come without its end is forgotten.
+  request() {
+    this.events = 0;
+    this.admitted = false;
+    const outputs = [...this.outputs].filter(([, output]) => output.token_ids.length);
+    for (const [, output] of outputs) output.tail = '';
+    return { spec: { ...this.spec, resume: outputs.map(([index, { token_ids }]) => ({ index, token_ids })) } };
+  }
+
+  // The new text in an event; nothing of what had come before.
+  take(event) {
+    if (Number(event.sequence) !== ++this.events) throw new Error('events were lost');
+    const { index } = event.delta ?? event.finished ?? {};
+    const output = this.outputs.get(index) ?? { token_ids: [], tail: '', echoed: false, ended: false };
+    if (event.event === 'started') {
+      const { request_id, seed } = event.started;
+      if (!this.begun) this.spec = { ...this.spec, request_id, sampling: { ...this.spec.sampling, seed } };
+      this.begun = this.admitted = true;
+    } else if (event.event === 'delta') {
+      this.outputs.set(index, output);
+      return this.add(output, event.delta);
+    } else if (event.event === 'finished' && !output.ended) {
+      if (event.finished.completion_tokens > output.token_ids.length) throw new Error('tokens were lost');
+      this.outputs.set(index, { ...output, ended: true });
+      return output.tail;
+    }
+    return '';
+  }
+
+  add(output, delta) {
+    const known = output.token_ids.length;
+    if (output.ended || delta.token_offset + delta.token_count < known) return '';
+    if (delta.token_count === 0 && known > 0) output.tail += delta.text; // held back, and shown with the end
+    if (delta.token_count === 0) return known > 0 || output.echoed ? '' : ((output.echoed = true), delta.text);
+    if (delta.token_offset + delta.token_count === known) return '';
+    if (delta.token_offset !== known) throw new Error('tokens were lost');
+    output.token_ids.push(...delta.token_ids);
+    const found = output.tail + delta.text;
+    output.tail = '';
+    return found;
+  }
+
+  // Whether another attempt may do better than the one that failed with this error.
+  goesOn(error) {
+    const { UNAVAILABLE, ALREADY_EXISTS, RESOURCE_EXHAUSTED } = grpc.status;
+    if (error.code === UNAVAILABLE) return true;
+    if (!this.begun) return false;
+    if (error.code === ALREADY_EXISTS || error.code === RESOURCE_EXHAUSTED) return !this.admitted;
+    // What the server itself says has a reason; without one, the connection broke.
+    return error.code !== grpc.status.DEADLINE_EXCEEDED && !details(error, 'ErrorInfo').length;
+  }
+}
+
+// Text as it comes, whatever becomes of a router. Before the stream has begun each router is asked once.
+async function* generate(spec) {
+  const story = new Story(spec);
+  let brokenAt = null;
+  for (let failures = 0; ; ) {
+    try {
+      for await (const event of routers[0].GenerateStream(story.request())) {
+        const found = story.take(event);
+        if (event.event === 'done') return;
+        if (event.event === 'delta') [failures, brokenAt] = [0, null];
+        if (found) yield found;
+      }
+      throw new Error('the stream ended before its last event');
+    } catch (error) {
+      brokenAt ??= Date.now();
+      failures += 1;
+      const patience = story.begun ? PATIENCE : 0;
+      if (!story.goesOn(error)) throw error;
+      if (failures >= routers.length && Date.now() + PAUSE > brokenAt + patience) throw error;
+      if (error.code === undefined || error.code === grpc.status.UNAVAILABLE) routers.push(routers.shift());
+      if (failures >= routers.length) await sleep(PAUSE);
+    }
+  }
+}
+
+try {
+  for await (const found of generate({ text, ...JSON.parse(more) })) process.stdout.write(found);
   process.stdout.write('\n');
 } catch (error) {
-  const violations = fieldViolations(error);
-  console.error(violations.length ? JSON.stringify(violations) : error.message);
+  const violations = details(error, 'BadRequest').flatMap((found) => found.field_violations);
+  const shown = violations.map(({ field, description }) => ({ field, description }));
+  console.error(shown.length ? JSON.stringify(shown) : error.message);
   process.exitCode = 1;
 } finally {
-  client.close();
+  for (const router of routers) router.close();
 }

@@ -1,4 +1,4 @@
-"""Done means 5: a Node client, from the exported .proto files alone."""
+"""A Node client, from the exported .proto files alone."""
 
 import json
 import os
@@ -6,11 +6,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import grpc
 import pytest
 from typer.testing import CliRunner
 
 from sluice import Client
 from sluice.cli import app
+from tests.fakes.storyteller import GONE, Plan, bare, tell_all, with_reason
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "node"
 
@@ -50,6 +52,21 @@ def test_a_completion_streams(ring, example) -> None:
         expected = client.generate(prompt, temperature=0, max_tokens=32).text
     found = run(example, ring.address, prompt, {"sampling": {"temperature": 0}, "stopping": {"max_tokens": 32}})
     assert (found.returncode, found.stderr, found.stdout) == (0, "", expected + "\n")
+
+
+def test_a_stream_goes_on_at_the_next_router(example) -> None:
+    spec = {"stopping": {"max_tokens": 9}, "output": {"echo": True}}
+    busy = with_reason(grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST")
+    plan = Plan()
+    with tell_all(2, plan) as addresses:
+        calm = run(example, ",".join(addresses), "p", spec).stdout
+        plan.breaks.extend([(3, GONE), (0, busy), (2, None), (0, GONE), (2, bare(grpc.StatusCode.UNKNOWN, "removed"))])
+        broken = run(example, ",".join(addresses), "p", spec)
+        assert (broken.returncode, broken.stderr, broken.stdout) == (0, "", calm)
+        assert len(plan.seen) == 7
+        plan.breaks.append((3, with_reason(grpc.StatusCode.INTERNAL, "STEP_FAILED")))
+        assert run(example, ",".join(addresses), "p", spec).returncode == 1
+        assert len(plan.seen) == 8
 
 
 def test_a_bad_request_names_its_fields(ring, example) -> None:
