@@ -5,6 +5,7 @@ without it.
 """
 
 from collections import Counter, abc
+from typing import Any
 
 from engine_worker.request import Sequence
 from engine_worker.scheduling.capacity import CapacityScheduler
@@ -187,10 +188,14 @@ class _Limits:
         return False
 
 
-def _static_batch(scheduler: object, complaints: Complaints) -> tuple[int, int]:
+def _static_batch(scheduler: Any, complaints: Complaints) -> tuple[int, int]:
     """The user's figures, if it has any."""
     try:
-        tokens, slots = getattr(scheduler, "static_batch", NO_BATCH)
+        tokens, slots = scheduler.static_batch
+    except AttributeError as error:
+        if error.obj is not scheduler or error.name != "static_batch":
+            complaints.raised()
+        return NO_BATCH
     except Exception:  # noqa: BLE001 - it is the user's code: whatever it raises, the engine goes on
         complaints.raised()
         return NO_BATCH

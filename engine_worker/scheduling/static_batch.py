@@ -15,10 +15,19 @@ class StaticBatch:
         self._batch: dict[Request, None] = {}
 
     @property
+    def total_generation_tokens(self) -> int:
+        """Tokens generated since the batch began."""
+        return sum(sequence.num_drawn for request in self._batch for sequence in request.sequences)
+
+    @property
+    def empty_generation_slots(self) -> int:
+        """Sequences of the batch that have ended and whose places nobody takes."""
+        return sum(len(request.sequences) - request.num_live for request in self._batch)
+
+    @property
     def static_batch(self) -> tuple[int, int]:
-        """See RequestScheduler: of those that have ended, nobody takes the places."""
-        tokens = sum(sequence.num_drawn for request in self._batch for sequence in request.sequences)
-        return tokens, sum(len(request.sequences) - request.num_live for request in self._batch)
+        """See RequestScheduler."""
+        return self.total_generation_tokens, self.empty_generation_slots
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         """See CapacityScheduler."""

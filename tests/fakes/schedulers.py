@@ -17,6 +17,13 @@ class Greedy:
         return list(active), []
 
 
+class Newest(Greedy):
+    """Right: whoever holds memory, else the newest."""
+
+    def schedule_request(self, active):
+        return [sequence for sequence in active if sequence.blocks] or active[-1:], []
+
+
 class Pausing(Greedy):
     """Lets the last in order go on, and pauses the others."""
 
@@ -102,6 +109,8 @@ class OddFigures(StaticBatch):
     def static_batch(self):
         if self.figures == "raises":
             raise RuntimeError("out of figures")
+        if self.figures == "lacks":
+            return self.figures.no_such_thing
         return self.figures
 
 

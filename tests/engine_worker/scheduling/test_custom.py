@@ -102,7 +102,16 @@ def test_a_static_batch_of_ones_own_is_told(names):
     assert max(known) > (0, 0)
 
 
-@pytest.mark.parametrize("figures", ["raises", None, 3, (1, 2, 3), (-1, 0), (1.5, 0), ("x", "y"), (2**32, 0)])
+@pytest.mark.parametrize("names", [{"capacity": "Newest"}, {"whole": "NewestFirst"}])
+def test_one_without_a_static_batch_is_right_too(names):
+    with capture_logs() as logs:
+        bench = bench_with(**names)
+        serve(bench)
+    assert logs == []
+    assert bench.engine.stats.latest.total_generation_tokens == 0
+
+
+@pytest.mark.parametrize("figures", ["raises", "lacks", None, 3, (1, 2, 3), (-1, 0), (1.5, 0), ("x", "y"), (2**32, 0)])
 @pytest.mark.parametrize("names", [{"capacity": "OddFigures"}, {"whole": "OddFiguresWhole"}])
 def test_wrong_figures_of_a_static_batch_stop_nothing(names, figures, monkeypatch):
     monkeypatch.setattr(OddFigures, "figures", figures)
