@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from engine_worker.kvcache.geometry import Geometry
 from engine_worker.kvcache.tiers import Tiers
-from engine_worker.request import Content, Sequence
+from engine_worker.request import Content, Sequence, State
 from sluice.ring.hashing import block_hash
 
 NOWHERE = 0
@@ -113,13 +113,17 @@ class PrefixFinder:
         return Prefix(blocks, first, num_prompt, [], source.blocks[whole] if rest else None)
 
     def _fork_source(self, sequence: Sequence) -> Sequence | None:
-        """A sequence of the same request that holds what is needed of the prompt, if this one goes beyond it."""
+        """A sequence of the same request that holds what is needed of the prompt, if this one goes beyond it.
+
+        None that has ended: where its step failed, its blocks may never have got what they should hold.
+        """
         request = sequence.request
         if not sequence.output or len(request.sequences) == 1:
             return None
         first = self._geometry.first_needed(request.num_prompt)
         for other in request.sequences:
-            if other.blocks and other.num_computed >= request.num_prompt and other.first_block <= first:
+            holds = other.blocks and other.num_computed >= request.num_prompt and other.first_block <= first
+            if holds and other.state is not State.ENDED:
                 return other
         return None
 

@@ -103,3 +103,19 @@ def test_whoever_starts_again_because_a_step_failed_has_not_paused():
     assert {found.pauses for found in told} == {0}
     assert Stage.PAUSED not in {found.stage for found in told}
     assert all(report.step.paused_requests == 0 for report in bench.reports if report.step)
+
+
+@pytest.mark.parametrize("steps", [(1, 3), (2, 4), (3, 5), (4, 6), (8, 10)])
+def test_two_steps_with_copies_that_fail(steps):
+    """Nobody copies from a sequence that ended because its own copy was never made."""
+    bench = EngineBench(num_blocks=9, max_batch_size=2)
+    request = bench.submit(range(6), max_tokens=6, n=9)
+    for step in range(max(steps) + 1):
+        bench.runner.fail = "before" if step in steps else None
+        bench.step()
+    bench.runner.fail = None
+    bench.run()
+    whole = [i for i in range(9) if bench.ended(request, i) is FinishReason.LENGTH]
+    assert len(whole) >= 5
+    for sequence in whole:
+        assert bench.output(request, sequence) == bench.expected(request, sequence)
