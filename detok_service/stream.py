@@ -90,9 +90,12 @@ class Stream:
                 return
             tokens = tokens[seen - offset :]
             logprobs = logprobs[seen - offset :]
-        self._tokens += tokens
-        if logprobs:
+        if logprobs or self._logprobs:
+            if len(self._logprobs) + len(logprobs) != len(self._tokens) + len(tokens):
+                self._last = _failed(ErrorCode.ROWS_LOST, f"some tokens around {seen} came without log-probabilities")
+                return
             self._logprobs += logprobs
+        self._tokens += tokens
         self._last = end
 
     @property
@@ -184,11 +187,11 @@ class Stream:
         """Text of the tokens from number `start` on, and where it ends: after them, or after the one with a stop."""
         shown = []
         feed = self._decoder.feed
-        least = self._params.min_tokens
-        for number, token in enumerate(tokens, start + 1):
-            shown.append(stops.feed(feed((token,)), number >= least))
+        short = self._params.min_tokens - start
+        for count, token in enumerate(tokens, 1):
+            shown.append(stops.feed(feed((token,)), count >= short))
             if stops.found is not None:
-                return "".join(shown), number
+                return "".join(shown), start + count
         return "".join(shown), start + len(tokens)
 
     def _flush(self, now: float) -> str:

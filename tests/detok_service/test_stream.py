@@ -214,6 +214,18 @@ def test_a_hole_ends_the_stream_after_what_came_before_it():
     assert "2 to 2" in row.end.fault.message
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_rows_with_and_without_logprobs_are_no_stream(which):
+    stream = make(Words(list("abc")))
+    for offset in range(2):
+        stream.take(offset, [offset], logprobs([offset], offset) if offset == which else [], None)
+    stream.take(2, [2], [], LENGTH)
+    assert stream.advance(1.0)
+    row = row_of(stream)
+    assert (row.tokens, row.text, row.end.fault.error_code) == ([0], "a", ErrorCode.ROWS_LOST)
+    assert len(row.logprobs) in (0, 1)
+
+
 def test_tokens_without_text_are_joined_up_to_a_bound():
     stream = make(Words(["", "a"]))
     due = []
