@@ -20,7 +20,7 @@ from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.lanes import Inbox, Lane
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.stats import Stage, StepStats
-from sluice.ring.wire import EngineBeat, Flush, Hello, Pulse, Submit, TokenBatch
+from sluice.ring.wire import Cancel, EngineBeat, Flush, Hello, Pulse, Submit, TokenBatch
 from tests.fakes.processes import wait_until
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 
@@ -55,7 +55,7 @@ class World:
         self.thread = threading.Thread(target=self.worker.serve, daemon=True)
         self.thread.start()
 
-    def submit(self, request: int, prompt: list[int], max_tokens: int = 5) -> None:
+    def submit(self, request: int, prompt: list[int], max_tokens: int = 5, **more) -> None:
         spec = Submit(
             request=request,
             attempt=0,
@@ -71,6 +71,7 @@ class World:
             time_limit=None,
             detokenizer=self.detokenizer.address,
             router=self.router.address,
+            **more,
         )
         assert self.lane.send(spec)
 
@@ -258,6 +259,61 @@ def test_a_stopped_worker_ends_what_lives_and_refuses_the_rest(start, runner):
     world.thread.join(LIMIT)
     assert not world.thread.is_alive()
     assert world.beats(lambda beat: beat.draining)
+
+
+def test_routers_hear_of_a_drain_at_once(start, runner, monkeypatch):
+    """However long the step takes, and however far off the next beat is."""
+    monkeypatch.setattr("engine_worker.beats.BEAT_SECONDS", 3600.0)
+    world = start()
+    entered, go_on = stall(runner)
+    world.hello()
+    world.submit(1, [1])
+    assert entered.wait(LIMIT)
+    world.worker.stop()
+    assert [beat.draining for beat in world.beats(bool)] == [True]
+    go_on.set()
+
+
+def test_it_leaves_once_its_streams_have_moved_away(start, runner):
+    world = start(drain_timeout=3600)
+    world.hello()
+    entered, go_on = stall(runner)
+    for request in (1, 2):
+        world.submit(request, [request], max_tokens=60)
+    assert entered.wait(LIMIT)
+    world.worker.stop()
+    world.beats(lambda beat: beat.draining)
+    for request in (1, 2):
+        assert world.lane.send(Cancel(request, 0, world.worker.epoch))
+    go_on.set()
+    world.read(lambda: len(world.ends()) == 2)
+    assert [end.reason for end in world.ends()] == [FinishReason.ABORTED] * 2
+    world.thread.join(LIMIT)
+    assert not world.thread.is_alive()
+
+
+def test_progress_is_turns_of_the_loop_and_stands_still_in_a_step(start, runner):
+    world = start()
+    world.hello()
+    first = world.beats(bool)[0].progress
+    world.beats(lambda beat: beat.progress > first)
+    entered, go_on = stall(runner)
+    world.submit(1, [1])
+    assert entered.wait(LIMIT)
+    world.beats(bool)
+    stuck = [world.beats(bool)[-1].progress for _ in range(2)]
+    assert stuck[0] == stuck[1]
+    go_on.set()
+    world.beats(lambda beat: beat.progress > stuck[1])
+
+
+def test_a_request_resumes(start):
+    world = start()
+    expected = continuation([1, 2, 3], StopParams(max_tokens=8))
+    world.submit(1, [1, 2, 3], max_tokens=8, resume={0: expected[:5]})
+    world.read(world.ends)
+    assert (world.opens[0].resume, world.opens[0].ended) == ({0: expected[:5]}, [])
+    assert (world.rows[0].offset, [token for row in world.rows for token in row.tokens]) == (5, expected[5:])
 
 
 def test_what_outlives_the_drain_is_ended(start, runner):
