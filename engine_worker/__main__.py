@@ -23,9 +23,10 @@ def main() -> None:
     """Load, serve until SIGTERM or SIGINT, drain. Exit status 0 after a drain, 1 when it cannot start."""
     die_with_parent()
     settings = read_settings()
-    log = configure("engine_worker", settings.log_level).bind(id=settings.id)
+    log = configure("engine_worker", settings.log_level, exception_texts=True).bind(id=settings.id)
     try:
         settings.schedulers.find()
+        settings.security("engine").check(settings.listen)
         checkpoint = open_checkpoint(settings.model, settings.name)
         runner = load(settings, checkpoint, log)
     except (CheckpointError, ValueError) as error:

@@ -16,8 +16,6 @@ from router.validate.spec import check_model
 from router.validate.violations import Violations, logged
 from sluice.v1 import generation_pb2 as pb
 
-MAX_REASON_CHARACTERS = 200
-
 
 class GenerationService:
     """Each method answers one call."""
@@ -59,7 +57,7 @@ class GenerationService:
             bad.add("request_id", "is empty")
         bad.raise_if_any()
         aborted = await self._front.abort(request.request_id, context.caller)
-        reason = request.reason[:MAX_REASON_CHARACTERS]
+        reason = logged(request.reason)
         self._logger.info("abort", request_id=logged(request.request_id), aborted=aborted, reason=reason)
         return pb.AbortResponse(aborted=aborted)
 

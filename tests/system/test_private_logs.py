@@ -1,0 +1,73 @@
+"""Nothing that a caller wrote and no token gets into any log, at the level that says most."""
+
+import contextlib
+
+import pytest
+
+from sluice import Client, SluiceError
+from sluice.launch import Ring
+
+CANARY = "quokka"
+TOKEN = f"token-{CANARY}-0123456789"
+OTHER = f"other-{CANARY}-0123456789"
+DEBUG = {"log_level": "debug"}
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """All that a ring says, from its start to its end, around calls of all kinds."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{TOKEN} team admin\n")
+    lines = []
+    ring = Ring(
+        engines=1,
+        detokenizers=1,
+        router_args={**DEBUG, "tokens_file": str(tokens), "reload_interval": 0.05},
+        engine_args=DEBUG,
+        detokenizer_args=DEBUG,
+        observe=lines.append,
+    )
+    with ring, Client(ring.address, token=TOKEN, timeout=60) as client:
+        call(client)
+        with contextlib.suppress(SluiceError), Client(ring.address, token=OTHER, timeout=60) as stranger:
+            stranger.generate(CANARY)
+        tokens.write_text(f"{OTHER}\n")
+        for _ in range(100):
+            client.generate(CANARY, max_tokens=1)
+            if any("cannot be used" in line.text for line in lines):
+                break
+    return lines
+
+
+def call(client):
+    text = f"def {CANARY}(x):"
+    client.generate(text, max_tokens=8, seed=1, logprobs=2, echo=True, stop=[CANARY], kv_cache={"salt": CANARY})
+    client.generate([{"role": "user", "content": CANARY}], max_tokens=8)
+    "".join(chunk.text for chunk in client.stream(text, max_tokens=300, n=2, request_id="r"))
+    with client.stream(text, max_tokens=1500, ignore_eos=True, request_id="a") as stream:
+        next(stream)
+        client.abort("a", reason="enough")
+        list(stream)
+    tokens = client.tokenize(text, offsets=True)
+    assert CANARY in client.detokenize(tokens.token_ids)
+    for bad in (
+        {"temperature": 9.0},
+        {"stop": [CANARY * 1000]},
+        {"guided": {"regex": CANARY}},
+        {"model": CANARY},
+        {"kv_cache": {"salt": CANARY * 100}},
+        {"max_tokens": 10**6},
+    ):
+        with pytest.raises(SluiceError):
+            client.generate(text, **bad)
+    with pytest.raises(SluiceError):
+        client.generate([{"role": CANARY, "content": CANARY}])
+    with pytest.raises(SluiceError):
+        client.generate([{"role": "user", "content": CANARY}], n=1000)
+
+
+def test_logs_hold_no_text_of_callers_and_no_token(logs):
+    events = [line.event for line in logs]
+    assert {"ready", "request", "abort", "stopped"} <= set(events)
+    assert any("cannot be used" in event for event in events)
+    assert [line.text for line in logs if CANARY in line.text.lower()] == []

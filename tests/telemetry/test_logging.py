@@ -1,0 +1,33 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import sys
+from sluice import telemetry
+log = telemetry.configure("service", "debug", exception_texts=sys.argv[1] == "True")
+def fail(text):
+    try:
+        {}[text]
+    except KeyError as error:
+        raise ValueError(f"cannot do {text}") from error
+try:
+    fail("canary")
+except ValueError as error:
+    log.exception("it failed", request_id="r")
+    log.error("again", exc_info=error)
+"""
+
+
+@pytest.mark.parametrize("texts", [False, True])
+def test_what_an_exception_says_is_logged_only_where_it_cannot_quote_anybody(texts):
+    found = subprocess.run([sys.executable, "-c", CODE, str(texts)], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in found.stderr.splitlines()]
+    assert [line["event"] for line in lines] == ["it failed", "again"]
+    for line in lines:
+        assert "ValueError" in line["exception"]
+        assert "KeyError" in line["exception"]
+        assert "in fail" in line["exception"]
+        assert ("canary" in line["exception"].replace('fail("canary")', "")) is texts
