@@ -35,12 +35,15 @@ def ring(told_file):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOLD_FILE", str(told_file))
         ring = start()
-    with ring:
+    try:
         yield ring
+        ring.stop()
+    finally:
+        ring.kill()
 
 
 def start() -> Ring:
-    """On ports that are free, unless somebody takes them in the meantime."""
+    """A started one, on ports that are free, unless somebody takes them in the meantime."""
     for attempt in range(5):
         settings = {"tokens_per_block": BLOCK, "stats_callback": "tests.fakes.told:write"}
         ring = Ring(engines=1, detokenizers=1, engine_args=settings, metrics_port=free_ports(len(SERVICES)))
