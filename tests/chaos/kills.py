@@ -1,0 +1,57 @@
+"""Streams over a ring whose services are killed: python -m tests.chaos.kills --streams 64 --kills 50
+
+Ends with one line that says what became of them; exit status 1 when one failed or differs from its undisturbed self.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.deaths.run import Plan, Result, measure
+
+
+def percentile(seconds: Sequence[float], percent: float) -> float:
+    """Of any number of them."""
+    return float(np.percentile(seconds, percent)) if seconds else 0.0
+
+
+def told(result: Result) -> str:
+    """In a line."""
+    killed = ", ".join(f"{count} {role}" for role, count in sorted(result.killed.items()))
+    return (
+        f"{sum(result.killed.values())} kills ({killed}) in {result.seconds:.0f} s: {result.streams} streams, "
+        f"{result.failed} failed, {result.wrong} wrong, {result.resumed} went on at another router; "
+        f"first token p50 {percentile(result.first, 50):.2f} s, p99 {percentile(result.first, 99):.2f} s "
+        f"(undisturbed {percentile(result.quiet_first, 50):.2f}, {percentile(result.quiet_first, 99):.2f}); "
+        f"longest pause p50 {percentile(result.stall, 50):.2f} s, p99 {percentile(result.stall, 99):.2f} s "
+        f"(undisturbed {percentile(result.quiet_stall, 50):.2f}, {percentile(result.quiet_stall, 99):.2f})"
+    )
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.kills", description=__doc__)
+    defaults = Plan()
+    for name, meaning in (("streams", "at a time"), ("kills", "in all"), ("seed", "of what dies when")):
+        parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name), help=meaning)
+    parser.add_argument("--seconds", type=float, default=defaults.seconds_between, help="from kill to kill")
+    given = parser.parse_args()
+    plan = Plan(given.streams, given.kills, given.seconds, seed=given.seed)
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("starting")
+        result = measure(
+            plan, lambda what, done, total: progress.update(task, description=what, completed=done, total=total)
+        )
+    for fault in result.faults:
+        console.print(fault, markup=False)
+    console.print(told(result), highlight=False, soft_wrap=True)
+    raise SystemExit(1 if result.failed or result.wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
