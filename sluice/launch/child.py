@@ -6,6 +6,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Literal
 
 from sluice.launch.logs import Observe, parse_line
@@ -15,10 +16,12 @@ Role = Literal["router", "engine", "detok"]
 
 TAIL_LINES = 40
 MAX_LINE_BYTES = 1 << 16
+LAST_LINES_SECONDS = 1.0
+"""To read what a process wrote last; a process of its own that outlives it may keep the log open."""
 
 
 class Child:
-    """A started process. `observe` gets its log lines and `ended` the child itself, both from its reader thread.
+    """A started process. `observe` gets its log lines, from a thread; then `ended` gets the child itself, from another.
 
     The process ends with the thread that made it (see `die_with_parent`). Raises OSError when it cannot be started.
     """
@@ -52,6 +55,7 @@ class Child:
         )
         self._reader = threading.Thread(target=self._read, name=f"log of {name}", daemon=True)
         self._reader.start()
+        threading.Thread(target=self._await_end, name=f"end of {name}", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -85,7 +89,7 @@ class Child:
             self._process.wait(max(timeout, 0))
         except subprocess.TimeoutExpired:
             return False
-        self._reader.join(1)
+        self._reader.join(LAST_LINES_SECONDS)
         return True
 
     def _read(self) -> None:
@@ -96,5 +100,12 @@ class Child:
                 if text:
                     self.tail.append(text)
                     self._observe(parse_line(self.name, text))
+
+    def _await_end(self) -> None:
+        if hasattr(os, "waitid"):
+            # Leaves it to others to reap: a number that may already be somebody else's must not be killed.
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self._process.wait()
+        self._reader.join(LAST_LINES_SECONDS)
         self._ended(self)

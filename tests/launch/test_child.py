@@ -1,0 +1,43 @@
+"""One process: its lines, its end."""
+
+import os
+import signal
+import sys
+import threading
+
+from sluice.launch import Child, LogLine
+from sluice.launch.logs import ignore
+from tests.fakes.processes import LIMIT, is_alive
+
+
+def test_the_last_lines_are_read_before_the_end_is_told() -> None:
+    seen: list[LogLine | None] = []
+    ended = threading.Event()
+    code = "import os; [print(i) for i in range(1000)]; os.write(1, b'no newline'); os._exit(4)"
+
+    def end(child: Child) -> None:
+        seen.append(None)
+        ended.set()
+
+    child = Child("x", "engine", [sys.executable, "-c", code], os.environ, seen.append, end)
+    assert ended.wait(LIMIT)
+    assert seen[-1] is None
+    assert [line.text for line in seen[-3:-1] if line] == ["999", "no newline"]
+    assert len(seen) == 1002
+    assert child.ending == "ended with code 4"
+    assert child.tail[-1] == "no newline"
+
+
+def test_a_grandchild_that_keeps_the_log_open_does_not_hide_the_end() -> None:
+    ended = threading.Event()
+    lines: list[LogLine] = []
+    sleep = "import time; time.sleep(60)"
+    code = f"import os, subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {sleep!r}]).pid)"
+    child = Child("x", "engine", [sys.executable, "-c", code], os.environ, lines.append, lambda _: ended.set())
+    try:
+        assert ended.wait(LIMIT / 2)
+        assert not child.alive
+        assert child.wait(LIMIT)
+        assert is_alive(int(lines[0].text))
+    finally:
+        os.kill(int(lines[0].text), signal.SIGKILL)
