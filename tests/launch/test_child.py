@@ -6,7 +6,6 @@ import sys
 import threading
 
 from sluice.launch import Child, LogLine
-from sluice.launch.logs import ignore
 from tests.fakes.processes import LIMIT, is_alive
 
 
