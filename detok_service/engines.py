@@ -6,6 +6,8 @@ from detok_service.stream import Engine
 
 SILENCE_SECONDS = 600.0
 """After so long without a word an engine is gone. One step can take long; routers notice a lost engine in seconds."""
+REPLACED_SILENCE_SECONDS = 30.0
+"""The same for one whose name another has taken: its last frames may still be on their way."""
 MAX_ENGINES = 4096
 """Those unheard for longest are forgotten beyond this."""
 MAX_MISSED = 1 << 62
@@ -56,7 +58,7 @@ class Engines:
 
     def silent(self, now: float) -> list[Engine]:
         """Those that are gone."""
-        return [engine for engine, heard in self._heard.items() if now - heard > SILENCE_SECONDS]
+        return [engine for engine, heard in self._heard.items() if now - heard > self._bound(*engine)]
 
     def forget(self, engine: Engine) -> None:
         """Drop what is known of an engine."""
@@ -65,3 +67,6 @@ class Engines:
         self._missed.pop(epoch, None)
         if self._latest.get(name) == epoch:
             del self._latest[name]
+
+    def _bound(self, name: str, epoch: int) -> float:
+        return SILENCE_SECONDS if self._latest.get(name) == epoch else REPLACED_SILENCE_SECONDS

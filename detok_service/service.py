@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import structlog
 
 from detok_service.decoding import Decoding
-from detok_service.engines import SILENCE_SECONDS as ENGINE_SILENCE_SECONDS
 from detok_service.engines import Engines
 from detok_service.intake import Intake
 from detok_service.outlet import Sender
@@ -171,8 +170,7 @@ class Service:
     def _drop_silent_engines(self, now: float) -> None:
         for engine in self._engines.silent(now):
             self._log.warning("engine silent", engine=engine[0], epoch=engine[1])
-            message = f"the engine was silent for {ENGINE_SILENCE_SECONDS:g} s"
-            self.decoding.lose(engine, ErrorCode.ENGINE_LOST, message, now)
+            self.decoding.lose(engine, ErrorCode.ENGINE_LOST, "the engine has been silent for too long", now)
             self._engines.forget(engine)
             self._table.forget(engine)
 

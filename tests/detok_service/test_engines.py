@@ -1,4 +1,4 @@
-from detok_service.engines import MAX_ENGINES, MAX_MISSED, SILENCE_SECONDS, Engines
+from detok_service.engines import MAX_ENGINES, MAX_MISSED, REPLACED_SILENCE_SECONDS, SILENCE_SECONDS, Engines
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.lanes import Gap
 from sluice.ring.wire import Hello, Pulse
@@ -31,6 +31,18 @@ def test_late_frames_of_an_old_epoch_harm_nobody():
     bench.handle(batch(row(1, 1, [1], LENGTH)), Pulse("engine", 1), batch(row(2, 1, [1], LENGTH), epoch=2))
     assert bench.texts() == {(1, 0): ("a", ErrorCode.ENGINE_LOST), (2, 0): ("ab", FinishReason.LENGTH)}
     assert (bench.service.streams, bench.service.remembered) == (0, 0)
+
+
+def test_what_an_old_epoch_leaves_behind_goes_soon():
+    bench = Bench()
+    bench.handle(batch(row(1, 0, [0]), opens=[opened(1), opened(2)]), Pulse("engine", 2))
+    bench.handle(batch(opens=[opened(3)]), batch(row(4, 0, [0]), opens=[opened(4)], epoch=2))
+    assert (bench.service.streams, bench.service.remembered) == (2, 2)
+    for _ in range(int(REPLACED_SILENCE_SECONDS) + 1):
+        bench.handle(Hello("r", "router"))
+        bench.beat(1.0)
+    assert (bench.service.streams, bench.service.remembered) == (1, 0)
+    assert bench.texts()[3, 0] == ("", ErrorCode.ENGINE_LOST)
 
 
 def test_what_is_known_of_engines_is_bounded():
