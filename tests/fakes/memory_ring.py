@@ -1,0 +1,190 @@
+"""A ring in memory under a real dispatcher: its peers lose, repeat, delay, refuse and die as told."""
+
+import asyncio
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+
+from router.peers import DetokenizerPeer, EnginePeer, Peer
+from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.stats import StepStats
+from sluice.ring.wire import (
+    Cancel,
+    DetokenizerBeat,
+    End,
+    EngineBeat,
+    Started,
+    Submit,
+    TextBatch,
+    TextRow,
+    Times,
+)
+from tests.fakes.lanes import FakeLane
+
+TIMES = Times(0.1, 0.2, 0.3)
+
+
+def token_at(prompt: list[int], sequence: int, offset: int) -> int:
+    return (prompt[0] * 7 + sequence * 31 + offset * 3) % 1000
+
+
+def length_of(prompt: list[int], sequence: int) -> int:
+    """Where the sequence ends."""
+    return 1 + (prompt[0] * 5 + sequence * 7) % 12
+
+
+def text_of(tokens) -> str:
+    return "".join(f"<{token}>" for token in tokens)
+
+
+@dataclass
+class Run:
+    """One attempt in an engine."""
+
+    submit: Submit
+    at: dict[int, int]
+    """Tokens of the sequences that live."""
+    opened: bool = False
+
+
+@dataclass
+class MemoryEngine:
+    """Does what an engine does with submits and cancels."""
+
+    peer: EnginePeer
+    ring: "MemoryRing"
+    runs: dict[int, Run] = field(default_factory=dict)
+    read: int = 0
+
+    def take(self) -> None:
+        """Everything on its lane."""
+        messages = self.peer.lane.messages
+        for message in messages[self.read :]:
+            if isinstance(message, Submit):
+                self._submit(message)
+            elif isinstance(message, Cancel):
+                self._cancel(message)
+        self.read = len(messages)
+
+    def step(self, count: int) -> None:
+        """So many tokens for each sequence."""
+        for run in list(self.runs.values()):
+            for sequence, at in list(run.at.items()):
+                prompt = run.submit.prompt
+                stop = min(at + count, length_of(prompt, sequence))
+                tokens = [token_at(prompt, sequence, offset) for offset in range(at, stop)]
+                end = End(FinishReason.EOS, TIMES) if stop == length_of(prompt, sequence) else None
+                self._emit(run, sequence, tokens, end)
+
+    def fail(self, code: str) -> None:
+        """The first sequence of each request fails, and so the request."""
+        for run in list(self.runs.values()):
+            for sequence in list(run.at):
+                self._emit(run, sequence, [], End(FinishReason.ERROR, TIMES, fault=Fault(code, "as told")))
+
+    def _submit(self, submit: Submit) -> None:
+        live = self.runs.get(submit.request)
+        if live is not None and live.submit.attempt >= submit.attempt:
+            return
+        if live is not None:
+            self._end(live)
+        at = {i: len(submit.resume.get(i, ())) for i in range(submit.n) if i not in submit.ended}
+        for sequence, tokens in submit.resume.items():
+            assert tokens == [token_at(submit.prompt, sequence, offset) for offset in range(len(tokens))]
+        self.runs[submit.request] = Run(submit, at)
+
+    def _cancel(self, cancel: Cancel) -> None:
+        run = self.runs.get(cancel.request)
+        if run is not None and run.submit.attempt == cancel.attempt:
+            self._end(run, cancel.sequence)
+
+    def _end(self, run: Run, only: int | None = None) -> None:
+        for sequence in [sequence for sequence in run.at if only in (None, sequence)]:
+            self._emit(run, sequence, [], End(FinishReason.ABORTED, TIMES))
+
+    def _emit(self, run: Run, sequence: int, tokens: list[int], end: End | None) -> None:
+        submit, at = run.submit, run.at[sequence]
+        row = TextRow(submit.request, submit.attempt, sequence, at, tokens, [], text_of(tokens), end)
+        started = [] if run.opened else [Started(submit.request, submit.attempt, len(submit.prompt), 1)]
+        run.opened = True
+        self.ring.wires[submit.detokenizer].append((self.peer.epoch, started, row))
+        run.at[sequence] = at + len(tokens)
+        if end is not None:
+            del run.at[sequence]
+        if not run.at:
+            self.runs.pop(submit.request, None)
+
+
+class Kind:
+    """Peers of one kind, as `router.peers.Peers` shows them."""
+
+    def __init__(self) -> None:
+        self.all: list[Peer] = []
+
+    @property
+    def heard(self) -> list[Peer]:
+        return [peer for peer in self.all if peer.alive]
+
+    @property
+    def usable(self) -> list[Peer]:
+        return [peer for peer in self.all if peer.usable]
+
+
+class MemoryRing:
+    """Stands for `router.members.Members`, and holds what is on its way to the router."""
+
+    def __init__(self, engines: int, detokenizers: int) -> None:
+        self.epochs = itertools.count(1)
+        self.engines, self.detokenizers = Kind(), Kind()
+        self.ready = asyncio.Event()
+        self.ready.set()
+        self.machines: dict[str, MemoryEngine] = {}
+        self.wires: dict[str, deque[tuple[int, list[Started], TextRow]]] = {}
+        """By detokenizer: epoch of the engine, and what it made."""
+        for i in range(engines):
+            self.start_engine(f"engine-{i}")
+        for i in range(detokenizers):
+            self.start_detokenizer(f"detok-{i}")
+
+    async def wait(self, deadline: float) -> None:
+        await self.ready.wait()
+
+    def start_engine(self, name: str) -> EnginePeer | None:
+        """A new incarnation; gives the former one."""
+        stats = StepStats(max_requests=100, tokens_per_kv_block=16)
+        epoch = next(self.epochs)
+        former, peer = self._replace(self.engines, name, EngineBeat(name, epoch, name, "f", 4096, False, stats))
+        self.machines[name] = MemoryEngine(peer, self)
+        return former
+
+    def start_detokenizer(self, name: str) -> DetokenizerPeer | None:
+        """A new incarnation; gives the former one, whose rows never come."""
+        epoch = next(self.epochs)
+        former, _ = self._replace(self.detokenizers, name, DetokenizerBeat(name, epoch, name, False, 0, 0, 0.0))
+        self.wires[name] = deque()
+        return former
+
+    def changed(self) -> None:
+        """As after each beat."""
+        if self.engines.usable and self.detokenizers.usable:
+            self.ready.set()
+        else:
+            self.ready.clear()
+
+    def next_batch(self, name: str, rows: int) -> TextBatch:
+        """What comes next of a detokenizer."""
+        wire = self.wires[name]
+        found = [wire.popleft() for _ in range(min(rows, len(wire)))]
+        started = [start for _, starts, _ in found for start in starts]
+        return TextBatch.of(name, started, [row for _, _, row in found])
+
+    def _replace(self, kind: Kind, name: str, beat: EngineBeat | DetokenizerBeat) -> tuple[Peer | None, Peer]:
+        peer: Peer = Peer(name, frozenset({name}), FakeLane())  # type: ignore[arg-type]
+        peer.beat, peer.alive = beat, True
+        former = next((found for found in kind.all if found.address == name), None)
+        if former is not None:
+            former.alive = False
+            kind.all.remove(former)
+        kind.all.append(peer)
+        self.changed()
+        return former, peer
