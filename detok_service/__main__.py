@@ -13,6 +13,7 @@ from detok_service.config import DetokenizerSettings, read_settings
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import TokenizerError, load_decoders
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
+from sluice.ring.keys import InsecureError, KeysError, Security
 from sluice.ring.lanes import Inbox, Lane
 from sluice.ring.process import die_with_parent, on_stop_signal
 from sluice.ring.wire import ToDetokenizer
@@ -43,12 +44,15 @@ def main() -> None:
         raise SystemExit(f"python -m detok_service: {error}") from error
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        inbox: Inbox[ToDetokenizer] = Inbox(context, settings.listen, ToDetokenizer)  # type: ignore[arg-type]
+        security = settings.security("detok")
+        inbox: Inbox[ToDetokenizer] = Inbox(context, settings.listen, ToDetokenizer, security=security)  # type: ignore[arg-type]
+    except (KeysError, InsecureError) as error:
+        raise SystemExit(f"python -m detok_service: {error}") from error
     except zmq.ZMQError as error:
         raise SystemExit(f"python -m detok_service: cannot listen on {settings.listen}: {error}") from error
     address = settings.advertise or inbox.address
     identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint)
-    service = Service(identity, decoders, partial(open_lane, context), settings.max_streams, log)
+    service = Service(identity, decoders, partial(open_lane, context, security.to("router")), settings.max_streams, log)
     pulse = Pulse()
     try:
         server = serve_status(service, inbox, settings, pulse)
@@ -104,10 +108,10 @@ def unready(service: Service) -> str | None:
     return "it is draining" if service.draining_since is not None else None
 
 
-def open_lane(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> Lane:
+def open_lane(context: "zmq.Context[zmq.Socket[bytes]]", security: Security, address: str) -> Lane:
     """Raises ValueError for an address that is none."""
     try:
-        return Lane(context, address)
+        return Lane(context, address, security=security)
     except zmq.ZMQError as error:
         raise ValueError(f"{address!r} is no address: {error}") from error
 

@@ -27,4 +27,5 @@ def read(service: Service, inbox: "Inbox[ToDetokenizer]") -> Iterator[Metric]:
     yield counter(P + "opens_stale", "Streams that began after a later attempt had.", service.intake.stale_opens)
     yield counter(P + "frame_gaps", "Times that frames of a lane never came.", service.gaps)
     yield counter(P + "frames_malformed", "Frames dropped because they were none.", inbox.malformed)
+    yield counter(P + "peers_refused", "Attempts to connect without a key that is admitted.", inbox.refused)
     yield gauge(P + "draining", "1 if it asks for no new streams.", float(service.draining_since is not None))

@@ -12,7 +12,8 @@ import zmq
 from structlog.stdlib import BoundLogger
 
 from engine_worker.reports import Cursor, Reports
-from sluice.ring.lanes import Lane
+from sluice.ring.keys import InsecureError, Security
+from sluice.ring.lanes import PLAIN, Lane
 from sluice.ring.wire import CacheNews, EngineBeat, Hello
 
 BEAT_SECONDS = 0.5
@@ -56,6 +57,7 @@ class Beats(threading.Thread):
         reports: Reports,
         cache_news: Callable[[int], CacheNews | None],
         log: BoundLogger,
+        security: Security = PLAIN,
     ) -> None:
         """`beat`, and `cache_news` with what a router has heard of them, are called from this thread."""
         super().__init__(name="beats", daemon=True)
@@ -63,6 +65,7 @@ class Beats(threading.Thread):
         self._listeners = listeners
         self._beat = beat
         self._log = log
+        self._security = security
         self._reports = reports
         self._cache_news = cache_news
         self._lanes: dict[str, Lane] = {}
@@ -115,9 +118,9 @@ class Beats(threading.Thread):
     def _lane(self, address: str) -> Lane | None:
         if address not in self._lanes and address not in self._refused:
             try:
-                self._lanes[address] = Lane(self._context, address, LANE_CAPACITY)
+                self._lanes[address] = Lane(self._context, address, LANE_CAPACITY, self._security)
                 self._read[address] = self._reports.now()
-            except zmq.ZMQError as error:
+            except (zmq.ZMQError, InsecureError) as error:
                 self._refused.add(address)
                 self._log.warning("bad_address", router=address, error=str(error))
         return self._lanes.get(address)

@@ -70,6 +70,7 @@ def ring(inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox) -> Iterator
     text = "Messages without an answer, by reason."
     yield counter(P + "messages_dropped", text, mailbox.dropped, ("reason",))
     yield counter(P + "frames_malformed", "Frames dropped because they were none.", inbox.malformed)
+    yield counter(P + "peers_refused", "Attempts to connect without a key that is admitted.", inbox.refused)
     yield counter(P + "frame_gaps", "Times that frames of a lane never came.", inbox.gaps)
     yield counter(P + "rows_lost", "Rows given up because a detokenizer did not take them.", outbox.lost)
 

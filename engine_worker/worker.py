@@ -45,11 +45,18 @@ class Worker:
     """One engine process. `serve` runs the step loop in the caller's thread until `stop` has let it drain."""
 
     def __init__(self, settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log: BoundLogger) -> None:
-        """Binds the inbox. Raises zmq.ZMQError or OSError where listening fails, ValueError on a bad stats_callback."""
+        """Binds the inbox. Raises zmq.ZMQError or OSError where listening fails, ValueError on a bad stats_callback,
+        KeysError and InsecureError."""
         self._settings = settings
         self._log = log
+        self._security = settings.security("engine")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._inbox: Inbox[ToEngine] = Inbox(self._context, settings.listen, ToEngine)  # type: ignore[arg-type]
+        self._inbox: Inbox[ToEngine] = Inbox(
+            self._context,
+            settings.listen,
+            ToEngine,  # type: ignore[arg-type]
+            security=self._security,
+        )
         self.address = settings.advertise or self._inbox.address
         self.epoch = secrets.randbits(63)
         batching = Batching(
@@ -75,7 +82,15 @@ class Worker:
         )
         self._engine = assemble(runner, self.terms, batching, hooks, time.monotonic, log)
         self._listeners = Listeners()
-        self._beats = Beats(self._context, self._listeners, self._beat, self._reports, self._engine.cache_news, log)
+        self._beats = Beats(
+            self._context,
+            self._listeners,
+            self._beat,
+            self._reports,
+            self._engine.cache_news,
+            log,
+            self._security.to("router"),
+        )
         self._callback = self._make_callback()
         self._pulse = Pulse()
         self._status = self._serve_status()
@@ -239,7 +254,7 @@ class Worker:
 
     def _open_lane(self, address: str) -> Lane:
         try:
-            return Lane(self._context, address)
+            return Lane(self._context, address, security=self._security.to("detok"))
         except zmq.ZMQError as error:
             raise ValueError(f"{address!r} is no address: {error}") from error
 

@@ -11,6 +11,7 @@ from router.discovery import AddressError
 from router.service import Router
 from sluice import telemetry
 from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from sluice.ring.keys import InsecureError, KeysError
 from sluice.ring.process import die_with_parent
 
 
@@ -22,7 +23,15 @@ def main() -> None:
         checkpoint = open_checkpoint(settings.model, settings.name, weights=False)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, checkpoint))
-    except (CheckpointError, AddressError, OSError, RuntimeError, zmq.ZMQError) as error:
+    except (
+        AddressError,
+        CheckpointError,
+        InsecureError,
+        KeysError,
+        OSError,
+        RuntimeError,
+        zmq.ZMQError,
+    ) as error:
         raise SystemExit(f"python -m router: {error}") from error
 
 

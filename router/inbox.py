@@ -7,14 +7,18 @@ from typing import Any
 import structlog
 import zmq
 
-from sluice.ring.lanes import Gap, Inbox
+from sluice.ring.keys import Security
+from sluice.ring.lanes import KEYS_SECONDS, PLAIN, Gap, Inbox
 from sluice.ring.wire import ToRouter
 
 BATCH_MESSAGES = 32
 
 
 class RouterInbox:
-    """Hands every message and gap to `handle`, in order. Raises ZMQError when the address cannot be bound."""
+    """Hands every message and gap to `handle`, in order.
+
+    Raises InsecureError for an address that must not be used, ZMQError when it cannot be bound.
+    """
 
     def __init__(
         self,
@@ -22,9 +26,10 @@ class RouterInbox:
         address: str,
         handle: Callable[[ToRouter | Gap], None],
         logger: structlog.stdlib.BoundLogger,
+        security: Security = PLAIN,
     ) -> None:
         messages: Any = ToRouter
-        self._inbox: Inbox[Any] = Inbox(context, address, messages)
+        self._inbox: Inbox[Any] = Inbox(context, address, messages, security=security)
         self._handle = handle
         self._logger = logger
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -40,6 +45,11 @@ class RouterInbox:
         return self._inbox.malformed
 
     @property
+    def refused(self) -> int:
+        """Peers that tried to connect without a key that is admitted."""
+        return self._inbox.refused
+
+    @property
     def gaps(self) -> int:
         """How often frames of a lane never came."""
         return self._inbox.gaps
@@ -50,13 +60,14 @@ class RouterInbox:
         self._loop.add_reader(self._inbox.fd, self.drain)
         # The descriptor tells of changes only: what came before must be fetched.
         self._loop.call_soon(self.drain)
+        self._loop.call_later(KEYS_SECONDS, self._renew)
 
     def drain(self) -> None:
         """Take a batch; while there may be more, come back after the others' turn."""
         if self._loop is None:
             return
         messages = self._inbox.receive(BATCH_MESSAGES)
-        if len(messages) >= BATCH_MESSAGES:
+        if self._inbox.waiting:
             self._loop.call_soon(self.drain)
         for message in messages:
             try:
@@ -70,3 +81,9 @@ class RouterInbox:
             self._loop.remove_reader(self._inbox.fd)
             self._loop = None
         self._inbox.close()
+
+    def _renew(self) -> None:
+        """Where nobody gets in with our former key, nothing else would have us look."""
+        if self._loop is not None:
+            self._inbox.renew()
+            self._loop.call_later(KEYS_SECONDS, self._renew)

@@ -12,6 +12,8 @@ from router.discovery import Addresses
 from router.errors import RequestError
 from router.peers import B, DetokenizerPeer, EnginePeer, Heard, Peers
 from sluice.ring.errors import ErrorCode
+from sluice.ring.keys import Security
+from sluice.ring.lanes import PLAIN
 from sluice.ring.wire import DetokenizerBeat, EngineBeat, Hello
 
 HELLO_SECONDS = 1.0
@@ -42,14 +44,17 @@ class Members:
         tokenizer: str,
         cache_heard: Callable[[int], int],
         logger: structlog.stdlib.BoundLogger,
+        security: Security = PLAIN,
     ) -> None:
         """`tokenizer` is the fingerprint that everybody must have; `cache_heard` is `Hello.cache_heard` by epoch."""
 
         def to_engine(epoch: int) -> Hello:
             return msgspec.structs.replace(hello, cache_heard=cache_heard(epoch))
 
-        self.engines: Peers[EngineBeat] = Peers(context, to_engine, timeout, stall_timeout)
-        self.detokenizers: Peers[DetokenizerBeat] = Peers(context, lambda _: hello, timeout, stall_timeout)
+        self.engines: Peers[EngineBeat] = Peers(context, to_engine, timeout, stall_timeout, security.to("engine"))
+        self.detokenizers: Peers[DetokenizerBeat] = Peers(
+            context, lambda _: hello, timeout, stall_timeout, security.to("detok")
+        )
         self.ready = asyncio.Event()
         """Set while at least one engine and one detokenizer take work."""
         self._addresses = (engines, detokenizers)

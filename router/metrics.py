@@ -58,6 +58,7 @@ def ring(members: Members, inbox: RouterInbox, dispatcher: Dispatcher) -> Iterat
     unknown = {kind: peers.unknown for kind, peers in kinds.items()}
     yield counter(P + "beats_unknown", "Beats of peers that are not configured.", unknown, ("kind",))
     yield counter(P + "frames_malformed", "Frames dropped because they were none.", inbox.malformed)
+    yield counter(P + "peers_refused", "Attempts to connect without a key that is admitted.", inbox.refused)
     yield counter(P + "frame_gaps", "Times that frames of a lane never came.", inbox.gaps)
     yield counter(P + "rows_late", "Rows of requests that are not on the ring any more.", dispatcher.late_rows)
 

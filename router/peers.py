@@ -6,7 +6,8 @@ from typing import Generic, TypeVar
 
 import zmq
 
-from sluice.ring.lanes import Lane
+from sluice.ring.keys import Security
+from sluice.ring.lanes import PLAIN, Lane
 from sluice.ring.wire import DetokenizerBeat, EngineBeat, Hello
 
 B = TypeVar("B", EngineBeat, DetokenizerBeat)
@@ -94,14 +95,16 @@ class Peers(Generic[B]):
         hello: Callable[[int], Hello],
         timeout: float,
         stall_timeout: float,
+        security: Security = PLAIN,
     ) -> None:
-        """`hello` for a peer of that epoch; 0 before it was heard."""
+        """`hello` for a peer of that epoch; 0 before it was heard. `security` of lanes to this kind."""
         self.unknown = 0
         """Beats of peers that are not configured."""
         self._context = context
         self._hello = hello
         self._timeout = timeout
         self._stall_timeout = stall_timeout
+        self._security = security
         self._peers: dict[str, Peer[B]] = {}
         self._replaced: dict[str, int] = {}
 
@@ -196,4 +199,4 @@ class Peers(Generic[B]):
         return peer
 
     def _new(self, address: str, aliases: frozenset[str]) -> Peer[B]:
-        return Peer(address, aliases, Lane(self._context, address))
+        return Peer(address, aliases, Lane(self._context, address, security=self._security))

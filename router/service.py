@@ -58,7 +58,8 @@ STOP_SECONDS = 0.5
 class Router:
     """One router: a gRPC server before, the ring behind. Make it on a running event loop.
 
-    Raises CheckpointError, AddressError, ZMQError; `start` raises RuntimeError where the port cannot be bound.
+    Raises AccessError, AddressError, CheckpointError, InsecureError, KeysError, ZMQError; `start` raises RuntimeError
+    where a port cannot be bound.
     """
 
     def __init__(self, settings: RouterSettings, checkpoint: Checkpoint, logger: structlog.stdlib.BoundLogger) -> None:
@@ -70,7 +71,10 @@ class Router:
         self._text = Text(checkpoint, settings.text_threads, settings.max_texts, 2 * self._limits.prompt_bytes)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         engines, detokenizers = Addresses(settings.engines), Addresses(settings.detokenizers)
-        self._inbox = RouterInbox(self._context, settings.listen, self._handle, logger)
+        security = settings.security("router")
+        for address in (*settings.engines, *settings.detokenizers):
+            security.check(address)
+        self._inbox = RouterInbox(self._context, settings.listen, self._handle, logger, security)
         self.address = settings.advertise or self._inbox.address
         hello = Hello(settings.id, self.address)
         self._placement = Placement(settings.cached_blocks)
@@ -84,6 +88,7 @@ class Router:
             checkpoint.tokenizer_fingerprint,
             self._placement.cache_heard,
             logger,
+            security,
         )
         self._requests = Requests(settings.max_open)
         self._admission = Admission(

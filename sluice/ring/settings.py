@@ -4,11 +4,15 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliSettingsSource
+
+from sluice.ring.keys import Keys, Role, Security
 
 SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
 
@@ -19,6 +23,16 @@ class ServiceSettings(BaseSettings):
     model_config = ConfigDict(extra="forbid", frozen=True)  # type: ignore[assignment]
 
     config: str | None = Field(None, description="YAML file of settings; flags and environment variables come first")
+    keys: Path | None = Field(
+        None, description="folder of the ring's keys, see `sluice keygen`; tcp:// between services needs them"
+    )
+    insecure_ring: bool = Field(
+        False, description="use tcp:// between services without keys: whoever reaches the port is let in"
+    )
+
+    def security(self, role: Role) -> Security:
+        """How a service of this role protects its lanes. Raises KeysError."""
+        return Security(None if self.keys is None else Keys(self.keys, role), self.insecure_ring)
 
 
 S = TypeVar("S", bound=ServiceSettings)
@@ -39,8 +53,14 @@ def load_settings(settings: type[S], program: str, prefix: str, argv: Sequence[s
     try:
         return settings.model_validate(_read_yaml(found.get("config")) | found)
     except ValidationError as error:
-        problems = [f"  {'.'.join(map(str, e['loc']))}: {e['msg']} (got {e.get('input')!r})" for e in error.errors()]
-        raise SystemExit(f"{program}: wrong settings\n" + "\n".join(problems)) from error
+        problems = "\n".join(f"  {_problem(found)}" for found in error.errors())
+        raise SystemExit(f"{program}: wrong settings\n{problems}") from error
+
+
+def _problem(error: ErrorDetails) -> str:
+    if not error["loc"]:
+        return error["msg"]
+    return f"{'.'.join(map(str, error['loc']))}: {error['msg']} (got {error.get('input')!r})"
 
 
 def _read_yaml(file: str | None) -> dict[str, Any]:

@@ -316,6 +316,8 @@ def run(*flags, **variables):
         (["--model", "/nowhere"], {}, "/nowhere"),
         (["--model", str(TINY), "--max-streams", "0"], {}, "max_streams"),
         (["--model", str(TINY), "--listen", "ipx://x"], {}, "ipx://x"),
+        (["--model", str(TINY)], {}, "--insecure-ring"),
+        (["--model", str(TINY), "--keys", "/no/such/folder"], {}, "/no/such/folder/secret/detok.key"),
         (["--model", str(TINY)], {"SLUICE_DETOK_PORT": "1"}, "SLUICE_DETOK_PORT"),
     ],
 )

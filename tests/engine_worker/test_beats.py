@@ -35,7 +35,7 @@ def test_what_another_thread_reads_never_changes_under_it():
 def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
     lanes = {}
 
-    def open_lane(_, address, __):
+    def open_lane(_, address, *__):
         return lanes.setdefault(address, MemoryLane(address))
 
     monkeypatch.setattr("engine_worker.beats.Lane", open_lane)

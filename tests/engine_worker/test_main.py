@@ -84,9 +84,21 @@ def test_it_serves_the_model_in_the_box_and_drains(tmp_path):
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(flags, message):
-    process = start(*flags)
+    process = start(*flags, "--insecure-ring")
     _, errors = process.communicate(timeout=100)
     assert process.returncode != 0
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [([], "it needs keys"), (["--keys", "/no/such/folder"], "cannot read /no/such/folder/secret/engine.key")],
+)
+def test_a_port_is_not_opened_without_keys(flags, message):
+    process = start("--model", str(MODEL), *flags)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 1
     assert message in errors
     assert "Traceback" not in errors
 

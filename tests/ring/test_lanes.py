@@ -1,11 +1,15 @@
 import os
 import time
 
+import msgspec
 import pytest
 import zmq
 
-from sluice.ring.lanes import HEADER, MAGIC, Gap, Inbox, Lane
+from sluice.ring.keys import Security
+from sluice.ring.lanes import HEADER, MAGIC, MAX_FRAME_NUMBER, Gap, Inbox, Lane
 from sluice.ring.wire import VERSION, Hello, Pulse, ToDetokenizer
+
+INSECURE = Security(insecure=True)
 
 
 @pytest.fixture
@@ -21,7 +25,7 @@ def address(request, tmp_path):
 
 @pytest.fixture
 def inbox(context, address):
-    inbox = Inbox(context, address, ToDetokenizer, capacity=8)
+    inbox = Inbox(context, address, ToDetokenizer, capacity=8, security=INSECURE)
     yield inbox
     inbox.close()
 
@@ -40,7 +44,7 @@ def take(inbox: Inbox, count: int, seconds: float = 60.0) -> list:
 
 
 def test_messages_arrive_in_order(context, inbox):
-    lane = Lane(context, inbox.address)
+    lane = Lane(context, inbox.address, security=INSECURE)
     for number in range(50):
         assert lane.send(pulse(number))
     assert take(inbox, 50) == [pulse(number) for number in range(50)]
@@ -48,7 +52,7 @@ def test_messages_arrive_in_order(context, inbox):
 
 
 def test_a_slow_consumer_shows_as_full_and_loses_nothing(context, inbox):
-    lane = Lane(context, inbox.address, capacity=8)
+    lane = Lane(context, inbox.address, capacity=8, security=INSECURE)
     sent = refused = 0
     received = []
     while sent < 5000:
@@ -82,7 +86,7 @@ def test_a_full_lane_to_nobody_says_so(context, tmp_path):
 
 
 def test_a_lost_frame_shows_as_a_gap(context, inbox):
-    lane = Lane(context, inbox.address)
+    lane = Lane(context, inbox.address, security=INSECURE)
     lane.send(pulse(0))
     lane.sent += 2
     lane.send(pulse(3))
@@ -112,7 +116,7 @@ def test_a_restarted_receiver_learns_that_frames_went_to_its_predecessor(context
 
 
 def test_repeated_numbers_are_dropped(context, inbox):
-    lane = Lane(context, inbox.address)
+    lane = Lane(context, inbox.address, security=INSECURE)
     lane.send(pulse(0))
     lane.send(pulse(1))
     lane.sent = 0
@@ -126,12 +130,13 @@ def test_repeated_numbers_are_dropped(context, inbox):
 
 def test_hostile_frames_are_dropped_and_counted(context, inbox):
     hostile = [b"", b"x", os.urandom(100), MAGIC, HEADER.pack(MAGIC, VERSION + 1, 1, 0) + b"\xc0"]
+    hostile.append(HEADER.pack(MAGIC, VERSION, 1, MAX_FRAME_NUMBER + 1) + msgspec.msgpack.encode(pulse(0)))
     hostile += [HEADER.pack(MAGIC, VERSION, 1, 0) + body for body in (b"", b"\xc1", b"\x91" * 5000, os.urandom(64))]
     stranger = context.socket(zmq.PUSH)
     stranger.connect(inbox.address)
     for frame in hostile:
         stranger.send(frame)
-    lane = Lane(context, inbox.address)
+    lane = Lane(context, inbox.address, security=INSECURE)
     end = time.monotonic() + 60
     received = []
     while inbox.malformed < len(hostile) and time.monotonic() < end:
@@ -148,3 +153,33 @@ def test_closing_an_inbox_removes_its_ipc_file(context, tmp_path):
     assert (tmp_path / "deep" / "inbox").exists()
     inbox.close()
     assert not (tmp_path / "deep" / "inbox").exists()
+
+
+def test_malformed_frames_count_against_the_limit(context, inbox):
+    stranger = context.socket(zmq.PUSH)
+    stranger.connect(inbox.address)
+    lane = Lane(context, inbox.address, security=INSECURE)
+    for _ in range(20):
+        stranger.send(b"rubbish")
+    lane.send(pulse(0))
+    received, looks, end = [], 0, time.monotonic() + 60
+    while not received or inbox.malformed < 20:
+        assert time.monotonic() < end
+        inbox.wait(0.05)
+        waiting, before = inbox.waiting, inbox.malformed + len(received)
+        received += inbox.receive(limit=3)
+        taken = inbox.malformed + len(received) - before
+        assert taken <= 3
+        assert taken or not waiting
+        looks += 1
+    assert looks >= 7
+    assert received == [pulse(0)]
+    stranger.close(linger=0)
+    lane.close()
+
+
+def test_only_its_owner_can_open_an_ipc_socket(context, tmp_path):
+    inbox = Inbox(context, f"ipc://{tmp_path}/deep/inbox", ToDetokenizer)
+    assert (tmp_path / "deep").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "deep" / "inbox").stat().st_mode & 0o777 == 0o600
+    inbox.close()

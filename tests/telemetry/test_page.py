@@ -13,7 +13,7 @@ from router.tally import Tally
 from tests.fakes.engine import EngineBench
 from tests.fakes.metrics_page import documented
 
-INBOX = Having(malformed=0, gaps=0)
+INBOX = Having(malformed=0, refused=0, gaps=0)
 
 
 def shown(metrics) -> list[tuple[str, str, tuple[str, ...], str]]:

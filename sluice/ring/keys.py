@@ -1,0 +1,175 @@
+"""Who may talk to whom on the ring: a CURVE key pair for each role, in a folder of text files.
+
+    FOLDER/secret/engine.key    one key; for engines alone
+    FOLDER/public/engine.key    one key a line, the newest first: two while keys are being changed
+
+A service needs the secret of its own role and all of `public`. Keys are CURVE25519 in Z85 (rfc.zeromq.org/spec/26, 32).
+"""
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import structlog
+import zmq
+
+Role = Literal["router", "engine", "detok"]
+ROLES: tuple[Role, ...] = get_args(Role)
+SENDERS: dict[Role, tuple[Role, ...]] = {
+    "router": ("detok", "engine"),
+    "engine": ("router",),
+    "detok": ("engine", "router"),
+}
+"""Whose keys each role's inbox admits."""
+KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+OTHERS = 0o007
+"""Permission bits of a file for everybody."""
+
+
+class KeysError(ValueError):
+    """A key file is missing, cannot be read, or does not hold what it should."""
+
+
+class InsecureError(ValueError):
+    """An address that must not be used without keys, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """Both in Z85."""
+
+    public: bytes
+    secret: bytes
+
+    @classmethod
+    def of(cls, secret: bytes) -> "KeyPair":
+        """The pair of this secret."""
+        return cls(zmq.curve_public(secret), secret)
+
+
+class Keys:
+    """What one service may read of the folder. Files are looked at whenever a key is needed, so changes count at once;
+    while a file cannot be read, what it said before does.
+
+    Any thread may ask. Raises KeysError where something is missing at the start.
+    """
+
+    def __init__(self, folder: Path, role: Role) -> None:
+        self.role = role
+        self._folder = folder
+        self._own = _read_secret(folder, role)
+        self._public = {other: _read_public(folder, other) for other in ROLES}
+        self._unreadable: set[Role | None] = set()
+        """What has been complained about: somebody's public keys, or the secret (None)."""
+        if self._own.public not in self._public[role]:
+            raise KeysError(f"{_secret(folder, role)} is the secret of no key in {_public(folder, role)}")
+
+    @property
+    def own(self) -> KeyPair:
+        """This service's."""
+        try:
+            self._own = _read_secret(self._folder, self.role)
+            self._unreadable.discard(None)
+        except KeysError as error:
+            self._complain(None, error)
+        return self._own
+
+    def public(self, role: Role) -> tuple[bytes, ...]:
+        """The keys of a role, the newest first."""
+        try:
+            self._public[role] = _read_public(self._folder, role)
+            self._unreadable.discard(role)
+        except KeysError as error:
+            self._complain(role, error)
+        return self._public[role]
+
+    def admits(self, key: bytes) -> Role | None:
+        """Whose key this is, if its owner may send to this service."""
+        return next((role for role in SENDERS[self.role] if key in self.public(role)), None)
+
+    def _complain(self, what: Role | None, error: KeysError) -> None:
+        if what not in self._unreadable:
+            self._unreadable.add(what)
+            structlog.get_logger().warning("key file unreadable", error=str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """How a process protects its lanes and its inbox. Without keys there is only ipc, whose files nobody else can open,
+    unless `insecure`."""
+
+    keys: Keys | None = None
+    insecure: bool = False
+    peer: Role | None = None
+    """Who is at the other end of a lane."""
+
+    def to(self, peer: Role) -> "Security":
+        """Of a lane to such a service."""
+        return replace(self, peer=peer)
+
+    def check(self, address: str) -> None:
+        """Raises InsecureError unless this address may be used."""
+        if not address.startswith(("ipc://", "tcp://", "dns:")):
+            raise InsecureError(f"{address!r} is neither tcp://host:port nor ipc:///path")
+        open_to_all = not address.startswith("ipc://") or address.startswith("ipc://@")
+        if open_to_all and self.keys is None and not self.insecure:
+            raise InsecureError(
+                f"{address} can be reached by others: it needs keys (sluice keygen FOLDER, then --keys FOLDER) "
+                "or, in a network where everybody is trusted, --insecure-ring"
+            )
+
+
+def generate(folder: Path, role: Role) -> None:
+    """A new pair for a role. What it had before stays valid as its second public key. Raises OSError, KeysError."""
+    public, secret = zmq.curve_keypair()
+    former = _read_public(folder, role)[:1] if _public(folder, role).exists() else ()
+    for file in (_public(folder, role), _secret(folder, role)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    _secret(folder, role).parent.chmod(0o700)
+    # Others must know the new key before somebody shows it.
+    _write(_public(folder, role), (public, *former), 0o644)
+    _write(_secret(folder, role), (secret,), 0o600)
+
+
+def _secret(folder: Path, role: Role) -> Path:
+    return folder / "secret" / f"{role}.key"
+
+
+def _public(folder: Path, role: Role) -> Path:
+    return folder / "public" / f"{role}.key"
+
+
+def _read_secret(folder: Path, role: Role) -> KeyPair:
+    file = _secret(folder, role)
+    keys = _read(file, never=OTHERS)
+    if len(keys) != 1:
+        raise KeysError(f"{file} must hold one key, not {len(keys)}")
+    return KeyPair.of(keys[0])
+
+
+def _read_public(folder: Path, role: Role) -> tuple[bytes, ...]:
+    return _read(_public(folder, role))
+
+
+def _read(file: Path, never: int = 0) -> tuple[bytes, ...]:
+    """The lines of a file that has none of the permissions `never`."""
+    try:
+        lines = tuple(file.read_bytes().split())
+        if file.stat().st_mode & never:
+            raise KeysError(f"{file} is open to everybody: chmod o= {file}")
+    except OSError as error:
+        raise KeysError(f"cannot read {file}: {error.strerror}") from error
+    if not lines or not all(map(KEY.fullmatch, lines)):
+        raise KeysError(f"{file} must hold keys of 40 characters, one a line")
+    return lines
+
+
+def _write(file: Path, keys: tuple[bytes, ...], mode: int) -> None:
+    """In one piece: a reader sees the old file or the new one."""
+    new = file.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+        stream.write(b"\n".join(keys) + b"\n")
+    new.replace(file)

@@ -1,0 +1,321 @@
+"""Key files, and lanes with keys: who gets in, who does not, and what happens while keys change."""
+
+import contextlib
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import zmq
+
+from sluice.ring import lanes
+from sluice.ring.keys import ROLES, InsecureError, Keys, KeysError, Security, generate
+from sluice.ring.lanes import Gap, Inbox, Lane
+from sluice.ring.wire import Pulse, ToDetokenizer
+
+SECONDS = 60.0
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for role in ROLES:
+        generate(tmp_path / "keys", role)
+    return tmp_path / "keys"
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def address(request, tmp_path):
+    return "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/inbox"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(lanes, "KEYS_SECONDS", 0.02)
+
+
+@pytest.fixture
+def context():
+    with zmq.Context() as context:
+        yield context
+
+
+@pytest.fixture
+def inbox(context, folder, address):
+    inbox = Inbox(context, address, ToDetokenizer, security=Security(Keys(folder, "detok")))
+    yield inbox
+    inbox.close()
+
+
+def lane_of(context, inbox: Inbox, folder: Path, role="engine", peer="detok") -> Lane:
+    return Lane(context, inbox.address, security=Security(Keys(folder, role)).to(peer))
+
+
+def deliver(lane: Lane, inbox: Inbox, number: int) -> list:
+    """Send this pulse, and read until it has come."""
+    received, end, sent = [], time.monotonic() + SECONDS, False
+    while Pulse("engine", number) not in received:
+        assert time.monotonic() < end
+        sent = sent or lane.send(Pulse("engine", number))
+        inbox.wait(0.01)
+        received += inbox.receive()
+    return received
+
+
+def await_refusal(inbox: Inbox, count: int = 1) -> None:
+    end = time.monotonic() + SECONDS
+    while inbox.refused < count:
+        assert time.monotonic() < end
+        assert not inbox.wait(0.01), inbox.receive()
+
+
+def test_keygen_writes_what_a_service_needs_and_no_more(folder):
+    secret = folder / "secret" / "engine.key"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert (folder / "secret").stat().st_mode & 0o777 == 0o700
+    for role in ("router", "detok"):
+        (folder / "secret" / f"{role}.key").unlink()
+    keys = Keys(folder, "engine")
+    assert keys.own.public.decode() == (folder / "public" / "engine.key").read_text().strip()
+    assert len({keys.public(role) for role in ROLES}) == 3
+    with pytest.raises(KeysError, match=r"secret/router\.key"):
+        Keys(folder, "router")
+
+
+def test_a_new_key_leaves_the_one_before_it_valid(folder):
+    keys = Keys(folder, "router")
+    (first,) = keys.public("engine")
+    generate(folder, "engine")
+    second, former = keys.public("engine")
+    assert former == first != second
+    generate(folder, "engine")
+    assert keys.public("engine")[1:] == (second,)
+    assert Keys(folder, "engine").own.public == keys.public("engine")[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("secret/engine.key", None, "cannot read"),
+        ("secret/engine.key", b"short", "40 characters"),
+        ("secret/engine.key", b"~" * 40, "40 characters"),
+        ("secret/engine.key", b"a" * 40, "is the secret of no key"),
+        ("secret/engine.key", b"a" * 40 + b"\n" + b"b" * 40, "one key, not 2"),
+        ("public/router.key", None, "cannot read"),
+        ("public/router.key", b"", "40 characters"),
+        ("public/router.key", b"\xff" * 40, "40 characters"),
+    ],
+)
+def test_what_is_wrong_with_a_key_file_is_said(folder, file, content, message):
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_bytes(content)
+        (folder / file).chmod(0o600)
+    with pytest.raises(KeysError, match=message) as raised:
+        Keys(folder, "engine")
+    assert file in str(raised.value)
+
+
+def test_a_secret_that_everybody_can_read_is_refused(folder):
+    (folder / "secret" / "engine.key").chmod(0o604)
+    with pytest.raises(KeysError, match="open to everybody"):
+        Keys(folder, "engine")
+
+
+def test_a_file_that_breaks_later_keeps_its_last_meaning(folder):
+    keys = Keys(folder, "engine")
+    own, known = keys.own, keys.public("router")
+    shutil.rmtree(folder)
+    assert (keys.own, keys.public("router")) == (own, known)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "tcp://10.0.0.1:5", "ipc://@everybody", "dns://engines:5"])
+def test_what_others_can_reach_needs_keys_or_a_word(context, folder, address):
+    with pytest.raises(InsecureError, match="--insecure-ring"):
+        Security().check(address)
+    Security(insecure=True).check(address)
+    Security(Keys(folder, "engine")).check(address)
+    if not address.startswith("dns"):
+        for opened in (Lane, lambda *given: Inbox(*given, ToDetokenizer)):
+            with pytest.raises(InsecureError):
+                opened(context, address)
+
+
+@pytest.mark.parametrize("address", ["inproc://zeromq.zap.01", "udp://127.0.0.1:5", "ipx://x", "", "tcp:/x"])
+def test_other_transports_are_none(folder, address):
+    for security in (Security(), Security(insecure=True), Security(Keys(folder, "engine"))):
+        with pytest.raises(InsecureError):
+            security.check(address)
+
+
+@pytest.mark.parametrize("role", ["engine", "router"])
+def test_known_keys_get_in(context, folder, inbox, role):
+    lane = lane_of(context, inbox, folder, role)
+    assert [deliver(lane, inbox, number) for number in range(3)] == [[Pulse("engine", n)] for n in range(3)]
+    assert inbox.refused == 0
+    lane.close()
+
+
+def test_keys_of_a_role_that_has_nothing_to_say_here_are_refused(context, folder, inbox):
+    lane = lane_of(context, inbox, folder, "detok")
+    await_refusal(inbox)
+    assert not lane.ready()
+    lane.close()
+
+
+def test_strangers_are_refused_and_counted_and_harm_nobody(context, tmp_path, folder, inbox):
+    (tmp_path / "other").mkdir()
+    for role in ROLES:
+        generate(tmp_path / "other", role)
+    strangers = [context.socket(zmq.PUSH) for _ in range(2)]
+    ours, theirs = Keys(folder, "engine"), Keys(tmp_path / "other", "engine")
+    # One without keys, one with a key that nobody knows, one who takes us for somebody else.
+    for number, server in ((1, ours.public("detok")[0]), (0, None)):
+        if server is not None:
+            strangers[number].set(zmq.CURVE_SERVERKEY, server)
+            strangers[number].set(zmq.CURVE_PUBLICKEY, theirs.own.public)
+            strangers[number].set(zmq.CURVE_SECRETKEY, theirs.own.secret)
+        before = inbox.refused
+        strangers[number].connect(inbox.address)
+        with contextlib.suppress(zmq.Again):
+            strangers[number].send(b"let me in", zmq.NOBLOCK)
+        await_refusal(inbox, before + 1)
+    before = inbox.refused
+    mistaken = lane_of(context, inbox, folder, "engine", "router")
+    await_refusal(inbox, before + 1)
+    lane = lane_of(context, inbox, folder)
+    assert deliver(lane, inbox, 0) == [Pulse("engine", 0)]
+    assert inbox.malformed == 0
+    for opened in (*strangers, mistaken, lane):
+        opened.close(linger=0)
+
+
+def test_bytes_that_are_no_zeromq_get_nowhere(context, folder):
+    inbox = Inbox(context, "tcp://127.0.0.1:*", ToDetokenizer, security=Security(Keys(folder, "detok")))
+    host, port = inbox.address.removeprefix("tcp://").split(":")
+    for rubbish in (b"GET / HTTP/1.1\r\n\r\n" * 10, b"\xff" + bytes(8) + b"\x7f" + bytes(200), bytes(1000)):
+        with socket.create_connection((host, int(port))) as peer:
+            peer.sendall(rubbish)
+    lane = lane_of(context, inbox, folder)
+    assert deliver(lane, inbox, 0) == [Pulse("engine", 0)]
+    assert inbox.malformed == 0
+    lane.close()
+    inbox.close()
+
+
+def test_a_new_key_of_the_sender_is_taken_up_by_new_lanes(context, folder, inbox):
+    lane = lane_of(context, inbox, folder)
+    deliver(lane, inbox, 0)
+    generate(folder, "engine")
+    deliver(lane, inbox, 1)
+    later = lane_of(context, inbox, folder)
+    deliver(later, inbox, 2)
+    public = folder / "public" / "engine.key"
+    public.write_bytes(public.read_bytes().split()[0])
+    latest = lane_of(context, inbox, folder)
+    deliver(latest, inbox, 3)
+    assert inbox.refused == 0
+    for each in (lane, later, latest):
+        each.close()
+
+
+def test_a_new_key_of_the_receiver_is_taken_up_by_both_ends(context, folder, inbox):
+    lane = lane_of(context, inbox, folder)
+    deliver(lane, inbox, 0)
+    address = inbox.address
+    generate(folder, "detok")
+    time.sleep(0.05)
+    end = time.monotonic() + SECONDS
+    while lane.ready():
+        assert time.monotonic() < end
+        inbox.receive()
+        time.sleep(0.001)
+    assert deliver(lane, inbox, 1) == [Pulse("engine", 1)]
+    assert inbox.address == address
+    # Without the former key, too.
+    public = folder / "public" / "detok.key"
+    public.write_bytes(public.read_bytes().split()[0])
+    later = lane_of(context, inbox, folder)
+    deliver(later, inbox, 2)
+    lane.close()
+    later.close()
+
+
+def test_a_lane_that_knows_the_new_key_reaches_who_has_it_not_yet(context, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "there")
+    inbox = Inbox(context, f"ipc://{tmp_path}/i", ToDetokenizer, security=Security(Keys(tmp_path / "there", "detok")))
+    generate(folder, "detok")
+    lane = lane_of(context, inbox, folder)
+    deliver(lane, inbox, 0)
+    lane.close()
+    inbox.close()
+
+
+def test_what_was_on_its_way_when_keys_changed_shows_as_a_gap(context, folder, inbox):
+    lane = lane_of(context, inbox, folder)
+    deliver(lane, inbox, 0)
+    sent = 1
+    while lane.send(Pulse("engine", sent)):
+        sent += 1
+    generate(folder, "detok")
+    time.sleep(0.05)
+    received, end = inbox.receive(limit=1), time.monotonic() + SECONDS
+    while not any(isinstance(found, Gap) for found in received):
+        assert time.monotonic() < end
+        sent += lane.send(Pulse("engine", sent))
+        inbox.wait(0.01)
+        received += inbox.receive()
+    sent = lane.sent
+    received += deliver(lane, inbox, sent)
+    missed = sum(found.missed for found in received if isinstance(found, Gap))
+    pulses = [found.engine_epoch for found in received if isinstance(found, Pulse)]
+    assert pulses == sorted(set(pulses))
+    assert len(pulses) + missed == sent
+    lane.close()
+
+
+def test_a_context_has_room_for_one_inbox_with_keys(context, folder, inbox):
+    with pytest.raises(zmq.ZMQError):
+        Inbox(context, "tcp://127.0.0.1:*", ToDetokenizer, security=Security(Keys(folder, "detok")))
+
+
+def test_after_an_inbox_there_can_be_another(context, folder, tmp_path):
+    for _ in range(3):
+        security = Security(Keys(folder, "detok"))
+        inbox = Inbox(context, f"ipc://{tmp_path}/again", ToDetokenizer, security=security)
+        lane = lane_of(context, inbox, folder)
+        deliver(lane, inbox, 0)
+        lane.close()
+        inbox.close()
+
+
+def test_who_is_let_in_later_need_not_start_again(context, folder, inbox, monkeypatch):
+    monkeypatch.setattr(lanes, "HANDSHAKE_SECONDS", 0.05)
+    public = folder / "public" / "engine.key"
+    known = public.read_bytes()
+    security = Security(Keys(folder, "engine")).to("detok")
+    generate(folder / "other", "engine")
+    shutil.copy(folder / "other" / "public" / "engine.key", public)
+    lane = Lane(context, inbox.address, security=security)
+    end = time.monotonic() + SECONDS
+    while inbox.refused < 3:
+        assert not lane.ready()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    public.write_bytes(known)
+    deliver(lane, inbox, 0)
+    lane.close()
+
+
+def test_a_lane_survives_a_peer_that_breaks_the_protocol(context, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(lanes, "HANDSHAKE_SECONDS", 0.1)
+    plain = Inbox(context, f"ipc://{tmp_path}/inbox", ToDetokenizer)
+    lane = lane_of(context, plain, folder)
+    time.sleep(0.2)
+    assert not lane.ready()
+    assert plain.receive() == []
+    plain.close()
+    inbox = Inbox(context, plain.address, ToDetokenizer, security=Security(Keys(folder, "detok")))
+    deliver(lane, inbox, 0)
+    lane.close()
+    inbox.close()
