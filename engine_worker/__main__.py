@@ -26,6 +26,7 @@ def main() -> None:
     log = configure("engine_worker", settings.log_level, exception_texts=True).bind(id=settings.id)
     try:
         settings.schedulers.find()
+        settings.security("engine").check(settings.listen)
         checkpoint = open_checkpoint(settings.model, settings.name)
         runner = load(settings, checkpoint, log)
     except (CheckpointError, ValueError) as error:
