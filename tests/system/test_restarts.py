@@ -174,12 +174,3 @@ def test_a_frozen_engine_takes_readiness_away_from_the_router_until_it_goes_on(s
     assert ask(small_ring, ENGINE) == (200, "ok\n")
     assert generate(small_ring) == text
     assert told == []
-
-
-def test_a_rolling_restart(small_ring, told):
-    text, before = generate(small_ring), small_ring.pids
-    told.clear()
-    small_ring.restart_all()
-    assert told.events == [(name, "serves again") for name in ("engine-0", "detok-0", "router")]
-    assert not set(before.values()) & set(small_ring.pids.values())
-    assert generate(small_ring) == text
