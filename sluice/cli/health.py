@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sluice.cli.server import Server, asks_server
+from sluice.client import Client, Forbidden, NotImplementedByServer, Unauthenticated
 from sluice.v1 import admin_pb2
 
 SERVICES = ("", "sluice.v1.GenerationService", "sluice.v1.ModelService", "sluice.v1.AdminService")
@@ -27,8 +28,8 @@ def _show(server: Server) -> bool:
     try:
         with server.client(timeout=TIMEOUT_SECONDS) as client:
             states = {service: client.health(service) for service in SERVICES}
-            stats = client.stats()
             models = client.models()
+            stats, why = _stats(client)
     except typer.Exit:
         # The others are shown all the same.
         return False
@@ -37,9 +38,20 @@ def _show(server: Server) -> bool:
         console.width = FILE_WIDTH
     served = ", ".join(model.name for model in models) or "no model"
     console.print(f"{server.addresses[0]} serves {served}", markup=False)
-    for table in (_services(states), _engines(stats), detokenizers_table(stats)):
-        console.print(table)
+    console.print(_services(states))
+    if stats is None:
+        console.print(f"what is behind it is not told here: {why}", markup=False)
+    else:
+        console.print(_engines(stats), detokenizers_table(stats), sep="\n")
     return states[""]
+
+
+def _stats(client: Client) -> tuple[admin_pb2.Stats | None, str]:
+    """Of the engines and detokenizers; or why not: AdminService may have a port and tokens of its own."""
+    try:
+        return client.stats(), ""
+    except (NotImplementedByServer, Unauthenticated, Forbidden) as error:
+        return None, error.message
 
 
 def _services(states: dict[str, bool]) -> Table:

@@ -85,7 +85,7 @@ class GenerationExecutor:
             model, engines=engines, detokenizers=num_postprocess_workers, engine_args=settings, **ring_options
         )
         try:
-            return cls._over(ring.address, iter_stats_max_iterations, max_in_flight, ring, ClientOptions())
+            return cls._over(ring.addresses, iter_stats_max_iterations, max_in_flight, ring, ClientOptions())
         except BaseException:
             ring.close()
             raise

@@ -40,9 +40,9 @@ class LocalRing:
             raise self._error
 
     @property
-    def address(self) -> str:
-        """Of its router."""
-        return self._ring.address
+    def addresses(self) -> list[str]:
+        """Of its routers."""
+        return self._ring.addresses
 
     @property
     def pids(self) -> dict[str, int]:

@@ -8,7 +8,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from sluice.client import AsyncClient, AsyncSteps, Cancelled, ClientOptions, NotImplementedByServer, SluiceError
+from sluice.client import (
+    AsyncClient,
+    AsyncSteps,
+    Cancelled,
+    ClientOptions,
+    Forbidden,
+    NotImplementedByServer,
+    SluiceError,
+    Unauthenticated,
+)
 from sluice.executor.call import Call
 from sluice.executor.errors import SHUT_DOWN
 from sluice.executor.loop import shared_loop
@@ -23,6 +32,8 @@ CLOSE_SECONDS = 5.0
 ABORT_AGAIN_SECONDS = 0.2
 ABORT_TRIES = 10
 STEPS_AGAIN_SECONDS = 1.0
+NO_STATISTICS = (NotImplementedByServer, Unauthenticated, Forbidden)
+"""AdminService may have a port and tokens of its own."""
 
 
 class Session:
@@ -144,7 +155,7 @@ class Session:
             try:
                 async for response in steps:
                     self._steps.put(response)
-            except NotImplementedByServer as error:
+            except NO_STATISTICS as error:
                 self._steps.fail(error)
                 return
             except SluiceError as error:

@@ -1,6 +1,10 @@
 """`sluice health`."""
 
+import grpc
+import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+from tests.fakes.server import Failure
 
 
 def test_serving(sluice, script) -> None:
@@ -20,3 +24,12 @@ def test_not_serving(sluice, script) -> None:
     result = sluice("health")
     assert result.exit_code == 1
     assert "not serving" in result.stdout
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED])
+def test_statistics_that_are_not_for_everybody(sluice, script, code) -> None:
+    script.no_stats = Failure(code, "on another port")
+    result = sluice("health")
+    assert result.exit_code == 0
+    assert "serves tiny" in result.stdout
+    assert "what is behind it is not told here: on another port" in result.stdout

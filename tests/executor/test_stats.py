@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from sluice.client import NotImplementedByServer
+from sluice.client import Forbidden, NotImplementedByServer, Unauthenticated
 from sluice.executor import GenerationExecutor, RequestStage
 from sluice.executor.stats import STAGES
 from sluice.executor.steps import StepsLog
@@ -136,11 +136,19 @@ def test_every_stage_has_a_name() -> None:
     assert set(STAGES) == set(pb.RequestStage.values()) - {pb.REQUEST_STAGE_UNSPECIFIED}
 
 
-def test_a_server_that_cannot_tell(address, script) -> None:
-    script.failure = Failure(grpc.StatusCode.UNIMPLEMENTED, "not built yet: StreamSteps")
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.UNIMPLEMENTED, NotImplementedByServer),
+        (grpc.StatusCode.UNAUTHENTICATED, Unauthenticated),
+        (grpc.StatusCode.PERMISSION_DENIED, Forbidden),
+    ],
+)
+def test_a_server_that_cannot_tell(address, script, code, kind) -> None:
+    script.no_stats = Failure(code, "not here: StreamSteps")
     with GenerationExecutor.connect(address) as executor:
         for ask in (executor.get_latest_iteration_stats, executor.get_latest_request_stats):
-            with pytest.raises(NotImplementedByServer, match="StreamSteps"):
+            with pytest.raises(kind, match="StreamSteps"):
                 ask(timeout=60)
 
 

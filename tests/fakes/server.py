@@ -73,6 +73,8 @@ class Script:
     gone: threading.Event = field(default_factory=threading.Event)
     """A stream has ended, on either side."""
     health: dict[str, int] = field(default_factory=lambda: {"": health_pb2.HealthCheckResponse.SERVING})
+    no_stats: Failure | None = None
+    """Statistics are refused, and nothing else."""
     stats: admin_pb2.Stats = field(default_factory=admin_pb2.Stats)
     steps: list[admin_pb2.StreamStepsResponse] = field(default_factory=list)
     """Told one after the other; after that nothing more comes."""
@@ -162,10 +164,14 @@ class FakeServer(
 
     def GetStats(self, request: Any, context: Any) -> Any:
         self._note(request, context)
+        if self.script.no_stats is not None:
+            self.script.no_stats.abort(context)
         return admin_pb2.GetStatsResponse(stats=self.script.stats)
 
     def StreamSteps(self, request: Any, context: Any) -> Iterator[Any]:
         self._note(request, context)
+        if self.script.no_stats is not None:
+            self.script.no_stats.abort(context)
         context.add_callback(self.script.gone.set)
         context.send_initial_metadata(())
         yield from self.script.steps
