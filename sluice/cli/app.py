@@ -8,6 +8,7 @@ from sluice import __version__
 from sluice.cli.chat import chat
 from sluice.cli.generate import generate
 from sluice.cli.health import health
+from sluice.cli.keygen import keygen
 from sluice.cli.protos import protos
 from sluice.cli.serve import serve
 from sluice.cli.stats import stats
@@ -24,6 +25,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(health)
 app.command()(stats)
+app.command()(keygen)
 app.add_typer(protos, name="protos")
 
 

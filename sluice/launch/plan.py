@@ -43,6 +43,8 @@ class Plan:
     metrics_port: int = 0
     """Where the first router has its metrics and health; other routers, engines and then detokenizers have the ports
     after it. 0: nowhere."""
+    keys: str | None = None
+    """Folder of the ring's keys, for lanes that are encrypted on one machine too."""
     drain_timeout: float = 10.0
     """Seconds for live streams to end, for each service that stops."""
     max_failed_starts: int = 5
@@ -119,6 +121,7 @@ def services(plan: Plan, folder: Path) -> list[Service]:
             "name": plan.name,
             "id": name,
             "listen": _sockets(folder, [name])[0],
+            "keys": plan.keys,
             "drain_timeout": plan.drain_timeout,
             "metrics_port": metrics_ports.get(name),
         }

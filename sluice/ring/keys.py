@@ -121,6 +121,11 @@ class Security:
             )
 
 
+def has_key(folder: Path, role: Role) -> bool:
+    """Whether there is a key of this role, of either kind."""
+    return _public(folder, role).exists() or _secret(folder, role).exists()
+
+
 def generate(folder: Path, role: Role) -> None:
     """A new pair for a role. What it had before stays valid as its second public key. Raises OSError, KeysError."""
     public, secret = zmq.curve_keypair()

@@ -1,0 +1,51 @@
+"""`sluice keygen`."""
+
+import pytest
+from typer.testing import CliRunner
+
+from sluice.cli.app import app
+from sluice.ring.keys import ROLES, Keys
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, ["keygen", *arguments])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    assert run(str(tmp_path / "keys")).exit_code == 0
+    return tmp_path / "keys"
+
+
+def test_every_role_gets_a_pair(folder):
+    assert len({Keys(folder, role).own.public for role in ROLES}) == 3
+
+
+def test_keys_are_not_overwritten(folder):
+    before = Keys(folder, "engine").own
+    done = run(str(folder))
+    assert done.exit_code == 1
+    assert "--rotate" in done.stderr
+    assert Keys(folder, "engine").own == before
+
+
+def test_one_role_gets_a_new_key_and_the_former_stays_valid(folder):
+    before = {role: Keys(folder, role).own for role in ROLES}
+    assert run(str(folder), "--rotate", "detok").exit_code == 0
+    keys = Keys(folder, "detok")
+    assert keys.public("detok") == (keys.own.public, before["detok"].public)
+    assert keys.own != before["detok"]
+    assert all(Keys(folder, role).own == before[role] for role in ("router", "engine"))
+
+
+def test_a_role_that_is_none_is_told(folder):
+    done = run(str(folder), "--rotate", "nobody")
+    assert done.exit_code == 1
+    assert "router, engine, detok, not nobody" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run(str(tmp_path / "file"))
+    assert done.exit_code == 1
+    assert "error: " in done.stderr

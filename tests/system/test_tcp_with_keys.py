@@ -1,0 +1,133 @@
+"""The whole ring over tcp with keys, each service with what it needs of them and no more, while keys change."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import zmq
+
+from sluice import tiny_model
+from sluice.client import Client, SluiceError
+from sluice.ring.keys import ROLES, Role, generate
+from tests.fakes.processes import LIMIT, wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+MODULES = {"router": "router", "engine": "engine_worker", "detok": "detok_service"}
+
+
+class Service:
+    """One process with a key folder of its own. `ready` is its log line of that name."""
+
+    def __init__(self, folder: Path, role: Role, keys: Path, *flags: str) -> None:
+        self.keys = folder / f"keys-{role}"
+        (self.keys / "secret").mkdir(parents=True)
+        shutil.copy(keys / "secret" / f"{role}.key", self.keys / "secret")
+        shutil.copytree(keys / "public", self.keys / "public")
+        command = [sys.executable, "-m", MODULES[role], "--model", str(tiny_model.path()), "--id", role]
+        command += ["--listen", "tcp://127.0.0.1:*", "--keys", str(self.keys), *flags]
+        self.log = folder / f"{role}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, stderr=log)
+        assert wait_until(lambda: self.events("ready") or self.process.poll() is not None)
+        self.ready = self.events("ready")[0]
+
+    def events(self, name: str) -> list[dict]:
+        """Its log lines of this name."""
+        lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
+        return [line for line in lines if line["event"] == name]
+
+    def take(self, keys: Path, *files: str) -> None:
+        """Copy key files in one piece, as an operator's tool does."""
+        for file in files:
+            shutil.copy(keys / file, self.keys / "new")
+            (self.keys / "new").replace(self.keys / file)
+
+
+@pytest.fixture
+def keys(tmp_path):
+    for role in ROLES:
+        generate(tmp_path / "keys", role)
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def services(tmp_path, keys):
+    found: dict[str, Service] = {}
+    port = ["--metrics-port", str(free_port())]
+    try:
+        found["engine"] = Service(tmp_path, "engine", keys, "--threads", "1", "--kv-cache-tokens", "8192", *port)
+        found["metrics"] = port[1]
+        found["detok"] = Service(tmp_path, "detok", keys)
+        peers = ["--engines", found["engine"].ready["address"], "--detokenizers", found["detok"].ready["address"]]
+        found["router"] = Service(tmp_path, "router", keys, "--port", "0", *peers)
+        yield found
+    finally:
+        for role in MODULES.keys() & found.keys():
+            found[role].process.kill()
+            found[role].process.wait()
+
+
+def free_port() -> int:
+    with zmq.Context() as context, context.socket(zmq.PULL) as socket:
+        return socket.bind_to_random_port("tcp://127.0.0.1")
+
+
+def generates(client: Client, text: str) -> str | None:
+    try:
+        return client.generate(text, max_tokens=16, temperature=0).text
+    except SluiceError:
+        return None
+
+
+def test_a_ring_over_tcp_with_keys(services, keys, tmp_path):
+    engine, detok, router = (services[role] for role in ("engine", "detok", "router"))
+    assert engine.ready["address"].startswith("tcp://")
+    with Client(router.ready["address"], timeout=LIMIT) as client:
+        assert wait_until(lambda: generates(client, "def f(x):"))
+        first = generates(client, "def f(x):")
+
+        # Somebody with another key, and somebody with none.
+        generate(tmp_path / "foreign", "router")
+        with zmq.Context() as context:
+            stranger, nobody = context.socket(zmq.PUSH), context.socket(zmq.PUSH)
+            public, secret = ((tmp_path / "foreign" / kind / "router.key").read_bytes().strip() for kind in KINDS)
+            stranger.set(zmq.CURVE_PUBLICKEY, public)
+            stranger.set(zmq.CURVE_SECRETKEY, secret)
+            stranger.set(zmq.CURVE_SERVERKEY, (keys / "public" / "engine.key").read_bytes().strip())
+            for socket in (stranger, nobody):
+                socket.set(zmq.LINGER, 0)
+                socket.connect(engine.ready["address"])
+            assert wait_until(lambda: refused(services["metrics"]) >= 2)
+            stranger.close()
+            nobody.close()
+        assert generates(client, "def f(x):") == first
+
+        # New keys for one role after the other: public ones first, then the secret, then without the former.
+        for role in ROLES:
+            generate(keys, role)
+            for service in (engine, detok, router):
+                service.take(keys, f"public/{role}.key")
+            services[role].take(keys, f"secret/{role}.key")
+            time.sleep(1.5)
+            assert wait_until(lambda: generates(client, "def f(x):") == first), role
+            file = keys / "public" / f"{role}.key"
+            file.write_bytes(file.read_bytes().split()[0])
+            for service in (engine, detok, router):
+                service.take(keys, f"public/{role}.key")
+            assert wait_until(lambda: generates(client, "def f(x):") == first), role
+    assert all(services[role].process.poll() is None for role in ROLES)
+
+
+KINDS = ("public", "secret")
+
+
+def refused(port: str) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT) as answer:
+        return float(re.search(r"^sluice_engine_peers_refused_total (\S+)", answer.read().decode(), re.M)[1])
