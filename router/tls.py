@@ -36,11 +36,11 @@ class Certificates:
         return grpc.dynamic_ssl_server_credentials(given, fetch, needed)  # type: ignore[arg-type]  # may give None
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
+        # In this order: ssl would not say which file is missing.
+        chain, key = Path(self._certificate).read_bytes(), Path(self._key).read_bytes()
+        clients = None if self._client_ca is None else Path(self._client_ca).read_bytes()
         self._check()
-        pair = Path(self._key).read_bytes(), Path(self._certificate).read_bytes()
-        return grpc.ssl_server_certificate_configuration(
-            [pair], None if self._client_ca is None else Path(self._client_ca).read_bytes()
-        )
+        return grpc.ssl_server_certificate_configuration([(key, chain)], clients)
 
     def _check(self) -> None:
         """gRPC would say nothing of a key that is not the certificate's before somebody connects."""

@@ -43,7 +43,13 @@ def test_it_listens_and_ends_on_a_signal(folder, number):
         (("--engines", "nonsense"), "nonsense"),
         (("--model", "/no/such/folder"), "/no/such/folder"),
         (("--listen", "tcp://300.0.0.1:1"), "tcp://300"),
-        (("--host", "203.0.113.7", "--port", "1"), "203.0.113.7"),
+        (("--engines", "tcp://10.0.0.1:5557"), "--insecure-ring"),
+        (("--keys", "/no/such/folder"), "/no/such/folder/secret/router.key"),
+        (("--host", "203.0.113.7", "--port", "1", "--insecure"), "203.0.113.7"),
+        (("--host", "0.0.0.0"), "host 0.0.0.0 can be reached from other machines"),
+        (("--tls-certificate", "/no/such.pem", "--tls-key", "/no/such.key"), "/no/such.pem"),
+        (("--tokens-file", "/no/such/tokens"), "/no/such/tokens"),
+        (("--auth", "no_such_module:f"), "no_such_module"),
     ],
 )
 def test_what_keeps_it_from_starting_is_said_in_one_line(folder, arguments, named):
