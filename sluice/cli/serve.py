@@ -27,7 +27,9 @@ def serve(
         str | None, typer.Argument(help="Checkpoint folder or hub id; default: the model in the box")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Served name of the model; default: its folder's")] = None,
-    host: Annotated[str, typer.Option(help="Interface to listen on")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Interface to listen on; others than loopback need TLS or --insecure")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any")] = DEFAULT_PORT,
     engines: Annotated[int, typer.Option(min=1, help="Engine processes")] = 1,
     detokenizers: Annotated[int, typer.Option(min=1, help="Detokenizer processes")] = 2,
@@ -68,6 +70,19 @@ def serve(
     attention: Annotated[str | None, typer.Option(help="Attention backend; default: the best for the device")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU where there is one")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the fastest")] = None,
+    tls_certificate: Annotated[str | None, typer.Option(metavar="PEM", help="Certificate, then its chain")] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="PEM", help="Its key")] = None,
+    tls_client_ca: Annotated[
+        str | None, typer.Option(metavar="PEM", help="Clients need a certificate that one of these issued")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS")] = False,
+    tokens_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Only these tokens may call: lines TOKEN TENANT [admin]")
+    ] = None,
+    admin_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port for AdminService alone; default: the main one")
+    ] = None,
+    admin_tokens_file: Annotated[str | None, typer.Option(metavar="FILE", help="Tokens for that port")] = None,
     metrics_port: Annotated[
         int,
         typer.Option(
@@ -100,6 +115,17 @@ def serve(
         "device": device,
         "dtype": dtype,
     }
+    router_args = {
+        "tls_certificate": tls_certificate,
+        "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca,
+        "insecure": insecure or None,
+        "tokens_file": tokens_file,
+        "admin_port": admin_port,
+        "admin_tokens_file": admin_tokens_file,
+    }
+    if demo is not None and (tls_certificate or tokens_file):
+        raise fail("--demo shows no token and no certificate: try `sluice generate` once it serves")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     # There is nothing to restart before it is up, and unheard it would end us.
@@ -115,6 +141,7 @@ def serve(
                 host=host,
                 port=port,
                 engine_args={key: value for key, value in engine_args.items() if value is not None},
+                router_args={key: value for key, value in router_args.items() if value is not None},
                 metrics_port=metrics_port,
                 drain_timeout=drain_timeout,
                 start_timeout=start_timeout,

@@ -1,0 +1,57 @@
+"""What `sluice serve` is told about TLS, tokens and AdminService arrives in the router's settings."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from router.config import RouterSettings, read_settings
+from sluice.cli import app
+from sluice.launch.plan import Plan, services
+from sluice.launch.ring import RingError
+
+
+@pytest.fixture
+def router_settings(monkeypatch):
+    def asked(*arguments: str) -> RouterSettings:
+        given = {}
+
+        def ring(model, **options):
+            given.update(options)
+            raise RingError("not today")
+
+        monkeypatch.setattr(importlib.import_module("sluice.cli.serve"), "Ring", ring)
+        CliRunner().invoke(app, ["serve", *arguments])
+        plan = Plan(model="model", name="name", host=given["host"], router_args=given["router_args"])
+        (router,) = (service for service in services(plan, Path("folder")) if service.role == "router")
+        return read_settings(router.command[router.command.index("router") + 1 :])
+
+    return asked
+
+
+def test_tls_and_tokens(router_settings):
+    given = {
+        "tls_certificate": "c.pem",
+        "tls_key": "k.pem",
+        "tls_client_ca": "a.pem",
+        "tokens_file": "tokens",
+        "admin_tokens_file": "admins",
+    }
+    flags = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
+    settings = router_settings("--host", "0.0.0.0", "--admin-port", "50052", *flags)
+    assert settings.model_dump(include=set(given)) == given
+    assert (settings.host, settings.admin_port, settings.insecure) == ("0.0.0.0", 50052, False)
+
+
+def test_insecure_is_said_and_never_meant(router_settings):
+    assert router_settings("--host", "0.0.0.0", "--insecure").insecure
+    assert not router_settings().insecure
+    with pytest.raises(SystemExit, match="can be reached from other machines"):
+        router_settings("--host", "0.0.0.0")
+
+
+def test_a_demo_has_no_token_to_show():
+    result = CliRunner().invoke(app, ["serve", "--demo", "def", "--tokens-file", "tokens"])
+    assert result.exit_code == 1
+    assert "--demo" in result.output
