@@ -126,7 +126,7 @@ def test_a_failed_step_forgets_what_it_was_to_move(when):
     moves = bench.runner.steps[-1].moves
     assert [move.kind for move in moves].count(MoveKind.ONLOAD) == 6
     sequence = bench.engine.live.requests[second].sequences[0]
-    assert sequence.state is State.PAUSED
+    assert sequence.state is State.WAITING
     assert sequence.blocks == []
     bench.run()
     assert bench.fault(first) == "STEP_FAILED"
