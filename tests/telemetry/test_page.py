@@ -48,6 +48,7 @@ async def test_router():
         *found.admission(Admission(1, Bounds(1, 1))),
         *found.ring(Having(engines=peers, detokenizers=peers), INBOX, Having(late_rows=0)),
         *found.steps(Steps()),
+        *found.access(Having(refused={}, reloads=Having(counts={}))),
     ]
     assert shown(metrics) == documented("sluice_router_")
 
