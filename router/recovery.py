@@ -181,4 +181,4 @@ def _backoff(fruitless: int) -> float:
     """Seconds, at random, before the attempt that follows so many that brought nothing: none after the first."""
     if fruitless < 2:
         return 0.0
-    return min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** (fruitless - 2)) * (0.5 + random() / 2)
+    return min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(fruitless - 2, 16)) * (0.5 + random() / 2)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import msgspec
+import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router import dispatch, recovery
+from router import cancels, dispatch, recovery
 from router.admission import Admission, Bounds
 from router.attempts import Attempts
 from router.config import RouterSettings
@@ -35,6 +36,13 @@ from tests.fakes.memory_ring import MemoryRing, length_of, text_of, token_at
 
 ENGINES, DETOKENIZERS = ("engine-0", "engine-1"), ("detok-0", "detok-1", "detok-2")
 BOUND = 2
+WAITS = (
+    (recovery, "RETRY_SECONDS"),
+    (recovery, "FIRST_BACKOFF_SECONDS"),
+    (dispatch, "FULL_LANE_RETRY_SECONDS"),
+    (cancels, "RETRY_SECONDS"),
+)
+"""None: the machine takes no time."""
 FAULTS = ("OVERLOADED", "DRAINING", "STEP_FAILED", "ROWS_LOST", "ENGINE_LOST")
 SILENT = structlog.wrap_logger(None, processors=[lambda *_: (_ for _ in ()).throw(structlog.DropEvent)])
 
@@ -66,8 +74,9 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.former = (recovery.RETRY_SECONDS, recovery.FIRST_BACKOFF_SECONDS, dispatch.FULL_LANE_RETRY_SECONDS)
-        recovery.RETRY_SECONDS = recovery.FIRST_BACKOFF_SECONDS = dispatch.FULL_LANE_RETRY_SECONDS = 0.0
+        self.patches = pytest.MonkeyPatch()
+        for module, name in WAITS:
+            self.patches.setattr(module, name, 0.0)
         self.ring = MemoryRing(len(ENGINES), len(DETOKENIZERS))
         self.requests = Requests(1000)
         self.admission = Admission(4, Bounds(1000, 10**9))
@@ -240,6 +249,17 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
+    def stop_reading(self, data):
+        """While all that has come goes on."""
+        data.draw(st.sampled_from(self.clients)).reading.clear()
+        for _ in range(2):
+            for name in ENGINES:
+                self.make(name, 3)
+            for name in DETOKENIZERS:
+                self.bring(name, 100)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
     def abort(self, data):
         client = data.draw(st.sampled_from(self.clients))
         if not client.task.done():
@@ -315,7 +335,7 @@ class Machine(RuleBasedStateMachine):
             self.do(self.dispatcher.close)
             assert not asyncio.all_tasks(self.loop)
         finally:
-            recovery.RETRY_SECONDS, recovery.FIRST_BACKOFF_SECONDS, dispatch.FULL_LANE_RETRY_SECONDS = self.former
+            self.patches.undo()
             self.loop.close()
 
     def check_end(self, client):
