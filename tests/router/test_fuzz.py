@@ -1,0 +1,88 @@
+"""Messages that nobody meant, into every method of the gRPC port: answered, and streams beside them never notice."""
+
+import asyncio
+import os
+import random
+
+import grpc
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+
+from router.service import ADMIN, GENERATION, HEALTH, MODELS
+from sluice.v1 import generation_pb2 as pb
+from tests.fakes.mutations import fill, mutate
+from tests.router.conftest import text_spec
+
+MESSAGES = int(os.environ.get("SLUICE_FUZZ_MESSAGES", "2000"))
+"""So many more for a long run."""
+BATCH = 50
+SEED = 4
+ENDLESS = ("Watch", "StreamStats", "StreamSteps")
+DRAINS = "Drain"
+PATIENCE = 0.05
+"""Seconds for an endless call."""
+ANSWERS = {
+    grpc.StatusCode.OK,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+METHODS = [
+    method for service in (GENERATION, MODELS, ADMIN, HEALTH) for method in service.methods if method.name != DRAINS
+]
+GENERATE = [method for method in METHODS if method.name.startswith("Generate")]
+
+
+def message(method, chance):
+    """Well-formed or nearly so; half of the generations hold a prompt, so that their other fields are looked at."""
+    found = GetMessageClass(method.input_type)()
+    fill(found, chance, likely=chance.choice((0.05, 0.3, 0.8)))
+    if method in GENERATE and chance.random() < 0.5:
+        found.spec.text = "def f(x):"
+        found.spec.ClearField("model")
+    data = found.SerializeToString()
+    return mutate(data, chance) if chance.random() < 0.6 else data
+
+
+async def send(channel, method, data):
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    seconds = PATIENCE if method.name in ENDLESS else 60
+    if not method.server_streaming:
+        call = channel.unary_unary(path)(data, timeout=seconds)
+        await asyncio.wait({asyncio.ensure_future(call.code())})
+    else:
+        call = channel.unary_stream(path)(data, timeout=seconds)
+        try:
+            async for _ in call:
+                pass
+        except grpc.aio.AioRpcError:
+            pass
+    return await call.code()
+
+
+@pytest.mark.timeout(3600)
+async def test_nobody_is_harmed(client):
+    chance = random.Random(SEED)
+
+    async def undisturbed(number):
+        spec = text_spec(request_id=f"beside-{number}")
+        return "".join(event.delta.text for event in await client.events(spec))
+
+    alone = await undisturbed(0)
+    asked = 0
+    while asked < MESSAGES:
+        methods = [chance.choice(GENERATE if chance.random() < 0.5 else METHODS) for _ in range(BATCH)]
+        calls = [send(client.channel, method, message(method, chance)) for method in methods]
+        beside = asyncio.gather(*(undisturbed(asked + i) for i in range(2)))
+        for method, code in zip(methods, await asyncio.gather(*calls), strict=True):
+            assert code in ANSWERS, f"{method.full_name} {code}"
+        assert await beside == [alone, alone]
+        asked += BATCH
+    assert not client.lines("call failed")
+    router = client.router
+    await client.until(lambda: not router._requests.open and not router._requests.on_ring)
+    assert router._admission.live == router._admission.waiting == 0
+    assert (await client.generation.Abort(pb.AbortRequest(request_id="x"))).aborted is False
