@@ -6,6 +6,9 @@ from sluice.client.errors import AlreadyExists, Cancelled, LostEvents, Overloade
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
+GIVEN_UP = frozenset({"ENGINE_LOST", "DETOKENIZER_LOST", "ROWS_LOST"})
+"""Reasons after which the server has tried again by itself, often enough: other routers are asked, each once. The
+request itself may be what ends engines."""
 
 
 def tells_of_router(error: SluiceError) -> bool:
@@ -25,13 +28,12 @@ class Attempts:
         self._retry_timeout = retry_timeout
         self._resume_timeout = resume_timeout
         self._begun = False
-        self._admitted = False
         self._failures = 0
         self._broken_at: float | None = None
 
     def admitted(self) -> None:
-        """A router has taken this attempt: from now on the request is one that has begun."""
-        self._begun = self._admitted = True
+        """A router has taken the request: from now on it is one that has begun."""
+        self._begun = True
 
     def advanced(self) -> None:
         """Something new has come: whatever fails next is a new failure."""
@@ -47,30 +49,28 @@ class Attempts:
 
     def failed(self, error: SluiceError, now: float) -> float:
         """Seconds to wait before the next attempt. Raises the error where there is none."""
-        patience = self._patience(error)
-        self._admitted = False
         self._failures += 1
         if self._broken_at is None:
             self._broken_at = now
-        if patience is None:
+        if not self._may_go_on(error):
             raise error
         if tells_of_router(error) and self._failures < self._addresses:
             return 0.0
         pause = self._pause(error)
-        if now + pause > self._broken_at + patience:
+        patience = self._resume_timeout if self._begun else self._retry_timeout
+        if error.reason in GIVEN_UP or now + pause > self._broken_at + patience:
             raise error
         left = self.left(now)
         return pause if left is None else min(pause, left)
 
-    def _patience(self, error: SluiceError) -> float | None:
-        """Seconds from the first of a row of failures in which to try again; None: this one is final."""
+    def _may_go_on(self, error: SluiceError) -> bool:
+        busy = isinstance(error, Overloaded) and error.retry_after is not None
         if not self._begun:
-            return self._retry_timeout if tells_of_router(error) or isinstance(error, Overloaded) else None
-        # Whoever has to do with this client's own doing was sorted out before; a router may still hold an attempt of
-        # which it has not noticed the end.
-        broken = tells_of_router(error) or isinstance(error, Cancelled)
-        refused = not self._admitted and isinstance(error, (Overloaded, AlreadyExists))
-        return (self._resume_timeout or None) if broken or refused else None
+            return busy or tells_of_router(error)
+        # What this client itself cancelled was sorted out before; and a router that has not noticed yet how an attempt
+        # ended still has its id.
+        ours = isinstance(error, (Cancelled, AlreadyExists))
+        return self._resume_timeout > 0 and (busy or ours or tells_of_router(error))
 
     def _pause(self, error: SluiceError) -> float:
         """What the server says, or longer with each round over all addresses; no two clients take the same."""

@@ -31,7 +31,7 @@ def test_the_server_says_when() -> None:
 
 def test_an_overloaded_router_is_not_fled_from() -> None:
     with pytest.raises(Overloaded):
-        attempts(addresses=2).failed(Overloaded("full"), 100.0)
+        attempts(addresses=2).failed(Overloaded("full", retry_after=1.0), 100.0)
 
 
 def test_patience_runs_from_the_first_failure_after_the_last_news() -> None:
@@ -47,18 +47,20 @@ def test_patience_runs_from_the_first_failure_after_the_last_news() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "fresh", "refused", "live"),
+    ("error", "fresh", "begun"),
     [
-        (LOST, True, True, True),
-        (LostEvents("a hole"), True, True, True),
-        (Cancelled("by a router"), False, True, True),
-        (Overloaded("full, or a slow client"), True, True, False),
-        (AlreadyExists("it lives"), False, True, False),
-        (InvalidRequest("no"), False, False, False),
+        (LOST, True, True),
+        (LostEvents("a hole"), True, True),
+        (Cancelled("by a router"), False, True),
+        (Overloaded("full", retry_after=1.0), True, True),
+        (Overloaded("a slow client, or a message that is too long"), False, False),
+        (AlreadyExists("it lives"), False, True),
+        (Unavailable("none there", reason="NO_ENGINE"), True, True),
+        (Unavailable("tried often", reason="ENGINE_LOST"), False, False),
+        (InvalidRequest("no"), False, False),
     ],
 )
-def test_which_errors_are_final(error, fresh, refused, live) -> None:
-    """Before the request has begun; when it goes on, before the new router has taken it; and after."""
+def test_which_errors_are_final(error, fresh, begun) -> None:
 
     def goes_on(found: Attempts) -> bool:
         try:
@@ -68,13 +70,21 @@ def test_which_errors_are_final(error, fresh, refused, live) -> None:
         return True
 
     assert goes_on(attempts(retry=60.0)) == fresh
-    begun = attempts()
-    begun.admitted()
-    assert goes_on(begun) == live
-    begun = attempts()
-    begun.admitted()
-    begun.failed(LOST, 100.0)
-    assert goes_on(begun) == refused
+    found = attempts()
+    found.admitted()
+    assert goes_on(found) == begun
+    off = attempts(addresses=2, resume=0.0)
+    off.admitted()
+    assert not goes_on(off)
+
+
+def test_a_request_that_ends_engines_is_not_taken_to_router_after_router() -> None:
+    found = attempts(addresses=3)
+    found.admitted()
+    lost = Unavailable("tried often", reason="ENGINE_LOST", retry_after=0.5)
+    assert [found.failed(lost, 100.0), found.failed(lost, 100.0)] == [0.0, 0.0]
+    with pytest.raises(Unavailable):
+        found.failed(lost, 100.0)
 
 
 def test_the_deadline_cuts_a_pause() -> None:
