@@ -126,8 +126,11 @@ def serve(
     }
     if demo is not None and (tls_certificate or tokens_file):
         raise fail("--demo shows no token and no certificate: try `sluice generate` once it serves")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    interrupt = Interrupt()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # nohup, and a shell that runs us in the background, have some ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
     # There is nothing to restart before it is up, and unheard it would end us.
     signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
@@ -147,7 +150,7 @@ def serve(
                 start_timeout=start_timeout,
                 observe=display,
             )
-            run(ring, demo)
+            run(ring, demo, interrupt)
     except KeyboardInterrupt:
         notes().print("stopped", style="dim")
         raise typer.Exit(INTERRUPTED) from None
@@ -159,7 +162,22 @@ def serve(
         raise fail(error.message) from error
 
 
-def run(ring: Ring, demo: str | None) -> None:
+class Interrupt:
+    """Handler of the signals that end us: raises KeyboardInterrupt, as Python does, and remembers.
+
+    For an exception that comes while a finalizer runs is swallowed.
+    """
+
+    def __init__(self) -> None:
+        # No lock may be taken in a handler.
+        self.came = False
+
+    def __call__(self, *_: object) -> None:
+        self.came = True
+        raise KeyboardInterrupt
+
+
+def run(ring: Ring, demo: str | None, interrupt: Interrupt) -> None:
     """Serve until Ctrl-C, or until nothing is left that can."""
     notes().print(f"starting {_parts(ring)} …", style="dim")
     with ring:
@@ -168,7 +186,7 @@ def run(ring: Ring, demo: str | None) -> None:
             restart_on_signal(ring)
             if demo is not None:
                 show_demo(ring, demo)
-            watch(ring)
+            watch(ring, interrupt)
         except KeyboardInterrupt:
             drain(ring)
 
@@ -201,9 +219,11 @@ def show_demo(ring: Ring, text: str) -> None:
             complain(describe(error, ring.address))
 
 
-def watch(ring: Ring) -> None:
+def watch(ring: Ring, interrupt: Interrupt) -> None:
     """Raises typer.Exit when all routers, all engines or all detokenizers have been given up."""
-    missing = ring.watch()
+    missing = ring.watch(lambda: interrupt.came)
+    if interrupt.came:
+        raise KeyboardInterrupt
     raise fail(f"no {' and no '.join(missing)} is left: stopping" if missing else "the launcher failed: stopping")
 
 

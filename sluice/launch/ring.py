@@ -1,6 +1,7 @@
 """A ring on this machine: starts the services as child processes, keeps them running, and ends them in order."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -131,9 +132,12 @@ class Ring:
         for seat in self._seats:
             self.restart(seat.name)
 
-    def watch(self) -> list[Role]:
-        """Wait until nothing can be served any more, and return what is `missing`; empty where the ring was stopped."""
+    def watch(self, stop: Callable[[], bool] = lambda: False) -> list[Role]:
+        """Wait until nothing can be served any more, or `stop` says so, and return what is `missing`."""
         while self._supervisor is not None and self._supervisor.is_alive() and not self.missing:
+            if stop():
+                break
+            # Not for long: a signal that comes just before an endless wait would not end it.
             time.sleep(SIGNAL_SECONDS)
         return self.missing
 

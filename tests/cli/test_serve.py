@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sluice.cli.serve import Interrupt, watch
+from sluice.launch import Ring
 from tests.fakes.processes import is_alive, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +104,14 @@ def test_demo(serving) -> None:
     code, _, err = serve.end()
     assert code == 0
     assert '"event": "detail"' in err
+
+
+def test_an_interrupt_that_a_finalizer_swallowed_counts() -> None:
+    interrupt = Interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt):
+        watch(Ring(), interrupt)
 
 
 def test_second_interrupt_stops_at_once(serving, tmp_path) -> None:
