@@ -81,7 +81,7 @@ class Worker:
             self._mailbox.get_requests, self._mailbox.send_responses, self._mailbox.poll_stop_ids, self._reports.put
         )
         self._engine = assemble(runner, self.terms, batching, hooks, time.monotonic, log)
-        self._listeners = Listeners()
+        self._listeners = Listeners(time.monotonic)
         self._beats = Beats(
             self._context,
             self._listeners,

@@ -33,7 +33,7 @@ class Live:
     log: RequestLog
     tenant: str = ""
     """Whose it is; empty: nobody's in particular."""
-    arrived: float = field(default_factory=time.monotonic)
+    arrived: float = field(default_factory=lambda: time.monotonic())
     attempt: int = 0
     prompt: list[int] = field(default_factory=list)
     retention: RetentionParams = field(default_factory=RetentionParams)
