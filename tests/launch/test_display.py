@@ -8,6 +8,7 @@ from rich.console import Console
 
 from sluice.launch import DEMO_REQUEST, Display
 from sluice.launch.logs import parse_line
+from sluice.launch.news import ended, serves_again
 
 
 def show(lines: list[str], terminal: bool, verbose: bool = False) -> str:
@@ -53,6 +54,20 @@ def test_loading_is_a_bar() -> None:
 
 def test_loading_of_unknown_length() -> None:
     assert "loading engine-0" in show([line("loading", done=0, total=0), line("loading")], terminal=True)
+
+
+def test_ends_and_returns_are_one_line_each() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    with Display(False, console) as display:
+        display(ended("engine-0", 12, "was killed by SIGKILL", 0.2))
+        display(serves_again("engine-0", 13))
+        display(ended("engine-0", 13, "ended with code 1", None))
+    assert isinstance(console.file, io.StringIO)
+    assert [line.split(" ", 1)[1] for line in console.file.getvalue().splitlines()] == [
+        "warning engine-0 ended pid=12 how=was killed by SIGKILL restart_in=0.2",
+        "engine-0 serves again pid=13",
+        "error engine-0 ended pid=13 how=ended with code 1 given_up=True",
+    ]
 
 
 def test_requests_are_one_short_line() -> None:
