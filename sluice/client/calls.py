@@ -9,6 +9,8 @@ from typing import Any, Self
 class OpenCall:
     """Base of blocking streams."""
 
+    _call: Any = None
+
     def __init__(self, call: Any) -> None:
         self._call = call
         self._closed = threading.Event()
@@ -33,11 +35,14 @@ class OpenCall:
         self.close()
 
     def __del__(self) -> None:
-        self._call.cancel()
+        if self._call is not None:
+            self._call.cancel()
 
 
 class AsyncOpenCall:
     """The same for asyncio."""
+
+    _call: Any = None
 
     def __init__(self, call: Any) -> None:
         self._closed = asyncio.Event()
@@ -61,5 +66,5 @@ class AsyncOpenCall:
         self.close()
 
     def __del__(self) -> None:
-        if not self._call.done():
+        if self._call is not None and not self._call.done():
             self._call.cancel()

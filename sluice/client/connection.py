@@ -87,12 +87,17 @@ def call_metadata(token: str | None, tenant: str | None, metadata: Metadata) -> 
     """What goes with every call. Raises ValueError, which does not repeat the token."""
     found = list(metadata)
     if token is not None:
-        if not token or not token.isascii() or not token.isprintable() or " " in token:
-            raise ValueError("token must be visible ASCII characters without spaces")
+        _check("token", token)
         found.append(("authorization", f"Bearer {token}"))
     if tenant is not None:
+        _check("tenant", tenant)
         found.append(("x-sluice-tenant", tenant))
     return tuple(found)
+
+
+def _check(name: str, value: str) -> None:
+    if not value or not value.isascii() or not value.isprintable() or " " in value:
+        raise ValueError(f"{name} must be visible ASCII characters without spaces")
 
 
 def _read(path: str | PathLike[str] | None) -> bytes | None:

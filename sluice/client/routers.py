@@ -87,12 +87,13 @@ class Routers:
         return attempts.failed(error, time.monotonic())
 
     def check_open(self) -> None:
-        """Raises Cancelled once the client is closed: what comes of that is nothing to recover from."""
+        """Raises Cancelled once the client is closed, which is nothing to recover from."""
         if self.closed:
-            raise Cancelled("the call was cancelled by closing its client")
+            raise Cancelled("the client is closed")
 
     def attempts(self, timeout: float | None) -> Attempts:
-        """For a request that begins now; a timeout of None is the client's."""
+        """For a request that begins now; a timeout of None is the client's. Raises Cancelled once it is closed."""
+        self.check_open()
         limit = self._timeout if timeout is None else timeout
         return Attempts(len(self.all), limit, self._retry_timeout, self._resume_timeout, time.monotonic())
 

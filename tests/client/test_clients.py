@@ -200,6 +200,20 @@ async def test_closing_the_client_under_a_call(script, address) -> None:
         list(live)
 
 
+async def test_a_closed_client(address) -> None:
+    client = Client(address)
+    client.close()
+    for ask in (client.stream, client.generate, client.tokenize):
+        with pytest.raises(Cancelled, match="closed"):
+            ask("x")
+    async_client = AsyncClient(address)
+    await async_client.close()
+    with pytest.raises(Cancelled, match="closed"):
+        async_client.stream("x")
+    with pytest.raises(Cancelled, match="closed"):
+        await async_client.generate("x")
+
+
 def test_async_client_needs_a_loop() -> None:
     with pytest.raises(RuntimeError):
         AsyncClient()

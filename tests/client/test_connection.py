@@ -7,7 +7,6 @@ import pytest
 
 from sluice import AsyncClient, Client
 from sluice.client import Forbidden, TlsOptions, Unauthenticated, Unavailable
-from sluice.client.connection import call_metadata
 from tests.fakes.certificates import Authority
 from tests.fakes.storyteller import Plan, tell, with_reason
 
@@ -77,11 +76,12 @@ async def test_token_and_tenant_go_with_every_call() -> None:
     assert len(plan.metadata) == 2
 
 
-@pytest.mark.parametrize("token", ["", "two words", "é", "line\nline"])
-def test_a_token_that_cannot_be_sent_is_not_repeated(token) -> None:
-    with pytest.raises(ValueError, match="token must be") as caught:
-        call_metadata(token, None, ())
-    assert not token or token not in str(caught.value)
+@pytest.mark.parametrize("value", ["", "two words", "é", "line\nline"])
+@pytest.mark.parametrize("name", ["token", "tenant"])
+def test_what_cannot_be_sent_is_not_repeated(name, value) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be") as caught:
+        Client(**{name: value})
+    assert not value or value not in str(caught.value)
 
 
 @pytest.mark.parametrize(
