@@ -1,6 +1,7 @@
 """From a service of the .proto files to gRPC handlers: callers are admitted, errors become statuses, broken messages
 are refused."""
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,6 +16,9 @@ from grpc import aio
 from router.callers import Call, Caller, Context
 from router.errors import RequestError, Violation, abort
 from sluice.ring.errors import ErrorCode
+
+MESSAGE_SECONDS = 60.0
+"""For the whole message to come, once its call has."""
 
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 Admit = Callable[[Call], Awaitable[Caller]]
@@ -55,12 +59,7 @@ def _guarded(
     async def answer(_: object, call: Call) -> Any:
         try:
             caller = await admit(call)
-            request = await call.read()
-            if request is aio.EOF:
-                raise RequestError.invalid([Violation("", "the call brought no message")])
-            if isinstance(request, DecodeError):
-                raise RequestError.invalid([Violation("", f"the message cannot be read: {request}")])
-            return await behaviour(request, Context(call, caller))
+            return await behaviour(await _read(call), Context(call, caller))
         except RequestError as error:
             await abort(call, error)
         except aio.AbortError:
@@ -70,6 +69,21 @@ def _guarded(
             await abort(call, RequestError(ErrorCode.INTERNAL, "an internal error; the server's log has more"))
 
     return answer
+
+
+async def _read(call: Call) -> Any:
+    """Its one message. Raises RequestError."""
+    try:
+        async with asyncio.timeout(MESSAGE_SECONDS):
+            request = await call.read()
+    except TimeoutError as error:
+        message = f"the message of the call did not come within {MESSAGE_SECONDS:g} s"
+        raise RequestError(ErrorCode.SLOW_CLIENT, message) from error
+    if request is aio.EOF:
+        raise RequestError.invalid([Violation("", "the call brought no message")])
+    if isinstance(request, DecodeError):
+        raise RequestError.invalid([Violation("", f"the message cannot be read: {request}")])
+    return request
 
 
 def _decoder(message: type[Message]) -> Callable[[bytes], Message | DecodeError]:

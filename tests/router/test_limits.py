@@ -134,6 +134,28 @@ async def test_a_call_without_a_message(begin):
     assert (details.code, details.info.reason) == (StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT")
 
 
+async def test_a_message_that_does_not_come(begin, monkeypatch):
+    monkeypatch.setattr("router.rpc.MESSAGE_SECONDS", 0.1)
+    client = await begin()
+    details = await refused(client.channel.stream_unary("/sluice.v1.GenerationService/Generate")())
+    assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "SLOW_CLIENT")
+
+
+async def test_calls_that_are_cancelled_at_once_say_nothing(begin, ring, caplog, capfd):
+    client = await begin()
+    calls = [client.stream(text_spec()) for _ in range(200)]
+    for i, call in enumerate(calls):
+        if i % 2:
+            await asyncio.sleep(0)
+        call.cancel()
+    await asyncio.gather(*(asyncio.wait({asyncio.ensure_future(call.code())}) for call in calls))
+    await check(client.channel)
+    await client.until(lambda: not client.router._requests.open)
+    assert not caplog.records
+    assert not client.lines("call failed")
+    assert "Traceback" not in capfd.readouterr().err
+
+
 LONG = "a" * 101
 
 
