@@ -1,6 +1,7 @@
 """The real engine over the real runner, with lanes in memory: whole requests in, token ids out."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import structlog
@@ -42,6 +43,7 @@ class EngineHarness:
         max_attention_window: tuple[int, ...] = (),
         policy: str = "max_utilization",
         chunking: ChunkingPolicy = "first_come_first_served",
+        block_reuse: bool = True,
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
         config = RunnerConfig(
@@ -61,6 +63,7 @@ class EngineHarness:
             max_batch_size,
             max_tokens_per_step,
             chunked_context,
+            block_reuse,
             context_chunking_policy=chunking,
             schedulers=SchedulerNames(policy),
         )
@@ -91,6 +94,19 @@ class EngineHarness:
     def submit(
         self, prompt: list[int], sampling: SamplingParams, max_tokens: int, *, n: int = 1, salt: str = ""
     ) -> int:
+        return self.send(prompt, sampling, StopParams(max_tokens=max_tokens), n=n, salt=salt)
+
+    def send(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        stopping: StopParams,
+        *,
+        n: int = 1,
+        salt: str = "",
+        resume: dict[int, list[int]] | None = None,
+        ended: Iterable[int] = (),
+    ) -> int:
         number = next(self._numbers)
         self._inbox.append(
             Submit(
@@ -101,13 +117,15 @@ class EngineHarness:
                 prompt=prompt,
                 n=n,
                 sampling=sampling,
-                stopping=StopParams(max_tokens=max_tokens),
+                stopping=stopping,
                 text=TextParams(),
                 priority=2,
                 salt=salt,
                 time_limit=None,
                 detokenizer="mem://detokenizer",
                 router="mem://router",
+                resume=resume or {},
+                ended=list(ended),
             )
         )
         return number
