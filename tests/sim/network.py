@@ -1,0 +1,158 @@
+"""Lanes that lose, repeat, delay and reorder, between inboxes that come and go."""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+
+from sluice.ring.lanes import HEADER, MAGIC, Inbox
+from sluice.ring.wire import VERSION, Submit
+
+USUAL_SECONDS = 0.0005
+
+
+class SimInbox(Inbox):
+    """The real one's numbering and checks, without its socket."""
+
+    def __init__(self, network: "Network", address: str, messages) -> None:
+        self.malformed = self.gaps = 0
+        self.address = address
+        self.news = asyncio.Event()
+        self.told: Callable[[], None] = lambda: None
+        self._expected = OrderedDict()
+        self._decoder = msgspec.msgpack.Decoder(messages)
+        self._network = network
+        self._frames: deque[tuple[SimLane, bytes]] = deque()
+        network.bind(self)
+
+    @property
+    def refused(self) -> int:
+        return 0
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._frames)
+
+    def put(self, lane: "SimLane", frame: bytes) -> None:
+        self._frames.append((lane, frame))
+        self.news.set()
+        self.told()
+
+    def receive(self, limit: int = 256):
+        received = []
+        for _ in range(min(limit, len(self._frames))):
+            lane, frame = self._frames.popleft()
+            lane.unread -= 1
+            self._accept(frame, received)
+        if not self._frames:
+            self.news.clear()
+        return received
+
+    def close(self) -> None:
+        self._network.unbind(self)
+        for lane, _ in self._frames:
+            lane.unread -= 1
+        self._frames.clear()
+
+
+class SimLane:
+    """The sending end."""
+
+    def __init__(self, network: "Network", address: str, capacity: int) -> None:
+        self.address = address
+        self.epoch = network.random.getrandbits(64)
+        self.sent = 0
+        self.unread = 0
+        self.closed = False
+        self.free_at = 0.0
+        """No frame overtakes the one before it, but for those that are told to."""
+        self._capacity = capacity
+        self._network = network
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def ready(self) -> bool:
+        return self.unread < self._capacity
+
+    def send(self, message) -> bool:
+        if not self.ready():
+            return False
+        frame = HEADER.pack(MAGIC, VERSION, self.epoch, self.sent) + self._encoder.encode(message)
+        self.sent += 1
+        self.unread += 1
+        self._network.attempts += isinstance(message, Submit) and message.attempt > 0
+        self._network.carry(self, frame)
+        return True
+
+    def close(self, linger: float = 0.0) -> None:
+        self.closed = True
+
+
+class Weather:
+    """What befalls frames to an address, for a while."""
+
+    def __init__(self, what: str, address: str, until: float, part: float) -> None:
+        self.what, self.address, self.until, self.part = what, address, until, part
+
+
+class Network:
+    """Carries frames. What goes to an address where nobody is waits there, as in ZeroMQ's pipes."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.weather: list[Weather] = []
+        self.harmed = 0
+        """Frames."""
+        self.attempts = 0
+        """Submits of an attempt after the first that were sent."""
+        self._inboxes: dict[str, SimInbox] = {}
+        self._kept: dict[str, list[tuple[SimLane, bytes]]] = {}
+
+    def lane(self, _context, address: str, capacity: int = 64, security=None) -> SimLane:
+        return SimLane(self, address, capacity)
+
+    def bind(self, inbox: SimInbox) -> None:
+        self._inboxes[inbox.address] = inbox
+        for lane, frame in self._kept.pop(inbox.address, []):
+            self._arrive(lane, frame)
+
+    def unbind(self, inbox: SimInbox) -> None:
+        if self._inboxes.get(inbox.address) is inbox:
+            del self._inboxes[inbox.address]
+
+    def carry(self, lane: SimLane, frame: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        seconds, times = USUAL_SECONDS * (0.5 + self.random.random()), 1
+        self.weather = [weather for weather in self.weather if weather.until > now]
+        late = False
+        for weather in self.weather:
+            if weather.address in (lane.address, "*") and self.random.random() < weather.part:
+                self.harmed += 1
+                match weather.what:
+                    case "lose":
+                        times = 0
+                    case "repeat":
+                        times = 2
+                    case "delay":
+                        seconds += self.random.uniform(0.1, 2.0)
+                    case "reorder":
+                        seconds, late = seconds + self.random.uniform(0.001, 0.1), True
+        if not late:
+            lane.free_at = max(lane.free_at, now + seconds)
+        at = now + seconds if late else lane.free_at
+        if not times:
+            lane.unread -= 1
+        for _ in range(times):
+            loop.call_at(at, self._arrive, lane, frame)
+        lane.unread += max(0, times - 1)
+
+    def _arrive(self, lane: SimLane, frame: bytes) -> None:
+        inbox = self._inboxes.get(lane.address)
+        if inbox is not None:
+            inbox.put(lane, frame)
+        elif lane.closed or self.random.random() < 0.1:
+            lane.unread -= 1
+        else:
+            self._kept.setdefault(lane.address, []).append((lane, frame))

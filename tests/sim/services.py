@@ -1,0 +1,342 @@
+"""The real services on the simulated network, each as a process that can be killed, frozen, and begun again."""
+
+import asyncio
+import secrets
+import time
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from unittest.mock import patch
+
+import structlog
+
+import engine_worker.beats
+import engine_worker.worker
+import router.peers
+import router.service
+from detok_service.decoder import ByteDecoder, BytesByToken, ByteTable
+from detok_service.service import Identity, Service
+from detok_service.tokenizers import Decoders
+from engine_worker.beats import BEAT_SECONDS
+from engine_worker.config import EngineSettings
+from router.callers import Caller
+from router.config import RouterSettings
+from router.generation import GenerationService
+from router.text import Text
+from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.wire import ToDetokenizer, ToRouter
+from sluice.tiny_model import path
+from tests.fakes.runner import VOCAB, ScriptedRunner
+from tests.sim.loop import VirtualLoop
+from tests.sim.network import Network, SimInbox
+
+SILENT = structlog.wrap_logger(None, processors=[lambda *_: (_ for _ in ()).throw(structlog.DropEvent)])
+PIECES = [
+    b" ",
+    b"ab",
+    b"\n",
+    b"end",
+    b"\xe6",
+    b"\x97\xa5",
+    b"\xf0\x9f",
+    b"\x99",
+    b"\x82",
+    b"\xe6\x97",
+    b"stop",
+    b"s",
+    b"top",
+]
+"""Halves of characters, and of stop strings."""
+
+
+@cache
+def checkpoint():
+    return open_checkpoint(str(path()), "tiny")
+
+
+@cache
+def text() -> Text:
+    return Text(checkpoint(), 1, 1, 1)
+
+
+@cache
+def table() -> ByteTable:
+    found = {token: PIECES[token % len(PIECES)] if token % 3 else bytes([97 + token % 26]) for token in range(VOCAB)}
+    whole = {token: piece.decode() for token, piece in found.items() if piece.isascii()}
+    return ByteTable(BytesByToken(found), whole)
+
+
+@cache
+def engine_settings(name: str, address: str, policy: str) -> EngineSettings:
+    return EngineSettings(
+        model=checkpoint().path.as_posix(),
+        id=name,
+        listen=address,
+        max_batch_size=6,
+        max_tokens_per_step=24,
+        capacity_scheduler_policy=policy,
+        drain_timeout=4.0,
+    )
+
+
+@cache
+def router_settings(name: str, address: str, engines: tuple[str, ...], detokenizers: tuple[str, ...]) -> RouterSettings:
+    return RouterSettings(
+        model="tiny",
+        id=name,
+        listen=address,
+        engines=engines,
+        detokenizers=detokenizers,
+        peer_timeout=2.0,
+        stall_timeout=8.0,
+        recovery_timeout=60.0,
+        recovery_attempts=30,
+        max_undelivered_tokens=12,
+    )
+
+
+GENERATIONS: list[GenerationService] = []
+"""Of the router that is just being made."""
+
+
+def generation_service(*parts) -> GenerationService:
+    GENERATIONS.append(GenerationService(*parts))
+    return GENERATIONS[-1]
+
+
+@contextmanager
+def simulated(network: Network, loop: VirtualLoop):
+    """Services that are made in here have the network's lanes and the loop's time."""
+    places = {
+        (router.peers, "Lane"): network.lane,
+        (router.service, "RouterInbox"): lambda _, address, handle, *__: SimRouterInbox(network, address, handle),
+        (router.service, "Listener"): NoListener,
+        (router.service, "GenerationService"): generation_service,
+        (router.service, "Text"): lambda *_: text(),
+        (engine_worker.worker, "Inbox"): lambda _, address, messages, security: SimInbox(network, address, messages),
+        (engine_worker.worker, "Lane"): network.lane,
+        (engine_worker.beats, "Lane"): network.lane,
+        (time, "monotonic"): loop.time,
+    }
+    with ExitStack() as stack:
+        for (module, name), stand_in in places.items():
+            stack.enter_context(patch.object(module, name, stand_in))
+        yield
+
+
+class Process:
+    """Its tasks, and the gate that closes while it is frozen."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.address = f"ipc:///sim/{name}"
+        self.alive = True
+        self.ended = False
+        """By itself."""
+        self.tasks: list[asyncio.Task] = []
+        self._gate = asyncio.Event()
+        self._gate.set()
+
+    async def gate(self) -> None:
+        await self._gate.wait()
+
+    def freeze(self) -> None:
+        self._gate.clear()
+
+    def thaw(self) -> None:
+        self._gate.set()
+
+    def kill(self) -> None:
+        self.alive = False
+        for task in self.tasks:
+            task.cancel()
+
+    def drain(self) -> None:
+        raise NotImplementedError
+
+
+class SimEngine(Process):
+    """engine_worker's Worker with the scripted runner."""
+
+    def __init__(self, network: Network, name: str, policy: str, overlap: bool) -> None:
+        super().__init__(name)
+        settings = engine_settings(name, self.address, policy)
+        self.runner = ScriptedRunner(40, 4, 20, None, overlap)
+        self.worker = engine_worker.worker.Worker(settings, checkpoint(), self.runner, SILENT)
+        self._network = network
+        loop = asyncio.get_running_loop()
+        self.tasks = [loop.create_task(self._turn()), loop.create_task(self._beat())]
+
+    def drain(self) -> None:
+        self.worker.stop()
+
+    def kill(self) -> None:
+        super().kill()
+        self.worker._inbox.close()
+        self.worker._context.term()
+
+    async def _turn(self) -> None:
+        worker, random = self.worker, self._network.random
+        while not worker._drained():
+            await self.gate()
+            stepped = worker._engine.step()
+            worker._outbox.flush()
+            worker._outbox.tick()
+            worker._end_orphans()
+            worker._pulse.touch(stepped or not worker._engine.live.requests)
+            if stepped:
+                await asyncio.sleep(random.uniform(0.005, 0.03))
+            elif not worker._mailbox.waiting:
+                await first(worker._inbox.news, 0.01 if worker._outbox.waiting else 0.25)
+        self.ended = True
+        worker._inbox.close()
+
+    async def _beat(self) -> None:
+        while not self.ended:
+            await self.gate()
+            self.worker._beats._send()
+            await asyncio.sleep(BEAT_SECONDS)
+
+
+class SimDetokenizer(Process):
+    """detok_service's Service, with halves of characters for tokens."""
+
+    def __init__(self, network: Network, name: str) -> None:
+        super().__init__(name)
+        self.inbox = SimInbox(network, self.address, ToDetokenizer)
+        loop = asyncio.get_running_loop()
+        identity = Identity(name, secrets.randbits(63), self.address, checkpoint().tokenizer_fingerprint)
+        decoders = Decoders("bytes", lambda: ByteDecoder(table()), lambda: ByteDecoder(table()))
+        self.service = Service(identity, decoders, lambda address: network.lane(None, address), 1000, SILENT, loop.time)
+        self.tasks = [loop.create_task(self._turn())]
+
+    def drain(self) -> None:
+        self.service.drain()
+
+    def kill(self) -> None:
+        super().kill()
+        self.inbox.close()
+
+    async def _turn(self) -> None:
+        loop, service = asyncio.get_running_loop(), self.service
+        while not service.drained(4.0):
+            await self.gate()
+            service.handle(self.inbox.receive())
+            service.tick()
+            busy = service.waiting or service.draining_since is not None
+            wait = 0.0 if service.replaying else max(0.0, min(service.beat_at - loop.time(), 0.005 if busy else 0.5))
+            await first(self.inbox.news, wait)
+        service.close(0.0)
+        self.ended = True
+        self.inbox.close()
+
+
+class SimRouterInbox:
+    """router.inbox.RouterInbox on a SimInbox."""
+
+    def __init__(self, network: Network, address: str, handle) -> None:
+        self._inbox = SimInbox(network, address, ToRouter)
+        self._handle = handle
+        self._begun = False
+        self.address = address
+        self.refused = 0
+
+    malformed = property(lambda self: self._inbox.malformed)
+    gaps = property(lambda self: self._inbox.gaps)
+
+    def start(self) -> None:
+        self._begun = True
+        self._inbox.told = lambda: asyncio.get_running_loop().call_soon(self._drain)
+        self._drain()
+
+    def close(self) -> None:
+        self._begun = False
+        self._inbox.close()
+
+    def _drain(self) -> None:
+        if self._begun:
+            for message in self._inbox.receive(32):
+                self._handle(message)
+
+
+class NoListener:
+    """Where gRPC would be."""
+
+    def __init__(self, *_) -> None:
+        self.address, self.port = "sim", 1
+
+    def bind(self) -> None: ...
+
+    async def start(self) -> None: ...
+
+    async def ended(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def stop(self, _: float) -> None: ...
+
+
+class SimRouter(Process):
+    """router's Router without its gRPC server: calls are made on its GenerationService."""
+
+    def __init__(self, network: Network, name: str, engines: tuple[str, ...], detokenizers: tuple[str, ...]) -> None:
+        super().__init__(name)
+        settings = router_settings(name, self.address, engines, detokenizers)
+        self.router = router.service.Router(settings, checkpoint(), SILENT)
+        self.generation = GENERATIONS.pop()
+        self.calls: set[asyncio.Task] = set()
+        self._network = network
+        self.tasks = [asyncio.get_running_loop().create_task(self.router.start())]
+
+    def drain(self) -> None:
+        self.tasks.append(asyncio.get_running_loop().create_task(self._stop()))
+
+    async def _stop(self) -> None:
+        await self.router._drain.run(3.0)
+        await asyncio.sleep(0.5)
+        self.ended = True
+        self._end()
+
+    def kill(self) -> None:
+        super().kill()
+        for call in list(self.calls):
+            call.cancel()
+        self._end()
+
+    def _end(self) -> None:
+        for task in self.router.tasks:
+            task.cancel()
+        self.router._dispatcher.close()
+        self.router._inbox.close()
+
+    async def stream(self, request, write) -> None:
+        """One call, as gRPC would make it. Raises RequestError; CancelledError when the process dies."""
+        call = Call(write)
+        task = asyncio.ensure_future(self.generation.generate_stream(request, call))
+        self.calls.add(task)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        finally:
+            self.calls.discard(task)
+
+
+class Call:
+    """What of a gRPC call the service uses."""
+
+    caller = Caller()
+
+    def __init__(self, write) -> None:
+        self.write = write
+
+
+async def first(event: asyncio.Event, seconds: float) -> None:
+    """Until one of them."""
+    if seconds <= 0.0:
+        await asyncio.sleep(0)
+        return
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
