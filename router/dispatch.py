@@ -41,6 +41,11 @@ class Dispatcher:
         self._tally = tally
 
     @property
+    def between_attempts(self) -> int:
+        """Requests whose attempt was given up and whose next one is still to come."""
+        return self._recovery.waiting
+
+    @property
     def context_tokens(self) -> int:
         """Longest prompt plus output: the model's, or less where no engine that is alive can hold so much."""
         return self._attempts.context_tokens

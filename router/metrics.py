@@ -57,6 +57,8 @@ def ring(members: Members, inbox: RouterInbox, dispatcher: Dispatcher) -> Iterat
     yield gauge(P + "peers_usable", "Of those, that take new work.", usable, ("kind",))
     unknown = {kind: peers.unknown for kind, peers in kinds.items()}
     yield counter(P + "beats_unknown", "Beats of peers that are not configured.", unknown, ("kind",))
+    text = "Requests that wait for another attempt: for peers, or for their own client to read."
+    yield gauge(P + "requests_between_attempts", text, dispatcher.between_attempts)
     yield counter(P + "frames_malformed", "Frames dropped because they were none.", inbox.malformed)
     yield counter(P + "peers_refused", "Attempts to connect without a key that is admitted.", inbox.refused)
     yield counter(P + "frame_gaps", "Times that frames of a lane never came.", inbox.gaps)

@@ -147,8 +147,7 @@ async def test_cancels_survive_a_full_lane(ring, start):
     engine = ring.add_engine()
     ring.add_detokenizer()
     client = await start(max_live=1000)
-    ring.script = hang
-    await busy(client, ring)
+    first = await busy(client, ring)
     engine.reading = False
     calls = [client.stream(text_spec("x" * 40_000, truncate_prompt_tokens=1500)) for _ in range(300)]
     readings = [asyncio.ensure_future(call.read()) for call in calls]
@@ -162,6 +161,7 @@ async def test_cancels_survive_a_full_lane(ring, start):
     await client.until(lambda: len(client.router._requests.on_ring) == 1, 60)
     cancelled = [cancel.request for cancel in ring.cancels]
     assert sorted(cancelled) == sorted(call.submit.request for call in ring.calls[1:])
+    first.cancel()
 
 
 async def test_a_full_lane_is_passed_by(ring, start):

@@ -46,7 +46,7 @@ async def test_router():
     metrics = [
         *found.requests(Tally(), Requests(1)),
         *found.admission(Admission(1, Bounds(1, 1))),
-        *found.ring(Having(engines=peers, detokenizers=peers), INBOX, Having(late_rows=0)),
+        *found.ring(Having(engines=peers, detokenizers=peers), INBOX, Having(late_rows=0, between_attempts=0)),
         *found.steps(Steps()),
         *found.access(Having(refused={}, reloads=Having(counts={}))),
     ]
