@@ -848,7 +848,7 @@ class DrainRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """Abort what still lives after this."""
+        """Hand back what still lives after this."""
 
     def __init__(
         self,
@@ -871,7 +871,7 @@ class DrainResponse(_message.Message):
 
     ABORTED_FIELD_NUMBER: _builtins.int
     aborted: _builtins.int
-    """Requests that were aborted at the timeout."""
+    """Requests that were handed back at the timeout."""
     def __init__(
         self,
         *,

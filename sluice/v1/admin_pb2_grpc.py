@@ -352,7 +352,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stop admitting, let live requests end.
+        """Stop admitting, let live requests end, hand the others back: their streams end with UNAVAILABLE, reason DRAINING,
+        and can go on at another router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

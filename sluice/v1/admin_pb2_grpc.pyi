@@ -121,7 +121,9 @@ class AdminServiceStub:
     StreamSteps: _grpc.UnaryStreamMultiCallable[_admin_pb2.StreamStepsRequest, _admin_pb2.StreamStepsResponse]
     """Every step, and what became of requests, as the engines report it twice a second. Nothing while they idle."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Stop admitting, let live requests end."""
+    """Stop admitting, let live requests end, hand the others back: their streams end with UNAVAILABLE, reason DRAINING,
+    and can go on at another router.
+    """
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]
     """Drop the prefix cache."""
 
@@ -139,7 +141,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     StreamSteps: _aio.UnaryStreamMultiCallable[_admin_pb2.StreamStepsRequest, _admin_pb2.StreamStepsResponse]  # type: ignore[assignment]
     """Every step, and what became of requests, as the engines report it twice a second. Nothing while they idle."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Stop admitting, let live requests end."""
+    """Stop admitting, let live requests end, hand the others back: their streams end with UNAVAILABLE, reason DRAINING,
+    and can go on at another router.
+    """
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
     """Drop the prefix cache."""
 
@@ -184,7 +188,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Stop admitting, let live requests end."""
+        """Stop admitting, let live requests end, hand the others back: their streams end with UNAVAILABLE, reason DRAINING,
+        and can go on at another router.
+        """
 
     @_abc_1.abstractmethod
     def FlushCache(
