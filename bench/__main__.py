@@ -14,9 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench import report
 from bench.catalog import PARTS, Measured, load, save
 from bench.machine import origin
+from bench.report import OUT
 from sluice.launch.plan import usable_cores
 
-OUT = Path(__file__).parents[1] / "docs" / "measurements"
 WIDTH = 140
 """Of what is printed where there is no terminal."""
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from bench import plans, plots, sections
 from bench.machine import Origin
-from bench.parts import chunked, host, peers, policies, prefix, retention, ring, scheduler
+from bench.parts import chunked, deaths, host, peers, policies, prefix, retention, ring, scheduler
 from bench.rounds import Step
 from bench.sections.words import Section
 
@@ -39,6 +39,8 @@ PARTS: Mapping[str, Part] = {
     ),
     "host": Part(plans.host_plan, host.measure, host.Result, sections.of_host, plots.of_host),
     "peers": Part(plans.peers_plan, peers.measure, peers.Result, sections.of_peers, plots.of_peers),
+    "deaths": Part(plans.deaths_plan, deaths.measure, deaths.Result, sections.of_deaths, plots.of_deaths),
+    "soak": Part(plans.soak_plan, deaths.measure, deaths.Result, sections.of_soak, plots.of_soak),
 }
 
 

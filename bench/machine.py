@@ -25,12 +25,12 @@ class Origin(msgspec.Struct, frozen=True):
     """Of the engine, and of each peer."""
 
 
-def origin(arguments: list[str], threads: int) -> Origin:
+def origin(arguments: list[str], threads: int, module: str = "bench") -> Origin:
     """Here and now."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     return Origin(
         datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        shlex.join(["python", "-m", "bench", *arguments]),
+        shlex.join(["python", "-m", module, *arguments]),
         f"{usable_cores()} cores of {_processor()}, {_memory()}",
         f"{platform.system()}, Python {platform.python_version()}, {packages}",
         threads,

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from bench.models import TINY, write_qwen3_06b
-from bench.parts import chunked, host, peers, policies, prefix, retention, ring, scheduler
+from bench.parts import chunked, deaths, host, peers, policies, prefix, retention, ring, scheduler
 from bench.parts.peers import Work
 from bench.parts.policies import Mix
 from bench.parts.ring import Shape
@@ -136,6 +138,23 @@ def host_plan(quick: bool, threads: int, _: Path) -> host.Plan:
         repeats=1 if quick else 2,
         engine=_engine(threads),
     )
+
+
+def deaths_plan(quick: bool, threads: int, _: Path) -> deaths.Plan:
+    """A death every two seconds."""
+    how_much = {"streams": 8, "kills": 3, "max_tokens": 60} if quick else {}
+    plan = deaths.Plan(**how_much)
+    return replace(plan, threads=max(1, threads // plan.engines))
+
+
+def soak_plan(quick: bool, threads: int, folder: Path) -> deaths.Plan:
+    """Half an hour with a death every 20 s."""
+    return soak_of(0.1 if quick else 30.0, 5.0 if quick else 20.0, deaths_plan(quick, threads, folder))
+
+
+def soak_of(minutes: float, every: float, plan: deaths.Plan, **others: int) -> deaths.Plan:
+    """So many minutes, and a death every so many seconds; the rest as in `plan`, but for what else is given."""
+    return replace(plan, **others, kills=max(1, round(60 * minutes / every)), seconds_between=every)
 
 
 def _engine(threads: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rich.table import Table as RichTable
 from bench.catalog import PARTS, Measured
 from bench.sections.words import Table
 
+OUT = Path(__file__).parents[1] / "docs" / "measurements"
 INTRODUCTION = """# Measurements
 
 What `make bench` found; `make bench PARTS="policies host"` is some of it. Figures of one table come from one run, in

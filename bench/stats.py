@@ -57,6 +57,18 @@ def ratio(runs: Sequence[Run], base: Sequence[Run]) -> float:
     return statistics.median(rate(a) / rate(b) for a, b in zip(runs, base, strict=True))
 
 
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """Of any number of samples; 0 of none."""
+    return float(np.percentile(samples, percent)) if len(samples) else 0.0
+
+
+def thinned(samples: Sequence[float], most: int = 1000) -> list[float]:
+    """Sorted, to four digits after the point; where there are more, quantiles from the least to the greatest."""
+    if len(samples) > most:
+        samples = np.quantile(samples, np.linspace(0, 1, most)).tolist()
+    return sorted(round(sample, 4) for sample in samples)
+
+
 def _tokens(run: Run) -> int:
     return sum(sum(trace.counts) for trace in run.traces)
 

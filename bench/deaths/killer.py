@@ -8,21 +8,39 @@ import time
 from collections import Counter
 from contextlib import suppress
 
+import msgspec
+
 from sluice.launch import Ring
 
 LOOK_SECONDS = 0.05
+
+
+class Death(msgspec.Struct, frozen=True):
+    """Of one service, by our hand."""
+
+    service: str
+    at: float
+    """Seconds since the killer was made."""
+
+    @property
+    def role(self) -> str:
+        """Such as "engine"."""
+        return self.service.partition("-")[0]
 
 
 class Killer:
     """Sends SIGKILL to one service after the other, at random, however the ring stands at that moment."""
 
     def __init__(self, ring: Ring, seed: int) -> None:
-        self.killed: Counter[str] = Counter()
-        """By role."""
-        self.times: list[float] = []
-        """On the monotonic clock."""
+        self.deaths: list[Death] = []
+        self._began = time.monotonic()
         self._ring = ring
         self._random = random.Random(seed)
+
+    @property
+    def killed(self) -> Counter[str]:
+        """By role."""
+        return Counter(death.role for death in self.deaths)
 
     async def run(self, kills: int, seconds: float) -> None:
         """So many, `seconds` apart on average, each role as often as the others."""
@@ -34,7 +52,7 @@ class Killer:
         """One that is alive; where none of its role is, as soon as there is."""
         while not (alive := [c for c in self._ring.children.values() if c.role == role and c.alive]):
             await asyncio.sleep(LOOK_SECONDS)
+        child = self._random.choice(alive)
         with suppress(ProcessLookupError):
-            os.kill(self._random.choice(alive).pid, signal.SIGKILL)
-            self.killed[role] += 1
-            self.times.append(time.monotonic())
+            os.kill(child.pid, signal.SIGKILL)
+            self.deaths.append(Death(child.name, round(time.monotonic() - self._began, 2)))

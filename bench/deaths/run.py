@@ -1,61 +1,22 @@
 """Streams without pause over a ring whose services are killed, each compared with its undisturbed self."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from bench.deaths.asked import Asked, mixed
-from bench.deaths.killer import Killer
+from bench.deaths.killer import Death, Killer
 from bench.deaths.played import Played, play
+from bench.deaths.result import Plan, Result, Tally
+from bench.memory import Watch
+from bench.stats import thinned
 from sluice import AsyncClient
 from sluice.launch import Ring
 
 RESUME_SECONDS = 120.0
 PEER_SECONDS = 2.0
 """Of silence, after which a service is taken for dead."""
-ENGINE: Mapping[str, Any] = {"threads": 1, "kv_cache_tokens": 32_768, "max_batch_size": 64}
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """How much of it."""
-
-    streams: int = 64
-    """At a time."""
-    kills: int = 50
-    seconds_between: float = 2.0
-    """From kill to kill, on average."""
-    max_tokens: int = 200
-    routers: int = 2
-    engines: int = 2
-    detokenizers: int = 3
-    seed: int = 0
-
-
-class Result(msgspec.Struct, frozen=True):
-    """What became of the streams."""
-
-    plan: Plan
-    killed: dict[str, int]
-    """By role."""
-    seconds: float
-    streams: int
-    failed: int
-    """Ended with an error."""
-    wrong: int
-    """Differ from the undisturbed run, errors included."""
-    resumed: int
-    """Had to go on at another connection, for their router died."""
-    quiet_first: list[float]
-    """Seconds to the first token, of undisturbed streams."""
-    quiet_stall: list[float]
-    """Longest pause of each, seconds."""
-    first: list[float]
-    stall: list[float]
-    faults: list[str]
-    """The first few, in words."""
-
+ENGINE: Mapping[str, Any] = {"kv_cache_tokens": 32_768, "max_batch_size": 64}
 
 Tell = Callable[[str, int, int], None]
 """What is going on, how much is done, of how much."""
@@ -67,7 +28,7 @@ def measure(plan: Plan, tell: Tell = lambda *_: None) -> Result:
         engines=plan.engines,
         detokenizers=plan.detokenizers,
         routers=plan.routers,
-        engine_args=dict(ENGINE),
+        engine_args={**ENGINE, "threads": plan.threads},
         router_args={"peer_timeout": PEER_SECONDS},
     ) as ring:
         return asyncio.run(_measure(ring, plan, tell))
@@ -75,23 +36,28 @@ def measure(plan: Plan, tell: Tell = lambda *_: None) -> Result:
 
 async def _measure(ring: Ring, plan: Plan, tell: Tell) -> Result:
     asked = mixed(plan.streams, plan.max_tokens)
+    watch = Watch(ring)
     async with AsyncClient(ring.addresses, resume_timeout=RESUME_SECONDS, retry_timeout=RESUME_SECONDS) as client:
+        watching = asyncio.create_task(watch.run())
         quiet = await _once(client, asked, tell)
         for found in quiet:
             if found.faults:
                 raise RuntimeError(f"an undisturbed stream went wrong: {found.faults[0]}")
-        loop = asyncio.get_running_loop()
+        loop, tally = asyncio.get_running_loop(), Tally()
         began = loop.time()
         killer = Killer(ring, plan.seed)
         killing = asyncio.create_task(killer.run(plan.kills, plan.seconds_between))
         pairs = zip(asked, quiet, strict=True)
-        readers = [asyncio.create_task(_again_and_again(client, each, truth, killing)) for each, truth in pairs]
+        reading = asyncio.gather(*(_again_and_again(client, each, truth, killing, tally) for each, truth in pairs))
         while not killing.done():
-            tell("streams run, services die", sum(killer.killed.values()), plan.kills)
             await asyncio.wait({killing}, timeout=0.5)
+            tell("streams run, services die", len(killer.deaths), plan.kills)
         await killing
-        compared = [pair for pairs in await asyncio.gather(*readers) for pair in pairs]
-        return _result(plan, dict(killer.killed), loop.time() - began, quiet, compared)
+        await reading
+        seconds = loop.time() - began
+        watching.cancel()
+        watch.look()
+    return _result(plan, killer.deaths, seconds, quiet, tally, watch, began - watch.began)
 
 
 async def _once(client: AsyncClient, asked: list[Asked], tell: Tell) -> list[Played]:
@@ -108,30 +74,34 @@ async def _once(client: AsyncClient, asked: list[Asked], tell: Tell) -> list[Pla
 
 
 async def _again_and_again(
-    client: AsyncClient, asked: Asked, truth: Played, killing: "asyncio.Task[None]"
-) -> list[tuple[Played, Played]]:
-    found = []
+    client: AsyncClient, asked: Asked, truth: Played, killing: "asyncio.Task[None]", tally: Tally
+) -> None:
     while not killing.done():
-        found.append((await play(client, asked), truth))
-    return found
+        tally.add(await play(client, asked), truth)
 
 
 def _result(
-    plan: Plan, killed: dict[str, int], seconds: float, quiet: list[Played], compared: list[tuple[Played, Played]]
+    plan: Plan,
+    deaths: list[Death],
+    seconds: float,
+    quiet: Sequence[Played],
+    tally: Tally,
+    watch: Watch,
+    quiet_seconds: float,
 ) -> Result:
-    played = [found for found, _ in compared]
-    wrong = [difference for found, truth in compared if (difference := found.difference(truth))]
     return Result(
         plan,
-        killed,
+        deaths,
+        quiet_seconds,
         seconds,
-        len(played),
-        sum(bool(found.faults) for found in played),
-        len(wrong),
-        sum(bool(found.resumed) for found in played),
-        [found.first_token for found in quiet],
-        [found.stall for found in quiet],
-        [found.first_token for found in played],
-        [found.stall for found in played],
-        wrong[:8],
+        tally.streams,
+        tally.failed,
+        tally.wrong,
+        tally.resumed,
+        thinned([found.first_token for found in quiet]),
+        thinned([found.stall for found in quiet]),
+        thinned(tally.first),
+        thinned(tally.stall),
+        tally.faults,
+        watch.trails,
     )

@@ -1,6 +1,7 @@
 """One picture per part."""
 
 from bench.plots.chunked import of_chunked
+from bench.plots.deaths import of_deaths, of_soak
 from bench.plots.host import of_host
 from bench.plots.peers import of_peers
 from bench.plots.policies import of_policies
@@ -11,6 +12,7 @@ from bench.plots.scheduler import of_scheduler
 
 __all__ = [
     "of_chunked",
+    "of_deaths",
     "of_host",
     "of_peers",
     "of_policies",
@@ -18,4 +20,5 @@ __all__ = [
     "of_retention",
     "of_ring",
     "of_scheduler",
+    "of_soak",
 ]

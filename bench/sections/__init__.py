@@ -1,6 +1,7 @@
 """Results into words and tables, the same for the page and the terminal. One file per part."""
 
 from bench.sections.chunked import of_chunked
+from bench.sections.deaths import of_deaths, of_soak, soaked
 from bench.sections.host import of_host
 from bench.sections.peers import of_peers
 from bench.sections.policies import of_policies
@@ -11,6 +12,7 @@ from bench.sections.scheduler import of_scheduler
 
 __all__ = [
     "of_chunked",
+    "of_deaths",
     "of_host",
     "of_peers",
     "of_policies",
@@ -18,4 +20,6 @@ __all__ = [
     "of_retention",
     "of_ring",
     "of_scheduler",
+    "of_soak",
+    "soaked",
 ]

@@ -10,6 +10,7 @@ from bench.catalog import PARTS, load
 
 ROOT = Path(__file__).parents[2]
 SERVED = ("ring", "prefix", "peers")
+DEADLY = ("deaths", "soak")
 ALONE = ("policies", "chunked", "scheduler", "retention", "host")
 
 pytestmark = pytest.mark.timeout(600)
@@ -28,7 +29,7 @@ def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def test_every_part_has_its_quick_bench():
-    assert set(PARTS) == {*SERVED, *ALONE}
+    assert set(PARTS) == {*SERVED, *ALONE, *DEADLY}
 
 
 def test_quick_through_the_ring_and_beside_transformers(tmp_path):
@@ -57,6 +58,14 @@ def test_quick_of_the_engine_alone(tmp_path):
     (point,) = found["host"].points
     assert point.same == point.outputs
     assert point.saved >= 0.8
+
+
+def test_quick_of_deaths(tmp_path):
+    for result in bench(DEADLY, tmp_path).values():
+        assert (result.failed, result.wrong, result.faults) == (0, 0, [])
+        assert len(result.deaths) == result.plan.kills
+        assert result.streams >= result.plan.streams
+        assert {trail.role for trail in result.memory} == {"router", "engine", "detok"}
 
 
 def test_what_other_parts_found_is_written_down_when_one_fails(tmp_path):

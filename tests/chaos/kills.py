@@ -4,31 +4,12 @@ Ends with one line that says what became of them; exit status 1 when one failed 
 """
 
 import argparse
-from collections.abc import Sequence
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.deaths.run import Plan, Result, measure
-
-
-def percentile(seconds: Sequence[float], percent: float) -> float:
-    """Of any number of them."""
-    return float(np.percentile(seconds, percent)) if seconds else 0.0
-
-
-def told(result: Result) -> str:
-    """In a line."""
-    killed = ", ".join(f"{count} {role}" for role, count in sorted(result.killed.items()))
-    return (
-        f"{sum(result.killed.values())} kills ({killed}) in {result.seconds:.0f} s: {result.streams} streams, "
-        f"{result.failed} failed, {result.wrong} wrong, {result.resumed} went on at another router; "
-        f"first token p50 {percentile(result.first, 50):.2f} s, p99 {percentile(result.first, 99):.2f} s "
-        f"(undisturbed {percentile(result.quiet_first, 50):.2f}, {percentile(result.quiet_first, 99):.2f}); "
-        f"longest pause p50 {percentile(result.stall, 50):.2f} s, p99 {percentile(result.stall, 99):.2f} s "
-        f"(undisturbed {percentile(result.quiet_stall, 50):.2f}, {percentile(result.quiet_stall, 99):.2f})"
-    )
+from bench.deaths.run import Plan, measure
+from bench.deaths.told import told
 
 
 def main() -> None:

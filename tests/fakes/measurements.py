@@ -1,6 +1,8 @@
 """Results of the bench as they could have been measured."""
 
-from bench.parts import chunked, host, peers, policies, prefix, retention, ring, scheduler
+from bench.deaths.killer import Death
+from bench.memory import Trail
+from bench.parts import chunked, deaths, host, peers, policies, prefix, retention, ring, scheduler
 from bench.stats import Figures
 from bench.systems import engine_alone, through_ring
 
@@ -76,6 +78,18 @@ def peers_result() -> peers.Result:
     return peers.Result([peers.Table(work, entries)])
 
 
+def deaths_result() -> deaths.Result:
+    found = [Death("router-0", 1.5), Death("detok-1", 3.0)]
+    times = [0.1, 0.2, 0.4]
+    memory = [
+        Trail("router-0", [0.0, 1.0, 2.0, 3.0], [80.0, 81.0, 82.0, 82.0]),
+        Trail("router-0", [5.0, 6.0], [79.0, 80.0]),
+        Trail("detok-1", [0.0, 1.0, 6.0], [60.0, 60.0, 60.0]),
+    ]
+    slow = [0.1, 0.3, 2.5, 2.6]
+    return deaths.Result(deaths.Plan(), found, 2.0, 4.0, 4, 0, 0, 1, times, times, slow, slow, [], memory)
+
+
 RESULTS = {
     "ring": ring_result,
     "policies": policies_result,
@@ -85,4 +99,6 @@ RESULTS = {
     "retention": retention_result,
     "host": host_result,
     "peers": peers_result,
+    "deaths": deaths_result,
+    "soak": deaths_result,
 }
