@@ -13,6 +13,8 @@ from sluice.ring.wire import DetokenizerBeat
 HEARING_SECONDS = 1.0
 """So long after its lane took a beat a router has heard it, and what it sent before has come."""
 MAX_LOST = 256
+MAX_OUTLETS = 256
+"""Each takes a lane."""
 
 
 class Outlets:
@@ -39,6 +41,8 @@ class Outlets:
         outlet = self.by_address.get(address)
         if outlet is None:
             try:
+                if len(self.by_address) >= MAX_OUTLETS:
+                    raise ValueError(f"{MAX_OUTLETS} routers are known already")
                 lane = self._open_lane(address)
             except ValueError as error:
                 self._log.warning("bad address", address=address, error=str(error))

@@ -20,6 +20,8 @@ BEAT_SECONDS = 0.5
 SILENCE_SECONDS = 30.0
 """A router that has not said hello for so long gets no more beats."""
 LANE_CAPACITY = 8
+MAX_ROUTERS = 256
+"""Each takes a lane."""
 
 
 class Greeting(NamedTuple):
@@ -36,9 +38,13 @@ class Listeners:
         self.heard: dict[str, Greeting] = {}
         self._clock = clock
 
-    def hear(self, hello: Hello) -> None:
-        """A router wants beats."""
-        self.heard = self.recent() | {hello.address: Greeting(self._clock(), hello.cache_heard)}
+    def hear(self, hello: Hello) -> bool:
+        """A router wants beats. False where so many do that it gets none."""
+        heard = self.recent()
+        if hello.address not in heard and len(heard) >= MAX_ROUTERS:
+            return False
+        self.heard = heard | {hello.address: Greeting(self._clock(), hello.cache_heard)}
+        return True
 
     def recent(self) -> dict[str, Greeting]:
         """Who wants beats now."""

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from engine_worker.hooks import Stop
 from engine_worker.live import Live
 from engine_worker.request import Request, remaining
+from sluice.ring.bounds import MAX_SEQUENCES
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
 from sluice.ring.wire import Submit
-
-MAX_SEQUENCES = 128
 
 
 @dataclass(frozen=True, slots=True)

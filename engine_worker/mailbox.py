@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from structlog.stdlib import BoundLogger
 
 from engine_worker.hooks import Responses, Stop
-from engine_worker.intake import MAX_SEQUENCES
 from engine_worker.outbox import Outbox
 from engine_worker.request import remaining
+from sluice.ring.bounds import MAX_SEQUENCES
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.wire import Cancel, End, Open, Submit, Times, TokenRow
 

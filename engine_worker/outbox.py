@@ -11,6 +11,7 @@ PULSE_SECONDS = 1.0
 FORGET_SECONDS = 60.0
 """After this long, what a lane could not get rid of is given up, and a lane that no request uses is closed."""
 TOKENS_PER_MESSAGE = 8192
+MAX_LANES = 256
 
 
 class SendLane(Protocol):
@@ -75,9 +76,10 @@ class Outbox:
         return any(peer.waiting for peer in self._peers.values())
 
     def connect(self, address: str) -> None:
-        """A request begins to use this address. Raises ValueError if it is none."""
+        """A request begins to use this address. Raises ValueError if it is none, or one too many."""
         peer = self._peers.get(address)
         if peer is None:
+            self._make_room()
             peer = self._peers[address] = _Peer(self._open_lane(address), self._clock())
         peer.users += 1
 
@@ -128,6 +130,14 @@ class Outbox:
         """Close every lane, after at most `linger` seconds each for what was sent."""
         for address in list(self._peers):
             self._close(address, linger)
+
+    def _make_room(self) -> None:
+        if len(self._peers) < MAX_LANES:
+            return
+        idle = next((address for address, peer in self._peers.items() if not (peer.users or peer.waiting)), None)
+        if idle is None:
+            raise ValueError(f"{MAX_LANES} lanes are in use")
+        self._close(idle)
 
     def _send_some(self, peer: _Peer) -> bool:
         """Send all that waits or, if it is much, the oldest part; False if the lane was full after all."""

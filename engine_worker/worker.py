@@ -231,7 +231,8 @@ class Worker:
         found: list[Submit | Cancel] = []
         for message in self._inbox.receive():
             if isinstance(message, Hello):
-                self._listeners.hear(message)
+                if not self._listeners.hear(message):
+                    self._mailbox.dropped["too_many_routers"] += 1
             elif isinstance(message, Gap):
                 self._miss(message)
             elif isinstance(message, Flush):

@@ -5,6 +5,20 @@ Past the router every field is present and in range.
 
 import msgspec
 
+from sluice.ring.bounds import (
+    MAX_STOP_CHARS,
+    Amount,
+    Count,
+    Finite,
+    Logprobs,
+    Number,
+    Part,
+    Positive,
+    Retention,
+    Seconds,
+    TokenId,
+)
+
 GREEDY_TEMPERATURE = 1e-5
 """A temperature below this is greedy."""
 
@@ -15,24 +29,24 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     Applied in this order: logit bias, bans, penalties, temperature, top-k, top-p, min-p (as in transformers).
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
+    temperature: Amount = 1.0
+    top_k: Count = 0
     """0 is off."""
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    top_p: Part = 1.0
+    min_p: Part = 0.0
+    repetition_penalty: Positive = 1.0
     """Over prompt and output (CTRL, arXiv:1909.05858)."""
-    presence_penalty: float = 0.0
+    presence_penalty: Finite = 0.0
     """Over the output."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: Finite = 0.0
     """Over the output."""
-    seed: int = 0
+    seed: Number = 0
     """Unsigned 64 bits; the router draws one when the client gave none."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    bad_token_ids: tuple[int, ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[TokenId, Finite], ...] = ()
+    bad_token_ids: tuple[TokenId, ...] = ()
+    allowed_token_ids: tuple[TokenId, ...] = ()
     """Empty: all."""
-    logprobs: int | None = None
+    logprobs: Logprobs | None = None
     """Best alternatives to report with each chosen token; None reports nothing, 0 only the chosen one."""
 
     @property
@@ -49,12 +63,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 class StopParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """When the engine stops a sequence. Stop strings are the detokenizer's: see `TextParams`."""
 
-    max_tokens: int
+    max_tokens: Count
     """New tokens, at least 1; prompt + max_tokens fits the context."""
-    min_tokens: int = 0
-    eos_token_ids: tuple[int, ...] = ()
+    min_tokens: Count = 0
+    eos_token_ids: tuple[TokenId, ...] = ()
     """The model's own; empty with ignore_eos."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[TokenId, ...] = ()
     """The caller's."""
 
 
@@ -63,11 +77,15 @@ class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
-    min_tokens: int = 0
+    min_tokens: Count = 0
     """A stop string completed by an earlier token than this (1-based) does not count."""
     skip_special_tokens: bool = True
-    interval: int = 1
+    interval: Count = 1
     """Tokens per row at least, but for a sequence's last row; 0: one row at the end."""
+
+    def __post_init__(self) -> None:
+        if sum(map(len, self.stop)) > MAX_STOP_CHARS:
+            raise ValueError(f"stop strings of more than {MAX_STOP_CHARS} characters")
 
 
 DEFAULT_RETENTION = 35
@@ -77,11 +95,11 @@ DEFAULT_RETENTION = 35
 class RangeRetention(msgspec.Struct, frozen=True, array_like=True):
     """How eagerly the blocks of prompt tokens start to end - 1 are kept."""
 
-    start: int
-    end: int
-    priority: int
+    start: Count
+    end: Count
+    priority: Retention
     """0, evicted first, to 100, evicted last."""
-    seconds: float | None = None
+    seconds: Seconds | None = None
     """From when the request lets go of the block; then DEFAULT_RETENTION. None: until evicted."""
 
 
@@ -90,8 +108,8 @@ class RetentionParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     prompt: tuple[RangeRetention, ...] = ()
     """Ranges that do not overlap, in order."""
-    decode_priority: int = DEFAULT_RETENTION
-    decode_seconds: float | None = None
+    decode_priority: Retention = DEFAULT_RETENTION
+    decode_seconds: Seconds | None = None
 
 
 def derive_seed(seed: int, sequence: int) -> int:

@@ -8,33 +8,35 @@ from typing import Any
 
 import msgspec
 
+from sluice.ring.bounds import Count, Finite, Moment, Name, Number, Total
+
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
     """The engine at one step; the fields of sluice.v1.EngineStats, where they are explained."""
 
-    iteration: int = 0
-    active_requests: int = 0
-    max_requests: int = 0
-    queued_requests: int = 0
-    scheduled_requests: int = 0
-    context_requests: int = 0
-    generation_requests: int = 0
-    paused_requests: int = 0
-    total_context_tokens: int = 0
-    micro_batch_id: int = 0
-    total_generation_tokens: int = 0
-    empty_generation_slots: int = 0
-    max_kv_blocks: int = 0
-    free_kv_blocks: int = 0
-    used_kv_blocks: int = 0
-    tokens_per_kv_block: int = 0
-    prefix_cache_hit_ratio: float = 0.0
-    tokens_per_second: float = 0.0
-    time: float = 0.0
+    iteration: Total = 0
+    active_requests: Count = 0
+    max_requests: Count = 0
+    queued_requests: Count = 0
+    scheduled_requests: Count = 0
+    context_requests: Count = 0
+    generation_requests: Count = 0
+    paused_requests: Count = 0
+    total_context_tokens: Count = 0
+    micro_batch_id: Count = 0
+    total_generation_tokens: Count = 0
+    empty_generation_slots: Count = 0
+    max_kv_blocks: Count = 0
+    free_kv_blocks: Count = 0
+    used_kv_blocks: Count = 0
+    tokens_per_kv_block: Count = 0
+    prefix_cache_hit_ratio: Finite = 0.0
+    tokens_per_second: Finite = 0.0
+    time: Moment = 0.0
     """When the step ended."""
-    step_seconds: float = 0.0
-    max_host_blocks: int = 0
-    used_host_blocks: int = 0
+    step_seconds: Finite = 0.0
+    max_host_blocks: Count = 0
+    used_host_blocks: Count = 0
 
 
 class Stage(IntEnum):
@@ -50,23 +52,23 @@ class Stage(IntEnum):
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     """One request in the engine; the fields of sluice.v1.RequestStats. Over all its sequences."""
 
-    request: int
-    name: str
+    request: Number
+    name: Name
     """The caller's request id."""
     stage: Stage
-    arrival: float
-    first_scheduled: float | None
-    first_token: float | None
-    last_token: float | None
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    pauses: int
-    blocks_allocated: int
+    arrival: Moment
+    first_scheduled: Moment | None
+    first_token: Moment | None
+    last_token: Moment | None
+    prompt_tokens: Count
+    cached_tokens: Count
+    generated_tokens: Count
+    pauses: Count
+    blocks_allocated: Count
     """Blocks that were taken for it, newly filled."""
-    blocks_reused: int
+    blocks_reused: Count
     """Blocks that were found in the cache instead."""
-    blocks_missed: int
+    blocks_missed: Count
     """Full blocks of prompts that were looked for and not found."""
 
     def queued(self, now: float) -> float:

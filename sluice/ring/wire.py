@@ -10,6 +10,19 @@ from typing import NamedTuple
 
 import msgspec
 
+from sluice.ring.bounds import (
+    Count,
+    Finite,
+    Index,
+    Name,
+    Number,
+    Priority,
+    Salt,
+    Seconds,
+    Sequences,
+    TokenId,
+    Total,
+)
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.params import RetentionParams, SamplingParams, StopParams, TextParams
 from sluice.ring.stats import RequestStats, StepStats
@@ -25,110 +38,110 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Hello(Message, frozen=True):
     """router → engine, detokenizer, every second: beats go to `address` until the hellos stop."""
 
-    router: str
-    address: str
-    cache_heard: int = 0
+    router: Name
+    address: Name
+    cache_heard: Total = 0
     """To an engine: number of the latest change of its cache that this router knows; 0: none."""
 
 
 class Submit(Message, frozen=True):
     """router → engine: one attempt at one request. The next hops travel with it."""
 
-    request: int
-    attempt: int
-    engine_epoch: int
+    request: Number
+    attempt: Count
+    engine_epoch: Number
     """Incarnation that this was meant for; another one drops it."""
-    name: str
+    name: Name
     """The caller's request id, for logs."""
-    prompt: list[int]
-    n: int
+    prompt: list[TokenId]
+    n: Sequences
     sampling: SamplingParams
     stopping: StopParams
     text: TextParams
-    priority: int
+    priority: Priority
     """Higher runs first: 1 low, 2 normal, 3 high."""
-    salt: str
-    time_limit: float | None
+    salt: Salt
+    time_limit: Seconds | None
     """Seconds from the receipt of this message."""
-    detokenizer: str
+    detokenizer: Name
     """Address of the inbox that gets the tokens."""
-    router: str
+    router: Name
     """Address of the inbox that gets the text."""
     retention: RetentionParams = RetentionParams()
-    resume: dict[int, list[int]] = {}
+    resume: dict[Index, list[TokenId]] = {}
     """By sequence, the tokens of its continuation that the caller has: they count as generated and are not sent again.
     """
-    ended: list[int] = []
+    ended: list[Index] = []
     """Sequences that have ended in an attempt before: nothing more is to come of them."""
 
 
 class Cancel(Message, frozen=True):
     """router → engine: end a request, or one sequence of it, with ABORTED. Unknown ones are ignored."""
 
-    request: int
-    attempt: int
-    engine_epoch: int
-    sequence: int | None = None
+    request: Number
+    attempt: Count
+    engine_epoch: Number
+    sequence: Index | None = None
 
 
 class Flush(Message, frozen=True):
     """router → engine: forget the prefix cache. The answer stands in the beats."""
 
-    engine_epoch: int
-    number: int
+    engine_epoch: Number
+    number: Number
     """Drawn at random; names this flush in the beats."""
 
 
 class Drop(Message, frozen=True):
     """router → detokenizer: an attempt was given up; whatever is kept for it can go. Unknown ones are ignored."""
 
-    request: int
-    attempt: int
+    request: Number
+    attempt: Count
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True):
     """A stream begins: sent with or before its first row, when its first step is scheduled or it is refused."""
 
-    request: int
-    attempt: int
-    n: int
+    request: Number
+    attempt: Count
+    n: Sequences
     text: TextParams
-    router: str
-    prompt_tokens: int
-    cached_tokens: int
-    queue: float = 0.0
+    router: Name
+    prompt_tokens: Count
+    cached_tokens: Count
+    queue: Finite = 0.0
     """Seconds before its first step: `Times.queue` of a terminal that the detokenizer writes itself."""
-    resume: dict[int, list[int]] = {}
+    resume: dict[Index, list[TokenId]] = {}
     """As in `Submit`."""
-    ended: list[int] = []
+    ended: list[Index] = []
     """As in `Submit`."""
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
     """`Open`, as the detokenizer hands it on to the router."""
 
-    request: int
-    attempt: int
-    prompt_tokens: int
-    cached_tokens: int
+    request: Number
+    attempt: Count
+    prompt_tokens: Count
+    cached_tokens: Count
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Natural log of the probability of one chosen token, before temperature, penalties and filters."""
 
     logprob: float
-    rank: int
+    rank: Count
     """1-based."""
-    top: list[tuple[int, float]]
+    top: list[tuple[TokenId, float]]
     """Most likely tokens, best first."""
 
 
 class Times(msgspec.Struct, frozen=True, array_like=True):
     """Where a sequence's time went, in seconds of the engine's clock."""
 
-    queue: float
-    context: float
-    generation: float
+    queue: Finite
+    context: Finite
+    generation: Finite
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):
@@ -136,7 +149,7 @@ class End(msgspec.Struct, frozen=True, array_like=True):
 
     reason: FinishReason
     times: Times
-    stop_token: int | None = None
+    stop_token: TokenId | None = None
     stop_string: str | None = None
     fault: Fault | None = None
     """With ERROR only."""
@@ -172,18 +185,18 @@ class TextRow(NamedTuple):
 class TokenBatch(Message, frozen=True):
     """engine → detokenizer: what the rows of one step (or of several, when the lane was full) brought."""
 
-    engine: str
-    engine_epoch: int
+    engine: Name
+    engine_epoch: Number
     opens: list[Open]
-    request: list[int]
-    attempt: list[int]
-    sequence: list[int]
-    offset: list[int]
-    count: list[int]
-    tokens: list[int]
-    logprobs: dict[int, list[TokenLogprob]]
+    request: list[Number]
+    attempt: list[Count]
+    sequence: list[Index]
+    offset: list[Count]
+    count: list[Count]
+    tokens: list[TokenId]
+    logprobs: dict[Count, list[TokenLogprob]]
     """By row; only rows that asked for them."""
-    ends: dict[int, End]
+    ends: dict[Count, End]
     """By row."""
 
     def __post_init__(self) -> None:
@@ -213,16 +226,16 @@ class TokenBatch(Message, frozen=True):
 class TextBatch(Message, frozen=True):
     """detokenizer → router."""
 
-    detokenizer: str
+    detokenizer: Name
     started: list[Started]
-    request: list[int]
-    attempt: list[int]
-    sequence: list[int]
-    offset: list[int]
-    count: list[int]
-    tokens: list[int]
-    logprobs: dict[int, list[TokenLogprob]]
-    ends: dict[int, End]
+    request: list[Number]
+    attempt: list[Count]
+    sequence: list[Index]
+    offset: list[Count]
+    count: list[Count]
+    tokens: list[TokenId]
+    logprobs: dict[Count, list[TokenLogprob]]
+    ends: dict[Count, End]
     text: list[str]
 
     def __post_init__(self) -> None:
@@ -255,8 +268,8 @@ class TextBatch(Message, frozen=True):
 class Pulse(Message, frozen=True):
     """engine → detokenizer, every second: the engine lives, and a lost last message shows as a gap."""
 
-    engine: str
-    engine_epoch: int
+    engine: Name
+    engine_epoch: Number
 
 
 class CacheNews(msgspec.Struct, frozen=True, array_like=True):
@@ -267,9 +280,9 @@ class CacheNews(msgspec.Struct, frozen=True, array_like=True):
     once stands where its last change put it, so that what was heard before can be heard again.
     """
 
-    after: int
+    after: Total
     """Number of the change that this follows; 0 with `whole`."""
-    last: int
+    last: Total
     """Number of the latest change told."""
     stored: list[int]
     """Findable now."""
@@ -282,21 +295,21 @@ class CacheNews(msgspec.Struct, frozen=True, array_like=True):
 class EngineBeat(Message, frozen=True):
     """engine → router on the side lane, every half second."""
 
-    engine: str
-    epoch: int
+    engine: Name
+    epoch: Number
     """Drawn at every start of the process."""
-    address: str
-    fingerprint: str
+    address: Name
+    fingerprint: Name
     """Of the model folder; the root of block hashes."""
-    max_sequence_tokens: int
+    max_sequence_tokens: Count
     """Longest prompt plus output that this engine can hold."""
     draining: bool
     stats: StepStats
-    flushes: list[tuple[int, int]] = []
+    flushes: list[tuple[Number, Count]] = []
     """(number, blocks freed) of the latest flushes, oldest first."""
-    missed: dict[int, int] = {}
+    missed: dict[Number, Total] = {}
     """Frames that never came, by the epoch of their lane: submits or cancels among them. Only lanes with losses."""
-    tokenizer: str = ""
+    tokenizer: Name = ""
     """Fingerprint of the tokenizer files."""
     steps: list[StepStats] = []
     """Steps since the last beat, the latest where they were many; none while idle."""
@@ -306,23 +319,23 @@ class EngineBeat(Message, frozen=True):
     """For the router that gets this beat."""
     max_batch_size: int = 0
     """Sequences that it computes at once; 0: it does not tell."""
-    progress: int = 0
+    progress: Total = 0
     """Turns of its loop since the start, idle ones too: where this stands still, a step hangs."""
 
 
 class DetokenizerBeat(Message, frozen=True):
     """detokenizer → router on the side lane, every half second."""
 
-    detokenizer: str
-    epoch: int
-    address: str
+    detokenizer: Name
+    epoch: Number
+    address: Name
     draining: bool
-    streams: int
-    queue_depth: int
-    tokens_per_second: float
-    tokenizer: str = ""
+    streams: Count
+    queue_depth: Count
+    tokens_per_second: Finite
+    tokenizer: Name = ""
     """Fingerprint of the tokenizer files."""
-    missed: dict[int, int] = {}
+    missed: dict[Number, Total] = {}
     """Frames of engines that never came, by the engine's epoch. Only engines with losses."""
 
 

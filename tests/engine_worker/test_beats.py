@@ -63,3 +63,13 @@ def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
     # Of a request only the latest.
     tokens = [request.generated_tokens for message in lanes["mem://r1"].messages for request in message.requests]
     assert tokens == [3]
+
+
+def test_routers_are_bounded(monkeypatch):
+    monkeypatch.setattr("engine_worker.beats.MAX_ROUTERS", 2)
+    clock = Clock()
+    listeners = Listeners(clock)
+    assert [listeners.hear(Hello("r", f"mem://{i}")) for i in (0, 1, 2, 0)] == [True, True, False, True]
+    assert listeners.heard.keys() == {"mem://0", "mem://1"}
+    clock.now += SILENCE_SECONDS
+    assert listeners.hear(Hello("r", "mem://2"))

@@ -175,3 +175,16 @@ def test_closing_counts_what_did_not_go_out(outbox, receiver):
     outbox.close()
     assert outbox.lost == 1
     assert receiver.lanes[A].closed
+
+
+def test_lanes_are_bounded_and_idle_ones_make_room(outbox, receiver, monkeypatch):
+    monkeypatch.setattr("engine_worker.outbox.MAX_LANES", 2)
+    outbox.connect("mem://1")
+    outbox.connect("mem://2")
+    with pytest.raises(ValueError, match="2 lanes"):
+        outbox.connect("mem://3")
+    outbox.connect("mem://2")
+    outbox.disconnect("mem://1")
+    outbox.connect("mem://3")
+    assert receiver.lanes["mem://1"].closed
+    assert not receiver.lanes["mem://2"].closed

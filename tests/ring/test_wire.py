@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.wire import End, Message, TextBatch, TextRow, Times, ToDetokenizer, TokenBatch, TokenLogprob, TokenRow
 
-numbers = st.integers(0, 2**63 - 1)
+numbers = st.integers(0, 2**64 - 1)
+counts = st.integers(0, 2**32 - 1)
 floats = st.floats(allow_nan=False)
 logprob = st.builds(TokenLogprob, floats, st.integers(1, 9), st.lists(st.tuples(st.integers(0, 9), floats), max_size=2))
 ends = st.none() | st.builds(
@@ -27,7 +28,7 @@ def token_rows(draw):
     with_logprobs = draw(st.booleans())
     logprobs = draw(st.lists(logprob, min_size=len(tokens), max_size=len(tokens))) if with_logprobs else []
     return TokenRow(
-        draw(numbers), draw(st.integers(0, 9)), draw(st.integers(0, 127)), draw(numbers), tokens, logprobs, draw(ends)
+        draw(numbers), draw(st.integers(0, 9)), draw(st.integers(0, 127)), draw(counts), tokens, logprobs, draw(ends)
     )
 
 

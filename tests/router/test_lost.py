@@ -170,7 +170,7 @@ async def test_a_full_lane_is_passed_by(ring, start):
     client = await start()
     full.reading = False
     peer = next(peer for peer in client.router._members.engines.heard if peer.name == "a")
-    await until_full(peer.lane, lambda: peer.lane.send(Hello("x" * 10_000, client.router.address)))
+    await until_full(peer.lane, lambda: peer.lane.send(Hello("x" * 1000, client.router.address)))
     await asyncio.gather(*(client.events(text_spec()) for _ in range(8)))
     assert (len(full.calls), len(free.calls)) == (0, 8)
 

@@ -1,0 +1,115 @@
+"""What cannot be right is no message."""
+
+import math
+
+import msgspec
+import pytest
+
+from sluice.ring.bounds import MAX_STOP_CHARS
+from sluice.ring.errors import FinishReason
+from sluice.ring.params import SamplingParams, StopParams, TextParams
+from sluice.ring.wire import (
+    Cancel,
+    DetokenizerBeat,
+    End,
+    Hello,
+    Open,
+    Submit,
+    Times,
+    ToDetokenizer,
+    ToEngine,
+    TokenBatch,
+    TokenLogprob,
+    TokenRow,
+    ToRouter,
+)
+
+SUBMIT = Submit(
+    request=1,
+    attempt=0,
+    engine_epoch=2**64 - 1,
+    name="r",
+    prompt=[1, 2],
+    n=2,
+    sampling=SamplingParams(seed=2**64 - 1),
+    stopping=StopParams(max_tokens=4),
+    text=TextParams(),
+    priority=2,
+    salt="",
+    time_limit=None,
+    detokenizer="ipc:///d",
+    router="ipc:///r",
+    resume={1: [5]},
+    ended=[0],
+)
+OPEN = Open(1, 0, 1, TextParams(), "ipc:///r", 1, 0)
+BEAT = DetokenizerBeat("d", 1, "ipc:///d", False, 1, 1, 1.0, missed={2**64 - 1: 2**63 - 1})
+TIMES = Times(0.0, 0.0, 0.0)
+
+
+def decode(message, kind):
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind)
+
+
+def batch(row: TokenRow, opens: list[Open] | None = None) -> TokenBatch:
+    return TokenBatch.of("e", 1, opens or [], [row])
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (SUBMIT, ToEngine),
+        (BEAT, ToRouter),
+        (
+            batch(TokenRow(1, 0, 127, 0, [1], [TokenLogprob(-math.inf, 1, [(0, math.nan)])], None), [OPEN]),
+            ToDetokenizer,
+        ),
+    ],
+)
+def test_what_can_be_right_is_one(message, kind):
+    assert repr(decode(message, kind)) == repr(message)
+
+
+def changed(message, **fields):
+    return msgspec.structs.replace(message, **fields)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        *((changed(SUBMIT, n=n), ToEngine) for n in (0, -1, 129, 2**60)),
+        *((changed(SUBMIT, prompt=[token]), ToEngine) for token in (-1, 2**32)),
+        *((changed(SUBMIT, time_limit=limit), ToEngine) for limit in (math.nan, math.inf, -1.0)),
+        *((changed(SUBMIT, resume=resume), ToEngine) for resume in ({128: []}, {-1: []}, {0: [-1]})),
+        (changed(SUBMIT, attempt=-1), ToEngine),
+        (changed(SUBMIT, detokenizer="x" * 1025), ToEngine),
+        *((changed(SUBMIT, sampling=SamplingParams(temperature=t)), ToEngine) for t in (math.nan, math.inf, -1.0)),
+        *((changed(SUBMIT, sampling=SamplingParams(logprobs=n)), ToEngine) for n in (-1, 21, 2**60)),
+        (changed(SUBMIT, sampling=SamplingParams(logit_bias=((-1, 1.0),))), ToEngine),
+        (changed(SUBMIT, sampling=SamplingParams(repetition_penalty=0.0)), ToEngine),
+        (changed(SUBMIT, stopping=StopParams(max_tokens=2**60)), ToEngine),
+        (Cancel(1, 0, 1, 2**60), ToEngine),
+        (Hello("r", "x" * 1025), ToEngine),
+        (Hello("r", "ipc:///r", -1), ToEngine),
+        (batch(TokenRow(1, 0, 0, 0, [], [], None), [changed(OPEN, n=2**60)]), ToDetokenizer),
+        (batch(TokenRow(1, 0, -1, 0, [], [], None)), ToDetokenizer),
+        (batch(TokenRow(1, 0, 0, -5, [1], [], None)), ToDetokenizer),
+        (batch(TokenRow(1, 0, 0, 0, [-1], [], None)), ToDetokenizer),
+        (batch(TokenRow(1, 0, 0, 0, [], [], End(FinishReason.EOS, changed(TIMES, queue=math.nan)))), ToDetokenizer),
+        (changed(BEAT, streams=-1), ToRouter),
+        (changed(BEAT, tokens_per_second=math.nan), ToRouter),
+    ],
+)
+def test_what_cannot_be_right_is_none(message, kind):
+    with pytest.raises(msgspec.ValidationError):
+        decode(message, kind)
+
+
+def test_stop_strings_are_bounded_together():
+    half = "x" * (MAX_STOP_CHARS // 2)
+    assert TextParams(stop=(half, half)).stop
+    with pytest.raises(ValueError, match="stop strings"):
+        TextParams(stop=(half, half, "x"))
+    params = msgspec.to_builtins(TextParams()) | {"stop": [half, half, "x"]}
+    with pytest.raises(msgspec.ValidationError):
+        decode(params, TextParams)
