@@ -85,9 +85,8 @@ class AsyncClient:
     def stream_steps(self, *, timeout: float | None = None) -> AsyncSteps:
         """What engines do, step by step, and what becomes of requests. `timeout` ends it; the default one does not."""
         router = self._routers.current
-        call = router.admin.StreamSteps(
-            admin_pb2.StreamStepsRequest(), timeout=timeout, metadata=self._routers.metadata
-        )
+        request = admin_pb2.StreamStepsRequest()
+        call = self._routers.start(router, lambda each: each.admin.StreamSteps, request, timeout)
         return AsyncSteps(call, partial(self._routers.leave, router))
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> bool:
@@ -99,7 +98,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections; what still runs over them is cancelled."""
-        self._routers.closed = True
+        self._routers.close()
         await asyncio.gather(*(router.channel.close() for router in self._routers.all))
 
     async def __aenter__(self) -> Self:
@@ -131,7 +130,7 @@ class AsyncClient:
 
     async def _ask(self, router: Router, method: Method, request: Any, timeout: float | None) -> Any:
         try:
-            return await method(router)(request, timeout=timeout, metadata=self._routers.metadata)
+            return await self._routers.start(router, method, request, timeout)
         except (grpc.RpcError, asyncio.CancelledError) as error:
             if is_task_cancelled():
                 raise

@@ -79,9 +79,8 @@ class Client:
     def stream_steps(self, *, timeout: float | None = None) -> Steps:
         """What engines do, step by step, and what becomes of requests. `timeout` ends it; the default one does not."""
         router = self._routers.current
-        call = router.admin.StreamSteps(
-            admin_pb2.StreamStepsRequest(), timeout=timeout, metadata=self._routers.metadata
-        )
+        request = admin_pb2.StreamStepsRequest()
+        call = self._routers.start(router, lambda each: each.admin.StreamSteps, request, timeout)
         return Steps(call, partial(self._routers.leave, router))
 
     def health(self, service: str = "", *, timeout: float | None = None) -> bool:
@@ -93,7 +92,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connections; what still runs over them is cancelled."""
-        self._routers.closed = True
+        self._routers.close()
         for router in self._routers.all:
             router.channel.close()
 

@@ -1,9 +1,11 @@
 """The routers that a client may ask, any of which does."""
 
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -62,6 +64,8 @@ class Routers:
             raise ValueError("addresses is empty, must name a router at least")
         self.metadata = call_metadata(token, tenant, metadata)
         self.closed = False
+        self._lock = threading.Lock()
+        self._open: WeakSet[Any] = WeakSet()
         self._timeout = timeout
         self._retry_timeout = retry_timeout
         self._resume_timeout = resume_timeout
@@ -73,6 +77,21 @@ class Routers:
     def current(self) -> Router:
         """The one in use."""
         return self.all[self._current]
+
+    def start(self, router: Router, method: Method, request: Any, timeout: float | None) -> Any:
+        """The call of a stream, or any of grpc.aio."""
+        call = method(router)(request, timeout=timeout, metadata=self.metadata)
+        with self._lock:
+            self._open.add(call)
+        return call
+
+    def close(self) -> None:
+        """Cancel what `start` returned and still runs: not every version of grpc.aio does so itself."""
+        self.closed = True
+        with self._lock:
+            calls = list(self._open)
+        for call in calls:
+            call.cancel()
 
     def leave(self, router: Router) -> None:
         """It failed: the next one is in use, unless another call has moved on already."""

@@ -80,8 +80,8 @@ class StreamInfo:
         """The call of the next attempt."""
         self._router = self._routers.current
         now = time.monotonic()
-        method, timeout = self._router.generation.GenerateStream, self._attempts.left(now)
-        return method(self._resume.request(now), timeout=timeout, metadata=self._routers.metadata)
+        timeout, request = self._attempts.left(now), self._resume.request(now)
+        return self._routers.start(self._router, lambda router: router.generation.GenerateStream, request, timeout)
 
     def _failed(self, error: SluiceError) -> float | None:
         """Seconds to wait before the next attempt; None where the stream has ended. Raises what is final."""
