@@ -7,9 +7,21 @@ from typing import Any, NamedTuple
 import msgspec
 from matplotlib.figure import Figure
 
-from bench import plans, plots, sections
+from bench import plans, plots, sections, trouble
 from bench.machine import Origin
-from bench.parts import chunked, deaths, host, peers, policies, prefix, retention, ring, scheduler
+from bench.parts import (
+    chunked,
+    deaths,
+    host,
+    overload,
+    peers,
+    policies,
+    prefix,
+    retention,
+    ring,
+    scheduler,
+    slow_reader,
+)
 from bench.rounds import Step
 from bench.sections.words import Section
 
@@ -39,8 +51,16 @@ PARTS: Mapping[str, Part] = {
     ),
     "host": Part(plans.host_plan, host.measure, host.Result, sections.of_host, plots.of_host),
     "peers": Part(plans.peers_plan, peers.measure, peers.Result, sections.of_peers, plots.of_peers),
-    "deaths": Part(plans.deaths_plan, deaths.measure, deaths.Result, sections.of_deaths, plots.of_deaths),
-    "soak": Part(plans.soak_plan, deaths.measure, deaths.Result, sections.of_soak, plots.of_soak),
+    "deaths": Part(trouble.deaths_plan, deaths.measure, deaths.Result, sections.of_deaths, plots.of_deaths),
+    "overload": Part(trouble.overload_plan, overload.measure, overload.Result, sections.of_overload, plots.of_overload),
+    "slow_reader": Part(
+        trouble.slow_reader_plan,
+        slow_reader.measure,
+        slow_reader.Result,
+        sections.of_slow_reader,
+        plots.of_slow_reader,
+    ),
+    "soak": Part(trouble.soak_plan, deaths.measure, deaths.Result, sections.of_soak, plots.of_soak),
 }
 
 

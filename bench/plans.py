@@ -3,10 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from bench.models import TINY, write_qwen3_06b
-from bench.parts import chunked, deaths, host, peers, policies, prefix, retention, ring, scheduler
+from bench.parts import (
+    chunked,
+    host,
+    peers,
+    policies,
+    prefix,
+    retention,
+    ring,
+    scheduler,
+)
 from bench.parts.peers import Work
 from bench.parts.policies import Mix
 from bench.parts.ring import Shape
@@ -26,7 +33,7 @@ def ring_plan(quick: bool, threads: int, folder: Path) -> ring.Plan:
         if quick
         else [Shape(1, 64, 256), Shape(16, 64, 128), Shape(64, 64, 128)],
         repeats=1 if quick else 5,
-        engine=_engine(threads),
+        engine=engine_settings(threads),
     )
     if quick:
         return ring.Plan([tiny])
@@ -35,7 +42,7 @@ def ring_plan(quick: bool, threads: int, folder: Path) -> ring.Plan:
         model=write_qwen3_06b(folder / "qwen3-0.6b-shape"),
         shapes=[Shape(1, 8, 12), Shape(16, 8, 10), Shape(64, 4, 6)],
         repeats=3,
-        engine=_engine(threads) | {"weights": "random", "kv_cache_tokens": 4096},
+        engine=engine_settings(threads) | {"weights": "random", "kv_cache_tokens": 4096},
     )
     return ring.Plan([tiny, large])
 
@@ -47,7 +54,7 @@ def prefix_plan(quick: bool, threads: int, _: Path) -> prefix.Plan:
         prompt_tokens=[128] if quick else [256, 512, 1024, 1920],
         share=0.9,
         repeats=1 if quick else 7,
-        engine=_engine(threads),
+        engine=engine_settings(threads),
     )
 
 
@@ -60,7 +67,7 @@ def peers_plan(quick: bool, threads: int, _: Path) -> peers.Plan:
     ]
     if quick:
         works = [Work("4 requests, 2 at a time, 16 tokens in, 2 to 8 out", 4, 2, 16, 2, 8)]
-    return peers.Plan(TINY, works, 1 if quick else 3, threads, _engine(threads))
+    return peers.Plan(TINY, works, 1 if quick else 3, threads, engine_settings(threads))
 
 
 def policies_plan(quick: bool, threads: int, _: Path) -> policies.Plan:
@@ -78,7 +85,7 @@ def policies_plan(quick: bool, threads: int, _: Path) -> policies.Plan:
         longest=16 if quick else 256,
         mixes=[Mix("one in eight is long, 4 at a time", True, 4)] if quick else mixes,
         repeats=1 if quick else 3,
-        engine=_engine(threads),
+        engine=engine_settings(threads),
     )
 
 
@@ -94,7 +101,7 @@ def chunked_plan(quick: bool, threads: int, _: Path) -> chunked.Plan:
         output_tokens=4,
         tokens_per_step=64 if quick else 256,
         repeats=1 if quick else 15,
-        engine=_engine(threads),
+        engine=engine_settings(threads),
     )
 
 
@@ -119,7 +126,7 @@ def retention_plan(quick: bool, threads: int, _: Path) -> retention.Plan:
         visits=1 if quick else 3,
         seconds=3600.0,
         repeats=1,
-        engine=_engine(threads),
+        engine=engine_settings(threads),
     )
 
 
@@ -136,26 +143,10 @@ def host_plan(quick: bool, threads: int, _: Path) -> host.Plan:
         working_sets=[3.0] if quick else [0.5, 1.0, 2.0, 3.0, 4.0],
         visits=1 if quick else 2,
         repeats=1 if quick else 2,
-        engine=_engine(threads),
+        engine=engine_settings(threads),
     )
 
 
-def deaths_plan(quick: bool, threads: int, _: Path) -> deaths.Plan:
-    """A death every two seconds."""
-    how_much = {"streams": 8, "kills": 3, "max_tokens": 60} if quick else {}
-    plan = deaths.Plan(**how_much)
-    return replace(plan, threads=max(1, threads // plan.engines))
-
-
-def soak_plan(quick: bool, threads: int, folder: Path) -> deaths.Plan:
-    """Half an hour with a death every 20 s."""
-    return soak_of(0.1 if quick else 30.0, 5.0 if quick else 20.0, deaths_plan(quick, threads, folder))
-
-
-def soak_of(minutes: float, every: float, plan: deaths.Plan, **others: int) -> deaths.Plan:
-    """So many minutes, and a death every so many seconds; the rest as in `plan`, but for what else is given."""
-    return replace(plan, **others, kills=max(1, round(60 * minutes / every)), seconds_between=every)
-
-
-def _engine(threads: int) -> dict[str, Any]:
+def engine_settings(threads: int) -> dict[str, Any]:
+    """Of the tiny model's engine."""
     return {"threads": threads, "kv_cache_tokens": 65536}

@@ -15,10 +15,10 @@ from bench import report
 from bench.catalog import Measured, load, save
 from bench.machine import origin
 from bench.parts.deaths import measure
-from bench.plans import deaths_plan, soak_of
 from bench.plots import of_soak
 from bench.report import OUT
 from bench.sections import soaked
+from bench.trouble import deaths_plan, soak_of
 
 NAME = "soak"
 

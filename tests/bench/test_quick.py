@@ -11,6 +11,7 @@ from bench.catalog import PARTS, load
 ROOT = Path(__file__).parents[2]
 SERVED = ("ring", "prefix", "peers")
 DEADLY = ("deaths", "soak")
+CROWDED = ("overload", "slow_reader")
 ALONE = ("policies", "chunked", "scheduler", "retention", "host")
 
 pytestmark = pytest.mark.timeout(600)
@@ -29,7 +30,7 @@ def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def test_every_part_has_its_quick_bench():
-    assert set(PARTS) == {*SERVED, *ALONE, *DEADLY}
+    assert set(PARTS) == {*SERVED, *ALONE, *DEADLY, *CROWDED}
 
 
 def test_quick_through_the_ring_and_beside_transformers(tmp_path):
@@ -66,6 +67,21 @@ def test_quick_of_deaths(tmp_path):
         assert len(result.deaths) == result.plan.kills
         assert result.streams >= result.plan.streams
         assert {trail.role for trail in result.memory} == {"router", "engine", "detok"}
+
+
+def test_quick_of_too_much(tmp_path):
+    found = bench(CROWDED, tmp_path)
+    for burst in found["overload"].bursts:
+        assert burst.served + burst.refused == burst.requests
+        assert burst.served >= found["overload"].max_live
+        assert burst.told_when == len(burst.router) == len(burst.client) == burst.refused
+    assert found["overload"].retried.errors == {}
+    shared = found["overload"].tenants
+    count = shared.plan.rounds * shared.plan.requests
+    assert [len(asked.first_token) for asked in (shared.alone, shared.flooded)] == [count, count]
+    slow = found["slow_reader"]
+    assert slow.read_later == slow.slow_tokens
+    assert all(speed > 0 for speed in (*slow.without, *slow.beside))
 
 
 def test_what_other_parts_found_is_written_down_when_one_fails(tmp_path):

@@ -2,7 +2,21 @@
 
 from bench.deaths.killer import Death
 from bench.memory import Trail
-from bench.parts import chunked, deaths, host, peers, policies, prefix, retention, ring, scheduler
+from bench.overload.refusals import Burst, Retried
+from bench.overload.tenants import Asked, TenantPlan, Tenants
+from bench.parts import (
+    chunked,
+    deaths,
+    host,
+    overload,
+    peers,
+    policies,
+    prefix,
+    retention,
+    ring,
+    scheduler,
+    slow_reader,
+)
 from bench.stats import Figures
 from bench.systems import engine_alone, through_ring
 
@@ -90,6 +104,23 @@ def deaths_result() -> deaths.Result:
     return deaths.Result(deaths.Plan(), found, 2.0, 4.0, 4, 0, 0, 1, times, times, slow, slow, [], memory)
 
 
+def overload_result() -> overload.Result:
+    bursts = [Burst(100, at, 20, 80, 80, [5.0, 9.0], [0.3, 0.8]) for at in (0.0, 1.0)]
+    alone, flooded = Asked([10.0, 12.0], [1.0, 2.0], [5.0]), Asked([15.0, 31.0], [1.0, 2.0], [9.0, 10.0])
+    return overload.Result(
+        8,
+        16,
+        bursts,
+        Retried(100, 99, {"UNAVAILABLE": 1}, 20.0),
+        Tenants(TenantPlan(2, 1, 64, 400), 16, alone, flooded),
+    )
+
+
+def slow_reader_result() -> slow_reader.Result:
+    memory = [Trail(name, [0.0, 5.0, 10.0], [60.0, 61.0, 61.0]) for name in ("router", "engine-0", "detok-0")]
+    return slow_reader.Result(32, 256, 10.0, 600.0, [900.0, 1000.0], [890.0, 1010.0], 900, 850, 5.0, memory)
+
+
 RESULTS = {
     "ring": ring_result,
     "policies": policies_result,
@@ -100,5 +131,7 @@ RESULTS = {
     "host": host_result,
     "peers": peers_result,
     "deaths": deaths_result,
+    "overload": overload_result,
+    "slow_reader": slow_reader_result,
     "soak": deaths_result,
 }

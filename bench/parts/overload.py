@@ -1,0 +1,70 @@
+"""More than there is room for: how soon the refused know, and what one tenant's flood is to another."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.lines import Lines
+from bench.overload.refusals import Burst, Retried, burst, retried
+from bench.overload.tenants import TenantPlan, Tenants, tenants
+from bench.rounds import Step
+from sluice.launch import Ring
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How much of it."""
+
+    model: Path
+    requests: int
+    """That come at once."""
+    seconds: float
+    """In which as many come, the second time."""
+    max_live: int
+    max_waiting: int
+    first_backoff: float
+    """Seconds, of the client that tries again."""
+    tenants: TenantPlan
+    batch: int
+    """The engine's, where tenants share it."""
+    engine: Mapping[str, Any]
+
+    @property
+    def steps(self) -> int:
+        """Runs to come."""
+        return 4
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Refusals, and two tenants."""
+
+    max_live: int
+    max_waiting: int
+    bursts: list[Burst]
+    retried: Retried
+    tenants: Tenants
+
+
+def measure(plan: Plan, _: Path, step: Step) -> Result:
+    """A ring with a small queue, then one with a large one."""
+    lines = Lines()
+    small = {"max_live": plan.max_live, "max_waiting": plan.max_waiting}
+    with Ring(plan.model, engine_args=plan.engine, router_args=small, observe=lines) as ring:
+        bursts, again = asyncio.run(_refusals(ring.address, lines, plan, step))
+    engine = {**plan.engine, "max_batch_size": plan.batch}
+    with Ring(plan.model, engine_args=engine, observe=lines) as ring:
+        shared = asyncio.run(tenants(ring.address, lines, plan.tenants, plan.batch))
+        step("two tenants")
+    return Result(plan.max_live, plan.max_waiting, bursts, again, shared)
+
+
+async def _refusals(address: str, lines: Lines, plan: Plan, step: Step) -> tuple[list[Burst], Retried]:
+    bursts = []
+    for seconds in (0.0, plan.seconds):
+        bursts.append(await burst(address, lines, plan.requests, seconds))
+        step(f"{plan.requests} requests in {seconds:g} s")
+    again = await retried(address, plan.requests, plan.first_backoff)
+    step("the same with a retry policy")
+    return bursts, again
