@@ -7,7 +7,7 @@ from tests.engine_worker.machine import BASES, EngineMachine
 
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
