@@ -1,0 +1,138 @@
+"""Frames that nobody meant, into a detokenizer: its inbox, its service, its lanes."""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+import zmq
+from tokenizers import Tokenizer
+
+from detok_service.__main__ import open_lane
+from detok_service.service import Identity, Service
+from detok_service.tokenizers import load_decoders
+from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.lanes import PLAIN, Inbox, Lane
+from sluice.ring.params import TextParams
+from sluice.ring.wire import (
+    Drop,
+    End,
+    Hello,
+    Message,
+    Open,
+    Pulse,
+    TextBatch,
+    Times,
+    ToDetokenizer,
+    TokenBatch,
+    TokenLogprob,
+    TokenRow,
+    ToRouter,
+)
+from tests.fakes.tokenizers import TINY
+from tests.fuzz.frames import Mutator
+from tests.fuzz.sender import Deadline, Sender
+
+TEXT = "def fibonacci(n):\n    return n if n < 2 else fibonacci(n - 1)  # \U0001f680 done\n"
+TIMES = Times(0.1, 0.2, 0.3)
+HELLO_TURNS = 100
+
+
+def templates(router: str) -> list[Message]:
+    """Of every kind that a detokenizer takes."""
+    opens = [
+        Open(11, 0, 1, TextParams(stop=("}", "\n\n")), router, 5, 2),
+        Open(12, 1, 3, TextParams(interval=4, min_tokens=2), router, 5, 0, 0.5, {1: [5, 6]}, [2]),
+    ]
+    rows = [
+        TokenRow(11, 0, 0, 0, [5, 6, 7], [TokenLogprob(-0.5, 1, [(5, -0.5), (6, -1.5)])] * 3, None),
+        TokenRow(12, 1, 0, 0, [8, 300], [], End(FinishReason.EOS, TIMES, stop_token=2)),
+        TokenRow(12, 1, 1, 2, [], [], End(FinishReason.ERROR, TIMES, fault=Fault("STEP_FAILED", "so"))),
+    ]
+    return [
+        TokenBatch.of("other-engine", 77, opens, rows),
+        TokenBatch.of("other-engine", 77, [], rows),
+        Pulse("other-engine", 77),
+        Hello("other-router", router),
+        Drop(11, 1),
+    ]
+
+
+def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
+    """So many of them; `tick` is called with how many have been sent. What came of it, in words."""
+    with tempfile.TemporaryDirectory(prefix="sl") as folder, zmq.Context() as context:
+        good, sink = (Inbox(context, f"ipc://{folder}/{name}", ToRouter) for name in ("good", "sink"))
+        inbox = Inbox(context, f"ipc://{folder}/detok", ToDetokenizer)
+        service = Service(
+            Identity("detok", 1, inbox.address),
+            load_decoders(TINY / "tokenizer.json"),
+            partial(open_lane, context, PLAIN),
+            5_000,
+            structlog.get_logger(),
+        )
+        mutator, sender, lane = Mutator(templates(sink.address), seed), Sender(context, inbox.address), None
+        lane = Lane(context, inbox.address)
+        streams, sent, deadline = Beside(lane, good), 0, Deadline()
+
+        def turn() -> None:
+            service.handle(inbox.receive())
+            service.tick()
+            sink.receive()
+            streams.turn()
+            deadline.check()
+
+        while sent < frames:
+            frame = mutator.frame()
+            while not sender.offer(frame):
+                turn()
+            sent += 1
+            if not sent % 64:
+                turn()
+                deadline = Deadline()
+                tick(sent)
+        deadline, wanted = Deadline(), streams.done + 3
+        while inbox.waiting or streams.done < wanted:
+            turn()
+        sender.close()
+        lane.close()
+        service.close(0.0)
+        for each in (inbox, good, sink):
+            each.close()
+    return f"{inbox.malformed} malformed, {inbox.gaps} gaps, {service.streams} streams left, {streams.done} beside"
+
+
+class Beside:
+    """Well-behaved streams, one after the other, each of whose texts must be right."""
+
+    def __init__(self, lane: Lane, inbox: "Inbox[TextBatch]") -> None:
+        self.done = 0
+        tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+        self._tokens = tokenizer.encode(TEXT).ids
+        self._lane, self._inbox = lane, inbox
+        self._at, self._text, self._turns = 0, "", 0
+        self._request = 1 << 60
+
+    def turn(self) -> None:
+        """A hello now and then, a token more, and what has come."""
+        if not self._turns % HELLO_TURNS:
+            self._lane.send(Hello("good-router", self._inbox.address))
+        self._turns += 1
+        opens = [Open(self._request, 0, 1, TextParams(), self._inbox.address, 1, 0)] if not self._at else []
+        if self._at < len(self._tokens):
+            end = End(FinishReason.LENGTH, TIMES) if self._at == len(self._tokens) - 1 else None
+            row = TokenRow(self._request, 0, 0, self._at, [self._tokens[self._at]], [], end)
+            self._at += self._lane.send(TokenBatch.of("good-engine", 5, opens, [row]))
+        for message in self._inbox.receive():
+            for row in message.rows() if isinstance(message, TextBatch) else ():
+                self._take(row)
+
+    def _take(self, row) -> None:
+        if row.request != self._request:
+            # Of streams that never began everybody is told.
+            return
+        self._text += row.text
+        if row.end is not None:
+            assert (row.end.reason, self._text) == (FinishReason.LENGTH, TEXT), (row.end, self._text)
+            self.done += 1
+            self._request += 1
+            self._at, self._text = 0, ""

@@ -1,0 +1,191 @@
+"""Frames that nobody meant, into an engine: its inbox, its mailbox, its core around a scripted runner, its lanes."""
+
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+import zmq
+
+from engine_worker.config import EngineSettings
+from engine_worker.worker import Worker
+from sluice.ring.checkpoint import Checkpoint
+from sluice.ring.errors import FinishReason
+from sluice.ring.lanes import Inbox, Lane
+from sluice.ring.params import RangeRetention, RetentionParams, SamplingParams, StopParams, TextParams
+from sluice.ring.wire import Cancel, EngineBeat, Flush, Hello, Message, Pulse, Submit, TokenBatch
+from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
+from tests.fuzz.frames import Mutator
+from tests.fuzz.sender import Deadline, Sender
+
+CHECKPOINT = Checkpoint(
+    path=Path("nowhere"),
+    name="scripted",
+    config={"vocab_size": VOCAB, "max_position_embeddings": 64},
+    generation={},
+    tokenizer_config={},
+    chat_template=None,
+    fingerprint="abc",
+)
+PROMPT = [5, 6, 7, 8, 9]
+STOPPING = StopParams(max_tokens=12)
+GOOD = 1 << 60
+"""Numbers of well-behaved requests begin here."""
+
+
+def submit(epoch: int, detokenizer: str, router: str, **fields) -> Submit:
+    given = {
+        "request": 11,
+        "attempt": 0,
+        "engine_epoch": epoch,
+        "name": "fuzz",
+        "prompt": PROMPT,
+        "n": 1,
+        "sampling": SamplingParams(),
+        "stopping": STOPPING,
+        "text": TextParams(),
+        "priority": 2,
+        "salt": "",
+        "time_limit": None,
+        "detokenizer": detokenizer,
+        "router": router,
+    }
+    return Submit(**given | fields)
+
+
+def templates(epoch: int, sink: str) -> list[Message]:
+    """Of every kind that an engine takes."""
+    everything = SamplingParams(
+        0.7, 40, 0.9, 0.05, 1.1, 0.5, 0.5, 7, ((3, 1.5), (4, -2.0)), (5,), (), 2
+    )  # fmt: skip
+    return [
+        submit(epoch, sink, sink),
+        submit(
+            epoch,
+            sink,
+            sink,
+            request=12,
+            attempt=1,
+            n=3,
+            sampling=everything,
+            salt="s",
+            time_limit=2.5,
+            stopping=StopParams(6, 1, (2,), (3, 4)),
+            text=TextParams(stop=("a",)),
+            resume={1: [4, 5]},
+            ended=[2],
+            retention=RetentionParams((RangeRetention(0, 4, 50, 1.5),), 20, 3.0),
+        ),
+        submit(epoch, sink, sink, request=13, prompt=list(range(20)), stopping=StopParams(3)),
+        Cancel(11, 0, epoch),
+        Cancel(12, 1, epoch, 1),
+        Hello("other-router", sink, 3),
+        Flush(epoch, 9),
+    ]
+
+
+def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
+    """So many of them; `tick` is called with how many have been sent. What came of it, in words."""
+    with tempfile.TemporaryDirectory(prefix="sl") as folder, zmq.Context() as context:
+        settings = EngineSettings(
+            model="nowhere", id="engine", listen=f"ipc://{folder}/engine", max_requests=64, max_batch_size=16,
+            max_tokens_per_step=128, drain_timeout=0.0,
+        )  # fmt: skip
+        runner = ScriptedRunner(64, 4)
+        # What was run is kept for tests that look at it.
+        runner.steps = Nothing()
+        worker = Worker(settings, CHECKPOINT, runner, structlog.get_logger())
+        thread = threading.Thread(target=worker.serve, daemon=True)
+        thread.start()
+        sink = Inbox(context, f"ipc://{folder}/sink", TokenBatch | Pulse | EngineBeat)
+        beside = Beside(context, f"ipc://{folder}/good", worker)
+        mutator, sender = Mutator(templates(worker.epoch, sink.address), seed), Sender(context, worker.address)
+        sent, deadline = 0, Deadline()
+
+        def turn(wait: float = 0.0) -> None:
+            sink.wait(wait)
+            sink.receive()
+            beside.turn()
+            deadline.check()
+            assert thread.is_alive(), "the engine has ended"
+
+        while sent < frames:
+            frame = mutator.frame()
+            while not sender.offer(frame):
+                turn(0.001)
+            sent += 1
+            if not sent % 64:
+                turn()
+                deadline = Deadline()
+                tick(sent)
+        deadline, wanted = Deadline(), beside.done + 3
+        while beside.done < wanted:
+            turn(0.001)
+        assert runner.violations == []
+        sender.close()
+        beside.close()
+        worker.stop()
+        thread.join()
+        sink.close()
+        engine = worker._engine
+        assert not engine.live.requests
+        engine.check()
+        inbox, dropped = worker._inbox, sum(worker._mailbox.dropped.values())
+    refused = sum(worker._mailbox.refused.values())
+    return (
+        f"{inbox.malformed} malformed, {inbox.gaps} gaps, {dropped} dropped, {refused} refused, "
+        f"{engine.live.begun} begun, {runner.failures} steps failed, {beside.done} streams beside"
+    )
+
+
+class Nothing(list):
+    """Keeps nothing."""
+
+    def append(self, _: object) -> None:
+        pass
+
+
+class Beside:
+    """Well-behaved requests, one after the other, each of whose tokens must be right."""
+
+    def __init__(self, context: zmq.Context, address: str, worker: Worker) -> None:
+        self.done = 0
+        self._worker = worker
+        self._inbox = Inbox(context, address, TokenBatch | Pulse | EngineBeat)
+        self._lane = Lane(context, worker.address)
+        self._request = GOOD
+        self._submitted = False
+        self._tokens: list[int] = []
+        self._turns = 0
+
+    def turn(self) -> None:
+        """A hello, a request where none is on its way, and what has come."""
+        if not self._turns % 100:
+            self._lane.send(Hello("router", self._inbox.address))
+        self._turns += 1
+        if not self._submitted:
+            address = self._inbox.address
+            spec = submit(self._worker.epoch, address, address, request=self._request, priority=3)
+            self._submitted = self._lane.send(spec)
+        for message in self._inbox.receive():
+            for row in message.rows() if isinstance(message, TokenBatch) else ():
+                if row.request == self._request:
+                    self._take(row)
+
+    def _take(self, row) -> None:
+        assert row.offset == len(self._tokens)
+        self._tokens += row.tokens
+        if row.end is None:
+            return
+        overloaded = row.end.fault is not None and row.end.fault.code == "OVERLOADED"
+        if not overloaded:
+            assert row.end.reason is FinishReason.LENGTH, row.end
+            assert self._tokens == continuation(PROMPT, STOPPING)
+            self.done += 1
+        self._request += 1
+        self._submitted, self._tokens = False, []
+
+    def close(self) -> None:
+        self._lane.close()
+        self._inbox.close()

@@ -1,0 +1,178 @@
+"""Frames that nobody meant, into a router: its inbox, its members, placement, dispatcher and streams."""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import structlog
+
+from router.config import RouterSettings
+from router.service import Router
+from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.stats import RequestStats, Stage, StepStats
+from sluice.ring.wire import (
+    CacheNews,
+    DetokenizerBeat,
+    End,
+    EngineBeat,
+    Message,
+    Started,
+    TextBatch,
+    TextRow,
+    Times,
+    TokenLogprob,
+)
+from sluice.tiny_model import path
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1 import generation_pb2_grpc
+from tests.fakes.ring_peers import Call, FakeRing, generate
+from tests.fuzz.frames import Mutator
+from tests.fuzz.sender import Deadline, Sender
+
+TIMES = Times(0.1, 0.2, 0.3)
+STREAMS = 2
+"""Well-behaved ones at a time."""
+
+
+def templates(engine: str, detokenizer: str) -> list[Message]:
+    """Of every kind that a router takes, from peers of which it knows the addresses but not these incarnations."""
+    rows = [
+        TextRow(11, 0, 0, 0, [5, 6], [TokenLogprob(-0.5, 1, [(5, -0.5)])] * 2, "ab", None),
+        TextRow(12, 1, 1, 2, [7], [], "c", End(FinishReason.STOP_STRING, TIMES, stop_string="c")),
+        TextRow(13, 0, 0, 0, [], [], "", End(FinishReason.ERROR, TIMES, fault=Fault("STEP_FAILED", "so"))),
+    ]
+    steps = [StepStats(iteration=3, max_requests=8, max_kv_blocks=64, tokens_per_kv_block=16, time=1.7e9)]
+    requests = [RequestStats(11, "r", Stage.ENDED, 1.7e9, 1.7e9, 1.7e9, 1.7e9, 5, 2, 3, 0, 1, 2, 3)]
+    return [
+        TextBatch.of("other-detok", [Started(11, 0, 5, 2), Started(12, 1, 4, 0)], rows),
+        TextBatch.of("other-detok", [], rows),
+        EngineBeat(
+            "other-engine",
+            77,
+            engine,
+            "f",
+            2048,
+            True,
+            steps[0],
+            [(9, 3)],
+            {5: 1},
+            "",
+            steps,
+            requests,
+            CacheNews(0, 3, [1, 2, 3], [], True),
+            5,
+        ),
+        DetokenizerBeat("other-detok", 78, detokenizer, True, 3, 1, 10.0, "", {77: 2}),
+    ]
+
+
+def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
+    """So many of them; `tick` is called with how many have been sent. What came of it, in words."""
+    return asyncio.run(_run(frames, seed, tick))
+
+
+async def _run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
+    logs: list[dict[str, Any]] = []
+
+    def keep(_: object, __: str, event: dict[str, Any]) -> None:
+        if event["event"] in ("message failed", "call failed"):
+            logs.append(event)
+        raise structlog.DropEvent
+
+    logger = structlog.wrap_logger(None, processors=[structlog.processors.format_exc_info, keep])
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sl"))
+        ring = FakeRing(folder)
+        ring.script = answer
+        stack.push_async_callback(ring.close)
+        engine, detokenizer = ring.add_engine(), ring.add_detokenizer()
+        # Two addresses more at which nobody is: beats that name them are those of strangers.
+        far = f"ipc://{folder}/far-engine", f"ipc://{folder}/far-detok"
+        settings = {
+            "model": str(path()),
+            "engines": (engine.address, far[0]),
+            "detokenizers": (detokenizer.address, far[1]),
+            "listen": f"ipc://{folder}/router",
+            "port": 0,
+        }
+        router = Router(RouterSettings.model_validate(settings), open_checkpoint(str(path()), "tiny"), logger)
+        await router.start()
+        stack.push_async_callback(router.stop, 0.0)
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{router.port}"))
+        beside = Beside(channel)
+        while not (router._members.engines.usable and router._members.detokenizers.usable):
+            await asyncio.sleep(0.01)
+        await beside.start()
+        tasks = [asyncio.create_task(beside.run()) for _ in range(STREAMS)]
+        mutator, sender = Mutator(templates(*far), seed), Sender(ring.context, router.address)
+        await flood(sender, mutator, frames, tick, tasks)
+        wanted = beside.done + 2 * STREAMS
+        await until(lambda: beside.done >= wanted, tasks)
+        beside.stopping = True
+        await asyncio.gather(*tasks)
+        sender.close()
+        await until(lambda: not (router._requests.open or router._requests.on_ring))
+        assert not logs, logs[0]
+        inbox, unknown = router._inbox, router._members.engines.unknown + router._members.detokenizers.unknown
+        late = router._dispatcher.late_rows
+    return f"{inbox.malformed} malformed, {inbox.gaps} gaps, {unknown} unknown beats, {late} late rows, {beside.done} streams beside"  # noqa: E501
+
+
+async def flood(
+    sender: Sender, mutator: Mutator, frames: int, tick: Callable[[int], None], tasks: list[asyncio.Task[None]]
+) -> None:
+    """Send all frames, as fast as the router takes them."""
+    for sent in range(1, frames + 1):
+        frame = mutator.frame()
+        await until(lambda frame=frame: sender.offer(frame), tasks, 0)
+        if not sent % 64:
+            await asyncio.sleep(0)
+            tick(sent)
+
+
+async def until(condition: Callable[[], bool], tasks: list[asyncio.Task[None]] | tuple[()] = (), rest=0.01) -> None:
+    """Wait for it. What ends a task meanwhile is raised."""
+    deadline = Deadline()
+    while not condition():
+        deadline.check()
+        for task in tasks:
+            assert not task.done(), task.result()
+        await asyncio.sleep(rest)
+
+
+async def answer(call: Call) -> None:
+    """As ever, but where a frame made the router believe in a detokenizer that is not there."""
+    if call.submit.detokenizer in call.engine.ring.detokenizers:
+        await generate(call)
+
+
+class Beside:
+    """Calls whose texts must be the same every time."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.done = 0
+        self.stopping = False
+        self._stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        self._text = ""
+
+    async def start(self) -> None:
+        """Before anything disturbs it."""
+        self._text = await self._call()
+        assert self._text
+
+    async def run(self) -> None:
+        """One after the other, until told to stop."""
+        while not self.stopping:
+            text = await self._call()
+            assert text == self._text, (text, self._text)
+            self.done += 1
+
+    async def _call(self) -> str:
+        spec = pb.GenerationSpec(text="def f(x):")
+        spec.stopping.max_tokens = 8
+        found = self._stub.GenerateStream(pb.GenerateStreamRequest(spec=spec), timeout=60)
+        return "".join([event.delta.text async for event in found])
