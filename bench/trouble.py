@@ -32,7 +32,7 @@ def overload_plan(quick: bool, threads: int, _: Path) -> overload.Plan:
     return overload.Plan(
         model=TINY,
         requests=100 if quick else 1000,
-        seconds=1.0,
+        paces=[0.0, 1.0] if quick else [0.0, 1.0, 5.0],
         max_live=8,
         max_waiting=16,
         first_backoff=1.0 if quick else 4.0,

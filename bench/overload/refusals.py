@@ -11,8 +11,10 @@ import msgspec
 from grpc import aio
 
 from bench.calls import has_retry_info, spec
+from bench.children import cpu_seconds
 from bench.lines import Lines
 from bench.stats import thinned
+from sluice.launch import Ring
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -35,6 +37,8 @@ class Burst(msgspec.Struct, frozen=True):
     """From call to refusal, as the client sees it."""
     router: list[float]
     """The same as the router tells: from when it has read the message."""
+    cpu: dict[str, float]
+    """Of client and router, per request."""
 
 
 class Retried(msgspec.Struct, frozen=True):
@@ -47,14 +51,15 @@ class Retried(msgspec.Struct, frozen=True):
     seconds: float
 
 
-async def burst(address: str, lines: Lines, requests: int, seconds: float) -> Burst:
+async def burst(ring: Ring, lines: Lines, requests: int, seconds: float) -> Burst:
     """Send them and count."""
     refusals: list[tuple[float, bool]] = []
     name = f"burst-{seconds:g}"
 
-    async with aio.insecure_channel(address) as channel:
+    async with aio.insecure_channel(ring.address) as channel:
         stub = GenerationServiceStub(channel)
         await channel.channel_ready()
+        before = _cpu(ring)
 
         async def one(i: int) -> None:
             await asyncio.sleep(seconds * i / requests)
@@ -67,6 +72,7 @@ async def burst(address: str, lines: Lines, requests: int, seconds: float) -> Bu
                 refusals.append((time.perf_counter() - began, has_retry_info(error)))
 
         await asyncio.gather(*map(one, range(requests)))
+        used = {name: MILLISECONDS * (after - before[name]) / requests for name, after in _cpu(ring).items()}
     told = await lines.of_requests(name, requests)
     return Burst(
         requests,
@@ -76,6 +82,7 @@ async def burst(address: str, lines: Lines, requests: int, seconds: float) -> Bu
         sum(when for _, when in refusals),
         thinned([MILLISECONDS * took for took, _ in refusals]),
         thinned([MILLISECONDS * line["seconds"] for line in told if line["outcome"] == "OVERLOADED"]),
+        used,
     )
 
 
@@ -95,6 +102,11 @@ async def retried(address: str, requests: int, first_backoff: float) -> Retried:
 
         await asyncio.gather(*map(one, range(requests)))
     return Retried(requests, requests - sum(errors.values()), errors, time.perf_counter() - began)
+
+
+def _cpu(ring: Ring) -> dict[str, float]:
+    """Seconds so far."""
+    return {"client": time.process_time(), "router": cpu_seconds(ring.pids["router"])}
 
 
 def _request(number: int, request_id: str) -> pb.GenerateRequest:

@@ -19,9 +19,9 @@ class Plan(msgspec.Struct, frozen=True):
 
     model: Path
     requests: int
-    """That come at once."""
-    seconds: float
-    """In which as many come, the second time."""
+    """In each burst."""
+    paces: list[float]
+    """Seconds in which they come, once each; 0: at once."""
     max_live: int
     max_waiting: int
     first_backoff: float
@@ -34,7 +34,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def steps(self) -> int:
         """Runs to come."""
-        return 4
+        return len(self.paces) + 2
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ def measure(plan: Plan, _: Path, step: Step) -> Result:
     lines = Lines()
     small = {"max_live": plan.max_live, "max_waiting": plan.max_waiting}
     with Ring(plan.model, engine_args=plan.engine, router_args=small, observe=lines) as ring:
-        bursts, again = asyncio.run(_refusals(ring.address, lines, plan, step))
+        bursts, again = asyncio.run(_refusals(ring, lines, plan, step))
     engine = {**plan.engine, "max_batch_size": plan.batch}
     with Ring(plan.model, engine_args=engine, observe=lines) as ring:
         shared = asyncio.run(tenants(ring.address, lines, plan.tenants, plan.batch))
@@ -60,11 +60,11 @@ def measure(plan: Plan, _: Path, step: Step) -> Result:
     return Result(plan.max_live, plan.max_waiting, bursts, again, shared)
 
 
-async def _refusals(address: str, lines: Lines, plan: Plan, step: Step) -> tuple[list[Burst], Retried]:
+async def _refusals(ring: Ring, lines: Lines, plan: Plan, step: Step) -> tuple[list[Burst], Retried]:
     bursts = []
-    for seconds in (0.0, plan.seconds):
-        bursts.append(await burst(address, lines, plan.requests, seconds))
+    for seconds in plan.paces:
+        bursts.append(await burst(ring, lines, plan.requests, seconds))
         step(f"{plan.requests} requests in {seconds:g} s")
-    again = await retried(address, plan.requests, plan.first_backoff)
+    again = await retried(ring.address, plan.requests, plan.first_backoff)
     step("the same with a retry policy")
     return bursts, again

@@ -26,11 +26,11 @@ def of_overload(result: Result) -> Figure:
         f"{result.max_live} live and {result.max_waiting} waiting requests at most; then two tenants, one of which "
         f"floods with {tenants.plan.flood} requests at a time.",
     )
-    at_once, paced = result.bursts
+    at_once, *paced = result.bursts
     refusals: list[Curve] = [
         ("in the router", at_once.router, TEAL),
-        ("at the client, paced", paced.client, BLUE),
         ("at the client, at once", at_once.client, GREY),
+        *((f"in {each.seconds:g} s", each.client, colour) for each, colour in zip(paced, (ORANGE, BLUE), strict=False)),
     ]
     _curves(grid[0][0], refusals)
     title(grid[0][0], f"{at_once.requests:,} requests: the refused know", "% of the refusals")
@@ -50,7 +50,7 @@ def _curves(axes: Axes, curves: Sequence[Curve], scale: str = "log") -> None:
             continue
         shares = [100 * (i + 1) / len(times) for i in range(len(times))]
         axes.step(np.maximum(times, LEAST_MS), shares, where="post", color=colour, linewidth=2.2)
-        at = 75 - 30 * place
+        at = 85 - 20 * place
         told = f"{name}\np50 {short(percentile(times, 50))}, p99 {short(percentile(times, 99))} ms"
         note(axes, told, (max(percentile(times, at), LEAST_MS), at), (6, -2), ha="left", va="top", color=colour)
         longest = max(longest, times[-1])

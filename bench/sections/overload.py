@@ -56,7 +56,14 @@ def _within(burst: Burst) -> str:
 
 
 def _refusals(bursts: Sequence[Burst]) -> Table:
-    columns = ["requests", "served", "refused", "at the client p50 · p99, ms", "in the router p50 · p99, ms"]
+    columns = [
+        "requests",
+        "served",
+        "refused",
+        "at the client p50 · p99, ms",
+        "in the router p50 · p99, ms",
+        "CPU of client · router, ms each",
+    ]
     rows = [
         [
             f"{each.requests:,} {_within(each)}",
@@ -64,6 +71,7 @@ def _refusals(bursts: Sequence[Burst]) -> Table:
             str(each.refused),
             _both(each.client),
             _both(each.router),
+            f"{number(each.cpu['client'])} · {number(each.cpu['router'])}",
         ]
         for each in bursts
     ]

@@ -105,7 +105,7 @@ def deaths_result() -> deaths.Result:
 
 
 def overload_result() -> overload.Result:
-    bursts = [Burst(100, at, 20, 80, 80, [5.0, 9.0], [0.3, 0.8]) for at in (0.0, 1.0)]
+    bursts = [Burst(100, at, 20, 80, 80, [5.0, 9.0], [0.3, 0.8], {"client": 0.4, "router": 0.5}) for at in (0.0, 1.0)]
     alone, flooded = Asked([10.0, 12.0], [1.0, 2.0], [5.0]), Asked([15.0, 31.0], [1.0, 2.0], [9.0, 10.0])
     return overload.Result(
         8,
