@@ -62,3 +62,32 @@ async def test_everything_that_waits_is_taken_without_another_wake_up(context, f
     finally:
         lane.close()
         inbox.close()
+
+
+async def test_garbage_neither_takes_the_loop_nor_hides_what_comes_after_it(folder, context):
+    seen = []
+    inbox = RouterInbox(context, f"ipc://{folder}/inbox", seen.append, structlog.get_logger())
+    stranger = context.socket(zmq.PUSH)
+    stranger.set(zmq.LINGER, 0)
+    stranger.connect(inbox.address)
+    # More than a batch, and less than the socket holds.
+    count = BATCH_MESSAGES + BATCH_MESSAGES // 2
+    for _ in range(count):
+        stranger.send(b"rubbish")
+    lane = Lane(context, inbox.address)
+    assert lane.send(numbered(0))
+    await asyncio.sleep(0.1)
+    try:
+        inbox.drain()
+        assert inbox.malformed == 0
+        inbox.start()
+        inbox.drain()
+        assert inbox.malformed <= BATCH_MESSAGES
+        async with asyncio.timeout(60):
+            while inbox.malformed < count or not seen:
+                await asyncio.sleep(0.001)
+        assert [message.detokenizer for message in seen] == ["0"]
+    finally:
+        stranger.close()
+        lane.close()
+        inbox.close()
