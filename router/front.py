@@ -130,7 +130,7 @@ class Front:
             cached_tokens=started.cached_tokens if started else 0,
             completion_tokens=sum(log.received for log in live.log.sequences),
             undelivered_tokens=live.log.undelivered,
-            attempts=live.attempt + 1 if live.submitted else 0,
+            attempts=live.attempts,
             seconds=round(now - live.arrived, 6),
             queue_seconds=round((live.submitted or now) - live.arrived, 6),
             first_token_seconds=None if first_token is None else round(first_token, 6),

@@ -35,6 +35,9 @@ class Live:
     """Whose it is; empty: nobody's in particular."""
     arrived: float = field(default_factory=lambda: time.monotonic())
     attempt: int = 0
+    """Number of the one on the ring, or of the next."""
+    attempts: int = 0
+    """Submitted so far."""
     prompt: list[int] = field(default_factory=list)
     retention: RetentionParams = field(default_factory=RetentionParams)
     permit: Permit | None = None
@@ -155,6 +158,7 @@ class Requests:
     def put_on_ring(self, live: Live, route: Route) -> None:
         """An attempt was submitted."""
         live.route = route
+        live.attempts += 1
         live.resubmitted = time.monotonic()
         if live.submitted is None:
             live.submitted = live.resubmitted

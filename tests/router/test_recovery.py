@@ -287,6 +287,8 @@ async def test_attempts_that_bring_nothing_are_bounded(client, ring):
     assert not await call.initial_metadata()
     assert [call.submit.attempt for call in ring.calls] == list(range(8))
     await client.until(lambda: nothing_left(client))
+    assert client.lines()[0]["attempts"] == 8
+    assert sum(client.router._tally.recoveries.values()) == 7
 
 
 async def test_attempts_that_bring_tokens_are_not(client, ring):
