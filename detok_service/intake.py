@@ -12,6 +12,8 @@ from sluice.ring.wire import End, Open, Started, TokenBatch, TokenLogprob
 
 MAX_SEQUENCES = 4096
 """More than a request can have."""
+MAX_TELLING = 16_384
+"""Rows that wait for a router; with so many it is not told of unknown ones, but by its beats that some were lost."""
 
 
 class Intake:
@@ -100,6 +102,9 @@ class Intake:
             self._table.remember(key, engine)
         request, attempt, sequence = key
         for address, outlet in self._outlets.greeted():
+            if outlet.waiting >= MAX_TELLING:
+                outlet.lose(engine)
+                continue
             opened = Open(request, attempt, 1, TextParams(), address, 0, 0)
             stream = Stream(opened, sequence, engine, self._decoders.new(True), None, now)
             stream.fail(ErrorCode.ROWS_LOST, "the stream's start never came")

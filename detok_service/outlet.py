@@ -4,11 +4,13 @@ from collections import Counter
 from itertools import chain
 from typing import Protocol
 
-from detok_service.stream import Row, Stream
+from detok_service.stream import Engine, Row, Stream
 from sluice.ring.wire import Message, Started, TextBatch
 
 MAX_BATCH_TOKENS = 16_384
 """A message is closed when it holds so many."""
+MAX_LOST_ENGINES = 4096
+"""More than there are; only forged epochs are more."""
 
 
 class Sender(Protocol):
@@ -67,6 +69,12 @@ class Outlet:
     def send(self, message: Message) -> bool:
         """A message that is worth nothing later, such as a beat: sent now or not at all."""
         return self._lane.send(message)
+
+    def lose(self, engine: Engine) -> None:
+        """Something of this engine does not reach the router."""
+        _, epoch = engine
+        if epoch in self.lost or len(self.lost) < MAX_LOST_ENGINES:
+            self.lost[epoch] += 1
 
     def forget(self, dropped: dict[int, int]) -> None:
         """The router wants nothing of these requests up to the attempt given. A message made already may still go."""

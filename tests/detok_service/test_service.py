@@ -368,3 +368,20 @@ def test_ended_streams_leave_no_state_behind():
         bench.handle(batch(row(request, 0, [1]), opens=[opened(request, stop=("b",))]))
     assert bench.service.streams == 0
     assert bench.service.remembered == 10
+
+
+def test_rows_of_nobody_do_not_pile_up_for_a_router_that_does_not_read(monkeypatch):
+    monkeypatch.setattr("detok_service.intake.MAX_TELLING", 10)
+    bench = Bench()
+    bench.handle(Hello("r", "router"))
+    bench.beat()
+    lane = bench.lanes["router"]
+    lane.room = 0
+    for request in range(100):
+        bench.handle(batch(row(request, 0, [0]), engine="stranger", epoch=77))
+    assert bench.service.waiting == 10
+    lane.room = 1 << 30
+    bench.beat()
+    assert sum(len(found.request) for found in lane.batches) == 10
+    assert lane.beats[-1].missed[77] == 90
+    assert lane.closed is False
