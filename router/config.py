@@ -122,7 +122,7 @@ class RouterSettings(ServiceSettings):
     max_guide_bytes: int = Field(65_536, ge=0, description="bytes of a regex, schema, grammar or all choices at most")
     max_listed_ids: int = Field(16_384, ge=0, description="ids in bad, allowed or stop_token_ids at most")
     max_messages: int = Field(4096, ge=1, description="messages of a chat at most")
-    max_salt_bytes: int = Field(256, ge=0, description="bytes of kv_cache.salt at most")
+    max_salt_bytes: int = Field(256, ge=0, le=1 << 16, description="bytes of kv_cache.salt at most")
     max_retention_ranges: int = Field(64, ge=0, description="ranges in kv_cache.prompt_retention at most")
     max_retention_time: float = Field(
         2_592_000.0, gt=0, description="largest duration in kv_cache, in seconds; default: 30 days"
