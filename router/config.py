@@ -91,7 +91,7 @@ class RouterSettings(ServiceSettings):
         30.0, gt=0, description="seconds after which an engine that beats but makes no turn of its loop is lost"
     )
     recovery_timeout: float = Field(
-        60.0, ge=0, description="seconds a stream that lost its engine or detokenizer waits for others"
+        300.0, ge=0, description="seconds a stream that lost its engine or detokenizer waits for others"
     )
     recovery_attempts: int = Field(
         8, ge=1, description="attempts in a row that may bring no new token before a request fails"
