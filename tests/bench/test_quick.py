@@ -10,10 +10,9 @@ from bench.catalog import PARTS, load
 
 ROOT = Path(__file__).parents[2]
 SERVED = ("ring", "prefix", "peers")
-DEADLY = ("deaths",)
 CROWDED = ("overload", "slow_reader")
-SOAK = "soak"
-"""It has a test of its own."""
+DEADLY = ("deaths", "soak")
+"""They have tests of their own: tests/chaos."""
 ALONE = ("policies", "chunked", "scheduler", "retention", "host")
 
 pytestmark = pytest.mark.timeout(600)
@@ -32,7 +31,7 @@ def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def test_every_part_has_its_quick_bench():
-    assert set(PARTS) == {*SERVED, *ALONE, *DEADLY, *CROWDED, SOAK}
+    assert set(PARTS) == {*SERVED, *ALONE, *CROWDED, *DEADLY}
 
 
 def test_quick_through_the_ring_and_beside_transformers(tmp_path):
@@ -61,14 +60,6 @@ def test_quick_of_the_engine_alone(tmp_path):
     (point,) = found["host"].points
     assert point.same == point.outputs
     assert point.saved >= 0.8
-
-
-def test_quick_of_deaths(tmp_path):
-    result = bench(DEADLY, tmp_path)["deaths"]
-    assert (result.failed, result.wrong, result.faults) == (0, 0, [])
-    assert len(result.deaths) == result.plan.kills
-    assert result.streams >= result.plan.streams
-    assert {trail.role for trail in result.memory} == {"router", "engine", "detok"}
 
 
 def test_quick_of_too_much(tmp_path):
