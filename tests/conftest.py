@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("sluice", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("sluice")
 
-# A shell that runs the tests in the background has them ignore Ctrl-C, and ignoring is inherited: the processes that
-# the tests interrupt would not end. A handler is not inherited.
+# A shell that runs the tests in the background has them ignore Ctrl-C, nohup has them ignore SIGHUP, and ignoring is
+# inherited: the processes that the tests interrupt would not end. A handler is not inherited.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)

@@ -68,11 +68,11 @@ class Seat:
         self.pulse_file.unlink(missing_ok=True)
 
     def look(self, now: float) -> float:
-        """Seconds since its loop turned last, as far as is known; 0 before the first turn."""
+        """Seconds since its loop turned last, as far as is known, or since it said that it listens; 0 before that."""
         try:
             touched = self.pulse_file.stat().st_mtime_ns
         except FileNotFoundError:
-            return 0.0
+            return 0.0 if self.ready_at is None else now - self.ready_at
         if touched != self.pulse:
             self.pulse, self.pulse_at = touched, now
         return now - self.pulse_at
