@@ -12,7 +12,7 @@ async def test_a_flush_forgets_every_prefix(ring):
         spec = {"prompt": "# flush me " * 20, "max_tokens": 2, "temperature": 0.0}
         await client.generate(**spec)
         assert (await client.generate(**spec)).usage.cached_tokens > 0
-        flushed = await client._admin.FlushCache(admin_pb2.FlushCacheRequest())
+        flushed = await client._routers.current.admin.FlushCache(admin_pb2.FlushCacheRequest())
         assert flushed.blocks_freed > 0
         assert (await client.generate(**spec)).usage.cached_tokens == 0
 
@@ -20,7 +20,7 @@ async def test_a_flush_forgets_every_prefix(ring):
 async def test_statistics_follow_the_work(ring):
     async with AsyncClient(ring.address, timeout=60) as client:
         (before,) = (await client.stats()).engines
-        stream = client._admin.StreamStats(admin_pb2.StreamStatsRequest(interval={"nanos": 200_000_000}))
+        stream = client._routers.current.admin.StreamStats(admin_pb2.StreamStatsRequest(interval={"nanos": 200_000_000}))
         await client.generate("def f():", max_tokens=300, ignore_eos=True)
         end = time.monotonic() + 60
         while (after := (await client.stats()).engines[0]).iteration < before.iteration + 300:

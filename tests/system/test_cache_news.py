@@ -50,7 +50,7 @@ def ring(lines):
 @pytest.fixture
 def second_router(ring):
     """A router of the same engines, started when all is told: its address and its log lines."""
-    folder, children, lines = ring._folder, [], Lines()
+    folder, children, lines = ring._folder.path, [], Lines()
 
     def start() -> tuple[str, Lines]:
         engines, detokenizers = (
