@@ -20,7 +20,9 @@ async def test_a_flush_forgets_every_prefix(ring):
 async def test_statistics_follow_the_work(ring):
     async with AsyncClient(ring.address, timeout=60) as client:
         (before,) = (await client.stats()).engines
-        stream = client._routers.current.admin.StreamStats(admin_pb2.StreamStatsRequest(interval={"nanos": 200_000_000}))
+        stream = client._routers.current.admin.StreamStats(
+            admin_pb2.StreamStatsRequest(interval={"nanos": 200_000_000})
+        )
         await client.generate("def f():", max_tokens=300, ignore_eos=True)
         end = time.monotonic() + 60
         while (after := (await client.stats()).engines[0]).iteration < before.iteration + 300:
