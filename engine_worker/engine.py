@@ -109,13 +109,11 @@ class Engine:
         schedule = self._schedule()
         if not (schedule.context or schedule.generation):
             return False
-        for sequence in schedule.generation:
-            if sequence.request.scheduled_at is None:
-                self._begin(sequence, now)
-        for sequence, _ in schedule.context:
-            if sequence.request.scheduled_at is None:
-                self._begin(sequence, now)
-        self._flights.append(Flight.launch(self._runner, schedule, self._cache.take_moves(), now))
+        flight = Flight.launch(self._runner, schedule, self._cache.take_moves(), now)
+        self._flights.append(flight)
+        for part in flight.parts:
+            if part.sequence.request.scheduled_at is None:
+                self._begin(part.sequence, now)
         return True
 
     def _begin(self, sequence: Sequence, now: float) -> None:

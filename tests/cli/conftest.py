@@ -1,9 +1,11 @@
+import importlib
 from collections.abc import Callable, Iterator
 
 import pytest
 from typer.testing import CliRunner
 
 from sluice.cli import app
+from sluice.launch.ring import RingError
 from tests.fakes.server import Script, serve
 
 
@@ -27,3 +29,21 @@ def sluice(address: str) -> Callable:
         return CliRunner().invoke(app, list(arguments), input=stdin, env={"SLUICE_ADDRESS": address})
 
     return run
+
+
+@pytest.fixture
+def asked_of_ring(monkeypatch) -> Callable[..., dict]:
+    """The options with which `sluice serve`, called with some arguments, would make its ring."""
+
+    def asked(*arguments: str) -> dict:
+        given: dict = {}
+
+        def ring(model, **options):
+            given.update(options)
+            raise RingError("not today")
+
+        monkeypatch.setattr(importlib.import_module("sluice.cli.serve"), "Ring", ring)
+        CliRunner().invoke(app, ["serve", *arguments])
+        return given
+
+    return asked

@@ -1,29 +1,17 @@
 """What `sluice serve` is told about scheduling arrives in the engine's settings."""
 
-import importlib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from engine_worker.config import EngineSettings, read_settings
-from sluice.cli import app
 from sluice.launch.plan import Plan, services
-from sluice.launch.ring import RingError
 
 
 @pytest.fixture
-def engine_settings(monkeypatch):
+def engine_settings(asked_of_ring):
     def asked(*arguments: str) -> EngineSettings:
-        given = {}
-
-        def ring(model, **options):
-            given.update(options)
-            raise RingError("not today")
-
-        monkeypatch.setattr(importlib.import_module("sluice.cli.serve"), "Ring", ring)
-        CliRunner().invoke(app, ["serve", *arguments])
-        plan = Plan(model="model", name="name", engine_args=given["engine_args"])
+        plan = Plan(model="model", name="name", engine_args=asked_of_ring(*arguments)["engine_args"])
         (engine,) = (service for service in services(plan, Path("folder")) if service.role == "engine")
         return read_settings(engine.command[engine.command.index("engine_worker") + 1 :])
 

@@ -1,6 +1,5 @@
 """What `sluice serve` is told about TLS, tokens and AdminService arrives in the router's settings."""
 
-import importlib
 from pathlib import Path
 
 import pytest
@@ -9,20 +8,12 @@ from typer.testing import CliRunner
 from router.config import RouterSettings, read_settings
 from sluice.cli import app
 from sluice.launch.plan import Plan, services
-from sluice.launch.ring import RingError
 
 
 @pytest.fixture
-def router_settings(monkeypatch):
+def router_settings(asked_of_ring):
     def asked(*arguments: str) -> RouterSettings:
-        given = {}
-
-        def ring(model, **options):
-            given.update(options)
-            raise RingError("not today")
-
-        monkeypatch.setattr(importlib.import_module("sluice.cli.serve"), "Ring", ring)
-        CliRunner().invoke(app, ["serve", *arguments])
+        given = asked_of_ring(*arguments)
         plan = Plan(model="model", name="name", host=given["host"], router_args=given["router_args"])
         (router,) = (service for service in services(plan, Path("folder")) if service.role == "router")
         return read_settings(router.command[router.command.index("router") + 1 :])

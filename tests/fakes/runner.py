@@ -124,6 +124,10 @@ class ScriptedRunner:
         size = self.tokens_per_block
         return {(part.block_table[position // size], position % size) for position in range(max(0, start), end)}
 
+    def slots_seen(self, part: Slice, end: int) -> set[tuple[int, int]]:
+        """The same, from the first position that the slice's tokens see."""
+        return self.slots_of(part, 0 if self.window is None else part.start - self.window + 1, end)
+
     def run(self, step: Step) -> list[Drawn]:
         fail, self.fail = self.fail, None
         self.steps.append(Step(tuple(freeze(part) for part in step.slices), step.moves))
@@ -218,7 +222,7 @@ class ScriptedLaunch:
         self.moves = step.moves
         self._drawn: list[Drawn] = []
         self.error: Exception | None = None
-        size, window = runner.tokens_per_block, runner.window or 1 << 60
+        size = runner.tokens_per_block
         targets = [move.target for move in step.moves if move.kind is not MoveKind.OFFLOAD]
         self.written = {(block, offset) for block in targets for offset in range(size)}
         """On the device."""
@@ -227,7 +231,7 @@ class ScriptedLaunch:
         for part in self._step.slices:
             end = part.start + len(part.tokens)
             self.written |= runner.slots_of(part, part.start, end)
-            self.slots |= runner.slots_of(part, part.start - window + 1, end)
+            self.slots |= runner.slots_seen(part, end)
 
     def compute(self) -> None:
         runner, before, self._before = self._runner, self._before, None
@@ -235,10 +239,7 @@ class ScriptedLaunch:
         forgiven = set()
         if before is not None and before.error is not None:
             lost = self._lost_with(before)
-            window = runner.window or 1 << 60
-            forgiven = {
-                id(part) for part in step.slices if runner.slots_of(part, part.start - window + 1, part.start) & lost
-            }
+            forgiven = {id(part) for part in step.slices if runner.slots_seen(part, part.start) & lost}
         try:
             self._drawn = runner.compute(step, self._fail, forgiven)
         except Exception as error:  # noqa: BLE001 - the step fails with it

@@ -48,6 +48,17 @@ def paused(client):
     return not router._requests.on_ring and router._dispatcher._recovery.waiting == 1
 
 
+@asynccontextmanager
+async def paused_call(ring, client, spec):
+    """A stream of which no more is read than its first event, until its request is paused for that."""
+    ring.script = flood
+    async with patient(client) as stub:
+        call = stub.GenerateStream(pb.GenerateStreamRequest(spec=spec))
+        await call.read()
+        await client.until(lambda: paused(client))
+        yield call
+
+
 def check_whole(deltas, n):
     for i in range(n):
         own = [delta for delta in deltas if delta.index == i]
@@ -117,11 +128,7 @@ async def test_abort_while_paused(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(max_undelivered_tokens=MOST)
-    ring.script = flood
-    async with patient(client) as stub:
-        call = stub.GenerateStream(pb.GenerateStreamRequest(spec=text_spec(request_id="r", output=IDS)))
-        await call.read()
-        await client.until(lambda: paused(client))
+    async with paused_call(ring, client, text_spec(request_id="r", output=IDS)) as call:
         await client.generation.Abort(pb.AbortRequest(request_id="r"))
         assert client.router._dispatcher._recovery.waiting == 0
         events = await rest(call)
@@ -135,11 +142,7 @@ async def test_a_client_that_leaves_while_paused(ring, start):
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(max_undelivered_tokens=MOST)
-    ring.script = flood
-    async with patient(client) as stub:
-        call = stub.GenerateStream(pb.GenerateStreamRequest(spec=text_spec(output=IDS)))
-        await call.read()
-        await client.until(lambda: paused(client))
+    async with paused_call(ring, client, text_spec(output=IDS)) as call:
         call.cancel()
         await client.until(lambda: nothing_left(client))
 
@@ -148,11 +151,7 @@ async def test_the_engine_dies_while_a_stream_is_paused(ring, start):
     engine = ring.add_engine()
     ring.add_detokenizer()
     client = await start(max_undelivered_tokens=MOST)
-    ring.script = flood
-    async with patient(client) as stub:
-        call = stub.GenerateStream(pb.GenerateStreamRequest(spec=text_spec(output=IDS)))
-        await call.read()
-        await client.until(lambda: paused(client))
+    async with paused_call(ring, client, text_spec(output=IDS)) as call:
         engine.epoch += 1
         await client.until(lambda: client.lines("peer restarted"))
         deltas = [event.delta for event in await rest(call) if event.HasField("delta")]
