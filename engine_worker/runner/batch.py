@@ -1,59 +1,35 @@
-"""A step as tensors."""
+"""A step as arrays, and what to sample from it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
-import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
-from torch import Tensor
 
-from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.runner.arrays import Arrays
 from engine_worker.step import Draw, Slice
-
-
-class Follows(NamedTuple):
-    """Which tokens the step before gives, and who else needs them."""
-
-    tokens: Tensor
-    """[F] int64: in `token_ids`."""
-    sampled: Tensor
-    """[F] int64: the draws of the step before, in its order."""
-    histories: list[tuple[int, int]]
-    """(draw, draw of the step before) where a penalty has to see the token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of B slices, and what to sample after which."""
+    """What the model computes, and the draws from its R rows of logits."""
 
-    token_ids: Tensor
-    """[T] int64. What follows a draw is there after `follow`."""
-    positions: Tensor
-    """[T] int64."""
-    attention: AttentionInputs
-    last_tokens: Tensor | None
-    """[R] int64: the tokens whose logits are needed; None when they are all T."""
+    arrays: Arrays
     draws: list[Draw]
     draw_rows: list[int]
     """Row of the logits, 0 to R - 1, of each draw."""
-    follows: Follows | None
+    histories: list[tuple[int, int]]
+    """(draw, draw of the step before) where a penalty has to see the token that is followed."""
 
-    def follow(self, sampled: Tensor) -> None:
-        """Fill in what the draws of the step before gave, [D] int64."""
-        if self.follows is None:
-            return
-        self.token_ids.index_copy_(0, self.follows.tokens, sampled.index_select(0, self.follows.sampled))
-        if self.follows.histories:
-            tokens = sampled.tolist()
-            for i, before in self.follows.histories:
-                self.draws[i] = replace(self.draws[i], output=[*self.draws[i].output, tokens[before]])
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Let penalties see what the step before gave."""
+        for i, before in self.histories:
+            self.draws[i] = replace(self.draws[i], output=[*self.draws[i].output, tokens[before]])
 
 
-def build(slices: Sequence[Slice], tokens_per_block: int, window: int | None, device: torch.device) -> Batch:
+def build(slices: Sequence[Slice], tokens_per_block: int, window: int | None) -> Batch:
     """Slices of at least one token each. Their block tables begin for attention where `window`, the widest of all
     layers, of their first token does: what lies behind costs nothing."""
     size = len(slices)
@@ -70,23 +46,26 @@ def build(slices: Sequence[Slice], tokens_per_block: int, window: int | None, de
     slots = block_tables[rows, positions // tokens_per_block - skipped[rows]].astype(np.int64)
     slots = slots * tokens_per_block + positions % tokens_per_block
 
-    draws = [_kept(draw) for part in slices for draw in part.draws]
     drawing = [i for i, part in enumerate(slices) if part.draws]
+    follow_tokens, follow_draws = _follows(slices, ends)
+    arrays = Arrays(
+        token_ids,
+        positions,
+        slots,
+        block_tables,
+        query_start=np.concatenate(([0], ends)).astype(np.int32),
+        context_lengths=lengths.astype(np.int32),
+        last_tokens=None if len(drawing) == total else (ends - 1)[drawing],
+        follow_tokens=follow_tokens,
+        follow_draws=follow_draws,
+        max_query=int(counts.max()),
+        max_context=int(lengths.max()),
+    )
     return Batch(
-        token_ids=_tensor(token_ids, device),
-        positions=_tensor(positions, device),
-        attention=AttentionInputs(
-            slots=_tensor(slots, device),
-            block_tables=_tensor(block_tables, device),
-            query_start=_tensor(np.concatenate(([0], ends)).astype(np.int32), device),
-            context_lengths=_tensor(lengths.astype(np.int32), device),
-            max_query=int(counts.max()),
-            max_context=int(lengths.max()),
-        ),
-        last_tokens=None if len(drawing) == total else _tensor((ends - 1)[drawing], device),
-        draws=draws,
+        arrays,
+        draws=[_kept(draw) for part in slices for draw in part.draws],
         draw_rows=[row for row, i in enumerate(drawing) for _ in slices[i].draws],
-        follows=_follows(slices, ends, device),
+        histories=_histories(slices) if len(follow_tokens) else [],
     )
 
 
@@ -95,20 +74,17 @@ def _kept(draw: Draw) -> Draw:
     return replace(draw, output=tuple(draw.output)) if draw.sampling.penalized else draw
 
 
-def _follows(slices: Sequence[Slice], ends: NDArray[np.int64], device: torch.device) -> Follows | None:
+def _follows(slices: Sequence[Slice], ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     following = [(i, part.follows) for i, part in enumerate(slices) if part.follows is not None]
     if not following:
-        return None
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    rows, draws = (np.array(column, np.int64) for column in zip(*following, strict=True))
+    return ends[rows] - 1, draws
+
+
+def _histories(slices: Sequence[Slice]) -> list[tuple[int, int]]:
     drawing = ((draw, part.follows) for part in slices for draw in part.draws)
-    histories = [(i, at) for i, (draw, at) in enumerate(drawing) if at is not None and draw.sampling.penalized]
-    rows, sampled = (np.array(column, np.int64) for column in zip(*following, strict=True))
-    return Follows(_tensor(ends[rows] - 1, device), _tensor(sampled, device), histories)
-
-
-def _tensor(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    if device.type == "cpu":
-        return torch.from_numpy(array)
-    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
+    return [(i, at) for i, (draw, at) in enumerate(drawing) if at is not None and draw.sampling.penalized]
 
 
 def _padded(tables: list[Sequence[int]], skipped: NDArray[np.int64], used: NDArray[np.int64]) -> NDArray[np.int32]:

@@ -12,6 +12,7 @@ from engine_worker.models.decoder import CausalLM
 from engine_worker.models.windows import widest
 from engine_worker.runner.batch import Batch, build
 from engine_worker.runner.results import Results
+from engine_worker.runner.tensors import Tensors
 from engine_worker.sampling.sampler import sample
 from engine_worker.step import Drawn, Move, Step
 
@@ -67,13 +68,14 @@ class ModelRunner:
     def launch(self, step: Step) -> Running:
         """See `Runner.launch`."""
         before, self._latest = self._latest, None
-        batch = inputs = None
+        batch = tensors = inputs = None
         if step.slices:
-            batch = build(step.slices, self.tokens_per_block, self.window, self._device)
-            inputs = self._backend.prepare(batch.attention, self._cache)
-        if batch is None or batch.follows is None:
+            batch = build(step.slices, self.tokens_per_block, self.window)
+            tensors = Tensors.of(batch.arrays, self._device)
+            inputs = self._backend.prepare(tensors.attention, self._cache)
+        if batch is None or not len(batch.arrays.follow_tokens):
             before = None
-        self._latest = Running(self._start(lambda: self._compute(step.moves, batch, inputs, before)))
+        self._latest = Running(self._start(lambda: self._compute(step.moves, batch, tensors, inputs, before)))
         return self._latest
 
     def _start(self, work: Work) -> "Future[Results | None]":
@@ -88,16 +90,23 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _compute(
-        self, moves: tuple[Move, ...], batch: Batch | None, inputs: AttentionInputs | None, before: Running | None
+        self,
+        moves: tuple[Move, ...],
+        batch: Batch | None,
+        tensors: Tensors | None,
+        inputs: AttentionInputs | None,
+        before: Running | None,
     ) -> Results | None:
         self._cache.move(moves)
-        if batch is None or inputs is None:
+        if batch is None or tensors is None or inputs is None:
             return None
         sampled = before.sampled() if before is not None else None
         if sampled is not None:
-            batch.follow(sampled)
-        hidden = self._model(batch.token_ids, batch.positions, self._cache, inputs)
+            tensors.follow(sampled)
+            if batch.histories:
+                batch.follow(sampled.tolist())
+        hidden = self._model(tensors.token_ids, tensors.positions, self._cache, inputs)
         if not batch.draws:
             return None
-        rows = hidden if batch.last_tokens is None else hidden.index_select(0, batch.last_tokens)
+        rows = hidden if tensors.last_tokens is None else hidden.index_select(0, tensors.last_tokens)
         return Results(sample(self._model.logits(rows), batch.draw_rows, batch.draws), batch.draws)

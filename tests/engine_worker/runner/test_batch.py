@@ -1,10 +1,6 @@
-import torch
-
 from engine_worker.runner.batch import build
 from engine_worker.step import Draw, Slice
 from sluice.ring.params import SamplingParams
-
-CPU = torch.device("cpu")
 
 
 def draw(sequence: int) -> Draw:
@@ -21,25 +17,24 @@ def test_a_mixed_step():
         ),
         4,
         None,
-        CPU,
     )
-    assert work.token_ids.tolist() == [7, 8, 9, 4, 6]
-    assert work.positions.tolist() == [3, 4, 5, 0, 8]
-    assert work.attention.slots.tolist() == [23, 8, 9, 4, 28]
-    assert work.attention.block_tables.tolist() == [[5, 2, 0], [1, 0, 0], [9, 8, 7]]
-    assert work.attention.query_start.tolist() == [0, 3, 4, 5]
-    assert work.attention.context_lengths.tolist() == [6, 1, 9]
-    assert (work.attention.max_query, work.attention.max_context) == (3, 9)
-    assert work.last_tokens.tolist() == [2, 4]
+    assert work.arrays.token_ids.tolist() == [7, 8, 9, 4, 6]
+    assert work.arrays.positions.tolist() == [3, 4, 5, 0, 8]
+    assert work.arrays.slots.tolist() == [23, 8, 9, 4, 28]
+    assert work.arrays.block_tables.tolist() == [[5, 2, 0], [1, 0, 0], [9, 8, 7]]
+    assert work.arrays.query_start.tolist() == [0, 3, 4, 5]
+    assert work.arrays.context_lengths.tolist() == [6, 1, 9]
+    assert (work.arrays.max_query, work.arrays.max_context) == (3, 9)
+    assert work.arrays.last_tokens.tolist() == [2, 4]
     assert work.draws == [one, two, three]
     assert work.draw_rows == [0, 0, 1]
 
 
 def test_generation_needs_all_rows():
-    work = build((Slice([4], 5, [1, 2], (draw(0),)), Slice([6], 0, [3], (draw(0),))), 4, None, CPU)
-    assert work.positions.tolist() == [5, 0]
-    assert work.attention.slots.tolist() == [9, 12]
-    assert work.last_tokens is None
+    work = build((Slice([4], 5, [1, 2], (draw(0),)), Slice([6], 0, [3], (draw(0),))), 4, None)
+    assert work.arrays.positions.tolist() == [5, 0]
+    assert work.arrays.slots.tolist() == [9, 12]
+    assert work.arrays.last_tokens is None
     assert work.draw_rows == [0, 1]
 
 
@@ -53,10 +48,9 @@ def test_tables_begin_where_the_widest_window_does():
         ),
         4,
         6,
-        CPU,
     )
-    assert work.positions.tolist() == [21, 22, 3, 9, 10, 11, 12, 13]
-    assert work.attention.slots.tolist() == [9, 10, 7, 33, 34, 35, 28, 29]
-    assert work.attention.block_tables.tolist() == [[5, 2, 0], [1, 0, 0], [9, 8, 7]]
-    assert work.attention.context_lengths.tolist() == [7, 4, 10]
-    assert (work.attention.max_query, work.attention.max_context) == (5, 10)
+    assert work.arrays.positions.tolist() == [21, 22, 3, 9, 10, 11, 12, 13]
+    assert work.arrays.slots.tolist() == [9, 10, 7, 33, 34, 35, 28, 29]
+    assert work.arrays.block_tables.tolist() == [[5, 2, 0], [1, 0, 0], [9, 8, 7]]
+    assert work.arrays.context_lengths.tolist() == [7, 4, 10]
+    assert (work.arrays.max_query, work.arrays.max_context) == (5, 10)
