@@ -1,12 +1,18 @@
 """Who makes a call, and the call itself as the services see it."""
 
+import asyncio
 import re
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from grpc import aio
+from google.protobuf.message import Message
+from grpc import StatusCode, aio
 
 Call: TypeAlias = aio.ServicerContext[Any, Any]
+
+LEAVING_SECONDS = 1.0
+"""Until gRPC has heard that a client has gone, once what is sent to it fails."""
 
 TENANT = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
 
@@ -28,10 +34,33 @@ class Caller:
 class Context:
     """What an answer needs of its call."""
 
-    __slots__ = ("abort", "caller", "send_initial_metadata", "write")
+    __slots__ = ("_call", "caller")
 
     def __init__(self, call: Call, caller: Caller) -> None:
         self.caller = caller
-        self.write = call.write
-        self.send_initial_metadata = call.send_initial_metadata
-        self.abort = call.abort
+        self._call = call
+
+    async def write(self, message: Message) -> None:
+        """The next message of a stream."""
+        await sent(self._call.write(message))
+
+    async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        """Before the first message."""
+        await sent(self._call.send_initial_metadata(metadata))
+
+    async def abort(self, code: StatusCode, details: str) -> None:
+        """End the call; always raises."""
+        await sent(self._call.abort(code, details))
+
+
+async def sent(operation: Awaitable[None]) -> None:
+    """Await an operation on a call.
+
+    Where the client has gone it may fail a moment before gRPC hears of it and cancels the call. That moment is waited
+    for: only what is a failure after it is raised.
+    """
+    try:
+        await operation
+    except aio.InternalError:
+        await asyncio.sleep(LEAVING_SECONDS)
+        raise

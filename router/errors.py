@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc import StatusCode
 
-from router.callers import Call
+from router.callers import Call, sent
 from sluice.ring.errors import ErrorCode
 
 DOMAIN = "sluice"
@@ -76,7 +76,7 @@ async def abort(call: Call, error: RequestError) -> NoReturn:
     """End the call. Where nothing was written yet no initial metadata goes out, and a client's retry policy can act."""
     status = error.status()
     details = (("grpc-status-details-bin", status.SerializeToString()),)
-    await call.abort(StatusCode[error.code.status], status.message, details)
+    await sent(call.abort(StatusCode[error.code.status], status.message, details))
     raise AssertionError("abort does not return")
 
 

@@ -65,6 +65,9 @@ def _guarded(
         except aio.AbortError:
             raise
         except Exception:
+            if call.done():
+                # Its end was said, and the client has gone meanwhile: there is nobody to tell.
+                raise
             logger.exception("call failed")
             await abort(call, RequestError(ErrorCode.INTERNAL, "an internal error; the server's log has more"))
 
