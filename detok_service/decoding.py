@@ -84,9 +84,7 @@ class Decoding:
     def drop(self, request: int, attempt: int, now: float) -> None:
         """Nobody wants to hear of this request's attempts up to this one any more."""
         self.advance(now)
-        for stream in self._table.of_attempts(request, attempt):
-            self._table.close(stream)
-            self.dropped += 1
+        self.dropped += self._table.give_up(request, attempt)
         self._given_up[request] = max(attempt, self._given_up.get(request, attempt))
 
     def lose(self, engine: Engine, code: ErrorCode, message: str, now: float) -> None:

@@ -27,7 +27,7 @@ class Intake:
         self.unknown_rows = 0
         """Of streams that never began here."""
         self.stale_opens = 0
-        """Of attempts that a later one had taken the place of."""
+        """Of attempts that had been given up, or that a later one had taken the place of."""
         self._table = table
         self._outlets = outlets
         self._decoding = decoding
@@ -77,17 +77,16 @@ class Intake:
                 self._decoding.fail(stream, ErrorCode.OVERLOADED, refusal)
 
     def _is_news(self, opened: Open, keys: list[Key], engine: Engine, now: float) -> bool:
-        """Whether no later attempt lives here, and not this one already. Those before it end in silence."""
+        """Whether it is wanted, and does not live here already. Attempts before it end in silence."""
         live = self._table.attempt(opened.request)
-        if live is None:
-            return True
-        if live < opened.attempt:
-            self._decoding.drop(opened.request, live, now)
-            return True
-        self.stale_opens += 1
-        if live > opened.attempt:
+        if self._table.is_late(opened.request, opened.attempt):
             for key in keys:
                 self._table.remember(key, engine)
+        elif live != opened.attempt:
+            if live is not None:
+                self._decoding.drop(opened.request, live, now)
+            return True
+        self.stale_opens += 1
         return False
 
     def _take_unknown(self, key: Key, engine: Engine, end: End | None, now: float) -> None:

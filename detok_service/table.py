@@ -9,8 +9,8 @@ from sluice.ring.wire import End
 class Table:
     """Of each request at most one attempt lives here.
 
-    Sequences that ended here before the engine's own terminal came are remembered until it does, at most `capacity` of
-    them: their rows are no news.
+    Sequences that ended here before the engine's own terminal came are remembered until it does: their rows are no
+    news. So are attempts that were given up, for that may come before they begin. Both are at most `capacity`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -19,6 +19,8 @@ class Table:
         self._requests: dict[int, list[Stream]] = {}
         """The live streams by request."""
         self._closed: OrderedDict[Key, Engine] = OrderedDict()
+        self._given_up: OrderedDict[int, int] = OrderedDict()
+        """By request, the last attempt that was; the latest requests last."""
         self._capacity = capacity
 
     @property
@@ -30,10 +32,6 @@ class Table:
         """The attempt of this request that lives."""
         streams = self._requests.get(request)
         return streams[0].key[1] if streams else None
-
-    def of_attempts(self, request: int, last: int) -> list[Stream]:
-        """The live streams of a request's attempts up to this one."""
-        return [stream for stream in self._requests.get(request, ()) if stream.key[1] <= last]
 
     def of_engine(self, engine: Engine) -> list[Stream]:
         """The live streams that this engine feeds."""
@@ -59,6 +57,21 @@ class Table:
         if not stream.complete:
             self.remember(stream.key, stream.engine)
 
+    def give_up(self, request: int, last: int) -> int:
+        """Nothing is wanted of a request's attempts up to this one; how many streams of them lived."""
+        streams = [stream for stream in self._requests.get(request, ()) if stream.key[1] <= last]
+        for stream in streams:
+            self.close(stream)
+        self._given_up[request] = max(last, self._given_up.pop(request, last))
+        if len(self._given_up) > self._capacity:
+            self._given_up.popitem(last=False)
+        return len(streams)
+
+    def is_late(self, request: int, attempt: int) -> bool:
+        """Whether it was given up, or a later one lives."""
+        live = self.attempt(request)
+        return attempt <= self._given_up.get(request, -1) or (live is not None and live > attempt)
+
     def remember(self, key: Key, engine: Engine) -> None:
         """Rows of this sequence are expected, and of no use."""
         self._closed[key] = engine
@@ -71,8 +84,7 @@ class Table:
             if end is not None:
                 del self._closed[key]
             return True
-        attempt = self.attempt(key[0])
-        return attempt is not None and attempt > key[1]
+        return self.is_late(*key[:2])
 
     def forget(self, engine: Engine) -> None:
         """No more rows will come from this engine."""

@@ -118,6 +118,37 @@ def test_a_drop_reaches_the_attempts_before_it_and_none_after_it():
     assert bench.texts() == {(2, 0): ("a", FinishReason.LENGTH), (3, 0): ("a", FinishReason.LENGTH)}
 
 
+def test_a_drop_that_overtakes_what_it_drops_is_remembered():
+    bench = Bench()
+    bench.handle(Hello("r", "router"))
+    bench.handle(Drop(1, 2))
+    bench.handle(batch(row(1, 0, [0], attempt=1), opens=[opened(1, attempt=1)]))
+    bench.handle(batch(row(1, 0, [0], attempt=2), opens=[opened(1, n=2, attempt=2)], engine="other"))
+    assert (bench.service.streams, rows(bench), bench.service.intake.stale_opens) == (0, [], 2)
+    bench.handle(batch(row(1, 0, [3], LENGTH, attempt=3), opens=[opened(1, attempt=3)], engine="third"))
+    assert rows(bench) == [((1, 3, 0), 0, [3], "d", True)]
+    ends = [row(1, 1, [], ABORTED, sequence, attempt=2) for sequence in range(2)]
+    bench.handle(batch(row(1, 1, [], ABORTED, attempt=1)), batch(*ends, engine="other"))
+    assert (bench.service.streams, bench.service.remembered, bench.service.intake.unknown_rows) == (0, 0, 0)
+
+
+def test_rows_of_a_dropped_attempt_that_never_began_are_no_news():
+    bench = Bench()
+    bench.handle(Hello("r", "router"))
+    bench.handle(Drop(1, 2), batch(row(1, 4, [0], attempt=2)))
+    assert (bench.service.intake.unknown_rows, rows(bench)) == (0, [])
+    bench.handle(batch(row(1, 4, [0], attempt=3)))
+    assert bench.service.intake.unknown_rows == 1
+
+
+def test_drops_are_remembered_up_to_a_bound():
+    bench = Bench(max_streams=10)
+    bench.handle(*(Drop(request, 1) for request in range(1000)))
+    assert len(bench.service._table._given_up) == 10
+    bench.handle(batch(opens=[opened(request) for request in (989, 990, 999)]))
+    assert (bench.service.streams, bench.service.intake.stale_opens) == (1, 2)
+
+
 def test_dropped_attempts_leave_a_bounded_trace():
     bench = Bench(max_streams=10)
     for request in range(100):
