@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.parts.chunked import Entry, Episode, Result
-from bench.plots.style import BLUE, FAINT, GREY, ORANGE, SOFT, canvas, note, short, title
+from bench.style import BLUE, FAINT, GREY, ORANGE, SOFT, canvas, note, short, title
 
 BEFORE = 60.0
 """Milliseconds that are shown before the long prompt comes."""

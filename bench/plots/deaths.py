@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.deaths.result import Result
-from bench.plots.style import BLUE, FAINT, GREY, ORANGE, SOFT, TEAL, canvas, note, short, title
 from bench.stats import percentile
+from bench.style import BLUE, FAINT, GREY, ORANGE, SOFT, TEAL, canvas, note, short, title
 
 COLOURS = {"router": BLUE, "engine": ORANGE, "detok": TEAL}
 NAMES = {"router": "routers", "engine": "engines", "detok": "detokenizers"}

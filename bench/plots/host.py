@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.parts.host import Point, Result, Revisits
-from bench.plots.style import BLUE, FAINT, ORANGE, SOFT, canvas, note, short, title
+from bench.style import BLUE, FAINT, ORANGE, SOFT, canvas, note, short, title
 
 SIDES = (("device alone", ORANGE), ("with host tier", BLUE))
 

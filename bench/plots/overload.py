@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.parts.overload import Result
-from bench.plots.style import BLUE, FAINT, GREY, ORANGE, SOFT, TEAL, canvas, note, short, title
 from bench.stats import percentile
+from bench.style import BLUE, FAINT, GREY, ORANGE, SOFT, TEAL, canvas, note, short, title
 
 LEAST_MS = 0.01
 Curve = tuple[str, Sequence[float], str]

@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.parts.peers import Result, Table
-from bench.plots.style import BLUE, GREY, canvas, note, short, title
+from bench.style import BLUE, GREY, canvas, note, short, title
 from bench.systems.engine_alone import NAME as ALONE
 from bench.systems.through_ring import NAME as RING
 

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.parts.policies import BASE, Entry, Life, Outcome, Result
-from bench.plots.style import BLUE, FAINT, ORANGE, SOFT, TEAL, canvas, note, short, title
+from bench.style import BLUE, FAINT, ORANGE, SOFT, TEAL, canvas, note, short, title
 
 SHOWN = {
     "max_utilization": ("MAX_UTILIZATION", BLUE),

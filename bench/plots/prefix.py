@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 
 from bench.parts.prefix import Result
-from bench.plots.style import BLUE, ORANGE, canvas, note, short, title
+from bench.style import BLUE, ORANGE, canvas, note, short, title
 
 
 def of_prefix(result: Result) -> Figure:

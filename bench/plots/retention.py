@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.parts.retention import PRIORITY, Result
-from bench.plots.style import BLUE, GREY, ORANGE, canvas, note, short, title
+from bench.style import BLUE, GREY, ORANGE, canvas, note, short, title
 
 WIDTH = 0.27
 

@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from bench.parts.ring import Point, Points, Result
-from bench.plots.style import BLUE, GREY, ORANGE, SOFT, TEAL, canvas, note, short, title
 from bench.stats import Figures
+from bench.style import BLUE, GREY, ORANGE, SOFT, TEAL, canvas, note, short, title
 
 WIDTH = 0.36
 PROCESSES = {

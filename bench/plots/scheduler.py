@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from bench.parts.scheduler import Costs, Point, Result
-from bench.plots.style import BLUE, INK, ORANGE, SOFT, TEAL, canvas, note, short, title
 from bench.sections.scheduler import LIMIT, LIMIT_AT
+from bench.style import BLUE, INK, ORANGE, SOFT, TEAL, canvas, note, short, title
 
 COLOURS = {"max_utilization": BLUE, "guaranteed_no_evict": TEAL, "static_batch": ORANGE}
 

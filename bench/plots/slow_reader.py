@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.parts.slow_reader import Result
-from bench.plots.style import BLUE, FAINT, GREY, ORANGE, SOFT, TEAL, canvas, note, short, title
+from bench.style import BLUE, FAINT, GREY, ORANGE, SOFT, TEAL, canvas, note, short, title
 
 COLOURS = {"router": BLUE, "engine": ORANGE, "detok": TEAL}
 BELOW = {"router": False, "engine-0": False, "detok-0": True}
