@@ -12,6 +12,9 @@ from sluice.ring.wire import DetokenizerBeat, EngineBeat, Hello
 
 B = TypeVar("B", EngineBeat, DetokenizerBeat)
 
+HUNG_UP_SECONDS = 1.0
+"""Twice the time between two beats: who lives and was only cut off has told by then."""
+
 
 class Peer(Generic[B]):
     """One incarnation of the process behind an address, and the lane to it."""
@@ -49,6 +52,10 @@ class Peer(Generic[B]):
     def usable(self) -> bool:
         """It takes new work."""
         return self.alive and not self.stalled and self.beat is not None and not self.beat.draining
+
+    def silent(self, now: float, timeout: float) -> bool:
+        """It has not been heard for the timeout, or for HUNG_UP_SECONDS since it hung up."""
+        return now - self.heard > (min(timeout, HUNG_UP_SECONDS) if self.lane.hung_up() else timeout)
 
     @property
     def draining(self) -> bool:
@@ -164,8 +171,9 @@ class Peers(Generic[B]):
         return heard, former
 
     def fall_silent(self, now: float) -> list[Peer[B]]:
-        """Mark the peers that have not been heard for the timeout, and return them."""
-        lost = [peer for peer in self._peers.values() if peer.alive and now - peer.heard > self._timeout]
+        """Mark the peers that have not been heard for too long, and return them."""
+        silent = [peer for peer in self._peers.values() if peer.silent(now, self._timeout)]
+        lost = [peer for peer in silent if peer.alive]
         for peer in lost:
             peer.alive = False
         return lost
@@ -199,4 +207,4 @@ class Peers(Generic[B]):
         return peer
 
     def _new(self, address: str, aliases: frozenset[str]) -> Peer[B]:
-        return Peer(address, aliases, Lane(self._context, address, security=self._security))
+        return Peer(address, aliases, Lane(self._context, address, security=self._security, watched=True))

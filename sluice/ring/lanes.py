@@ -19,6 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 import zmq
 
+from sluice.ring.hangup import HangUp
 from sluice.ring.keys import InsecureError, KeyPair, Security
 from sluice.ring.wire import VERSION, Message
 from sluice.ring.zap import ZapHandler
@@ -55,8 +56,8 @@ class Lane:
     """The sending end. Not thread-safe.
 
     `capacity` is ZeroMQ's high-water mark in messages; its pipes and the kernel's buffers hold some more. With keys it
-    takes messages only while it is connected. Raises InsecureError for an address that must not be used, ZMQError for
-    one that is none.
+    takes messages only while it is connected. One that is `watched` sees its receiver hang up. Raises InsecureError
+    for an address that must not be used, ZMQError for one that is none.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class Lane:
         address: str,
         capacity: int = 64,
         security: Security = PLAIN,
+        *,
+        watched: bool = False,
     ) -> None:
         security.check(address)
         self.address = address
@@ -73,6 +76,8 @@ class Lane:
         self._context = context
         self._capacity = capacity
         self._security = security
+        self._watched = watched
+        self._hang_up: HangUp | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._keys = self._current_keys()
         self._keys_at = self._moved_at = time.monotonic()
@@ -97,8 +102,14 @@ class Lane:
             self._renew(ready)
         return ready
 
+    def hung_up(self) -> bool:
+        """See `HangUp.seen`; False where it is not watched."""
+        return self._hang_up is not None and self._hang_up.seen()
+
     def close(self, linger: float = 0.0) -> None:
         """Close, after at most `linger` seconds for what ZeroMQ still holds."""
+        if self._hang_up is not None:
+            self._hang_up.close()
         self._socket.close(linger=int(linger * 1000))
 
     def _try(self, frame: bytes) -> bool:
@@ -110,6 +121,7 @@ class Lane:
 
     def _connect(self) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.PUSH)
+        self._hang_up = HangUp(socket) if self._watched else None
         try:
             socket.set(zmq.IPV6, _is_ipv6(self.address))
             socket.set(zmq.SNDHWM, self._capacity)
@@ -130,6 +142,8 @@ class Lane:
                 socket.set(zmq.CURVE_SERVERKEY, server)
                 socket.connect(self.address)
         except zmq.ZMQError:
+            if self._hang_up is not None:
+                self._hang_up.close()
             socket.close()
             raise
         return socket
@@ -144,7 +158,7 @@ class Lane:
             stuck = now - self._moved_at >= (STUCK_SECONDS if self._connected else HANDSHAKE_SECONDS)
             former, self._keys = self._keys, self._current_keys()
             if stuck or former != self._keys:
-                self._socket.close()
+                self.close()
                 self._socket = self._connect()
                 self._connected, self._moved_at = False, now
 

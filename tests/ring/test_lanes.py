@@ -51,6 +51,37 @@ def test_messages_arrive_in_order(context, inbox):
     lane.close()
 
 
+def until(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_a_watched_lane_sees_its_receiver_hang_up_and_come_back(context, address):
+    inbox = Inbox(context, address, ToDetokenizer, security=INSECURE)
+    lane = Lane(context, inbox.address, security=INSECURE, watched=True)
+    other = Lane(context, inbox.address, security=INSECURE)
+    assert lane.send(pulse(0))
+    assert other.send(pulse(0))
+    take(inbox, 2)
+    assert not lane.hung_up()
+    inbox.close()
+    until(lane.hung_up)
+    assert not other.hung_up()
+    inbox = Inbox(context, lane.address, ToDetokenizer, security=INSECURE)
+    until(lambda: not lane.hung_up())
+    for each in (lane, other, inbox):
+        each.close()
+
+
+def test_a_watched_lane_that_never_had_a_receiver_did_not_see_it_hang_up(context, tmp_path):
+    lane = Lane(context, f"ipc://{tmp_path}/nobody", watched=True)
+    time.sleep(0.2)
+    assert not lane.hung_up()
+    lane.close()
+
+
 def test_a_slow_consumer_shows_as_full_and_loses_nothing(context, inbox):
     lane = Lane(context, inbox.address, capacity=8, security=INSECURE)
     sent = refused = 0

@@ -9,6 +9,7 @@ import pytest
 import zmq
 from grpc import StatusCode
 
+from router.peers import HUNG_UP_SECONDS
 from sluice.ring.errors import FinishReason
 from sluice.ring.lanes import HEADER, MAGIC
 from sluice.ring.wire import VERSION, Hello
@@ -72,6 +73,35 @@ async def test_a_silent_detokenizer_is_lost_and_its_requests_are_cancelled(ring,
     await client.until(lambda: ring.cancels and nothing_left(client))
     details = await refused(client.events(text_spec()))
     assert details.info.reason == "NO_DETOKENIZER"
+
+
+async def test_a_peer_that_hung_up_and_is_silent_is_lost_long_before_the_timeout(ring, start):
+    dying, other = ring.add_engine(), ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(peer_timeout=600.0)
+    call = await busy(client, ring)
+    (first,) = ring.calls
+    ring.script = generate
+    dead = dying if first.submit.engine_epoch == dying.epoch else other
+    await dead.close()
+    assert (await rest(call))[-1].HasField("done")
+    assert len(client.lines("peer lost")) == 1
+
+
+async def test_a_peer_that_was_cut_off_and_still_beats_is_not_lost(ring, start):
+    engine = ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(peer_timeout=600.0)
+    call = await busy(client, ring)
+    (peer,) = client.router._members.engines.all
+    engine.reading = False
+    engine.inbox.close()
+    await client.until(peer.lane.hung_up)
+    beats = []
+    hear, peer.hear = peer.hear, lambda beat, now: (beats.append(now), hear(beat, now))
+    await client.until(lambda: beats and time.monotonic() - beats[0] > 2 * HUNG_UP_SECONDS)
+    assert not client.lines("peer lost")
+    call.cancel()
 
 
 async def test_a_restarted_engine_is_a_new_one(ring, start):

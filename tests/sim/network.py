@@ -66,6 +66,8 @@ class SimLane:
         self.sent = 0
         self.unread = 0
         self.closed = False
+        self.connected = False
+        """It has seen its receiver."""
         self.free_at = 0.0
         """No frame overtakes the one before it, but for those that are told to."""
         self._capacity = capacity
@@ -84,6 +86,11 @@ class SimLane:
         self._network.attempts += isinstance(message, Submit) and message.attempt > 0
         self._network.carry(self, frame)
         return True
+
+    def hung_up(self) -> bool:
+        there = self._network.listens(self.address)
+        self.connected = self.connected or there
+        return self.connected and not there
 
     def close(self, linger: float = 0.0) -> None:
         self.closed = True
@@ -109,8 +116,11 @@ class Network:
         self._inboxes: dict[str, SimInbox] = {}
         self._kept: dict[str, list[tuple[SimLane, bytes]]] = {}
 
-    def lane(self, _context, address: str, capacity: int = 64, security=None) -> SimLane:
+    def lane(self, _context, address: str, capacity: int = 64, security=None, watched=False) -> SimLane:
         return SimLane(self, address, capacity)
+
+    def listens(self, address: str) -> bool:
+        return address in self._inboxes
 
     def bind(self, inbox: SimInbox) -> None:
         self._inboxes[inbox.address] = inbox

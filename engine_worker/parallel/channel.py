@@ -1,0 +1,57 @@
+"""How commands go from rank 0 to the other ranks of its group: in order, each of them to every rank."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+Part = bytes | bytearray | memoryview
+Count = int
+
+
+class ChannelError(RuntimeError):
+    """A rank cannot be reached any more, or what came of it is no command. The group is lost."""
+
+
+class Sender(Protocol):
+    """Rank 0's end. Several threads may send; one asks for the rest. Ranks are counted from 1."""
+
+    @property
+    def sent(self) -> Count:
+        """Commands sent so far."""
+        ...
+
+    def send(self, parts: Sequence[Part]) -> None:
+        """One command, in pieces. Raises ChannelError where a rank has gone or makes no room in time: what was sent
+        then means nothing."""
+        ...
+
+    def idle(self) -> bool:
+        """Whether nobody is sending just now."""
+        ...
+
+    def done(self, rank: int) -> Count:
+        """Commands that this rank is through with."""
+        ...
+
+    def gone(self, rank: int) -> bool:
+        """Whether it has closed its end, or died."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class Receiver(Protocol):
+    """A follower's end; for one thread."""
+
+    def receive(self, seconds: float) -> bytearray:
+        """The next command. Raises ChannelError where rank 0 has gone, or has sent nothing for so long."""
+        ...
+
+    def finish(self) -> None:
+        """This rank is through with the command that came last."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...

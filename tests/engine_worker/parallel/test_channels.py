@@ -1,0 +1,259 @@
+"""Commands arrive, in order, whatever their sizes and whoever is slow."""
+
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from engine_worker.parallel.bell import Bell
+from engine_worker.parallel.channel import ChannelError
+from engine_worker.parallel.ring import Memory, RingWriter
+from engine_worker.parallel.tcp import Listener, TcpSender, connect
+from tests.engine_worker.parallel.channels import CHANNELS, SECONDS, close, ring
+
+SIZES = st.lists(st.integers(0, 300), max_size=30)
+
+
+@pytest.fixture(params=CHANNELS)
+def channel(request):
+    return CHANNELS[request.param]
+
+
+def messages(seed: int, sizes: list[int]) -> list[bytes]:
+    source = random.Random(seed)
+    return [source.randbytes(size) for size in sizes]
+
+
+def cut(message: bytes, seed: int) -> list[memoryview]:
+    """In up to four pieces, some of them empty."""
+    source = random.Random(seed)
+    edges = sorted([0, *(source.randint(0, len(message)) for _ in range(3)), len(message)])
+    return [memoryview(message)[begin:end] for begin, end in pairwise(edges)]
+
+
+def write(writer, sent: list[bytes]) -> None:
+    for i, message in enumerate(sent):
+        writer.send(cut(message, i))
+
+
+def read(reader, count: int, naps: random.Random | None = None) -> list[bytes]:
+    found = []
+    for _ in range(count):
+        if naps is not None and naps.random() < 0.2:
+            time.sleep(naps.random() * 2e-3)
+        found.append(bytes(reader.receive(SECONDS)))
+        reader.finish()
+    return found
+
+
+@settings(max_examples=40)
+@given(sizes=SIZES, capacity=st.integers(5, 200), readers=st.integers(1, 3), seed=st.integers(0, 99))
+@example(sizes=[1, 0, 70], capacity=1, readers=2, seed=0)
+def test_order_wrap_around_and_splitting(sizes, capacity, readers, seed):
+    """Every reader gets every command as it was sent, through a ring that most of them do not fit into."""
+    sent = messages(seed, sizes)
+    writer, found = ring(readers, capacity)
+    with ThreadPoolExecutor(readers + 1) as pool:
+        writing = pool.submit(write, writer, sent)
+        reading = [pool.submit(read, each, len(sent), random.Random(seed + i)) for i, each in enumerate(found)]
+        writing.result(60)
+        assert [each.result(60) for each in reading] == [sent] * readers
+    assert writer.sent == len(sent)
+    assert [writer.done(rank + 1) for rank in range(readers)] == [len(sent)] * readers
+    close(writer, found)
+
+
+@settings(max_examples=20)
+@given(sizes=st.lists(SIZES, min_size=2, max_size=2), seed=st.integers(0, 99))
+def test_two_rings_at_once(sizes, seed):
+    """Neither sees anything of the other."""
+    sent = [messages(seed + i, each) for i, each in enumerate(sizes)]
+    pairs = [ring(1, 50), ring(1, 50)]
+    with ThreadPoolExecutor(4) as pool:
+        for (writer, _), each in zip(pairs, sent, strict=True):
+            pool.submit(write, writer, each)
+        reading = [pool.submit(read, readers[0], len(each)) for (_, readers), each in zip(pairs, sent, strict=True)]
+        assert [each.result(60) for each in reading] == sent
+    for writer, readers in pairs:
+        close(writer, readers)
+
+
+@settings(max_examples=20)
+@given(sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=20), data=st.data())
+def test_commands_wait_in_the_ring(sizes, data):
+    """In one thread: however many are read late and together, none is lost, and none is done before its time."""
+    sent = messages(0, sizes)
+    writer, (reader,) = ring(1, 1 << 17)
+    due = 0
+    for i, message in enumerate(sent):
+        writer.send([message])
+        if data.draw(st.booleans()):
+            assert read(reader, i + 1 - due) == sent[due : i + 1]
+            due = i + 1
+        assert writer.done(1) == due
+    assert read(reader, len(sent) - due) == sent[due:]
+    close(writer, [reader])
+
+
+def test_a_long_command(channel):
+    writer, readers = channel(2)
+    sent = messages(3, [5 << 20, 1, 3 << 20])
+    with ThreadPoolExecutor(3) as pool:
+        reading = [pool.submit(read, reader, 3) for reader in readers]
+        write(writer, sent)
+        assert [each.result(60) for each in reading] == [sent, sent]
+    close(writer, readers)
+
+
+def test_threads_that_send_at_once_do_not_mix(channel):
+    writer, (reader,) = channel(1)
+    with ThreadPoolExecutor(5) as pool:
+        for name in range(4):
+            pool.submit(lambda name=name: [writer.send([bytes([name]) * 3000, bytes([i])]) for i in range(20)])
+        found = pool.submit(read, reader, 80).result(60)
+    assert all(message[:3000] == message[:1] * 3000 for message in found)
+    for name in range(4):
+        assert [message[-1] for message in found if message[0] == name] == list(range(20))
+    close(writer, [reader])
+
+
+def test_how_far_a_reader_is(channel):
+    writer, readers = channel(2)
+    for _ in range(3):
+        writer.send([b"x"])
+    for _ in range(2):
+        readers[1].receive(SECONDS)
+        readers[1].finish()
+    readers[0].receive(SECONDS)
+    end = time.monotonic() + SECONDS
+    while writer.done(2) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert (writer.sent, writer.done(1), writer.done(2)) == (3, 0, 2)
+    close(writer, readers)
+
+
+def test_a_reader_that_reads_nothing_stops_the_writer_for_a_bounded_time(channel):
+    writer, readers = channel(2, 1000, seconds=0.3)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(readers[0].receive, SECONDS)
+        with pytest.raises(ChannelError, match="rank 2"):
+            writer.send([bytes(50 << 20)])
+        close(writer, readers[1:])
+        reading.exception(60)
+    readers[0].close()
+
+
+def test_silence_is_bounded(channel):
+    writer, readers = channel(1)
+    with pytest.raises(ChannelError, match=r"nothing for 0\.6 s"):
+        readers[0].receive(0.6)
+    close(writer, readers)
+
+
+def test_the_other_end_has_gone(channel):
+    writer, readers = channel(2)
+    writer.send([b"last words"])
+    assert not writer.gone(1)
+    readers[1].close()
+    end = time.monotonic() + SECONDS
+    while not writer.gone(2) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert (writer.gone(1), writer.gone(2)) == (False, True)
+    with pytest.raises(ChannelError, match="rank 2"):  # noqa: PT012 - TCP may take one before it hears
+        for _ in range(100):
+            writer.send([b"anybody?"])
+            time.sleep(0.01)
+    writer.close()
+    assert readers[0].receive(SECONDS) == b"last words"
+    with pytest.raises(ChannelError, match="rank 0 has gone"):  # noqa: PT012
+        for _ in range(1000):
+            readers[0].receive(SECONDS)
+    readers[0].close()
+
+
+def test_a_command_out_of_turn_is_no_command():
+    writer, (reader,) = ring(1)
+    writer.sent = 4
+    writer.send([b"x"])
+    with pytest.raises(ChannelError, match="command 5 came where 1 was due"):
+        reader.receive(SECONDS)
+    close(writer, [reader])
+
+
+def test_who_waits_is_woken_at_once():
+    """Not by the end of a slice of its wait."""
+    writer, (reader,) = ring(1)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(20):
+            reading = pool.submit(reader.receive, SECONDS)
+            time.sleep(0.01)
+            writer.send([b"x"])
+            assert reading.result(SECONDS) == b"x"
+    close(writer, [reader])
+
+
+def test_strangers_are_turned_away():
+    listener = Listener("127.0.0.1")
+    token, port, host = listener.invitation.split(" ")
+    strangers = [socket.create_connection((host, int(port))) for _ in range(4)]
+    strangers[0].sendall(bytes(16) + struct.pack("!I", 1))
+    strangers[1].sendall(bytes.fromhex(token) + struct.pack("!I", 0))
+    strangers[2].sendall(bytes.fromhex(token) + struct.pack("!I", 9))
+    strangers[3].close()
+    reader = connect(listener.invitation, 1, SECONDS)
+    sender = TcpSender(listener.accept(2, SECONDS), SECONDS)
+    sender.send([b"for one"])
+    assert reader.receive(SECONDS) == b"for one"
+    for stranger in strangers[:3]:
+        stranger.settimeout(SECONDS)
+        assert stranger.recv(1) == b""
+        stranger.close()
+    close(sender, [reader])
+
+
+def test_who_does_not_connect_is_named():
+    listener = Listener("127.0.0.1")
+    reader = connect(listener.invitation, 2, SECONDS)
+    with pytest.raises(ChannelError, match=r"ranks \[1, 3\] have not connected"):
+        listener.accept(4, 0.2)
+    reader.close()
+
+
+READER = """
+import socket, sys
+from engine_worker.parallel.bell import Bell
+from engine_worker.parallel.ring import Memory, RingReader
+memory, bell = map(int, sys.argv[1:])
+reader = RingReader(Memory(memory, 1), 1, Bell(socket.socket(fileno=bell)))
+for i in range(500):
+    message = reader.receive(20)
+    assert message == bytes([i % 251]) * len(message), i
+    reader.finish()
+sys.exit(len(message) % 100)
+"""
+
+
+def test_from_process_to_process():
+    descriptor = Memory.create(1, 3001)
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", READER, str(descriptor), str(theirs.fileno())]
+    process = subprocess.Popen(command, pass_fds=(descriptor, theirs.fileno()), cwd=Path(__file__).parents[3])
+    theirs.close()
+    writer = RingWriter(Memory(descriptor, 1), [Bell(ours)], SECONDS)
+    for i in range(500):
+        writer.send([bytes([i % 251]) * (i * 37 % 9000), b""])
+    assert process.wait(60) == 499 * 37 % 9000 % 100
+    assert writer.done(1) == 500
+    assert writer.gone(1)
+    writer.close()
+    os.close(descriptor)
