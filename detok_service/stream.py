@@ -1,5 +1,7 @@
 """One sequence of one attempt: takes rows of tokens, gives rows of text."""
 
+import msgspec
+
 from detok_service.decoder import Decoder
 from detok_service.stops import StopSearch
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
@@ -25,8 +27,8 @@ class Stream:
     What has been decoded waits in the stream until it is asked for, joined with what comes after it. After its end
     (`end` is set) a stream is given nothing more.
 
-    What is shown after n tokens depends on these n tokens alone, and on nothing else that came or was sent. So a stream
-    that resumes reads the tokens that its caller has in silence (`replay`), and goes on as if it had shown them.
+    What is shown after n tokens depends on these n tokens alone, and on nothing else that came or was sent; what only
+    an end lets out comes with that end (`End.held`). So a stream that resumes reads the tokens that its caller has in silence (`replay`), and goes on as if it had shown them.
     """
 
     __slots__ = (
@@ -178,9 +180,12 @@ class Stream:
                 self.end = self._stopped(self._stops.found, now)
         if self.end is None and last is not None:
             self.end = last
-            # After an error the text stays what the tokens alone make certain: there a resubmission takes it up.
-            if last.reason is not FinishReason.ERROR:
+            if last.reason in BY_TOKEN:
                 text += self._flush(now)
+            elif last.reason is not FinishReason.ERROR:
+                # Apart: whoever loses this end goes on after the same tokens, where other text may follow.
+                held = self._flush(now)
+                self.end = msgspec.structs.replace(self.end, held=held)
         return text
 
     def _search(self, stops: StopSearch, tokens: list[int], start: int) -> tuple[str, int]:

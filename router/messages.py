@@ -51,6 +51,10 @@ class Writer:
         self._live.log.take(log)
         return delta
 
+    def held(self, log: SequenceLog, end: End) -> pb.Delta:
+        """The text that belongs to the end; after the last delta."""
+        return pb.Delta(index=log.index, text=end.held, token_offset=log.received)
+
     def finished(self, log: SequenceLog, end: End) -> pb.Finished:
         """The end of a sequence."""
         finished = pb.Finished(
@@ -78,7 +82,7 @@ class Writer:
     def _output(self, log: SequenceLog, end: End, prompt_text: str) -> pb.Output:
         output = pb.Output(
             index=log.index,
-            text=(prompt_text if self._spec.echoes(log.index) else "") + "".join(log.text),
+            text=(prompt_text if self._spec.echoes(log.index) else "") + "".join(log.text) + end.held,
             token_ids=log.untaken if self._spec.token_ids else (),
             logprobs=self._logprobs(log),
             finish_reason=_reason(end),

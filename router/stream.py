@@ -56,6 +56,8 @@ class Stream:
                 self._live.first_delta = time.monotonic()
             await self._send(delta=delta)
         if end is not None:
+            if end.held:
+                await self._send(delta=self._writer.held(log, end))
             await self._send(finished=self._writer.finished(log, end))
 
     async def _send(

@@ -153,6 +153,9 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     stop_string: str | None = None
     fault: Fault | None = None
     """With ERROR only."""
+    held: str = ""
+    """Text that the tokens do not make certain, held back until an end that none of them brought: shown with this end
+    or not at all."""
 
 
 class TokenRow(NamedTuple):
@@ -321,6 +324,8 @@ class EngineBeat(Message, frozen=True):
     """Sequences that it computes at once; 0: it does not tell."""
     progress: Total = 0
     """Turns of its loop since the start, idle ones too: where this stands still, a step hangs."""
+    cut_off: list[Name] = []
+    """Addresses of detokenizers to which nothing has got for long: its lanes to them are full."""
 
 
 class DetokenizerBeat(Message, frozen=True):

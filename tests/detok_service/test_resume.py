@@ -34,7 +34,7 @@ class Shown:
         self.logprobs += logprobs
         self.text += text
         if end is not None:
-            self.end = (end.reason, end.stop_token, end.stop_string)
+            self.end = (end.reason, end.stop_token, end.stop_string, end.held)
 
 
 def new(decoder, params, resumed=()):
@@ -155,6 +155,8 @@ def test_the_text_shown_with_n_tokens_depends_on_these_alone(kind):
         else:
             feed(new(make(), params), shown, expected.tokens[:at], [1 << 20], End(FinishReason.ERROR, TIMES))
             assert expected.text.startswith(shown.text)
+            if at == len(expected.tokens) and expected.end[0] in ALONE:
+                assert shown.text == expected.text
             if shown.end[0] is FinishReason.ERROR:
                 shown.end = None
         if shown.end is None:
@@ -242,6 +244,18 @@ def test_a_stop_string_with_the_last_resumed_token_ends_with_the_next_row():
         assert (last.reason, last.stop_string) == expected
 
 
+@pytest.mark.parametrize("tokens", [[], [2], [2, 2]])
+@pytest.mark.parametrize("reason", [FinishReason.ABORTED, FinishReason.TIME_LIMIT])
+def test_what_an_end_lets_out_is_no_text_of_the_tokens_that_came_with_it(reason, tokens):
+    """Whoever has these tokens and not the end goes on after the text without it."""
+    stream = new(Words(["a", "st", "b"], "?"), TextParams(stop=("stop",)))
+    stream.take(0, tokens + [0, 1], [], None)
+    stream.take(len(tokens) + 2, [], [], End(reason, TIMES))
+    assert stream.advance(1.0)
+    assert stream.row()[1:5] == (0, tokens + [0, 1], [], "b" * len(tokens) + "a")
+    assert stream.end.held == "st?"
+
+
 def test_text_held_back_is_shown_at_an_end_that_no_token_brought():
     for reason, text in [
         (FinishReason.ABORTED, "st"),
@@ -255,7 +269,7 @@ def test_text_held_back_is_shown_at_an_end_that_no_token_brought():
         replay(stream)
         stream.take(2, [], [], End(reason, TIMES))
         assert stream.advance(1.0)
-        assert stream.row()[4] == text
+        assert (stream.row()[4], stream.end.held) == ("", text)
 
 
 def test_a_hole_and_a_failure_right_after_the_resumed_tokens():

@@ -224,3 +224,21 @@ async def test_many_streams_over_several_peers(ring, start):
     assert all(len(engine.calls) >= 20 for engine in ring.engines.values())
     used = [call.submit.detokenizer for call in ring.calls]
     assert all(used.count(address) >= 10 for address in ring.detokenizers)
+
+
+async def test_what_an_end_lets_out_is_a_delta_of_its_own_however_much_is_joined(client, ring):
+    """A client that has the tokens and not the end must not have this text: a resumed stream may show another."""
+
+    async def timely(call):
+        last = end(FinishReason.TIME_LIMIT, held="?")
+        await call.send(call.row(0, [1], "a"), call.row(1, [2], "b", end=last), start=True)
+
+    ring.script = timely
+    events = await client.events(text_spec(output=pb.OutputOptions(token_ids=True)))
+    assert [(one.delta.text, one.delta.token_offset, one.delta.token_count) for one in events[1:-2]] == [
+        ("ab", 0, 2),
+        ("?", 2, 0),
+    ]
+    assert kinds(events)[-2:] == ["finished", "done"]
+    (output,) = (await client.generate(text_spec())).outputs
+    assert (output.text, output.finish_reason) == ("ab?", pb.FINISH_REASON_TIME_LIMIT)
