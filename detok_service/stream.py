@@ -28,7 +28,8 @@ class Stream:
     (`end` is set) a stream is given nothing more.
 
     What is shown after n tokens depends on these n tokens alone, and on nothing else that came or was sent; what only
-    an end lets out comes with that end (`End.held`). So a stream that resumes reads the tokens that its caller has in silence (`replay`), and goes on as if it had shown them.
+    an end lets out comes with that end (`End.held`). So a stream that resumes reads the tokens that its caller has in
+    silence (`replay`), and goes on as if it had shown them.
     """
 
     __slots__ = (

@@ -249,10 +249,10 @@ def test_a_stop_string_with_the_last_resumed_token_ends_with_the_next_row():
 def test_what_an_end_lets_out_is_no_text_of_the_tokens_that_came_with_it(reason, tokens):
     """Whoever has these tokens and not the end goes on after the text without it."""
     stream = new(Words(["a", "st", "b"], "?"), TextParams(stop=("stop",)))
-    stream.take(0, tokens + [0, 1], [], None)
+    stream.take(0, [*tokens, 0, 1], [], None)
     stream.take(len(tokens) + 2, [], [], End(reason, TIMES))
     assert stream.advance(1.0)
-    assert stream.row()[1:5] == (0, tokens + [0, 1], [], "b" * len(tokens) + "a")
+    assert stream.row()[1:5] == (0, [*tokens, 0, 1], [], "b" * len(tokens) + "a")
     assert stream.end.held == "st?"
 
 
