@@ -58,18 +58,18 @@ def read_decoder(
     """Raises CheckpointError on an option that is missing or not supported. `mlp_bias`: whether the family knows that
     option; `read_windows`: what the family makes of config.json and a number of layers."""
     _refuse_unsupported(raw, mlp_bias)
-    hidden_size, num_heads = _size(raw, "hidden_size"), _size(raw, "num_attention_heads")
-    num_kv_heads = _size(raw, "num_key_value_heads", num_heads)
+    hidden_size, num_heads = size(raw, "hidden_size"), size(raw, "num_attention_heads")
+    num_kv_heads = size(raw, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise CheckpointError(f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}")
-    head_dim = _size(raw, "head_dim", hidden_size // num_heads)
+    head_dim = size(raw, "head_dim", hidden_size // num_heads)
     if head_dim % 2:
         raise CheckpointError(f"head_dim {head_dim} is odd: it has no rotary halves")
     return DecoderConfig(
-        vocab_size=_size(raw, "vocab_size"),
+        vocab_size=size(raw, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_size(raw, "intermediate_size"),
-        windows=read_windows(raw, _size(raw, "num_hidden_layers")),
+        intermediate_size=size(raw, "intermediate_size"),
+        windows=read_windows(raw, size(raw, "num_hidden_layers")),
         heads=HeadShape(num_heads, num_kv_heads, head_dim),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope=_read_rope(raw),
@@ -88,7 +88,8 @@ def _refuse_unsupported(raw: Mapping[str, Any], mlp_bias: bool) -> None:
         raise CheckpointError("config.json: mlp_bias = true is not supported in this architecture")
 
 
-def _size(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def size(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A positive integer. Raises CheckpointError."""
     found = raw.get(name)
     found = default if found is None else found
     if not isinstance(found, int) or found < 1:

@@ -15,6 +15,7 @@ from engine_worker.layers.embedding import Embedding
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import Linear
 from engine_worker.layers.mlp import SwiGLU
+from engine_worker.layers.moe import SparseMoE
 from engine_worker.layers.norm import RMSNorm
 from engine_worker.layers.rotary import Rotary
 from engine_worker.models.config import DecoderConfig
@@ -23,15 +24,24 @@ TIED = "lm_head.weight"
 """What a checkpoint with tied embeddings may leave out."""
 
 
+FeedForward = SwiGLU | SparseMoE
+
+
 class DecoderLayer(Layer):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(
-        self, config: DecoderConfig, self_attn: SelfAttention, *, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        self_attn: SelfAttention,
+        mlp: FeedForward,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         size, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = self_attn
-        self.mlp = SwiGLU(size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, device=device)
+        self.mlp = mlp
         self.input_layernorm = RMSNorm(size, eps=eps, dtype=dtype, device=device)
         self.post_attention_layernorm = RMSNorm(size, eps=eps, dtype=dtype, device=device)
 
@@ -45,34 +55,44 @@ class DecoderLayer(Layer):
 
 
 class Decoder(Layer):
-    """Embedding, layers, final norm. `attention`: of a layer with this window."""
+    """Embedding, layers, final norm. `attention`: of a layer with this window; `mlp`: of the layer of this number."""
 
     def __init__(
         self,
         config: DecoderConfig,
         attention: Callable[[int | None], SelfAttention],
+        mlp: Callable[[int], FeedForward],
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.layers = [DecoderLayer(config, attention(window), dtype=dtype, device=device) for window in config.windows]
+        self.layers = [
+            DecoderLayer(config, attention(window), mlp(layer), dtype=dtype, device=device)
+            for layer, window in enumerate(config.windows)
+        ]
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
 
 
 class CausalLM(Layer):
-    """A decoder and its output head. Sees tensors only."""
+    """A decoder and its output head. Sees tensors only. `mlp`: of the layer of this number; None: SwiGLU in all."""
 
     def __init__(
         self,
         config: DecoderConfig,
         attention: Callable[[int | None], SelfAttention],
+        mlp: Callable[[int], FeedForward] | None = None,
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        def dense(layer: int) -> FeedForward:  # noqa: ARG001 - all layers are alike
+            return SwiGLU(
+                config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, device=device
+            )
+
         self.config = config
-        self.model = Decoder(config, attention, dtype=dtype, device=device)
+        self.model = Decoder(config, attention, mlp or dense, dtype=dtype, device=device)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype=dtype, device=device)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight

@@ -1,6 +1,6 @@
 """Qwen3, dense (arXiv:2505.09388)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ import torch
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.layers.attention import NormedSelfAttention
 from engine_worker.models.config import DecoderConfig, read_decoder
-from engine_worker.models.decoder import CausalLM
+from engine_worker.models.decoder import CausalLM, FeedForward
 from engine_worker.models.windows import qwen_windows
 
 
@@ -16,7 +16,13 @@ class Qwen3(CausalLM):
     """Llama with an RMSNorm on each query and key head, and a head size of its own; sliding windows in some layers."""
 
     def __init__(
-        self, config: DecoderConfig, backend: AttentionBackend, *, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        backend: AttentionBackend,
+        mlp: Callable[[int], FeedForward] | None = None,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         def attention(window: int | None) -> NormedSelfAttention:
             return NormedSelfAttention(
@@ -31,7 +37,7 @@ class Qwen3(CausalLM):
                 device=device,
             )
 
-        super().__init__(config, attention, dtype=dtype, device=device)
+        super().__init__(config, attention, mlp, dtype=dtype, device=device)
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> DecoderConfig:

@@ -7,6 +7,7 @@ from engine_worker.models.llama import Llama
 from engine_worker.models.mistral import Mistral
 from engine_worker.models.qwen2 import Qwen2
 from engine_worker.models.qwen3 import Qwen3
+from engine_worker.models.qwen3_moe import Qwen3Moe
 from sluice.ring.checkpoint import CheckpointError
 
 MODELS: Mapping[str, type[Llama] | type[Qwen3]] = {
@@ -14,6 +15,7 @@ MODELS: Mapping[str, type[Llama] | type[Qwen3]] = {
     "MistralForCausalLM": Mistral,
     "Qwen2ForCausalLM": Qwen2,
     "Qwen3ForCausalLM": Qwen3,
+    "Qwen3MoeForCausalLM": Qwen3Moe,
 }
 
 

@@ -32,6 +32,11 @@ def mistral_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
     return (window,) * num_layers
 
 
+def qwen_moe_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
+    """`sliding_window` in every layer, given `use_sliding_window`. Raises CheckpointError."""
+    return mistral_windows(raw, num_layers) if raw.get("use_sliding_window") else (None,) * num_layers
+
+
 def qwen_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
     """`sliding_window`, given `use_sliding_window`: in the layers that `layer_types` says, else in those from
     `max_window_layers` on. Raises CheckpointError."""

@@ -3,7 +3,15 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from sluice.ring.checkpoint import Checkpoint, open_checkpoint
 
@@ -66,6 +74,29 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         use_sliding_window=True,
         sliding_window=16,
         layer_types=["sliding_attention"] * 2,
+    ),
+    "qwen3 moe": Qwen3MoeConfig(
+        **SIZES,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        moe_intermediate_size=24,
+        num_experts=8,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+    ),
+    "qwen3 moe, half sparse, windowed": Qwen3MoeConfig(
+        **SIZES | {"num_hidden_layers": 4},
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        moe_intermediate_size=16,
+        num_experts=5,
+        num_experts_per_tok=2,
+        decoder_sparse_step=2,
+        mlp_only_layers=[1],
+        use_sliding_window=True,
+        sliding_window=33,
+        tie_word_embeddings=True,
     ),
 }
 

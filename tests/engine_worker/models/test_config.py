@@ -1,6 +1,7 @@
 import pytest
 import transformers
 
+from engine_worker.layers.moe import ExpertShape
 from engine_worker.layers.rotary import LinearScaling, Llama3Scaling, Rope
 from engine_worker.models.registry import model_class
 from engine_worker.models.windows import narrowed, widest
@@ -9,6 +10,12 @@ from tests.engine_worker.models.checkpoints import LLAMA3_ROPE, SIZES
 
 LLAMA = SIZES | {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 4}
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+MOE = LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
 
 
 def read(raw):
@@ -114,6 +121,32 @@ def test_windows_are_those_of_transformers(architecture, given, windows):
 def test_windows_that_mean_nothing_are_refused(architecture, given, words):
     with pytest.raises(CheckpointError, match=words):
         read(LLAMA | {"architectures": [f"{architecture}ForCausalLM"]} | given)
+
+
+def test_experts():
+    found = read(MOE)
+    assert found.experts == ExpertShape(8, 2, 24, normalized=False)
+    assert found.sparse == (True, True)
+    assert read(MOE | {"num_experts": None, "num_local_experts": 4}).experts.num_experts == 4
+    assert read(MOE | {"norm_topk_prob": True}).experts.normalized
+    some = read(MOE | {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]})
+    assert some.sparse == (False, True, False, False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_experts": None}, "num_experts must be a positive integer"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than the 8 experts"),
+        ({"moe_intermediate_size": 20}, "moe_intermediate_size must be a multiple of 8, not 20"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be a positive integer"),
+        ({"mlp_only_layers": 1}, "mlp_only_layers must be a list of layers"),
+        ({"use_sliding_window": True, "sliding_window": -1}, "sliding_window must be a positive integer"),
+    ],
+)
+def test_experts_that_mean_nothing_are_refused(change, words):
+    with pytest.raises(CheckpointError, match=words):
+        read(MOE | change)
 
 
 def test_a_limit_narrows_and_is_repeated_over_the_layers():

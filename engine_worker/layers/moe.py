@@ -1,0 +1,77 @@
+"""Mixture of experts: every token goes through the few experts that its router chooses (arXiv:1701.06538)."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine_worker.layers.layer import Layer
+from engine_worker.layers.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """Of the experts of a layer."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts per token."""
+    intermediate_size: int
+    normalized: bool
+    """Whether the weights of a token's experts sum to one."""
+
+
+class Experts(Layer):
+    """SwiGLU without biases, `num_experts` times."""
+
+    def __init__(self, hidden_size: int, shape: ExpertShape, *, dtype: torch.dtype, device: torch.device) -> None:
+        count, size = shape.num_experts, shape.intermediate_size
+        self.gate_up_proj = torch.empty(count, 2 * size, hidden_size, dtype=dtype, device=device)
+        self.down_proj = torch.empty(count, hidden_size, size, dtype=dtype, device=device)
+
+    def targets(self, prefix: str = "") -> dict[str, Tensor]:
+        """See Layer. Checkpoints have each expert's maps apart."""
+        found = {}
+        for i, (gate_up, down) in enumerate(zip(self.gate_up_proj, self.down_proj, strict=True)):
+            gate, up = gate_up.chunk(2)
+            for name, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
+                found[f"{prefix}{i}.{name}.weight"] = weight
+        return found
+
+    def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
+        """[S, hidden] -> [S, hidden]: rows up to ends[0] through expert 0, from there to ends[1] through expert 1, and
+        so on; ends [num_experts] int32.
+
+        In bfloat16 on a GPU of compute capability 9 or higher one kernel does all experts and nothing waits for the
+        device; elsewhere torch loops over the experts and looks at `ends`.
+        """
+        gate, up = F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+        return F.grouped_mm(F.silu(gate).mul_(up), self.down_proj.transpose(1, 2), offs=ends)
+
+
+class SparseMoE(Layer):
+    """The sum of the experts with the highest router probabilities, weighted by these."""
+
+    def __init__(self, hidden_size: int, shape: ExpertShape, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.gate = Linear(hidden_size, shape.num_experts, dtype=dtype, device=device)
+        self.experts = Experts(hidden_size, shape, dtype=dtype, device=device)
+        self._shape = shape
+        self._numbers = torch.arange(shape.num_experts, device=device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        weights, chosen = self._choose(x)
+        experts, order = chosen.flatten().sort(stable=True)
+        ends = torch.searchsorted(experts, self._numbers, right=True, out_int32=True)
+        sorted_rows = self.experts(x.index_select(0, order // self._shape.num_chosen), ends)
+        rows = torch.empty_like(sorted_rows).index_copy_(0, order, sorted_rows)
+        return torch.einsum("tkh,tk->th", rows.view(len(x), self._shape.num_chosen, -1), weights)
+
+    def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, hidden] -> weights and numbers of each token's experts, both [T, num_chosen]."""
+        probabilities = torch.softmax(self.gate(x), dim=-1, dtype=torch.float32)
+        weights, chosen = torch.topk(probabilities, self._shape.num_chosen, dim=-1)
+        if self._shape.normalized:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights.to(x.dtype), chosen

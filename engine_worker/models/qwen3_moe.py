@@ -1,0 +1,79 @@
+"""Qwen3-MoE (arXiv:2505.09388)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from engine_worker.attention.backend import AttentionBackend
+from engine_worker.layers.mlp import SwiGLU
+from engine_worker.layers.moe import ExpertShape, SparseMoE
+from engine_worker.models.config import DecoderConfig, read_decoder, size
+from engine_worker.models.decoder import FeedForward
+from engine_worker.models.qwen3 import Qwen3
+from engine_worker.models.windows import qwen_moe_windows
+from sluice.ring.checkpoint import CheckpointError
+
+OF_EXPERTS = ("num_experts", "num_local_experts")
+ALIGNED = 8
+"""Half-precision numbers in 16 bytes, which the grouped matrix product needs rows to be a multiple of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3MoeConfig(DecoderConfig):
+    """A Qwen3 decoder, some of whose layers are sparse."""
+
+    experts: ExpertShape
+    sparse: tuple[bool, ...]
+    """Of each layer, whether it has experts."""
+
+
+class Qwen3Moe(Qwen3):
+    """Qwen3 with a mixture of experts in place of the SwiGLU, in all layers or some."""
+
+    def __init__(
+        self, config: Qwen3MoeConfig, backend: AttentionBackend, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        def mlp(layer: int) -> FeedForward:
+            if config.sparse[layer]:
+                return SparseMoE(config.hidden_size, config.experts, dtype=dtype, device=device)
+            return SwiGLU(config.hidden_size, config.intermediate_size, bias=False, dtype=dtype, device=device)
+
+        super().__init__(config, backend, mlp, dtype=dtype, device=device)
+
+    @staticmethod
+    def read_config(raw: Mapping[str, Any]) -> Qwen3MoeConfig:
+        """From config.json. Raises CheckpointError."""
+        dense = {name: value for name, value in raw.items() if name not in OF_EXPERTS}
+        decoder = read_decoder(dense, mlp_bias=False, read_windows=qwen_moe_windows)
+        return Qwen3MoeConfig(
+            **{field.name: getattr(decoder, field.name) for field in fields(decoder)},
+            experts=_read_experts(raw, decoder.hidden_size),
+            sparse=_read_sparse(raw, decoder.num_layers),
+        )
+
+
+def _read_experts(raw: Mapping[str, Any], hidden_size: int) -> ExpertShape:
+    shape = ExpertShape(
+        num_experts=size(raw, next((name for name in OF_EXPERTS if raw.get(name) is not None), OF_EXPERTS[0])),
+        num_chosen=size(raw, "num_experts_per_tok"),
+        intermediate_size=size(raw, "moe_intermediate_size"),
+        normalized=bool(raw.get("norm_topk_prob", False)),
+    )
+    if shape.num_chosen > shape.num_experts:
+        raise CheckpointError(
+            f"config.json: num_experts_per_tok {shape.num_chosen} is more than the {shape.num_experts} experts"
+        )
+    for name, found in (("hidden_size", hidden_size), ("moe_intermediate_size", shape.intermediate_size)):
+        if found % ALIGNED:
+            raise CheckpointError(f"config.json: {name} must be a multiple of {ALIGNED}, not {found}")
+    return shape
+
+
+def _read_sparse(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+    step = size(raw, "decoder_sparse_step", 1)
+    dense = raw.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise CheckpointError(f"config.json: mlp_only_layers must be a list of layers, not {dense!r}")
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))
