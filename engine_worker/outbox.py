@@ -75,6 +75,11 @@ class Outbox:
         """Whether a lane was full and something still has to go out."""
         return any(peer.waiting for peer in self._peers.values())
 
+    def flowing(self, seconds: float) -> bool:
+        """Whether something waits for a lane that has taken a message within so many seconds."""
+        now = self._clock()
+        return any(peer.waiting and now - peer.moved_at < seconds for peer in self._peers.values())
+
     def connect(self, address: str) -> None:
         """A request begins to use this address. Raises ValueError if it is none, or one too many."""
         peer = self._peers.get(address)

@@ -36,6 +36,8 @@ FULL_LANE_SECONDS = 0.01
 LINGER_SECONDS = 1.0
 LEAVE_SECONDS = 2 * BEAT_SECONDS
 """Until the routers surely know that this engine takes nothing new: they are told at once, and twice more."""
+STUCK_SECONDS = 2.0
+"""What waits for a lane that takes nothing for so long does not keep a draining engine: it is dropped."""
 ORPHAN_CHECK_SECONDS = 1.0
 MAX_FLUSHES_TOLD = 16
 MAX_LANES_TOLD = 64
@@ -180,7 +182,8 @@ class Worker:
             fault = Fault(ErrorCode.DRAINING.name, "the engine has shut down")
             self._log.info("drain_timeout", ended=self._engine.end_all(fault))
             return True
-        return not self._engine.live.requests and not self._outbox.waiting and seconds >= LEAVE_SECONDS
+        left = self._engine.live.requests or self._outbox.flowing(STUCK_SECONDS)
+        return not left and seconds >= LEAVE_SECONDS
 
     def _close(self) -> None:
         self._beats.stop()

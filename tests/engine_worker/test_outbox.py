@@ -127,6 +127,25 @@ def later(outbox: Outbox, clock: Clock, seconds: float) -> None:
         outbox.tick()
 
 
+def test_what_waits_flows_while_its_lane_takes_something_now_and_then(outbox, receiver, clock):
+    outbox.connect(A)
+    outbox.connect(B)
+    assert not outbox.flowing(3.0)
+    lane = receiver.lanes[A]
+    lane.full = True
+    outbox.put(A, [row(0, 1)])
+    later(outbox, clock, 2)
+    assert outbox.flowing(3.0)
+    later(outbox, clock, 1)
+    assert outbox.waiting
+    assert not outbox.flowing(3.0)
+    lane.full = False
+    later(outbox, clock, 1)
+    assert outbox.flowing(3.0)
+    outbox.flush()
+    assert not outbox.flowing(3.0)
+
+
 def test_a_lane_that_nobody_uses_is_closed_after_a_while(outbox, receiver, clock):
     outbox.connect(A)
     later(outbox, clock, 2 * FORGET_SECONDS)

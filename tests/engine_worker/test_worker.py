@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import structlog
 import zmq
+from structlog.testing import capture_logs
 
 from engine_worker.beats import BEAT_SECONDS
 from engine_worker.config import EngineSettings
@@ -21,6 +22,7 @@ from sluice.ring.lanes import Inbox, Lane
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.stats import Stage, StepStats
 from sluice.ring.wire import Cancel, EngineBeat, Flush, Hello, Pulse, Submit, TokenBatch
+from tests.fakes.lanes import FakeLane
 from tests.fakes.processes import wait_until
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 
@@ -278,18 +280,32 @@ def test_it_leaves_once_its_streams_have_moved_away(start, runner):
     world = start(drain_timeout=3600)
     world.hello()
     entered, go_on = stall(runner)
-    for request in (1, 2):
-        world.submit(request, [request], max_tokens=60)
+    world.submit(1, [1], max_tokens=60)
     assert entered.wait(LIMIT)
     world.worker.stop()
     world.beats(lambda beat: beat.draining)
-    for request in (1, 2):
-        assert world.lane.send(Cancel(request, 0, world.worker.epoch))
+    assert world.lane.send(Cancel(1, 0, world.worker.epoch))
     go_on.set()
-    world.read(lambda: len(world.ends()) == 2)
-    assert [end.reason for end in world.ends()] == [FinishReason.ABORTED] * 2
+    world.read(world.ends)
+    assert [end.reason for end in world.ends()] == [FinishReason.ABORTED]
     world.thread.join(LIMIT)
     assert not world.thread.is_alive()
+
+
+def test_a_detokenizer_that_takes_nothing_does_not_keep_it(start, monkeypatch):
+    monkeypatch.setattr("engine_worker.worker.STUCK_SECONDS", 0.1)
+    stuck = FakeLane(room=0)
+    monkeypatch.setattr(Worker, "_open_lane", lambda *_: stuck)
+    with capture_logs() as logs:
+        world = start(drain_timeout=3600)
+        world.submit(1, [1], max_tokens=4)
+        wait_until(lambda: world.worker._outbox.waiting and not world.worker._engine.live.requests)
+        world.worker.stop()
+        world.thread.join(LIMIT)
+    assert not world.thread.is_alive()
+    (lost,) = [line for line in logs if line["event"] == "rows_lost"]
+    assert (lost["detokenizer"], lost["rows"], lost["opens"]) == (world.detokenizer.address, 1, 1)
+    assert [line["rows_lost"] for line in logs if line["event"] == "stopped"] == [1]
 
 
 def test_progress_is_turns_of_the_loop_and_stands_still_in_a_step(start, runner):
