@@ -16,6 +16,8 @@ class HeadShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    scaling: float | None = None
+    """Of the scores; None: 1 / sqrt(head_dim)."""
 
     @property
     def group(self) -> int:
@@ -25,7 +27,7 @@ class HeadShape:
     @property
     def scale(self) -> float:
         """Of the scores."""
-        return float(self.head_dim**-0.5)
+        return float(self.head_dim**-0.5) if self.scaling is None else self.scaling
 
 
 class AttentionBackend(Protocol):
