@@ -7,9 +7,10 @@ from engine_worker.attention.backend import AttentionBackend, HeadShape
 from engine_worker.attention.cache import LayerCache
 from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.layers.layer import Layer
-from engine_worker.layers.linear import FusedLinear, Linear
+from engine_worker.layers.linear import FusedLinear, SummedLinear
 from engine_worker.layers.norm import Normalize, RMSNorm
 from engine_worker.layers.rotary import rotate
+from engine_worker.layers.shard import ALONE, Shard
 
 
 class SelfAttention(Layer):
@@ -26,17 +27,15 @@ class SelfAttention(Layer):
         output_bias: bool,
         dtype: torch.dtype,
         device: torch.device,
+        shard: Shard = ALONE,
     ) -> None:
-        query_size, kv_size = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
+        """`heads`: of the whole model. Raises ValueError where the ranks cannot share them."""
+        queries, pairs = (part.times(heads.head_dim) for part in (shard.query_heads(heads), shard.kv_heads(heads)))
         self.qkv_proj = FusedLinear(
-            hidden_size,
-            {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size},
-            bias=bias,
-            dtype=dtype,
-            device=device,
+            hidden_size, {"q_proj": queries, "k_proj": pairs, "v_proj": pairs}, bias=bias, dtype=dtype, device=device
         )
-        self.o_proj = Linear(query_size, hidden_size, bias=output_bias, dtype=dtype, device=device)
-        self._heads = heads
+        self.o_proj = SummedLinear(queries, hidden_size, bias=output_bias, dtype=dtype, device=device, shard=shard)
+        self._heads = shard.heads(heads)
         self._backend = backend
         self._window = window
 
@@ -70,9 +69,18 @@ class NormedSelfAttention(SelfAttention):
         eps: float,
         dtype: torch.dtype,
         device: torch.device,
+        shard: Shard = ALONE,
     ) -> None:
         super().__init__(
-            hidden_size, heads, backend, window, bias=bias, output_bias=output_bias, dtype=dtype, device=device
+            hidden_size,
+            heads,
+            backend,
+            window,
+            bias=bias,
+            output_bias=output_bias,
+            dtype=dtype,
+            device=device,
+            shard=shard,
         )
         self.q_norm = RMSNorm(heads.head_dim, eps=eps, dtype=dtype, device=device)
         self.k_norm = RMSNorm(heads.head_dim, eps=eps, dtype=dtype, device=device)

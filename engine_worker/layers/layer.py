@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from engine_worker.layers.shard import Cut
+
 
 class Layer:
     """Its weights are its public attributes that are tensors; its parts are its public attributes that are layers."""
@@ -28,6 +30,13 @@ class Layer:
         }
         for name, part in self.parts():
             found |= part.targets(f"{prefix}{name}.")
+        return found
+
+    def cuts(self, prefix: str = "") -> dict[str, Cut]:
+        """Which part of the checkpoint's tensor a target is, where it is not all of it."""
+        found: dict[str, Cut] = {}
+        for name, part in self.parts():
+            found |= part.cuts(f"{prefix}{name}.")
         return found
 
     def freeze(self) -> None:

@@ -5,23 +5,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_worker.layers.layer import Layer
-from engine_worker.layers.linear import FusedLinear, Linear
+from engine_worker.layers.linear import FusedLinear, SummedLinear
+from engine_worker.layers.shard import ALONE, Shard
 
 
 class SwiGLU(Layer):
     """down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, *, bias: bool, dtype: torch.dtype, device: torch.device
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard = ALONE,
     ) -> None:
+        """Raises ValueError where the ranks cannot share `intermediate_size`."""
+        inside = shard.part(intermediate_size, "intermediate_size")
         self.gate_up_proj = FusedLinear(
-            hidden_size,
-            {"gate_proj": intermediate_size, "up_proj": intermediate_size},
-            bias=bias,
-            dtype=dtype,
-            device=device,
+            hidden_size, {"gate_proj": inside, "up_proj": inside}, bias=bias, dtype=dtype, device=device
         )
-        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias, dtype=dtype, device=device)
+        self.down_proj = SummedLinear(inside, hidden_size, bias=bias, dtype=dtype, device=device, shard=shard)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""

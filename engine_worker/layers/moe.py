@@ -8,6 +8,10 @@ from torch import Tensor
 
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import Linear
+from engine_worker.layers.shard import ALONE, Cut, Shard
+
+ALIGNED = 8
+"""Half-precision numbers in 16 bytes, which the grouped matrix product needs rows to be a multiple of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +27,24 @@ class ExpertShape:
 
 
 class Experts(Layer):
-    """SwiGLU without biases, `num_experts` times."""
+    """SwiGLU without biases, `num_experts` times. Each rank has a part of every expert, and its share of the result."""
 
-    def __init__(self, hidden_size: int, shape: ExpertShape, *, dtype: torch.dtype, device: torch.device) -> None:
-        count, size = shape.num_experts, shape.intermediate_size
+    def __init__(
+        self,
+        hidden_size: int,
+        shape: ExpertShape,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard = ALONE,
+    ) -> None:
+        self._inside = shard.part(shape.intermediate_size, "moe_intermediate_size")
+        count, size = shape.num_experts, self._inside.size
+        if size % ALIGNED:
+            raise ValueError(
+                f"tensor_parallel = {shard.size}: each rank's share of moe_intermediate_size = "
+                f"{shape.intermediate_size} must be a multiple of {ALIGNED}"
+            )
         self.gate_up_proj = torch.empty(count, 2 * size, hidden_size, dtype=dtype, device=device)
         self.down_proj = torch.empty(count, hidden_size, size, dtype=dtype, device=device)
 
@@ -38,6 +56,12 @@ class Experts(Layer):
             for name, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
                 found[f"{prefix}{i}.{name}.weight"] = weight
         return found
+
+    def cuts(self, prefix: str = "") -> dict[str, Cut]:
+        """See Layer."""
+        dims = {"gate_proj": 0, "up_proj": 0, "down_proj": 1}
+        experts = range(len(self.down_proj))
+        return {f"{prefix}{i}.{name}.weight": Cut(dim, self._inside) for i in experts for name, dim in dims.items()}
 
     def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
         """[S, hidden] -> [S, hidden]: rows up to ends[0] through expert 0, from there to ends[1] through expert 1, and
@@ -53,9 +77,19 @@ class Experts(Layer):
 class SparseMoE(Layer):
     """The sum of the experts with the highest router probabilities, weighted by these."""
 
-    def __init__(self, hidden_size: int, shape: ExpertShape, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        shape: ExpertShape,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard = ALONE,
+    ) -> None:
+        """Raises ValueError where the ranks cannot share the inside of an expert."""
         self.gate = Linear(hidden_size, shape.num_experts, dtype=dtype, device=device)
-        self.experts = Experts(hidden_size, shape, dtype=dtype, device=device)
+        self.experts = Experts(hidden_size, shape, dtype=dtype, device=device, shard=shard)
+        self._shard = shard
         self._shape = shape
         self._numbers = torch.arange(shape.num_experts, device=device)
 
@@ -66,7 +100,7 @@ class SparseMoE(Layer):
         ends = torch.searchsorted(experts, self._numbers, right=True, out_int32=True)
         sorted_rows = self.experts(x.index_select(0, order // self._shape.num_chosen), ends)
         rows = torch.empty_like(sorted_rows).index_copy_(0, order, sorted_rows)
-        return torch.einsum("tkh,tk->th", rows.view(len(x), self._shape.num_chosen, -1), weights)
+        return self._shard.reduce(torch.einsum("tkh,tk->th", rows.view(len(x), self._shape.num_chosen, -1), weights))
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[T, hidden] -> weights and numbers of each token's experts, both [T, num_chosen]."""

@@ -11,13 +11,13 @@ from torch import Tensor
 from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.layers.attention import SelfAttention
-from engine_worker.layers.embedding import Embedding
+from engine_worker.layers.embedding import Embedding, Head
 from engine_worker.layers.layer import Layer
-from engine_worker.layers.linear import Linear
 from engine_worker.layers.mlp import SwiGLU
 from engine_worker.layers.moe import SparseMoE
 from engine_worker.layers.norm import RMSNorm
 from engine_worker.layers.rotary import Rotary
+from engine_worker.layers.shard import ALONE, Shard
 from engine_worker.models.config import DecoderConfig
 
 TIED = "lm_head.weight"
@@ -65,8 +65,9 @@ class Decoder(Layer):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        shard: Shard = ALONE,
     ) -> None:
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device, shard=shard)
         self.layers = [
             DecoderLayer(config, attention(window), mlp(layer), dtype=dtype, device=device)
             for layer, window in enumerate(config.windows)
@@ -85,15 +86,15 @@ class CausalLM(Layer):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        shard: Shard = ALONE,
     ) -> None:
         def dense(layer: int) -> FeedForward:  # noqa: ARG001 - all layers are alike
-            return SwiGLU(
-                config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, device=device
-            )
+            size, inside = config.hidden_size, config.intermediate_size
+            return SwiGLU(size, inside, bias=config.mlp_bias, dtype=dtype, device=device, shard=shard)
 
         self.config = config
-        self.model = Decoder(config, attention, mlp or dense, dtype=dtype, device=device)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype=dtype, device=device)
+        self.model = Decoder(config, attention, mlp or dense, dtype=dtype, device=device, shard=shard)
+        self.lm_head = Head(config.hidden_size, config.vocab_size, dtype=dtype, device=device, shard=shard)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self._rotary = Rotary(config.rope, config.heads.head_dim, dtype, device)
@@ -107,7 +108,7 @@ class CausalLM(Layer):
         return self.model.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] -> [R, vocab] float32."""
+        """[R, hidden] -> [R, vocab] float32. What other ranks than 0 get means nothing."""
         return self.lm_head(hidden).float()
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:

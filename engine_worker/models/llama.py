@@ -7,6 +7,7 @@ import torch
 
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.layers.attention import SelfAttention
+from engine_worker.layers.shard import ALONE, Shard
 from engine_worker.models.config import DecoderConfig, read_decoder
 from engine_worker.models.decoder import CausalLM
 
@@ -15,7 +16,13 @@ class Llama(CausalLM):
     """Optional biases; rope scaling linear or llama3."""
 
     def __init__(
-        self, config: DecoderConfig, backend: AttentionBackend, *, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        backend: AttentionBackend,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard = ALONE,
     ) -> None:
         def attention(window: int | None) -> SelfAttention:
             return SelfAttention(
@@ -27,9 +34,10 @@ class Llama(CausalLM):
                 output_bias=config.output_bias,
                 dtype=dtype,
                 device=device,
+                shard=shard,
             )
 
-        super().__init__(config, attention, dtype=dtype, device=device)
+        super().__init__(config, attention, dtype=dtype, device=device, shard=shard)
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> DecoderConfig:

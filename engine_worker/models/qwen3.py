@@ -7,6 +7,7 @@ import torch
 
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.layers.attention import NormedSelfAttention
+from engine_worker.layers.shard import ALONE, Shard
 from engine_worker.models.config import DecoderConfig, read_decoder
 from engine_worker.models.decoder import CausalLM, FeedForward
 from engine_worker.models.windows import qwen_windows
@@ -23,6 +24,7 @@ class Qwen3(CausalLM):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        shard: Shard = ALONE,
     ) -> None:
         def attention(window: int | None) -> NormedSelfAttention:
             return NormedSelfAttention(
@@ -35,9 +37,10 @@ class Qwen3(CausalLM):
                 eps=config.rms_norm_eps,
                 dtype=dtype,
                 device=device,
+                shard=shard,
             )
 
-        super().__init__(config, attention, mlp, dtype=dtype, device=device)
+        super().__init__(config, attention, mlp, dtype=dtype, device=device, shard=shard)
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> DecoderConfig:

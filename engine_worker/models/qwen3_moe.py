@@ -8,7 +8,8 @@ import torch
 
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.layers.mlp import SwiGLU
-from engine_worker.layers.moe import ExpertShape, SparseMoE
+from engine_worker.layers.moe import ALIGNED, ExpertShape, SparseMoE
+from engine_worker.layers.shard import ALONE, Shard
 from engine_worker.models.config import DecoderConfig, read_decoder, size
 from engine_worker.models.decoder import FeedForward
 from engine_worker.models.qwen3 import Qwen3
@@ -16,8 +17,6 @@ from engine_worker.models.windows import qwen_moe_windows
 from sluice.ring.checkpoint import CheckpointError
 
 OF_EXPERTS = ("num_experts", "num_local_experts")
-ALIGNED = 8
-"""Half-precision numbers in 16 bytes, which the grouped matrix product needs rows to be a multiple of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +32,21 @@ class Qwen3Moe(Qwen3):
     """Qwen3 with a mixture of experts in place of the SwiGLU, in all layers or some."""
 
     def __init__(
-        self, config: Qwen3MoeConfig, backend: AttentionBackend, *, dtype: torch.dtype, device: torch.device
+        self,
+        config: Qwen3MoeConfig,
+        backend: AttentionBackend,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard = ALONE,
     ) -> None:
         def mlp(layer: int) -> FeedForward:
+            size, inside = config.hidden_size, config.intermediate_size
             if config.sparse[layer]:
-                return SparseMoE(config.hidden_size, config.experts, dtype=dtype, device=device)
-            return SwiGLU(config.hidden_size, config.intermediate_size, bias=False, dtype=dtype, device=device)
+                return SparseMoE(size, config.experts, dtype=dtype, device=device, shard=shard)
+            return SwiGLU(size, inside, bias=False, dtype=dtype, device=device, shard=shard)
 
-        super().__init__(config, backend, mlp, dtype=dtype, device=device)
+        super().__init__(config, backend, mlp, dtype=dtype, device=device, shard=shard)
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> Qwen3MoeConfig:

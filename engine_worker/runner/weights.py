@@ -1,7 +1,8 @@
-"""Weights from safetensors files, one tensor at a time."""
+"""Weights from safetensors files, one tensor at a time and only what this rank has of it, straight to its device."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engine_worker.layers.shard import Cut
 from engine_worker.models.decoder import TIED
 from sluice.ring.checkpoint import CheckpointError
 
@@ -19,9 +21,11 @@ LISTED = 20
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
+Cuts = Mapping[str, Cut]
+"""By name, which part of a checkpoint's tensor a target is; those that are not here are all of it."""
 
 
-def load_weights(folder: Path, targets: dict[str, Tensor], progress: Progress) -> None:
+def load_weights(folder: Path, targets: dict[str, Tensor], progress: Progress, cuts: Cuts = {}) -> None:  # noqa: B006
     """Fill every target from the tensor of its name.
 
     Raises CheckpointError on files that are missing or broken, and on tensors that are missing, unexpected, or of
@@ -32,18 +36,25 @@ def load_weights(folder: Path, targets: dict[str, Tensor], progress: Progress) -
     _check_names(folder, targets, files)
     total = sum(file.stat().st_size for file in files)
     done = 0
+    device = str(next(iter(targets.values())).device)
     for file in files:
-        with _opened(file) as tensors:
+        with _opened(file, device) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - no mapping
                 if name in targets:
-                    tensor = tensors.get_tensor(name)
-                    _fill(name, targets[name], tensor)
-                    progress(min(done := done + tensor.nbytes, total), total)
+                    whole = _fill(name, targets[name], tensors.get_slice(name), cuts.get(name))
+                    progress(min(done := done + whole, total), total)
     progress(total, total)
 
 
-def random_weights(targets: dict[str, Tensor], seed: int, deviation: float, progress: Progress) -> None:
-    """Fill matrices with normal noise, norms with ones and biases with zeros."""
+def random_weights(
+    targets: dict[str, Tensor],
+    seed: int,
+    deviation: float,
+    progress: Progress,
+    cuts: Cuts = {},  # noqa: B006
+) -> None:
+    """Fill matrices with normal noise, norms with ones and biases with zeros. Ranks together have the weights that one
+    alone has."""
     generators: dict[torch.device, torch.Generator] = {}
     total = sum(target.nbytes for target in targets.values())
     done = 0
@@ -54,7 +65,11 @@ def random_weights(targets: dict[str, Tensor], seed: int, deviation: float, prog
             device = target.device
             if device not in generators:
                 generators[device] = torch.Generator(device).manual_seed(seed)
-            target.normal_(0.0, deviation, generator=generators[device])
+            cut = cuts.get(name)
+            whole = target if cut is None else target.new_empty(_whole(target, cut))
+            whole.normal_(0.0, deviation, generator=generators[device])
+            if cut is not None:
+                target.copy_(whole.narrow(cut.dim, cut.part.end - cut.part.filled, cut.part.filled))
         progress(done := done + target.nbytes, total)
 
 
@@ -88,18 +103,34 @@ def _check_names(folder: Path, targets: dict[str, Tensor], files: list[Path]) ->
         raise CheckpointError(f"the weights in {folder} do not fit the model; {'; '.join(problems)}")
 
 
-def _fill(name: str, target: Tensor, tensor: Tensor) -> None:
-    if tensor.shape != target.shape:
-        raise CheckpointError(f"tensor {name} has shape {list(tensor.shape)}, the model needs {list(target.shape)}")
+def _whole(target: Tensor, cut: Cut | None) -> list[int]:
+    """Shape of the checkpoint's tensor."""
+    shape = list(target.shape)
+    if cut is not None:
+        shape[cut.dim] = cut.part.total
+    return shape
+
+
+def _fill(name: str, target: Tensor, found: Any, cut: Cut | None) -> int:
+    """From safetensors' slice `found`; returns the bytes of all of it."""
+    shape = list(found.get_shape())
+    if shape != _whole(target, cut):
+        raise CheckpointError(f"tensor {name} has shape {shape}, the model needs {_whole(target, cut)}")
+    tensor = found[:] if cut is None else found[(slice(None),) * cut.dim + (_rows(cut),)]
     if not tensor.is_floating_point() or tensor.itemsize < torch.float16.itemsize:
         raise CheckpointError(f"tensor {name} has type {tensor.dtype}: quantized weights are not supported")
     target.copy_(tensor)
+    return math.prod(shape) * tensor.itemsize
+
+
+def _rows(cut: Cut) -> slice:
+    return slice(cut.part.end - cut.part.filled, cut.part.end)
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def _opened(file: Path, device: str = "cpu") -> Iterator[Any]:
     try:
-        with safe_open(file, framework="pt") as tensors:
+        with safe_open(file, framework="pt", device=device) as tensors:
             yield tensors
     except SafetensorError as error:
         raise CheckpointError(f"{file} is broken: {error}") from error

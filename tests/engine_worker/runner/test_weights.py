@@ -4,6 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.layers.shard import ALONE, Shard
+from engine_worker.models.registry import model_class
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.weights import load_weights, random_weights
@@ -126,3 +129,45 @@ def test_random_weights_follow_their_seed(tmp_path):
     assert filled["w"].std().item() == pytest.approx(0.02, rel=0.1)
     assert filled["norm"].unique().item() == 1.0
     assert filled["x.bias"].unique().item() == 0.0
+
+
+class Rank(Shard):
+    """One of two in this process; alone it computes nothing sensible."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.size = 2
+
+
+@pytest.mark.parametrize("config", ["qwen3, tied", "llama, biased, linear rope", "qwen3 moe, half sparse, windowed"])
+@pytest.mark.parametrize("source", ["files", "random"])
+def test_each_rank_loads_its_shard(tmp_path, config, source):
+    """Put together the ranks' tensors are those that one rank alone has; each reports the whole checkpoint as done."""
+    write_checkpoint(tmp_path, CONFIGS[config])
+    checkpoint = open_written(tmp_path)
+    found, told = [], []
+    for shard in (ALONE, Rank(0), Rank(1)):
+        model = _model(checkpoint, shard)
+        cuts = model.cuts()
+        if source == "files":
+            load_weights(tmp_path, model.targets(), lambda *done: told.append(done), cuts)
+            assert told[-1][0] == told[-1][1] == (tmp_path / "model.safetensors").stat().st_size
+        else:
+            random_weights(model.targets(), 5, 0.02, lambda *_: None, cuts)
+        found.append((model.targets(), cuts))
+    (whole, _), *ranks = found
+    for name, tensor in whole.items():
+        parts = [targets[name] for targets, _ in ranks]
+        cut = ranks[0][1].get(name)
+        if cut is None:
+            assert all(torch.equal(part, tensor) for part in parts), name
+        else:
+            assert torch.equal(torch.cat(parts, dim=cut.dim), tensor), name
+            assert all(part.numel() < tensor.numel() for part in parts), name
+
+
+def _model(checkpoint, shard: Shard):
+    architecture = model_class(checkpoint.config)
+    shape = architecture.read_config(checkpoint.config)
+    backend = ReferenceAttention(shard.heads(shape.heads))
+    return architecture(shape, backend, dtype=torch.float32, device=torch.device("cpu"), shard=shard)
