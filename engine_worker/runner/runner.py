@@ -7,12 +7,12 @@ import torch
 
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
-from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.windows import widest
 from engine_worker.runner.batch import Batch, build
+from engine_worker.runner.forward import Forward, Prepared
+from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.results import Results
-from engine_worker.runner.tensors import Tensors
 from engine_worker.sampling.sampler import sample
 from engine_worker.step import Drawn, Move, Step
 
@@ -44,20 +44,31 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: CausalLM, cache: KVCache, backend: AttentionBackend, device: torch.device, overlap: bool = False
+        self,
+        model: CausalLM,
+        cache: KVCache,
+        backend: AttentionBackend,
+        device: torch.device,
+        overlap: bool = False,
+        graphs: Graphs | None = None,
     ) -> None:
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = cache.num_host_blocks
         self.tokens_per_block = cache.tokens_per_block
         self.window = widest(model.config.windows)
         dtype = str(cache.layers[0].keys.dtype).removeprefix("torch.")
-        self.choices = {"device": str(device), "dtype": dtype, "attention": backend.name, "overlap": str(overlap)}
+        self.choices = {
+            "device": str(device),
+            "dtype": dtype,
+            "attention": backend.name,
+            "cuda_graphs": "none" if graphs is None else f"{len(graphs.sizes)}, to {graphs.sizes[-1]} sequences",
+            "overlap": str(overlap),
+        }
         self.overlap = overlap
         self._thread = ThreadPoolExecutor(1, "runner") if overlap else None
         self._model = model
         self._cache = cache
-        self._backend = backend
-        self._device = device
+        self._forward = Forward(model, cache, backend, device, graphs)
         self._latest: Running | None = None
 
     def run(self, step: Step) -> list[Drawn]:
@@ -68,14 +79,13 @@ class ModelRunner:
     def launch(self, step: Step) -> Running:
         """See `Runner.launch`."""
         before, self._latest = self._latest, None
-        batch = tensors = inputs = None
+        batch = prepared = None
         if step.slices:
             batch = build(step.slices, self.tokens_per_block, self.window)
-            tensors = Tensors.of(batch.arrays, self._device)
-            inputs = self._backend.prepare(tensors.attention, self._cache)
+            prepared = self._forward.prepare(batch.arrays)
         if batch is None or not len(batch.arrays.follow_tokens):
             before = None
-        self._latest = Running(self._start(lambda: self._compute(step.moves, batch, tensors, inputs, before)))
+        self._latest = Running(self._start(lambda: self._compute(step.moves, batch, prepared, before)))
         return self._latest
 
     def _start(self, work: Work) -> "Future[Results | None]":
@@ -90,23 +100,17 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _compute(
-        self,
-        moves: tuple[Move, ...],
-        batch: Batch | None,
-        tensors: Tensors | None,
-        inputs: AttentionInputs | None,
-        before: Running | None,
+        self, moves: tuple[Move, ...], batch: Batch | None, prepared: Prepared | None, before: Running | None
     ) -> Results | None:
         self._cache.move(moves)
-        if batch is None or tensors is None or inputs is None:
+        if batch is None or prepared is None:
             return None
         sampled = before.sampled() if before is not None else None
         if sampled is not None:
-            tensors.follow(sampled)
+            prepared.tensors.follow(sampled)
             if batch.histories:
                 batch.follow(sampled.tolist())
-        hidden = self._model(tensors.token_ids, tensors.positions, self._cache, inputs)
+        rows = self._forward(prepared)
         if not batch.draws:
             return None
-        rows = hidden if tensors.last_tokens is None else hidden.index_select(0, tensors.last_tokens)
         return Results(sample(self._model.logits(rows), batch.draw_rows, batch.draws), batch.draws)

@@ -1,0 +1,120 @@
+"""Generation steps as CUDA graphs: the kernels of a whole model, launched as one.
+
+A graph is captured for a number of sequences and serves any fewer, with padding. It repeats what was launched while it
+was captured, on the same memory: so inputs and outputs lie in buffers that stay (`buffers`), and nothing between them
+may look at a number on the device.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.runner.arrays import Arrays
+from engine_worker.runner.buffers import Buffers
+from engine_worker.runner.tensors import Tensors
+from engine_worker.runner.weights import Progress
+
+LARGEST = 512
+"""Sequences in a graph at most: larger steps keep a GPU busy while their kernels are launched one by one."""
+WARM_UPS = 2
+"""Runs before a capture, in which libraries allocate what they keep and compile what they need."""
+
+Work = Callable[[], None]
+Compute = Callable[[Tensor, Tensor, AttentionInputs], Tensor]
+"""Token ids and positions [T] int64 and what attention needs -> hidden states [T, hidden]."""
+
+
+class Graph(Protocol):
+    """Work that was captured."""
+
+    def replay(self) -> None:
+        """Do it again, in the current stream."""
+        ...
+
+
+class Capture(Protocol):
+    """Makes graphs; all of them share the memory of what lies between their inputs and outputs."""
+
+    def __call__(self, work: Work) -> Graph:
+        """Run the work some times, then capture it."""
+        ...
+
+
+class CudaCapture:
+    """`torch.cuda.CUDAGraph` with one memory pool and one stream for all."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    def __call__(self, work: Work) -> torch.cuda.CUDAGraph:
+        """See `Capture`. The runs come first in the stream of the capture: what cuBLAS keeps is kept per stream."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UPS):
+                work()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            work()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return graph
+
+
+def graph_sizes(max_batch_size: int) -> list[int]:
+    """1, 2, 4, 8, then every 16; the last is the largest batch, or LARGEST."""
+    last = min(max_batch_size, LARGEST)
+    return [*(size for size in (1, 2, 4, 8, *range(16, last, 16)) if size < last), last]
+
+
+class Graphs:
+    """A graph per size, captured from the largest down, so that the smaller ones find room in what it took."""
+
+    def __init__(
+        self,
+        compute: Compute,
+        prepare: Callable[[AttentionInputs], AttentionInputs],
+        buffers: Buffers,
+        capture: Capture,
+        progress: Progress,
+    ) -> None:
+        """`prepare`: of the attention backend. `progress` is called with graphs done and graphs in all."""
+        self._buffers = buffers
+        self._sizes = graph_sizes(buffers.rows)
+        self._graphs: dict[int, Graph] = {}
+        token_ids, positions, attention = buffers.inputs(buffers.rows)
+        self._hidden = torch.empty_like(compute(token_ids, positions, prepare(attention)))
+        for done, size in enumerate(reversed(self._sizes)):
+            progress(done, len(self._sizes))
+            self._graphs[size] = capture(self._work(size, compute, prepare))
+        progress(len(self._sizes), len(self._sizes))
+
+    def _work(self, size: int, compute: Compute, prepare: Callable[[AttentionInputs], AttentionInputs]) -> Work:
+        token_ids, positions, attention = self._buffers.inputs(size)
+        inputs, hidden = prepare(attention), self._hidden[:size]
+
+        def work() -> None:
+            hidden.copy_(compute(token_ids, positions, inputs))
+
+        return work
+
+    def fit(self, arrays: Arrays) -> int | None:
+        """Size of the graph for this step: of one token per sequence, with room for all."""
+        rows, blocks = arrays.block_tables.shape
+        if arrays.max_query != 1 or rows > self._buffers.rows or blocks > self._buffers.blocks:
+            return None
+        return self._sizes[bisect_left(self._sizes, rows)]
+
+    def __call__(self, step: Tensors) -> Tensor:
+        """Hidden states [T, hidden] of a step padded to a size, in memory that the next one overwrites."""
+        self._buffers.fill(step)
+        self._graphs[len(step.token_ids)].replay()
+        return self._hidden[: len(step.token_ids)]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rising."""
+        return self._sizes

@@ -1,0 +1,185 @@
+"""Generation steps replayed, with fake graphs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from engine_worker.attention.cache import KVCache
+from engine_worker.models.registry import model_class
+from engine_worker.runner.batch import build
+from engine_worker.runner.buffers import Buffers, table_width
+from engine_worker.runner.graphs import LARGEST, Graphs, graph_sizes
+from engine_worker.runner.runner import ModelRunner
+from engine_worker.runner.weights import load_weights
+from engine_worker.step import Draw, Slice, Step
+from sluice.ring.params import SamplingParams
+from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
+from tests.engine_worker.runner.generate import generate
+from tests.fakes.graphs import FakeCapture
+from tests.fakes.paged_attention import PagedTorch
+
+CPU = torch.device("cpu")
+TOKENS_PER_BLOCK, NUM_BLOCKS, CONTEXT = 4, 64, 48
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module", params=["qwen3, tied", "llama, biased, linear rope", "mistral", "qwen3, windowed"])
+def checkpoint(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_checkpoint(folder, CONFIGS[request.param])
+    return open_written(folder)
+
+
+def make(checkpoint, capture: FakeCapture | None, rows: int = 5, context: int = CONTEXT, overlap: bool = False):
+    """A runner with graphs of up to `rows` sequences, or with none."""
+    architecture = model_class(checkpoint.config)
+    shape = architecture.read_config(checkpoint.config)
+    backend = PagedTorch(shape.heads)
+    with torch.inference_mode():
+        model = architecture(shape, backend, dtype=torch.float32, device=CPU)
+        load_weights(checkpoint.path, model.targets(), lambda *_: None)
+        model.freeze()
+        sizes = (TOKENS_PER_BLOCK, shape.heads.num_kv_heads, shape.heads.head_dim)
+        cache = KVCache(shape.num_layers, NUM_BLOCKS, *sizes, torch.float32, CPU)
+        graphs = None
+        if capture is not None:
+            buffers = Buffers(rows, table_width(context, None, TOKENS_PER_BLOCK), TOKENS_PER_BLOCK, CPU)
+            graphs = Graphs(
+                lambda ids, positions, inputs: model(ids, positions, cache, inputs),
+                lambda inputs: backend.prepare(inputs, cache),
+                buffers,
+                capture,
+                lambda *_: None,
+            )
+        return ModelRunner(model, cache, backend, CPU, overlap, graphs)
+
+
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14], [15, 16, 17], [18, 19, 20, 21, 22], [23, 24]]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"seed": 3}], ids=str)
+def test_replayed_steps_give_what_eager_ones_give(checkpoint, count, sampling):
+    capture = FakeCapture()
+    eager, replayed = make(checkpoint, None), make(checkpoint, capture)
+    expected = generate(eager, PROMPTS[:count], 30, **sampling)
+    assert generate(replayed, PROMPTS[:count], 30, **sampling) == expected
+    assert sum(graph.replays for graph in capture.graphs) == 29
+    assert {1: 3, 2: 2, 3: 1, 4: 1, 5: 0}[count] == max(i for i, graph in enumerate(capture.graphs) if graph.replays)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_that_follow_one_another_before_anybody_looks(checkpoint, overlap):
+    """Sizes change from step to step, tokens come from the step before."""
+
+    def slices(step: int) -> Step:
+        live = [i for i in range(5) if step < 4 + 3 * i]
+        before = [i for i in range(5) if step - 1 < 4 + 3 * i]
+        parts = []
+        for i in live:
+            draws = (Draw(GREEDY, 0, step, PROMPTS[i], []),)
+            blocks = list(range(12 * i, 12 * i + 12))
+            if step == 0:
+                parts.append(Slice(PROMPTS[i], 0, blocks, draws))
+            else:
+                parts.append(Slice([0], len(PROMPTS[i]) + step - 1, blocks, draws, before.index(i)))
+        return Step(tuple(parts))
+
+    def run(runner: ModelRunner) -> list[list[int]]:
+        launched = [runner.launch(slices(step)) for step in range(16)]
+        return [[drawn.token for drawn in step.collect()] for step in launched]
+
+    capture = FakeCapture()
+    assert run(make(checkpoint, capture, overlap=overlap)) == run(make(checkpoint, None))
+    assert sum(graph.replays for graph in capture.graphs) == 15
+
+
+def test_a_step_is_eager_where_no_graph_fits(checkpoint):
+    capture = FakeCapture()
+    runner = make(checkpoint, capture, rows=2, context=16)
+    expected = generate(make(checkpoint, None), PROMPTS[:3], 8, temperature=0.0)
+    assert generate(runner, PROMPTS[:3], 8, temperature=0.0) == expected
+    assert not any(graph.replays for graph in capture.graphs)
+    expected = generate(make(checkpoint, None), PROMPTS[:1], 20, temperature=0.0)
+    assert generate(runner, PROMPTS[:1], 20, temperature=0.0) == expected
+    steps = [Slice([1], start, range(9), ()) for start in range(len(PROMPTS[0]), len(PROMPTS[0]) + 19)]
+    widths = [build([step], TOKENS_PER_BLOCK, runner.window).arrays.block_tables.shape[1] for step in steps]
+    assert max(widths) > 4
+    assert sum(graph.replays for graph in capture.graphs) == sum(width <= 4 for width in widths)
+
+
+def test_padding_writes_nothing_and_leaves_nothing(checkpoint):
+    """A replay with padding changes the slots of its rows and no others, also after a larger one."""
+    capture = FakeCapture()
+    runner = make(checkpoint, capture, rows=8)
+    blocks = runner._cache._blocks
+    with torch.inference_mode():
+        blocks.normal_()
+        runner.run(Step(tuple(Slice([7], 4 * i + 3, [*range(i, -1, -1)], ()) for i in range(8))))
+        before = blocks.clone()
+        runner.run(Step(tuple(Slice([7], 9, [30 + i, 40 + i, 50 + i], ()) for i in range(3))))
+        changed = (blocks != before).any(-1).any(-1)
+    rows = changed.nonzero().tolist()
+    assert [graph.replays for graph in capture.graphs] == [1, 1, 0, 0]
+    assert {(block, slot) for *_, block, slot in rows} == {(50 + i, 1) for i in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("batch", "sizes"),
+    [
+        (1, [1]),
+        (2, [1, 2]),
+        (5, [1, 2, 4, 5]),
+        (8, [1, 2, 4, 8]),
+        (16, [1, 2, 4, 8, 16]),
+        (20, [1, 2, 4, 8, 16, 20]),
+        (48, [1, 2, 4, 8, 16, 32, 48]),
+    ],
+)
+def test_sizes(batch, sizes):
+    assert graph_sizes(batch) == sizes
+
+
+def test_a_very_large_batch_has_no_graph_of_its_own():
+    assert graph_sizes(4096)[-1] == LARGEST
+    assert graph_sizes(4096) == sorted(set(graph_sizes(4096)))
+
+
+def test_from_the_largest_down_and_every_step_fits_the_smallest_that_holds_it():
+    sizes, told = [], []
+
+    def compute(token_ids, positions, inputs):
+        sizes.append((len(token_ids), len(positions), len(inputs.slots), *inputs.block_tables.shape))
+        assert inputs.max_query == 1
+        assert inputs.query_start.tolist() == list(range(len(token_ids) + 1))
+        assert inputs.max_context == 12
+        return torch.zeros(len(token_ids), 6)
+
+    with torch.inference_mode():
+        graphs = Graphs(
+            compute, lambda inputs: inputs, Buffers(20, 3, 4, CPU), FakeCapture(), lambda *at: told.append(at)
+        )
+    assert list(dict.fromkeys(sizes)) == [(n, n, n, n, 3) for n in (20, 16, 8, 4, 2, 1)]
+    assert told == [(done, 6) for done in range(7)]
+
+    def arrays(rows: int, blocks: int = 1):
+        return build([Slice([1], blocks * 4 - 1, range(blocks), ()) for _ in range(rows)], 4, None).arrays
+
+    assert [graphs.fit(arrays(n)) for n in (1, 2, 3, 4, 5, 9, 16, 17, 20)] == [1, 2, 4, 4, 8, 16, 16, 20, 20]
+    assert graphs.fit(arrays(21)) is None
+    assert (graphs.fit(arrays(2, 3)), graphs.fit(arrays(2, 4))) == (2, None)
+    assert graphs.fit(replace(arrays(2), max_query=2)) is None
+
+
+@pytest.mark.parametrize("tokens_per_block", [1, 4, 16])
+@pytest.mark.parametrize("window", [None, 1, 3, 4, 5, 17])
+def test_no_generation_step_has_a_longer_table(tokens_per_block, window):
+    widest = table_width(50, window, tokens_per_block)
+    widths = [
+        build([Slice([1], start, range(60), ())], tokens_per_block, window).arrays.block_tables.shape[1]
+        for start in range(50)
+    ]
+    assert max(widths) == widest
+    assert np.all(np.diff(widths[: window or 50]) >= 0)

@@ -1,0 +1,86 @@
+"""A CUDA graph on a CPU: what ran during the capture runs again, operation by operation, on the same tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+SYNCS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero"}
+"""The host would wait for their result, which a capture refuses."""
+
+
+class Recording(TorchDispatchMode):
+    """Writes down every operation with its arguments and results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Callable[..., Any], Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        indexed_by_mask = name in ("aten::index", "aten::index_put_") and any(
+            isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]
+        )
+        if name in SYNCS or indexed_by_mask:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+
+class FakeGraph:
+    """Replays on the tensors of the capture. What it made in between is not to be relied on afterwards."""
+
+    def __init__(self, calls: list[tuple[Callable[..., Any], Any, Any, Any]]) -> None:
+        self.replays = 0
+        self._calls = calls
+        given: set[int] = set()
+        self._made: list[Tensor] = []
+        """Memory from the graphs' pool: another graph may use it."""
+        for _, args, kwargs, result in calls:
+            for tensor in _tensors(result):
+                if _memory(tensor) not in given | {_memory(x) for x in _tensors((args, kwargs))}:
+                    self._made.append(tensor)
+            given |= {_memory(tensor) for tensor in _tensors((args, kwargs, result))}
+        self._poison()
+
+    def replay(self) -> None:
+        """Every operation again, its results where they were."""
+        self.replays += 1
+        for func, args, kwargs, result in self._calls:
+            again = func(*args, **kwargs)
+            for old, new in zip(_tensors(result), _tensors(again), strict=True):
+                if _memory(old) != _memory(new):
+                    old.copy_(new)
+        self._poison()
+
+    def _poison(self) -> None:
+        for tensor in self._made:
+            if tensor.is_floating_point():
+                tensor.fill_(torch.nan)
+
+
+class FakeCapture:
+    """Keeps its graphs, in order."""
+
+    def __init__(self) -> None:
+        self.graphs: list[FakeGraph] = []
+
+    def __call__(self, work: Callable[[], None]) -> FakeGraph:
+        work()
+        with Recording() as recording:
+            work()
+        self.graphs.append(FakeGraph(recording.calls))
+        return self.graphs[-1]
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    """But for packed weights, which have no storage."""
+    return [leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,59 @@
+"""A backend in plain torch that looks at no number on the host: a graph can hold its generation steps."""
+
+import torch
+from torch import Tensor
+
+from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.cache import KVCache, LayerCache
+from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.attention.reference import ReferenceAttention
+
+
+class PagedTorch:
+    """Generation steps by whole tables, every other step as `reference` does it."""
+
+    name = "paged torch"
+    graphs = True
+
+    def __init__(self, heads: HeadShape) -> None:
+        self._heads = heads
+        self._others = ReferenceAttention(heads)
+
+    def prepare(self, inputs: AttentionInputs, cache: KVCache) -> AttentionInputs:
+        return inputs
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: LayerCache,
+        inputs: AttentionInputs,
+        window: int | None = None,
+    ) -> Tensor:
+        if inputs.max_query > 1:
+            return self._others.attend(query, key, value, cache, inputs, window)
+        for pool, new in ((cache.keys, key), (cache.values, value)):
+            _store(pool, new, inputs.slots)
+        group = self._heads.group
+        keys, values = (
+            pool.index_select(0, inputs.block_tables.view(-1))
+            .view(len(query), -1, *pool.shape[2:])
+            .repeat_interleave(group, dim=2)
+            for pool in (cache.keys, cache.values)
+        )
+        at = torch.arange(keys.shape[1]).expand(len(query), -1)
+        lengths = inputs.context_lengths[:, None]
+        hidden = at >= lengths if window is None else (at >= lengths) | (at < lengths - window)
+        scores = torch.einsum("bhd,blhd->bhl", query, keys) * self._heads.scale
+        # What no context reaches may be anything, also no number.
+        scores = scores.masked_fill(hidden[:, None], -torch.inf)
+        values = values.masked_fill(hidden[:, :, None, None], 0.0)
+        return torch.einsum("bhl,blhd->bhd", scores.softmax(-1), values)
+
+
+def _store(pool: Tensor, new: Tensor, slots: Tensor) -> None:
+    rows = pool.view(-1, *pool.shape[2:])
+    writes = slots[:, None] == torch.arange(len(rows))
+    written = writes.any(0)[:, None, None]
+    rows.copy_(torch.where(written, new.index_select(0, writes.to(torch.uint8).argmax(0)), rows))
