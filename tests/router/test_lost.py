@@ -76,7 +76,7 @@ async def test_a_silent_detokenizer_is_lost_and_its_requests_are_cancelled(ring,
 
 
 async def test_a_peer_that_hung_up_and_is_silent_is_lost_long_before_the_timeout(ring, start):
-    dying, other = ring.add_engine(), ring.add_engine()
+    dying, other = ring.add_engine("dying"), ring.add_engine("other")
     ring.add_detokenizer()
     client = await start(peer_timeout=600.0)
     call = await busy(client, ring)
