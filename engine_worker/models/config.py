@@ -6,6 +6,7 @@ from typing import Any
 
 from engine_worker.attention.backend import HeadShape
 from engine_worker.layers.rotary import LinearScaling, Llama3Scaling, Rope
+from engine_worker.models.errors import NotComputedError
 from engine_worker.models.windows import Windows, no_windows
 from sluice.ring.checkpoint import CheckpointError
 
@@ -55,8 +56,11 @@ def read_decoder(
     mlp_bias: bool,
     read_windows: Callable[[Mapping[str, Any], int], Windows] = no_windows,
 ) -> DecoderConfig:
-    """Raises CheckpointError on an option that is missing or not supported. `mlp_bias`: whether the family knows that
-    option; `read_windows`: what the family makes of config.json and a number of layers."""
+    """`mlp_bias`: whether the family knows that option; `read_windows`: what the family makes of config.json and a
+    number of layers.
+
+    Raises CheckpointError on an option that is missing or means nothing, NotComputedError on one that is not supported.
+    """
     _refuse_unsupported(raw, mlp_bias)
     hidden_size, num_heads = size(raw, "hidden_size"), size(raw, "num_attention_heads")
     num_kv_heads = size(raw, "num_key_value_heads", num_heads)
@@ -83,9 +87,9 @@ def read_decoder(
 def _refuse_unsupported(raw: Mapping[str, Any], mlp_bias: bool) -> None:
     for name, neutral in NEUTRAL.items():
         if name in raw and raw[name] not in neutral:
-            raise CheckpointError(f"config.json: {name} = {raw[name]!r} is not supported")
+            raise NotComputedError(f"config.json: {name} = {raw[name]!r} is not supported")
     if raw.get("mlp_bias") and not mlp_bias:
-        raise CheckpointError("config.json: mlp_bias = true is not supported in this architecture")
+        raise NotComputedError("config.json: mlp_bias = true is not supported in this architecture")
 
 
 def size(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -101,11 +105,13 @@ def _read_rope(raw: Mapping[str, Any]) -> Rope:
     """`rope_parameters` since transformers 5; before it `rope_theta` beside `rope_scaling`."""
     found = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if any(isinstance(value, Mapping) for value in found.values()):
-        raise CheckpointError("config.json: rope_parameters per layer type are not supported")
+        raise NotComputedError("config.json: rope_parameters per layer type are not supported")
     kind = found.get("rope_type", found.get("type", "default"))
     theta = float(found.get("rope_theta", raw.get("rope_theta", 10000.0)))
     if found.get("partial_rotary_factor", 1.0) != 1.0:
-        raise CheckpointError(f"config.json: partial_rotary_factor = {found['partial_rotary_factor']} is not supported")
+        raise NotComputedError(
+            f"config.json: partial_rotary_factor = {found['partial_rotary_factor']} is not supported"
+        )
     try:
         match kind:
             case "default":
@@ -116,7 +122,7 @@ def _read_rope(raw: Mapping[str, Any]) -> Rope:
                 return Rope(theta, _read_llama3(found))
     except KeyError as error:
         raise CheckpointError(f"config.json: rope type {kind} lacks {error}") from error
-    raise CheckpointError(f"config.json: rope type {kind!r} is not supported; supported: default, linear, llama3")
+    raise NotComputedError(f"config.json: rope type {kind!r} is not supported; supported: default, linear, llama3")
 
 
 def _read_llama3(found: Mapping[str, Any]) -> Llama3Scaling:

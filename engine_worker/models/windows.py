@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine_worker.models.errors import NotComputedError
 from sluice.ring.checkpoint import CheckpointError
 
 Windows = tuple[int | None, ...]
@@ -16,9 +17,9 @@ DEFAULT_MAX_WINDOW_LAYERS = 28
 def no_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
     """Llama knows none. Raises CheckpointError where config.json asks for one."""
     if raw.get("use_sliding_window"):
-        raise CheckpointError("config.json: use_sliding_window = True is not supported in this architecture")
+        raise NotComputedError("config.json: use_sliding_window = True is not supported in this architecture")
     if raw.get("sliding_window") is not None and raw.get("use_sliding_window") is None:
-        raise CheckpointError(
+        raise NotComputedError(
             f"config.json: sliding_window = {raw['sliding_window']!r} is not supported in this architecture"
         )
     _check_types(raw, num_layers, FULL)
@@ -79,6 +80,6 @@ def _check_types(raw: Mapping[str, Any], num_layers: int, *supported: str) -> No
         return
     other = sorted({str(kind) for kind in kinds} - set(supported))
     if other:
-        raise CheckpointError(f"config.json: layer_types {', '.join(other)} are not supported")
+        raise NotComputedError(f"config.json: layer_types {', '.join(other)} are not supported")
     if len(kinds) != num_layers:
         raise CheckpointError(f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers")

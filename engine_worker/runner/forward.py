@@ -8,7 +8,7 @@ from torch import Tensor
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.inputs import AttentionInputs
-from engine_worker.models.decoder import CausalLM
+from engine_worker.models.model import Model
 from engine_worker.runner.arrays import Arrays
 from engine_worker.runner.buffers import pad
 from engine_worker.runner.graphs import Graphs
@@ -31,7 +31,7 @@ class Forward:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: Model,
         cache: KVCache,
         backend: AttentionBackend,
         device: torch.device,

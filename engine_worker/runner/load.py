@@ -8,8 +8,8 @@ from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.models.config import DecoderConfig
-from engine_worker.models.registry import model_class
+from engine_worker.models.model import ModelConfig, SelfLoading
+from engine_worker.models.registry import find_model
 from engine_worker.models.windows import narrowed
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.machine import usable_cores
@@ -32,16 +32,17 @@ def load_runner(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress
     if device.type == "cpu":
         torch.set_num_threads(config.threads or max(1, usable_cores() - 1))
     dtype = _dtype(config, checkpoint, device)
-    architecture = model_class(checkpoint.config)
-    shape = architecture.read_config(checkpoint.config)
+    found = find_model(checkpoint.config)
     context = checkpoint.max_context_tokens
-    shape = replace(shape, windows=narrowed(shape.windows, config.max_attention_window, context))
+    shape = replace(found.config, windows=narrowed(found.config.windows, config.max_attention_window, context))
     backend = _backend(config, shape, device)
     with torch.inference_mode():
-        model = architecture(shape, backend, dtype=dtype, device=device)
+        model = found.architecture(shape, backend, dtype=dtype, device=device)
         if config.weights == "random":
             deviation = float(checkpoint.config.get("initializer_range", 0.02))
             random_weights(model.targets(), config.weights_seed, deviation, progress)
+        elif isinstance(model, SelfLoading):
+            model.load(checkpoint.path, progress)
         else:
             load_weights(checkpoint.path, model.targets(), progress)
         model.freeze()
@@ -51,7 +52,9 @@ def load_runner(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress
         num_host_blocks = count_host_blocks(config, block_bytes, num_blocks, device)
         cache = KVCache(shape.num_layers, num_blocks, *sizes, dtype, device, num_host_blocks)
     overlap = device.type == "cuda" if config.overlap is None else config.overlap
-    return ModelRunner(model, cache, backend, device, overlap)
+    runner = ModelRunner(model, cache, backend, device, overlap)
+    runner.choices |= found.choices
+    return runner
 
 
 def _device(config: RunnerConfig) -> torch.device:
@@ -72,7 +75,7 @@ def _dtype(config: RunnerConfig, checkpoint: Checkpoint, device: torch.device) -
     return DTYPES[name]
 
 
-def _backend(config: RunnerConfig, shape: DecoderConfig, device: torch.device) -> AttentionBackend:
+def _backend(config: RunnerConfig, shape: ModelConfig, device: torch.device) -> AttentionBackend:
     if config.attention == "cpu" and device.type != "cpu":
         raise ValueError(f"attention = cpu does not run on device {device.type}")
     if config.attention == "reference" or device.type != "cpu":

@@ -7,7 +7,7 @@ import torch
 
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
-from engine_worker.models.decoder import CausalLM
+from engine_worker.models.model import Model
 from engine_worker.models.windows import widest
 from engine_worker.runner.batch import Batch, build
 from engine_worker.runner.forward import Forward, Prepared
@@ -45,7 +45,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: Model,
         cache: KVCache,
         backend: AttentionBackend,
         device: torch.device,

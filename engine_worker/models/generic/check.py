@@ -1,0 +1,55 @@
+"""Whether a module with its weights in it treats tokens as the engine needs it: tried out, on a few of them."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engine_worker.models.generic.interface import Call, answered_by
+from sluice.ring.checkpoint import CheckpointError
+
+TOLERANCE = 0.02
+"""Of the norm: far above the noise of bfloat16, far below what another token would do."""
+NEAR = 7
+
+
+def check(
+    name: str,
+    body: Callable[[Tensor, Tensor], Tensor],
+    logits: Callable[[Tensor], Tensor],
+    whole: Callable[[Tensor, Tensor], Tensor],
+    context: int,
+    device: torch.device,
+) -> None:
+    """With attention that stays within each token, a token's hidden state may hang on nothing but its id and its
+    position; and the head after the body has to give what the whole module gives.
+
+    body: ids and positions [T] -> hidden [T, hidden]; logits: hidden -> [T, vocab]; whole: both; context: tokens that
+    positions may come to. Raises CheckpointError.
+    """
+    near, far = min(NEAR, context - 1), context - 1
+    ids, positions = (torch.tensor(numbers, device=device) for numbers in ((1, 2, 0), (near, 0, far)))
+    with answered_by(_within_tokens):
+        hidden = body(ids[:2], positions[:2])
+        elsewhere = body(ids[[1, 0]], positions[[1, 0]]).flip(0)
+        beside_others = body(ids[[2, 0]], positions[[2, 0]])[1:]
+        differs = not _close(hidden, elsewhere) or not _close(hidden[:1], beside_others)
+        if differs:
+            raise CheckpointError(
+                f"{name} mixes tokens outside attention (recurrence, convolution), or counts positions itself"
+            )
+        if not _close(logits(hidden), whole(ids[:2], positions[:2])):
+            raise CheckpointError(f"{name} does more than its head after its decoder")
+
+
+def _within_tokens(call: Call) -> Tensor:
+    """Of query, key and value of the token itself, so that what is done to each of them shows."""
+    heads = call.query.shape[1]
+    key, value = (part.repeat_interleave(heads // part.shape[1], dim=1) for part in (call.key, call.value))
+    mixed = value + torch.tanh(call.query * key)[..., : value.shape[-1]]
+    return mixed.transpose(1, 2).contiguous()
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    distance = torch.linalg.vector_norm(found.float() - expected.float(), dim=-1)
+    return bool((distance <= TOLERANCE * torch.linalg.vector_norm(expected.float(), dim=-1)).all())

@@ -1,0 +1,166 @@
+"""The adapter: a module of transformers' behind the seam of our models."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.cache import KVCache
+from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.layers.shard import ALONE, Cut, Shard
+from engine_worker.models.generic.check import check
+from engine_worker.models.generic.interface import SERVED, Call, answered_by
+from engine_worker.models.generic.probe import probe
+from engine_worker.models.generic.source import Source, build, load, read_source
+from engine_worker.models.windows import Windows
+
+DEFAULT_CONTEXT = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """A module of transformers', and what it asks of attention."""
+
+    vocab_size: int
+    hidden_size: int
+    windows: Windows
+    """One per layer."""
+    heads: HeadShape
+    attention: tuple[str, ...]
+    """Name of each layer's attention in the module."""
+    source: Source = field(repr=False)
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.windows)
+
+
+class Adapter:
+    """Runs the module's own forward pass on the tokens of a step, as one row of them; it keeps no cache of its own.
+
+    The weights come first, by `load` or by filling `targets`; then `freeze`.
+    """
+
+    def __init__(
+        self,
+        config: AdapterConfig,
+        backend: AttentionBackend,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard = ALONE,
+    ) -> None:
+        """Raises ValueError on more than one rank."""
+        if shard.size > 1:
+            raise ValueError(
+                f"tensor_parallel = {shard.size}, but {config.source.name} runs through transformers, on one device"
+            )
+        self.config = config
+        self._backend = backend
+        self._dtype = dtype
+        self._device = device
+        self._module: Any = None
+        self._body: Any = None
+        self._head: Any = None
+        self._layers: dict[nn.Module, int] = {}
+
+    @staticmethod
+    def read_config(raw: Mapping[str, Any]) -> AdapterConfig:
+        """From config.json. Raises CheckpointError on an architecture that cannot run here."""
+        source = read_source(raw)
+        found = probe(source)
+        return AdapterConfig(
+            vocab_size=int(source.config.vocab_size),
+            hidden_size=int(source.config.hidden_size),
+            windows=found.windows,
+            heads=found.heads,
+            attention=found.modules,
+            source=source,
+        )
+
+    def targets(self) -> dict[str, Tensor]:
+        """Each weight, to be filled; transformers' own random ones stand there."""
+        with torch.inference_mode(False):
+            self._module = build(self.config.source, SERVED, self._dtype, self._device).requires_grad_(False)
+        return dict(self._module.named_parameters())
+
+    def cuts(self) -> Mapping[str, Cut]:
+        """None: there is one rank."""
+        return {}
+
+    def load(self, folder: Path, progress: Callable[[int, int], None]) -> None:
+        """The weights of a checkpoint. Raises CheckpointError."""
+        with torch.inference_mode(False), torch.no_grad():
+            self._module = load(self.config.source, folder, self._dtype, self._device, progress)
+
+    def freeze(self) -> None:
+        """The weights are final. Raises CheckpointError where the module turns out to do what cannot be served."""
+        module = self._module.eval().requires_grad_(False)
+        self._body = module.get_decoder()
+        name = next(name for name, part in module.named_modules() if part is self._body)
+        self._head = _with_given_body(module, name)
+        self._layers = {module.get_submodule(name): layer for layer, name in enumerate(self.config.attention)}
+        context = getattr(self.config.source.config, "max_position_embeddings", None) or DEFAULT_CONTEXT
+        check(self.config.source.name, self._hidden, self.logits, self._whole, context, self._device)
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
+        """token_ids [T] int64, positions [T] int64 -> hidden states [T, hidden], before the head."""
+
+        def attend(call: Call) -> Tensor:
+            layer = self._layers[call.module]
+            query, key, value = (part[0].transpose(0, 1).to(cache.dtype) for part in (call.query, call.key, call.value))
+            size = value.shape[-1]
+            # Values that are shorter than keys (multi-head latent attention) lie in the cache with zeros behind them.
+            value = F.pad(value, (0, key.shape[-1] - size)) if size < key.shape[-1] else value
+            out = self._backend.attend(query, key, value, cache.layers[layer], inputs, self.config.windows[layer])
+            return out[None, ..., :size].to(call.query.dtype)
+
+        with answered_by(attend):
+            return self._hidden(token_ids, positions)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] -> [R, vocab] float32."""
+        logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        return logits.float()
+
+    def _hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        found = self._body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+        hidden: Tensor = found.last_hidden_state[0]
+        return hidden
+
+    def _whole(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        found = self._module(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+        logits: Tensor = found.logits[0]
+        return logits
+
+
+class _Output(BaseModelOutputWithPast):
+    """A decoder's output with hidden states and nothing else, whatever one asks for."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _Given(nn.Module):
+    """Stands for a decoder that has run: the embeddings it gets are its hidden states."""
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Output:
+        return _Output(last_hidden_state=inputs_embeds)
+
+
+def _with_given_body(module: nn.Module, path: str) -> nn.Module:
+    """The module, whose parts it shares, without its decoder: what it does after that, scaling and capping included,
+    is left."""
+    name, _, rest = path.partition(".")
+    found = copy.copy(module)
+    found._modules = dict(module._modules)
+    found._modules[name] = _with_given_body(module.get_submodule(name), rest) if rest else _Given()
+    return found

@@ -1,0 +1,137 @@
+"""transformers' module for a checkpoint: which class, and its weights."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig
+from transformers.utils import logging
+
+from engine_worker.models.generic.interface import SERVED
+from sluice.ring.checkpoint import CheckpointError
+
+LISTED = 5
+LOADING = "Loading weights"
+"""What transformers calls its progress bar."""
+BATCH_BOUND = ("dynamic", "longrope")
+"""Kinds of rope whose frequencies follow the longest sequence of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A class of transformers' and its configuration."""
+
+    module_class: Any
+    config: PreTrainedConfig
+
+    @property
+    def name(self) -> str:
+        """Of the class."""
+        return str(self.module_class.__name__)
+
+
+def read_source(raw: Mapping[str, Any]) -> Source:
+    """From config.json; code that comes with a checkpoint is not looked at. Raises CheckpointError."""
+    kind, names = str(raw.get("model_type")), raw.get("architectures") or []
+    if kind not in CONFIG_MAPPING:
+        raise CheckpointError(f"config.json: model_type {kind!r} is unknown to transformers {transformers.__version__}")
+    if raw.get("quantization_config") is not None:
+        raise CheckpointError("config.json: quantization_config is not supported")
+    try:
+        config = CONFIG_MAPPING[kind].from_dict(dict(raw))
+    except Exception as error:
+        raise CheckpointError(f"config.json is no {kind} configuration: {error}") from error
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if found is None or found.__name__ not in names:
+        listed = ", ".join(map(str, names)) or "none given"
+        raise CheckpointError(f"config.json: architecture {listed} is no causal language model of model_type {kind!r}")
+    if config.is_encoder_decoder:
+        raise CheckpointError(f"{found.__name__} has an encoder")
+    for rope in _rope_types(config):
+        if rope in BATCH_BOUND:
+            raise CheckpointError(f"rope type {rope!r} follows the longest sequence of a batch")
+    return Source(found, config)
+
+
+def build(source: Source, attention: str, dtype: torch.dtype, device: torch.device) -> Any:
+    """The module with transformers' own random weights."""
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(source.config, dtype=dtype, attn_implementation=attention)
+
+
+def load(
+    source: Source, folder: Path, dtype: torch.dtype, device: torch.device, progress: Callable[[int, int], None]
+) -> Any:
+    """The module with a checkpoint's weights; renamed, fused and tied ones are transformers' business. Straight to the
+    device where accelerate is installed, by way of host memory elsewhere.
+
+    Raises CheckpointError on files that are missing or broken, and on tensors that are missing, unexpected or of
+    another shape.
+    """
+    straight = device if device.type != "cpu" and find_spec("accelerate") else None
+    total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    try:
+        with _told(progress, total):
+            module, report = source.module_class.from_pretrained(
+                folder,
+                config=source.config,
+                dtype=dtype,
+                attn_implementation=SERVED,
+                device_map=straight,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except (OSError, RuntimeError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"transformers cannot load {folder}: {error}") from error
+    problems = [
+        f"{kind}: {_listed(report[f'{kind}_keys'])}" for kind in ("missing", "unexpected") if _keys(report, kind)
+    ]
+    if problems:
+        raise CheckpointError(f"the weights in {folder} do not fit {source.name}; {'; '.join(problems)}")
+    progress(total, total)
+    return module.to(device)
+
+
+def _rope_types(config: PreTrainedConfig) -> list[str]:
+    """Of all layers together, or of each kind of layer."""
+    found = getattr(config, "rope_parameters", None) or {}
+    each = [found, *(part for part in found.values() if isinstance(part, Mapping))]
+    return [str(part["rope_type"]) for part in each if "rope_type" in part]
+
+
+@contextmanager
+def _told(progress: Callable[[int, int], None], total: int) -> Iterator[None]:
+    """transformers' progress bar becomes calls of `progress`, by the share of tensors."""
+
+    def bar(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("desc") == LOADING and args:
+            return counted(list(args[0]))
+        return factory(*args, **kwargs)
+
+    def counted(items: list[Any]) -> Iterator[Any]:
+        for done, item in enumerate(items):
+            progress(total * done // len(items), total)
+            yield item
+
+    before = logging.set_tqdm_hook(bar)
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
+
+
+def _keys(report: Mapping[str, Any], kind: str) -> list[str]:
+    return [name for name in report[f"{kind}_keys"] if not name.endswith("rotary_emb.inv_freq")]
+
+
+def _listed(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
+    return ", ".join(ordered[:LISTED]) + more
