@@ -1,5 +1,6 @@
 """A step's arrays through the model: what every rank does in the same way."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -8,11 +9,13 @@ from torch import Tensor
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.layers.shard import ALONE, Shard
 from engine_worker.models.model import Model
 from engine_worker.runner.arrays import Arrays
 from engine_worker.runner.buffers import pad
 from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.tensors import Tensors
+from engine_worker.step import Move
 
 
 class Prepared(NamedTuple):
@@ -24,10 +27,12 @@ class Prepared(NamedTuple):
     """What the backend made of them; None where a graph computes it."""
     count: int
     """Tokens, without padding."""
+    follows: bool
+    """Whether the step before gives some of them."""
 
 
 class Forward:
-    """A model, its KV cache and an attention backend, with graphs of some steps or without."""
+    """A model, or a rank's shard of it, its KV cache and an attention backend, with graphs of some steps or without."""
 
     def __init__(
         self,
@@ -36,7 +41,9 @@ class Forward:
         backend: AttentionBackend,
         device: torch.device,
         graphs: Graphs | None = None,
+        shard: Shard = ALONE,
     ) -> None:
+        self._shard = shard
         self._model = model
         self._cache = cache
         self._backend = backend
@@ -45,12 +52,23 @@ class Forward:
 
     def prepare(self, arrays: Arrays) -> Prepared:
         """Everything that can be done before the step's turn."""
-        count = len(arrays.token_ids)
+        count, follows = len(arrays.token_ids), len(arrays.follow_tokens) > 0
         size = None if self._graphs is None else self._graphs.fit(arrays)
         if size is not None:
-            return Prepared(Tensors.of(pad(arrays, size), self._device), None, count)
+            return Prepared(Tensors.of(pad(arrays, size), self._device), None, count, follows)
         tensors = Tensors.of(arrays, self._device)
-        return Prepared(tensors, self._backend.prepare(tensors.attention, self._cache), count)
+        return Prepared(tensors, self._backend.prepare(tensors.attention, self._cache), count, follows)
+
+    def logits(self, moves: Iterable[Move], step: Prepared | None) -> Tensor | None:
+        """Move blocks, then compute a step: [R, vocab] float32 of the tokens whose logits are needed, None where there
+        are none. Other ranks than 0 get the tokens that follow a draw from it, and logits that mean nothing."""
+        self._cache.move(moves)
+        if step is None:
+            return None
+        if step.follows:
+            self._shard.share(step.tensors.token_ids)
+        rows = self(step)
+        return self._model.logits(rows) if len(rows) else None
 
     def __call__(self, step: Prepared) -> Tensor:
         """Hidden states [R, hidden] of the tokens whose logits are needed. They lie in memory that the next step may

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 import torch
 
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
+from engine_worker.layers.shard import ALONE, Shard
 from engine_worker.models.model import Model
 from engine_worker.models.windows import widest
+from engine_worker.runner.arrays import Arrays
 from engine_worker.runner.batch import Batch, build
 from engine_worker.runner.forward import Forward, Prepared
 from engine_worker.runner.graphs import Graphs
@@ -17,6 +20,18 @@ from engine_worker.sampling.sampler import sample
 from engine_worker.step import Drawn, Move, Step
 
 Work = Callable[[], Results | None]
+
+
+class Ranks(Protocol):
+    """The other ranks of a group, which compute what this one does."""
+
+    def tell(self, moves: tuple[Move, ...], arrays: Arrays | None) -> None:
+        """Have them compute a step."""
+        ...
+
+    def lose(self, error: Exception) -> None:
+        """This one failed at a step that they were told of: the group is out of step."""
+        ...
 
 
 class Running:
@@ -51,6 +66,8 @@ class ModelRunner:
         device: torch.device,
         overlap: bool = False,
         graphs: Graphs | None = None,
+        shard: Shard = ALONE,
+        ranks: Ranks | None = None,
     ) -> None:
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = cache.num_host_blocks
@@ -66,9 +83,8 @@ class ModelRunner:
         }
         self.overlap = overlap
         self._thread = ThreadPoolExecutor(1, "runner") if overlap else None
-        self._model = model
-        self._cache = cache
-        self._forward = Forward(model, cache, backend, device, graphs)
+        self._forward = Forward(model, cache, backend, device, graphs, shard)
+        self._ranks = ranks
         self._latest: Running | None = None
 
     def run(self, step: Step) -> list[Drawn]:
@@ -83,8 +99,10 @@ class ModelRunner:
         if step.slices:
             batch = build(step.slices, self.tokens_per_block, self.window)
             prepared = self._forward.prepare(batch.arrays)
-        if batch is None or not len(batch.arrays.follow_tokens):
+        if prepared is None or not prepared.follows:
             before = None
+        if self._ranks is not None:
+            self._ranks.tell(step.moves, None if batch is None else batch.arrays)
         self._latest = Running(self._start(lambda: self._compute(step.moves, batch, prepared, before)))
         return self._latest
 
@@ -102,15 +120,17 @@ class ModelRunner:
     def _compute(
         self, moves: tuple[Move, ...], batch: Batch | None, prepared: Prepared | None, before: Running | None
     ) -> Results | None:
-        self._cache.move(moves)
-        if batch is None or prepared is None:
+        try:
+            sampled = before.sampled() if before is not None else None
+            if sampled is not None and batch is not None and prepared is not None:
+                prepared.tensors.follow(sampled)
+                if batch.histories:
+                    batch.follow(sampled.tolist())
+            logits = self._forward.logits(moves, prepared)
+        except Exception as error:
+            if self._ranks is not None:
+                self._ranks.lose(error)
+            raise
+        if batch is None or logits is None:
             return None
-        sampled = before.sampled() if before is not None else None
-        if sampled is not None:
-            prepared.tensors.follow(sampled)
-            if batch.histories:
-                batch.follow(sampled.tolist())
-        rows = self._forward(prepared)
-        if not batch.draws:
-            return None
-        return Results(sample(self._model.logits(rows), batch.draw_rows, batch.draws), batch.draws)
+        return Results(sample(logits, batch.draw_rows, batch.draws), batch.draws)

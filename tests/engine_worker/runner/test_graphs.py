@@ -114,7 +114,7 @@ def test_padding_writes_nothing_and_leaves_nothing(checkpoint):
     """A replay with padding changes the slots of its rows and no others, also after a larger one."""
     capture = FakeCapture()
     runner = make(checkpoint, capture, rows=8)
-    blocks = runner._cache._blocks
+    blocks = runner._forward._cache._blocks
     with torch.inference_mode():
         blocks.normal_()
         runner.run(Step(tuple(Slice([7], 4 * i + 3, [*range(i, -1, -1)], ()) for i in range(8))))
