@@ -4,6 +4,7 @@ Maps into heads, or into the inside of an MLP, are split by their outputs; maps 
 is summed over the ranks. The vocabulary is split by rows. What lies between, the residual stream, every rank has.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -92,7 +93,7 @@ class Shard:
 
     def heads(self, heads: HeadShape) -> HeadShape:
         """The shape of this rank's. Raises ValueError."""
-        return HeadShape(self.query_heads(heads).size, self.kv_heads(heads).size, heads.head_dim)
+        return replace(heads, num_heads=self.query_heads(heads).size, num_kv_heads=self.kv_heads(heads).size)
 
 
 ALONE = Shard()
