@@ -5,6 +5,7 @@ longer than everything else about a Struct, and would be counted as the engine's
 """
 
 from dataclasses import dataclass, field, fields
+from inspect import get_annotations
 from types import ModuleType
 from typing import Any, TypeVar, dataclass_transform
 
@@ -25,7 +26,7 @@ class Struct:
     def __init_subclass__(cls, *, frozen: bool = False, **options: Any) -> None:
         """Options of encoding change nothing here."""
         super().__init_subclass__()
-        for name in cls.__dict__.get("__annotations__", {}):
+        for name in get_annotations(cls):
             default = cls.__dict__.get(name)
             if isinstance(default, list | dict | set):
                 setattr(cls, name, field(default_factory=default.copy))

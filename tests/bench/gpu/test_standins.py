@@ -19,9 +19,9 @@ def kinds(package: Any) -> tuple[Any, Any]:
         text: str = "text"
 
     class More(Base, frozen=True, omit_defaults=True):
-        many: list[int] = []
+        many: list[int] = []  # noqa: RUF012
         """An attribute docstring."""
-        named: dict[str, int] = {}
+        named: dict[str, int] = {}  # noqa: RUF012
 
         def __post_init__(self) -> None:
             if self.number < 0:

@@ -1,0 +1,1 @@
+"""What has to hold: two ways to compute the same agree."""

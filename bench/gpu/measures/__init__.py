@@ -1,0 +1,1 @@
+"""What is measured: figures, each beside what the device can do in the same run."""

@@ -1,0 +1,86 @@
+"""From findings to JSON, goals and tables."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.gpu.findings import Check, Context, Decode, Findings, Gaps, Rates, Throughput
+from bench.gpu.goals import goals
+from bench.gpu.page import markdown, tables, text
+from bench.gpu.picture import of_findings
+
+STEP = Decode("Qwen3-8B", "as served", 1, 560, 0.006, 166.0, 2.8e12)
+SMALL = replace(STEP, shape="Qwen3-0.6B", step_seconds=0.001)
+
+
+@pytest.fixture
+def found():
+    found = Findings({"date": "today", "command": "python -m bench.gpu", "device": "a GPU"}, Rates(3.5e12, 7e14))
+    found.checks.append(Check("flash = reference", True, "96 steps | all"))
+    found.decode += [STEP, SMALL, replace(SMALL, mode="eager", step_seconds=0.0016)]
+    found.context.append(Context("Qwen3-8B", 8, 4096, 30000.0, 4.9e14))
+    found.gaps += [Gaps("Qwen3-0.6B", 64, overlap, 2e-3, idle, 1e-4) for overlap, idle in ((True, 1e-5), (False, 4e-4))]
+    found.throughput += [
+        Throughput(name, "Qwen3-8B", 64, 32, 256, rate) for name, rate in (("Sluice", 8000.0), ("vLLM", 7900.0))
+    ]
+    found.skipped["plot"] = "no matplotlib"
+    found.failed["gaps"] = "Traceback\nValueError: no luck"
+    return found
+
+
+def test_json_brings_back_what_was_found(found, tmp_path):
+    found.save(tmp_path / "gpu.json")
+    assert Findings.load(tmp_path / "gpu.json") == found
+    empty = Findings({})
+    empty.save(tmp_path / "gpu.json")
+    assert Findings.load(tmp_path / "gpu.json") == empty
+
+
+def test_goals_compare_what_was_measured_in_the_run(found):
+    assert [(goal.found, goal.met) for goal in goals(found)] == [
+        ("80%", True),
+        ("1.01", True),
+        ("1.60", True),
+        ("98%", True),
+    ]
+
+
+def test_goals_are_missed(found):
+    found.rates = Rates(4e12, 7e14)
+    found.throughput.append(Throughput("SGLang", "Qwen3-8B", 64, 32, 256, 8100.0))
+    found.decode[2] = replace(found.decode[2], step_seconds=0.0014)
+    found.gaps[0] = replace(found.gaps[0], idle_seconds=1e-4)
+    assert [goal.met for goal in goals(found)] == [False] * 4
+    assert "SGLang" in goals(found)[1].name
+
+
+def test_goals_of_which_a_side_is_missing_are_not_told(found):
+    found.rates = None
+    del found.decode[2], found.gaps[1], found.throughput[1]
+    assert goals(found) == []
+
+
+def test_tables_hold_everything(found):
+    assert [table.title for table in tables(found)] == [
+        "The device",
+        "Checks",
+        "Goals",
+        "Generation, through the engine's loop",
+        "Context, through the engine's loop",
+        "Gaps between steps",
+        "Side by side",
+        "Skipped",
+        "Failed",
+    ]
+    for table in tables(found):
+        assert all(len(row) == len(table.columns) for row in table.rows)
+    assert "ValueError: no luck" in text(found)
+    page = markdown(found)
+    assert "| Qwen3-8B, as served | 1 | 560 | 6 | 166 | 2,800 | 80% |" in page
+    assert "96 steps / all" in page
+    assert "gpu.png" in page
+
+
+def test_the_picture_shows_it(found, tmp_path):
+    of_findings(found).savefig(tmp_path / "gpu.png")
+    assert (tmp_path / "gpu.png").stat().st_size > 10_000
