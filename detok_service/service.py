@@ -106,8 +106,7 @@ class Service:
             self.backlog += 1
             if isinstance(message, Gap):
                 missed = message.missed
-                self.gaps += 1
-                self._log.warning("gap", lane=message.lane, missed=missed)
+                self._note(message)
                 continue
             if isinstance(message, Hello):
                 self._outlets.greet(message.address, now)
@@ -156,6 +155,13 @@ class Service:
             self.decoding.fail(stream, ErrorCode.DRAINING, "the detokenizer stops")
         self.decoding.flush()
         self._outlets.close(linger)
+
+    def _note(self, gap: Gap) -> None:
+        if gap.met:
+            self.gaps += 1
+            self._log.warning("gap", lane=gap.lane, missed=gap.missed)
+        else:
+            self._log.info("lane taken over", lane=gap.lane, frames=gap.missed)
 
     def _hear(self, engine: Engine, missed: int, now: float) -> None:
         """A frame came, after `missed` others that did not."""

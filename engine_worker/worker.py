@@ -245,7 +245,10 @@ class Worker:
         return found
 
     def _miss(self, gap: Gap) -> None:
-        self._log.warning("gap", lane=gap.lane, missed=gap.missed)
+        if gap.met:
+            self._log.warning("gap", lane=gap.lane, missed=gap.missed)
+        else:
+            self._log.info("lane taken over", lane=gap.lane, frames=gap.missed)
         missed = {lane: count for lane, count in self._missed.items() if lane != gap.lane}
         missed[gap.lane] = self._missed.get(gap.lane, 0) + gap.missed
         self._missed = dict(list(missed.items())[-MAX_LANES_TOLD:])

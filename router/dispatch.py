@@ -108,18 +108,25 @@ class Dispatcher:
             live.log.fail(error)
         live.give_permit_back()
 
-    def lose_rows(self, detokenizer: str) -> None:
-        """Messages of this detokenizer never came: whose they were nobody knows, and an end may be among them."""
-        for live in self._requests.on_ring:
-            if live.detokenizer == detokenizer:
-                self.lose(live, ErrorCode.ROWS_LOST, f"messages of the detokenizer {detokenizer} were lost")
+    def lose_rows(self, detokenizer: str) -> int:
+        """Messages of this detokenizer never came: whose they were nobody knows, and an end may be among them.
 
-    def lose_rows_between(self, engine: int, detokenizer: DetokenizerPeer) -> None:
+        How many requests that concerns.
+        """
+        concerned = [live for live in self._requests.on_ring if live.detokenizer == detokenizer]
+        for live in concerned:
+            self.lose(live, ErrorCode.ROWS_LOST, f"messages of the detokenizer {detokenizer} were lost")
+        return len(concerned)
+
+    def lose_rows_between(self, engine: int, detokenizer: DetokenizerPeer) -> int:
         """The same for messages of the engine with this epoch to that detokenizer."""
+        concerned = 0
         for live in self._requests.on_ring:
             if live.route and live.route.engine.epoch == engine and live.route.detokenizer is detokenizer:
                 name = live.route.engine.name
                 self.lose(live, ErrorCode.ROWS_LOST, f"messages of {name} to {detokenizer.name} were lost")
+                concerned += 1
+        return concerned
 
     def lose_peer(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool) -> None:
         """It fell silent or stands still; or it has `gone` (restarted, off the list), and its lane will be closed."""

@@ -22,8 +22,8 @@ MAX_WARNED = 1000
 
 OnLost = Callable[[EnginePeer | DetokenizerPeer, str, bool], None]
 """The peer, what became of it, and whether it is gone for good: restarted, or off the list."""
-OnMissed = Callable[[int, DetokenizerPeer], None]
-"""Epoch of an engine, and the detokenizer that never got messages of it."""
+OnMissed = Callable[[int, DetokenizerPeer], int]
+"""Epoch of an engine, and the detokenizer that never got messages of it; how many requests that concerns."""
 
 
 class Members:
@@ -62,7 +62,7 @@ class Members:
         self._logger = logger
         self._warned: set[str] = set()
         self._on_lost: OnLost = lambda _, __, ___: None
-        self._on_missed: OnMissed = lambda _, __: None
+        self._on_missed: OnMissed = lambda _, __: 0
         self._on_change: Callable[[], None] = lambda: None
 
     async def run(
@@ -128,8 +128,9 @@ class Members:
                 self._on_lost(engine, "never got some messages", False)
         for detokenizer in self.detokenizers.heard:
             for source, count in detokenizer.news_of_missed().items() if detokenizer.epoch == epoch else ():
-                self._logger.warning("messages lost", detokenizer=detokenizer.name, engine_epoch=source, missed=count)
-                self._on_missed(source, detokenizer)
+                if requests := self._on_missed(source, detokenizer):
+                    told = {"engine_epoch": source, "missed": count, "requests": requests}
+                    self._logger.warning("messages lost", detokenizer=detokenizer.name, **told)
 
     def _warn(self, address: str, what: str) -> None:
         if address not in self._warned and len(self._warned) < MAX_WARNED:

@@ -110,7 +110,7 @@ class Router:
         self._steps = Steps()
         self._drain = Drain(self._requests, self._dispatcher, self._changed)
         self._health = HealthService(service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH))
-        self._gap = False
+        self._gap: Gap | None = None
         self._catching_up: asyncio.Handle | None = None
         self._pulse = Pulse()
         self._status: StatusServer | None = None
@@ -249,19 +249,20 @@ class Router:
 
     def _handle(self, message: ToRouter | Gap) -> None:
         if isinstance(message, Gap):
-            self._gap = True
+            self._gap = message
             return
-        gap, self._gap = self._gap, False
+        gap, self._gap = self._gap, None
         if isinstance(message, EngineBeat):
             if self._members.hear(message):
                 self._placement.hear_engine(message)
                 self._catch_up()
                 self._steps.hear(message)
             return
-        if gap:
+        if gap is not None:
             # The frame after a gap is of the same lane, so it tells whose messages were lost.
-            self._logger.warning("messages lost", detokenizer=message.detokenizer)
-            self._dispatcher.lose_rows(message.detokenizer)
+            requests = self._dispatcher.lose_rows(message.detokenizer)
+            if gap.met or requests:
+                self._logger.warning("messages lost", detokenizer=message.detokenizer, requests=requests)
         if isinstance(message, TextBatch):
             self._dispatcher.take(message)
         elif isinstance(message, DetokenizerBeat) and self._members.hear(message):

@@ -50,6 +50,8 @@ class Gap(NamedTuple):
 
     lane: int
     missed: int
+    met: bool = True
+    """Others of that lane came before. If not, these may have come too: to the one whose place this receiver took."""
 
 
 class Lane:
@@ -190,6 +192,7 @@ class Inbox(Generic[M]):
         security.check(address)
         self.malformed = 0
         self.gaps = 0
+        """Times that frames of a lane that had been met never came."""
         self._expected: OrderedDict[int, int] = OrderedDict()
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(messages)
         self._socket = context.socket(zmq.PULL)
@@ -298,6 +301,7 @@ class Inbox(Generic[M]):
         except (struct.error, ValueError, msgspec.MsgspecError, RecursionError):
             self.malformed += 1
             return
+        met = lane in self._expected
         missed = number - self._expected.pop(lane, 0)
         if missed < 0:
             self.malformed += 1
@@ -307,8 +311,8 @@ class Inbox(Generic[M]):
         if len(self._expected) > MAX_KNOWN_LANES:
             self._expected.popitem(last=False)
         if missed:
-            self.gaps += 1
-            received.append(Gap(lane, missed))
+            self.gaps += met
+            received.append(Gap(lane, missed, met))
         received.append(message)
 
 

@@ -183,6 +183,15 @@ def test_a_gap_fails_the_streams_of_that_engine():
     assert bench.texts()[3, 0] == ("a", ErrorCode.ROWS_LOST)
 
 
+def test_what_a_predecessor_may_have_had_is_told_but_no_warning():
+    bench = Bench()
+    with capture_logs() as logs:
+        bench.handle(Hello("r", "router"), Gap(77, 3, met=False), Pulse("engine", 1))
+        bench.beat()
+    assert (bench.service.gaps, [line["log_level"] for line in logs]) == (0, ["info"])
+    assert bench.lanes["router"].beats[-1].missed == {1: 3}
+
+
 def test_a_gap_of_a_router_lane_harms_nobody():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]))

@@ -75,6 +75,21 @@ async def test_a_silent_detokenizer_is_lost_and_its_requests_are_cancelled(ring,
     assert details.info.reason == "NO_DETOKENIZER"
 
 
+async def test_a_router_that_takes_the_place_of_another_has_lost_nothing(ring, start):
+    ring.add_engine()
+    detokenizer = ring.add_detokenizer()
+    former = await start()
+    assert await former.events(text_spec())
+    await former.router.stop(0.0)
+    client = await start()
+    assert await client.events(text_spec())
+    assert (client.router._inbox.gaps, client.lines("messages lost")) == (0, [])
+    detokenizer.lanes[client.router.address].sent += 2
+    await client.until(lambda: client.lines("messages lost"))
+    assert client.lines("messages lost")[0]["requests"] == 0
+    assert client.router._inbox.gaps == 1
+
+
 async def test_a_peer_that_hung_up_and_is_silent_is_lost_long_before_the_timeout(ring, start):
     dying, other = ring.add_engine("dying"), ring.add_engine("other")
     ring.add_detokenizer()
