@@ -119,6 +119,23 @@ async def client(ring, start) -> Client:
     return await start()
 
 
+@pytest.fixture
+def quick_recovery(monkeypatch):
+    """Losses are noticed, and followed by another attempt, in a fraction of the time."""
+    monkeypatch.setattr("router.members.TICK_SECONDS", 0.02)
+    monkeypatch.setattr("router.members.HELLO_SECONDS", 0.05)
+    monkeypatch.setattr("router.recovery.FIRST_BACKOFF_SECONDS", 0.002)
+    monkeypatch.setattr("router.recovery.LONGEST_BACKOFF_SECONDS", 0.01)
+
+
+@pytest.fixture
+async def two_of_each(ring, start):
+    for name in ("a", "b"):
+        ring.add_engine(name).moving = True
+        ring.add_detokenizer(f"detok-{name}")
+    return await start(peer_timeout=0.6, stall_timeout=0.4)
+
+
 class Details:
     """google.rpc details of a failed call."""
 

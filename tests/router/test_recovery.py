@@ -1,75 +1,17 @@
 """Streams go on: whatever is lost under them, and whenever, the client sees one stream, each offset once."""
 
 import asyncio
-import contextlib
 
-import grpc
 import pytest
-from google.protobuf.duration_pb2 import Duration
-from grpc import StatusCode
 
 from sluice.ring.errors import Fault, FinishReason
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import sampling_pb2
-from tests.fakes.ring_peers import Call, end, generate, text_of, token_at
-from tests.router.conftest import nothing_left, refused, text_spec
+from tests.fakes.ring_peers import end, text_of, token_at
+from tests.router.broken_attempts import IDS, LENGTH, PHASES, Script, check_whole, midway, tokens
+from tests.router.conftest import nothing_left, text_spec
 
-LENGTH = 24
-IDS = pb.OutputOptions(token_ids=True)
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr("router.members.TICK_SECONDS", 0.02)
-    monkeypatch.setattr("router.members.HELLO_SECONDS", 0.05)
-    monkeypatch.setattr("router.recovery.FIRST_BACKOFF_SECONDS", 0.002)
-    monkeypatch.setattr("router.recovery.LONGEST_BACKOFF_SECONDS", 0.01)
-
-
-class Script:
-    """First attempts stop where a test wants them to; the others generate the whole."""
-
-    def __init__(self, first) -> None:
-        self.first = first
-        self.reached = asyncio.Event()
-        self.attempts: list[Call] = []
-
-    async def __call__(self, call: Call) -> None:
-        self.attempts.append(call)
-        if call.submit.attempt == 0:
-            await self.first(call)
-            self.reached.set()
-        else:
-            await generate(call)
-
-
-async def silent(call):
-    """Nothing came back yet."""
-
-
-async def begun(call):
-    await call.send(start=True, cached=2)
-
-
-async def midway(call):
-    await call.send(start=True, cached=2)
-    for offset in range(5):
-        await call.send(*(tokens(call, sequence, offset) for sequence in range(call.submit.n)))
-
-
-async def one_ended(call):
-    await midway(call)
-    last = [tokens(call, 0, offset) for offset in range(5, LENGTH)]
-    last[-1] = last[-1]._replace(end=end(FinishReason.LENGTH))
-    await call.send(*last, tokens(call, 1, 5))
-
-
-def tokens(call, sequence, offset, count=1):
-    found = [token_at(call.submit, sequence, offset + i) for i in range(count)]
-    return call.row(offset, found, text_of(found), sequence)
-
-
-PHASES = {"silent": silent, "begun": begun, "midway": midway, "one ended": one_ended}
+pytestmark = pytest.mark.usefixtures("quick_recovery")
 
 
 def restart_engine(ring, call, client):
@@ -144,36 +86,6 @@ DOUBTS = {
 } | {code: fault(code) for code in ("OVERLOADED", "DRAINING", "STEP_FAILED", "ROWS_LOST", "ENGINE_LOST")}
 
 
-def check_whole(events, submit, n, length=LENGTH):
-    """One Started, every offset of every output once and in order, one Finished each, Done, numbered."""
-    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
-    assert events[0].HasField("started")
-    assert events[-1].HasField("done")
-    assert sum(event.HasField("started") or event.HasField("done") for event in events) == 2
-    for index in range(n):
-        deltas = [event.delta for event in events if event.HasField("delta") and event.delta.index == index]
-        expected = [token_at(submit, index, offset) for offset in range(length)]
-        assert [token for delta in deltas for token in delta.token_ids] == expected
-        assert [
-            offset for delta in deltas for offset in range(delta.token_offset, delta.token_offset + delta.token_count)
-        ] == list(range(length))
-        assert "".join(delta.text for delta in deltas) == text_of(expected)
-        (finished,) = [
-            event.finished for event in events if event.HasField("finished") and event.finished.index == index
-        ]
-        assert (finished.finish_reason, finished.completion_tokens) == (pb.FINISH_REASON_LENGTH, length)
-    usage = events[-1].done.usage
-    assert (usage.prompt_tokens, usage.completion_tokens) == (len(submit.prompt), n * length)
-
-
-@pytest.fixture
-async def two_of_each(ring, start):
-    for name in ("a", "b"):
-        ring.add_engine(name).moving = True
-        ring.add_detokenizer(f"detok-{name}")
-    return await start(peer_timeout=0.6, stall_timeout=0.4)
-
-
 @pytest.mark.parametrize("doubt", DOUBTS)
 @pytest.mark.parametrize("phase", PHASES)
 async def test_every_doubt_at_every_phase(two_of_each, ring, phase, doubt):
@@ -240,177 +152,6 @@ async def test_many_streams_move_and_the_late_rows_of_before_change_nothing(two_
         events = await asyncio.wait_for(task, 20)
         check_whole(events, by_name[events[0].started.request_id], 2)
     await client.until(lambda: client.router._dispatcher.late_rows >= 2 * len(moved) and nothing_left(client))
-
-
-async def test_alone_in_its_ring_a_stream_waits_for_the_restart(ring, start):
-    engine = ring.add_engine()
-    ring.add_detokenizer()
-    client = await start(peer_timeout=0.3, recovery_timeout=20)
-    ring.script = script = Script(midway)
-    task = asyncio.ensure_future(client.events(text_spec(n=2, output=IDS)))
-    await script.reached.wait()
-    engine.beating = False
-    await client.until(lambda: client.lines("attempt given up"))
-    await asyncio.sleep(0.3)
-    assert not task.done()
-    assert client.router._admission.live == 1
-    engine.epoch += 1
-    engine.beating = True
-    check_whole(await task, script.attempts[0].submit, 2)
-    await client.until(lambda: nothing_left(client))
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-async def test_nobody_comes_back_in_time(ring, start, streaming):
-    engine = ring.add_engine()
-    ring.add_detokenizer()
-    client = await start(peer_timeout=0.3, recovery_timeout=0.2)
-    ring.script = script = Script(midway)
-    spec = text_spec()
-    task = asyncio.ensure_future(client.events(spec) if streaming else client.generate(spec))
-    await script.reached.wait()
-    engine.beating = False
-    details = await refused(task)
-    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "ENGINE_LOST")
-    assert details.retry is not None
-    await client.until(lambda: nothing_left(client))
-
-
-async def test_attempts_that_bring_nothing_are_bounded(client, ring):
-    async def refuse(call):
-        await call.send(call.row(0, [], "", 0, end(FinishReason.ERROR, fault=Fault("OVERLOADED", "full"))), start=True)
-
-    ring.script = refuse
-    call = client.stream(text_spec())
-    details = await refused(call.read())
-    assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
-    assert not await call.initial_metadata()
-    assert [call.submit.attempt for call in ring.calls] == list(range(8))
-    await client.until(lambda: nothing_left(client))
-    assert client.lines()[0]["attempts"] == 8
-    assert sum(client.router._tally.recoveries.values()) == 7
-
-
-async def test_attempts_that_bring_tokens_are_not(client, ring):
-    async def one_token(call):
-        offset = len(call.submit.resume.get(0, ()))
-        await call.send(tokens(call, 0, offset), start=True)
-        if offset == LENGTH - 1:
-            await call.send(call.row(LENGTH, [], "", 0, end(FinishReason.LENGTH)))
-        else:
-            failed = end(FinishReason.ERROR, fault=Fault("STEP_FAILED", "again"))
-            await call.send(call.row(offset + 1, [], "", 0, failed))
-
-    ring.script = one_token
-    events = await client.events(text_spec(output=IDS))
-    check_whole(events, ring.calls[0].submit, 1)
-    assert len(ring.calls) == LENGTH
-    assert client.router._tally.recoveries == {"STEP_FAILED": LENGTH - 1}
-
-
-async def test_tokens_in_the_row_of_a_fault_are_kept(client, ring):
-    async def last_words(call):
-        if call.submit.attempt:
-            return await generate(call)
-        fault = end(FinishReason.ERROR, fault=Fault("ROWS_LOST", "a gap"))
-        return await call.send(tokens(call, 0, 0, 3)._replace(end=fault), start=True)
-
-    ring.script = last_words
-    check_whole(await client.events(text_spec(output=IDS)), ring.calls[0].submit, 1)
-    assert len(ring.calls[1].submit.resume[0]) == 3
-
-
-async def test_who_refused_is_not_asked_again_at_once(two_of_each, ring):
-    async def full(call):
-        if call.engine.name == "a":
-            fault = end(FinishReason.ERROR, fault=Fault("OVERLOADED", "full"))
-            await call.send(call.row(0, [], "", 0, fault), start=True)
-        else:
-            await generate(call)
-
-    ring.script = full
-    for i in range(8):
-        events = await two_of_each.events(text_spec(f"x{i}"))
-        assert events[-1].HasField("done")
-        # What the refused attempt said of the start was not told.
-        assert events[0].started.cached_tokens > 0
-    assert all(call.submit.attempt <= 1 for call in ring.calls)
-    assert {call.engine.name for call in ring.calls if call.submit.attempt} <= {"b"}
-
-
-async def test_faults_of_the_request_itself_are_not_tried_again(client, ring):
-    async def refuse(call):
-        fault = end(FinishReason.ERROR, fault=Fault("TEXT_FAILED", "no"))
-        await call.send(call.row(0, [], "", 0, fault), start=True)
-
-    ring.script = refuse
-    assert (await refused(client.events(text_spec()))).info.reason == "TEXT_FAILED"
-    assert len(ring.calls) == 1
-
-
-async def lone_stream_without_engine(ring, start, **fields):
-    """A stream between two attempts that nobody comes to take."""
-    engine = ring.add_engine()
-    ring.add_detokenizer()
-    client = await start(peer_timeout=0.3)
-    ring.script = script = Script(midway)
-    call = client.stream(text_spec(output=IDS, **fields))
-    events = []
-
-    async def read():
-        async for event in call:
-            events.append(event)
-        return events
-
-    task = asyncio.ensure_future(read())
-    await script.reached.wait()
-    engine.beating = False
-    await client.until(lambda: client.router._dispatcher._recovery.waiting and len(events) >= 2)
-    return client, call, task
-
-
-async def test_abort_between_attempts_ends_at_once(ring, start):
-    client, _, task = await lone_stream_without_engine(ring, start, request_id="r", n=2)
-    assert (await client.generation.Abort(pb.AbortRequest(request_id="r"))).aborted
-    events = await task
-    assert [event.finished.finish_reason for event in events if event.HasField("finished")] == [
-        pb.FINISH_REASON_ABORTED
-    ] * 2
-    assert events[-1].done.usage.completion_tokens == 10
-    await client.until(lambda: nothing_left(client))
-
-
-async def test_the_time_limit_between_attempts(ring, start):
-    client, _, task = await lone_stream_without_engine(ring, start, time_limit=Duration(seconds=2))
-    events = await task
-    assert [event.finished.finish_reason for event in events if event.HasField("finished")] == [
-        pb.FINISH_REASON_TIME_LIMIT
-    ]
-    assert events[-1].done.usage.completion_tokens == 5
-    await client.until(lambda: nothing_left(client))
-
-
-async def test_a_client_that_leaves_between_attempts(ring, start):
-    client, call, task = await lone_stream_without_engine(ring, start)
-    call.cancel()
-    with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
-        await task
-    await client.until(lambda: nothing_left(client))
-
-
-async def test_a_drain_of_the_router_between_attempts(ring, start):
-    client, _, task = await lone_stream_without_engine(ring, start)
-    await client.router._drain.run(0.0)
-    assert (await refused(task)).info.reason == "DRAINING"
-    await client.until(lambda: nothing_left(client))
-
-
-async def test_stop_between_attempts_leaves_no_task(ring, start):
-    client, _, task = await lone_stream_without_engine(ring, start)
-    before = asyncio.all_tasks()
-    await client.router.stop(0.0)
-    await refused(task)
-    assert not [task for task in asyncio.all_tasks() & before if "Recovery" in repr(task)]
 
 
 async def test_a_stalled_engine_that_moves_again_is_usable(ring, start):
