@@ -14,6 +14,14 @@ ALIGNED = 8
 """Half-precision numbers in 16 bytes, which the grouped matrix product needs rows to be a multiple of."""
 
 
+def waits_for_device(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether torch's grouped product looks at its groups on the host: it has a kernel for all of them together in
+    bfloat16 on GPUs of compute capability 9 and 10, and loops over them elsewhere."""
+    if device.type != "cuda" or dtype != torch.bfloat16:
+        return True
+    return torch.cuda.get_device_capability(device)[0] not in (9, 10)
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
     """Of the experts of a layer."""
@@ -65,11 +73,7 @@ class Experts(Layer):
 
     def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
         """[S, hidden] -> [S, hidden]: rows up to ends[0] through expert 0, from there to ends[1] through expert 1, and
-        so on; ends [num_experts] int32.
-
-        In bfloat16 on a GPU of compute capability 9 or higher one kernel does all experts and nothing waits for the
-        device; elsewhere torch loops over the experts and looks at `ends`.
-        """
+        so on; ends [num_experts] int32."""
         gate, up = F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends).chunk(2, dim=-1)
         return F.grouped_mm(F.silu(gate).mul_(up), self.down_proj.transpose(1, 2), offs=ends)
 

@@ -93,6 +93,8 @@ class CausalLM(Layer):
             return SwiGLU(size, inside, bias=config.mlp_bias, dtype=dtype, device=device, shard=shard)
 
         self.config = config
+        self.graphs = True
+        """See Model."""
         self.model = Decoder(config, attention, mlp or dense, dtype=dtype, device=device, shard=shard)
         self.lm_head = Head(config.hidden_size, config.vocab_size, dtype=dtype, device=device, shard=shard)
         if config.tie_word_embeddings:

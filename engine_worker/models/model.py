@@ -45,6 +45,10 @@ class Model(Protocol):
     def config(self) -> ModelConfig:
         """What it was made by."""
 
+    @property
+    def graphs(self) -> bool:
+        """Whether a call looks at no tensor's values on the host, so that a CUDA graph can hold it."""
+
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
         """token_ids [T] int64, positions [T] int64 -> hidden states [T, hidden], before the head."""
         ...

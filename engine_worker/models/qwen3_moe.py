@@ -8,7 +8,7 @@ import torch
 
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.layers.mlp import SwiGLU
-from engine_worker.layers.moe import ALIGNED, ExpertShape, SparseMoE
+from engine_worker.layers.moe import ALIGNED, ExpertShape, SparseMoE, waits_for_device
 from engine_worker.layers.shard import ALONE, Shard
 from engine_worker.models.config import DecoderConfig, read_decoder, size
 from engine_worker.models.decoder import FeedForward
@@ -47,6 +47,7 @@ class Qwen3Moe(Qwen3):
             return SwiGLU(size, inside, bias=False, dtype=dtype, device=device, shard=shard)
 
         super().__init__(config, backend, mlp, dtype=dtype, device=device, shard=shard)
+        self.graphs = not any(config.sparse) or not waits_for_device(dtype, device)
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> Qwen3MoeConfig:

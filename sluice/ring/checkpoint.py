@@ -9,6 +9,9 @@ from typing import Any
 FILES = ["*.json", "*.jinja"]
 WEIGHTS = ["*.safetensors"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""What architectures call the longest context that their positions allow."""
+DEFAULT_CONTEXT = 2048
 
 
 class CheckpointError(ValueError):
@@ -44,7 +47,8 @@ class Checkpoint:
     @property
     def max_context_tokens(self) -> int:
         """Longest prompt plus output that the model's positions allow."""
-        return int(self.config.get("max_position_embeddings", 2048))
+        found = (self.config.get(name) for name in CONTEXT)
+        return int(next((tokens for tokens in found if tokens is not None), DEFAULT_CONTEXT))
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

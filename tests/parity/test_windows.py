@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from sluice.ring.params import SamplingParams
 from tests.engine_worker.models.checkpoints import SIZES, write_checkpoint
@@ -32,6 +32,18 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         use_sliding_window=True,
         sliding_window=17,
         layer_types=[SLIDING, FULL, SLIDING, FULL],
+    ),
+    "qwen3 moe": Qwen3MoeConfig(
+        **LAYERS,
+        **HEADS,
+        head_dim=16,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+        decoder_sparse_step=2,
+        use_sliding_window=True,
+        sliding_window=41,
     ),
 }
 

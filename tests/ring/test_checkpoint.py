@@ -36,6 +36,23 @@ def test_eos_ids_fall_back_to_the_config(tmp_path):
     assert open_checkpoint(str(folder)).eos_token_ids == (7,)
 
 
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ({"max_position_embeddings": 77}, 77),
+        ({"n_positions": 66}, 66),
+        ({"max_position_embeddings": None, "max_seq_len": 55}, 55),
+        ({}, 2048),
+    ],
+)
+def test_the_longest_context_by_any_of_its_names(tmp_path, given, tokens):
+    folder = copy_of_tiny(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config | given))
+    assert open_checkpoint(str(folder)).max_context_tokens == tokens
+
+
 @pytest.mark.parametrize("model", ["/no/such/folder", "./nothing", "nothing"])
 def test_what_is_no_model_is_named(model):
     with pytest.raises(CheckpointError, match=r"nothing|no/such"):

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from engine_worker.attention.backend import AttentionBackend, HeadShape
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.layers.moe import waits_for_device
 from engine_worker.layers.shard import ALONE, Cut, Shard
 from engine_worker.models.generic.check import check
 from engine_worker.models.generic.interface import SERVED, Call, answered_by
@@ -71,6 +72,12 @@ class Adapter:
         self._body: Any = None
         self._head: Any = None
         self._layers: dict[nn.Module, int] = {}
+
+    @property
+    def graphs(self) -> bool:
+        """See Model. That nothing looks at values is what the probe has shown, but for the experts."""
+        sparse = any(hasattr(part, "num_experts") for part in self._module.modules())
+        return not sparse or not waits_for_device(self._dtype, self._device)
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> AdapterConfig:

@@ -5,33 +5,16 @@ import torch
 
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
-from engine_worker.step import Draw, Slice, Step
-from sluice.ring.params import SamplingParams
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
+from tests.engine_worker.models.logits import logprobs_of
 
 LENGTHS = (1, 2, 15, 16, 33, 70, 300)
-EVERYTHING = SamplingParams(temperature=0.0, logprobs=97)
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def folder_and_model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     return folder, write_checkpoint(folder, CONFIGS[request.param])
-
-
-def logprobs_of(runner, prompts: list[list[int]]) -> list[torch.Tensor]:
-    """Of the token after each prompt, all in one step."""
-    slices, block = [], 0
-    for prompt in prompts:
-        needed = -(-len(prompt) // runner.tokens_per_block)
-        draw = Draw(EVERYTHING, 0, 0, prompt, [])
-        slices.append(Slice(prompt, 0, range(block, block + needed), (draw,)))
-        block += needed
-    found = []
-    for drawn in runner.run(Step(tuple(slices))):
-        top = dict(drawn.logprob.top)
-        found.append(torch.tensor([top[token] for token in range(97)]))
-    return found
 
 
 @pytest.mark.parametrize("attention", ["cpu", "reference"])

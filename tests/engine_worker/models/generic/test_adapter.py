@@ -1,0 +1,231 @@
+"""Logits through the adapter against transformers' own forward pass."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Model, OlmoForCausalLM
+
+from engine_worker.layers.shard import Shard
+from engine_worker.models.generic.model import Adapter
+from engine_worker.models.registry import find_model
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.load import load_runner
+from sluice.ring.checkpoint import CheckpointError
+from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
+from tests.engine_worker.models.foreign import ADAPTED, REFUSED, SLIDING, UNWINDOWED, WINDOWED
+from tests.engine_worker.models.logits import logprobs_of
+
+LENGTHS = (1, 2, 15, 16, 33, 70, 300)
+CPU = torch.device("cpu")
+
+
+def config_of(folder) -> dict:
+    return json.loads((folder / "config.json").read_text())
+
+
+def runner_of(folder, **options):
+    config = RunnerConfig("cpu", kv_cache_tokens=1024, threads=1, **options)
+    return load_runner(open_written(folder), config, lambda *_: None)
+
+
+def prompts() -> list[list[int]]:
+    random = torch.Generator().manual_seed(0)
+    return [torch.randint(97, (length,), generator=random).tolist() for length in LENGTHS]
+
+
+@torch.inference_mode()
+def check(runner, model) -> None:
+    for prompt, found in zip(prompts(), logprobs_of(runner, prompts()), strict=True):
+        expected = model(torch.tensor([prompt])).logits[0, -1].float().log_softmax(dim=-1)
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_logits_equal_transformers(tmp_path, name):
+    model = write_checkpoint(tmp_path, ADAPTED[name])
+    runner = runner_of(tmp_path)
+    assert runner.choices["implementation"] == "transformers"
+    check(runner, model)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "deepseek v3", "opt", "granite"])
+def test_over_the_reference_backend_too(tmp_path, name):
+    model = write_checkpoint(tmp_path, ADAPTED[name])
+    check(runner_of(tmp_path, attention="reference"), model)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt2", "granite", "mixtral"])
+def test_half_precision_stays_close(tmp_path, name):
+    model = write_checkpoint(tmp_path, ADAPTED[name])
+    prompt = list(range(40))
+    with torch.inference_mode():
+        exact = model(torch.tensor([prompt])).logits[0, -1].log_softmax(dim=-1)
+        half = model.bfloat16()(torch.tensor([prompt])).logits[0, -1].float().log_softmax(dim=-1)
+    found = logprobs_of(runner_of(tmp_path, dtype="bfloat16"), [prompt])[0]
+    assert (found - exact).abs().mean() < 2 * (half - exact).abs().mean() + 0.02
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_adapter_and_our_own_classes_agree(tmp_path, monkeypatch, name):
+    model = write_checkpoint(tmp_path, CONFIGS[name])
+    monkeypatch.setattr("engine_worker.models.registry.MODELS", {})
+    runner = runner_of(tmp_path)
+    assert runner.choices["implementation_because"].startswith("there is no class of our own for ")
+    check(runner, model)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_served_is_refused(tmp_path, name):
+    config, words = REFUSED[name]
+    write_checkpoint(tmp_path, config)
+    with pytest.raises(CheckpointError, match=words):
+        find_model(config_of(tmp_path))
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_windows_are_found_by_looking(tmp_path, name):
+    config = WINDOWED[name]
+    write_checkpoint(tmp_path, config)
+    kinds = getattr(config, "layer_types", None) or [SLIDING] * config.num_hidden_layers
+    found = Adapter.read_config(config_of(tmp_path))
+    assert found.windows == tuple(20 if kind == SLIDING else None for kind in kinds)
+    assert 20 in found.windows
+
+
+def test_a_window_as_wide_as_the_context_is_none(tmp_path):
+    write_checkpoint(tmp_path, WINDOWED["starcoder2"])
+    raw = config_of(tmp_path)
+    assert Adapter.read_config(raw | {"sliding_window": 511}).windows == (511, 511)
+    assert Adapter.read_config(raw | {"sliding_window": 512}).windows == (None, None)
+    assert Adapter.read_config(raw | {"sliding_window": None}).windows == (None, None)
+
+
+def test_a_limit_narrows_the_windows(tmp_path):
+    write_checkpoint(tmp_path, UNWINDOWED["olmo"])
+    runner = runner_of(tmp_path, max_attention_window=(24,))
+    assert runner.window == 24
+    prompt = prompts()[-1]
+    (whole,), (narrow,) = logprobs_of(runner_of(tmp_path), [prompt]), logprobs_of(runner, [prompt])
+    assert not torch.allclose(whole, narrow, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "nobody"}, "model_type 'nobody' is unknown to transformers"),
+        ({"model_type": None}, "model_type 'None' is unknown"),
+        ({"architectures": ["OlmoForSequenceClassification"]}, "OlmoForSequenceClassification is no causal language"),
+        ({"architectures": None}, "no class of our own for no architecture.*none given is no causal language model"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported"),
+        ({"num_hidden_layers": "two"}, "is no olmo configuration"),
+        ({"is_encoder_decoder": True}, "has an encoder"),
+    ],
+)
+def test_configurations_that_mean_nothing_here(tmp_path, change, words):
+    write_checkpoint(tmp_path, UNWINDOWED["olmo"])
+    with pytest.raises(CheckpointError, match=words):
+        find_model(config_of(tmp_path) | change)
+
+
+def test_both_reasons_are_told(tmp_path):
+    write_checkpoint(tmp_path, CONFIGS["llama"])
+    with pytest.raises(CheckpointError, match=r"rope type 'dynamic' is not supported.*through transformers: rope type"):
+        find_model(config_of(tmp_path) | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}})
+
+
+def test_more_than_one_rank_is_refused(tmp_path):
+    class Two(Shard):
+        size = 2
+
+    write_checkpoint(tmp_path, UNWINDOWED["olmo"])
+    with pytest.raises(ValueError, match="tensor_parallel = 2, but OlmoForCausalLM runs through transformers"):
+        Adapter(Adapter.read_config(config_of(tmp_path)), None, dtype=torch.float32, device=CPU, shard=Two())
+
+
+class Recurrent(torch.nn.Module):
+    """Adds to each token half of the one before it."""
+
+    def forward(self, x):
+        return x + 0.5 * torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+
+
+def test_tokens_that_mix_outside_attention_are_noticed(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path, UNWINDOWED["olmo"])
+    build = OlmoForCausalLM.__init__
+
+    def init(self, config):
+        build(self, config)
+        self.model.norm = torch.nn.Sequential(self.model.norm, Recurrent())
+
+    monkeypatch.setattr(OlmoForCausalLM, "__init__", init)
+    with pytest.raises(CheckpointError, match="mixes tokens outside attention"):
+        runner_of(tmp_path, weights="random")
+
+
+def test_positions_that_it_counts_itself_are_noticed(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path, UNWINDOWED["gpt2"])
+    forward = GPT2Model.forward
+    monkeypatch.setattr(GPT2Model, "forward", lambda self, position_ids=None, **given: forward(self, **given))
+    with pytest.raises(CheckpointError, match="counts positions itself"):
+        runner_of(tmp_path)
+
+
+def test_sharded_weights_and_progress(tmp_path):
+    model = write_checkpoint(tmp_path, UNWINDOWED["olmo2"], shard_size="50KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    calls = []
+    config = RunnerConfig("cpu", kv_cache_tokens=1024, threads=1)
+    check(load_runner(open_written(tmp_path), config, lambda *call: calls.append(call)), model)
+    done = [call[0] for call in calls]
+    assert done == sorted(done)
+    assert len(calls) > 10
+    assert calls[-1] == (calls[0][1], calls[0][1])
+
+
+def change_weights(folder, edit) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_weights_that_do_not_fit(tmp_path):
+    write_checkpoint(tmp_path, UNWINDOWED["olmo"])
+
+    def swap(tensors):
+        tensors["model.layers.0.mlp.extra.weight"] = tensors.pop("model.layers.1.self_attn.k_proj.weight").clone()
+
+    change_weights(tmp_path, swap)
+    with pytest.raises(CheckpointError) as caught:
+        runner_of(tmp_path)
+    assert "missing: model.layers.1.self_attn.k_proj.weight;" in str(caught.value)
+    assert "unexpected: model.layers.0.mlp.extra.weight" in str(caught.value)
+
+
+@pytest.mark.parametrize("broken", [b"no tensors here", None])
+def test_weights_that_are_broken_or_absent(tmp_path, broken):
+    write_checkpoint(tmp_path, UNWINDOWED["olmo"])
+    file = tmp_path / "model.safetensors"
+    file.unlink()
+    if broken is not None:
+        file.write_bytes(broken)
+    with pytest.raises(CheckpointError, match="transformers cannot load"):
+        runner_of(tmp_path)
+
+
+def test_shapes_must_fit(tmp_path):
+    write_checkpoint(tmp_path, UNWINDOWED["olmo"])
+    change_weights(tmp_path, lambda tensors: tensors.update({"model.embed_tokens.weight": torch.zeros(97, 40)}))
+    with pytest.raises(CheckpointError, match="transformers cannot load"):
+        runner_of(tmp_path)
+
+
+def test_random_weights_follow_their_seed(tmp_path):
+    write_checkpoint(tmp_path, UNWINDOWED["gpt neox"])
+    (tmp_path / "model.safetensors").unlink()
+    one, same, other = (
+        logprobs_of(runner_of(tmp_path, weights="random", weights_seed=seed), [[5, 6, 7]])[0] for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)

@@ -1,0 +1,23 @@
+"""What a runner makes of prompts."""
+
+import torch
+
+from engine_worker.step import Draw, Runner, Slice, Step
+from sluice.ring.params import SamplingParams
+
+EVERYTHING = SamplingParams(temperature=0.0, logprobs=97)
+
+
+def logprobs_of(runner: Runner, prompts: list[list[int]]) -> list[torch.Tensor]:
+    """Of all 97 tokens after each prompt, all in one step."""
+    slices, block = [], 0
+    for prompt in prompts:
+        needed = -(-len(prompt) // runner.tokens_per_block)
+        draw = Draw(EVERYTHING, 0, 0, prompt, [])
+        slices.append(Slice(prompt, 0, range(block, block + needed), (draw,)))
+        block += needed
+    found = []
+    for drawn in runner.run(Step(tuple(slices))):
+        top = dict(drawn.logprob.top)
+        found.append(torch.tensor([top[token] for token in range(97)]))
+    return found
