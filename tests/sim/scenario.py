@@ -10,7 +10,8 @@ from tests.fakes.runner import VOCAB
 from tests.sim.clients import SimClient, Story
 from tests.sim.loop import VirtualLoop
 from tests.sim.network import Network, Weather
-from tests.sim.services import Process, SimDetokenizer, SimEngine, SimRouter, simulated
+from tests.sim.services import Process, SimDetokenizer, SimEngine, SimRouter
+from tests.sim.world import simulated
 
 ROUTERS, ENGINES, DETOKENIZERS = ("router-0", "router-1"), ("engine-0", "engine-1"), ("detok-0", "detok-1", "detok-2")
 NAMES = (*ROUTERS, *ENGINES, *DETOKENIZERS)

@@ -1,0 +1,128 @@
+"""What the simulated services have in place of sockets, gRPC, time and a model."""
+
+import asyncio
+import time
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from unittest.mock import patch
+
+import engine_worker.beats
+import engine_worker.worker
+import router.peers
+import router.service
+from detok_service.decoder import BytesByToken, ByteTable
+from router.generation import GenerationService
+from router.text import Text
+from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.wire import ToRouter
+from sluice.tiny_model import path
+from tests.fakes.runner import VOCAB
+from tests.sim.loop import VirtualLoop
+from tests.sim.network import Network, SimInbox
+
+PIECES = [
+    b" ",
+    b"ab",
+    b"\n",
+    b"end",
+    b"\xe6",
+    b"\x97\xa5",
+    b"\xf0\x9f",
+    b"\x99",
+    b"\x82",
+    b"\xe6\x97",
+    b"stop",
+    b"s",
+    b"top",
+]
+"""Halves of characters, and of stop strings."""
+
+
+@cache
+def checkpoint():
+    return open_checkpoint(str(path()), "tiny")
+
+
+@cache
+def text() -> Text:
+    return Text(checkpoint(), 1, 1, 1)
+
+
+@cache
+def table() -> ByteTable:
+    found = {token: PIECES[token % len(PIECES)] if token % 3 else bytes([97 + token % 26]) for token in range(VOCAB)}
+    whole = {token: piece.decode() for token, piece in found.items() if piece.isascii()}
+    return ByteTable(BytesByToken(found), whole)
+
+
+GENERATIONS: list[GenerationService] = []
+"""Of the router that is just being made."""
+
+
+def generation_service(*parts) -> GenerationService:
+    GENERATIONS.append(GenerationService(*parts))
+    return GENERATIONS[-1]
+
+
+@contextmanager
+def simulated(network: Network, loop: VirtualLoop):
+    """Services that are made in here have the network's lanes and the loop's time."""
+    places = {
+        (router.peers, "Lane"): network.lane,
+        (router.service, "RouterInbox"): lambda _, address, handle, *__: SimRouterInbox(network, address, handle),
+        (router.service, "Listener"): NoListener,
+        (router.service, "GenerationService"): generation_service,
+        (router.service, "Text"): lambda *_: text(),
+        (engine_worker.worker, "Inbox"): lambda _, address, messages, security: SimInbox(network, address, messages),
+        (engine_worker.worker, "Lane"): network.lane,
+        (engine_worker.beats, "Lane"): network.lane,
+        (time, "monotonic"): loop.time,
+    }
+    with ExitStack() as stack:
+        for (module, name), stand_in in places.items():
+            stack.enter_context(patch.object(module, name, stand_in))
+        yield
+
+
+class SimRouterInbox:
+    """router.inbox.RouterInbox on a SimInbox."""
+
+    def __init__(self, network: Network, address: str, handle) -> None:
+        self._inbox = SimInbox(network, address, ToRouter)
+        self._handle = handle
+        self._begun = False
+        self.address = address
+        self.refused = 0
+
+    malformed = property(lambda self: self._inbox.malformed)
+    gaps = property(lambda self: self._inbox.gaps)
+
+    def start(self) -> None:
+        self._begun = True
+        self._inbox.told = lambda: asyncio.get_running_loop().call_soon(self._drain)
+        self._drain()
+
+    def close(self) -> None:
+        self._begun = False
+        self._inbox.close()
+
+    def _drain(self) -> None:
+        if self._begun:
+            for message in self._inbox.receive(32):
+                self._handle(message)
+
+
+class NoListener:
+    """Where gRPC would be."""
+
+    def __init__(self, *_) -> None:
+        self.address, self.port = "sim", 1
+
+    def bind(self) -> None: ...
+
+    async def start(self) -> None: ...
+
+    async def ended(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def stop(self, _: float) -> None: ...
