@@ -114,7 +114,9 @@ class AsyncClient:
         while True:
             router = self._routers.current
             try:
-                return await self._ask(router, method, request, attempts.left(time.monotonic()))
+                answer = await self._ask(router, method, request, attempts.left(time.monotonic()))
+                attempts.admitted()
+                return answer
             except SluiceError as failure:
                 error = failure
             await asyncio.sleep(self._routers.failed(router, error, attempts))

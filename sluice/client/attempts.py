@@ -1,6 +1,7 @@
 """When a failed request is tried again, and when it is given up."""
 
 import random
+import threading
 
 from sluice.client.errors import AlreadyExists, Cancelled, LostEvents, Overloaded, SluiceError, Unavailable
 
@@ -9,6 +10,8 @@ LONGEST_PAUSE_SECONDS = 2.0
 GIVEN_UP = frozenset({"ENGINE_LOST", "DETOKENIZER_LOST", "ROWS_LOST"})
 """Reasons after which the server has tried again by itself, often enough: other routers are asked, each once. The
 request itself may be what ends engines."""
+AWAY = frozenset({"", "DRAINING"})
+"""Reasons of routers that end, and of connections that break."""
 
 
 def tells_of_router(error: SluiceError) -> bool:
@@ -20,8 +23,16 @@ class Attempts:
     """The attempts of one request on so many addresses. Times are seconds of one clock; it is passed in."""
 
     def __init__(
-        self, addresses: int, timeout: float | None, retry_timeout: float, resume_timeout: float, now: float
+        self,
+        addresses: int,
+        timeout: float | None,
+        retry_timeout: float,
+        resume_timeout: float,
+        now: float,
+        answered: threading.Event | None = None,
     ) -> None:
+        """`answered` is set once any router has answered the client: where none does now, one is being restarted."""
+        self._answered = answered or threading.Event()
         self._addresses = addresses
         self._begin = now
         self._end = None if timeout is None else now + timeout
@@ -34,6 +45,7 @@ class Attempts:
     def admitted(self) -> None:
         """A router has taken the request: from now on it is one that has begun."""
         self._begun = True
+        self._answered.set()
 
     def advanced(self) -> None:
         """Something new has come: whatever fails next is a new failure."""
@@ -50,6 +62,8 @@ class Attempts:
     def failed(self, error: SluiceError, now: float) -> float:
         """Seconds to wait before the next attempt. Raises the error where there is none."""
         self._failures += 1
+        if error.reason:
+            self._answered.set()
         if self._broken_at is None:
             self._broken_at = now
         if not self._may_go_on(error):
@@ -57,7 +71,7 @@ class Attempts:
         if tells_of_router(error) and self._failures < self._addresses:
             return 0.0
         pause = self._pause(error)
-        patience = self._resume_timeout if self._begun else self._retry_timeout
+        patience = self._resume_timeout if self._begun or self._comes_back(error) else self._retry_timeout
         if error.reason in GIVEN_UP or now + pause > self._broken_at + patience:
             raise error
         left = self.left(now)
@@ -71,6 +85,10 @@ class Attempts:
         # ended still has its id.
         ours = isinstance(error, (Cancelled, AlreadyExists))
         return self._resume_timeout > 0 and (busy or ours or tells_of_router(error))
+
+    def _comes_back(self, error: SluiceError) -> bool:
+        """Whether the router has been there and will be again."""
+        return self._answered.is_set() and tells_of_router(error) and error.reason in AWAY
 
     def _pause(self, error: SluiceError) -> float:
         """What the server says, or longer with each round over all addresses; no two clients take the same."""

@@ -108,8 +108,11 @@ class Client:
         attempts = self._routers.attempts(timeout)
         while True:
             router = self._routers.current
+            left = attempts.left(time.monotonic())
             try:
-                return method(router)(request, timeout=attempts.left(time.monotonic()), metadata=self._routers.metadata)
+                answer = method(router)(request, timeout=left, metadata=self._routers.metadata)
+                attempts.admitted()
+                return answer
             except grpc.RpcError as failure:
                 error = from_rpc_error(failure)
             time.sleep(self._routers.failed(router, error, attempts))

@@ -53,10 +53,11 @@ class ClientOptions(TypedDict, total=False):
     timeout: float | None
     """Default of every call, in seconds; None waits for ever."""
     retry_timeout: float
-    """Seconds to go on asking where no router takes a request, or all are overloaded, at the intervals that the server
-    says. 0, the default: every address is asked once, and an overloaded server not again."""
+    """Seconds to go on asking where no router has ever answered, none takes a request, or all are overloaded, at the
+    intervals that the server says. 0, the default: every address is asked once, and an overloaded server not again."""
     resume_timeout: float
-    """Seconds without a new token after which a stream that broke is given up; 60 by default, 0 resumes nothing."""
+    """Seconds without a new token after which a stream that broke is given up, and so long any call waits for routers
+    that have answered before and do not now. 60 by default; 0 waits for nothing and resumes nothing."""
     tls: TlsOptions | None
     token: str | None
     """Bearer token."""

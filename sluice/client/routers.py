@@ -64,6 +64,7 @@ class Routers:
             raise ValueError("addresses is empty, must name a router at least")
         self.metadata = call_metadata(token, tenant, metadata)
         self.closed = False
+        self._answered = threading.Event()
         self._lock = threading.Lock()
         self._open: WeakSet[Any] = WeakSet()
         self._timeout = timeout
@@ -114,7 +115,8 @@ class Routers:
         """For a request that begins now; a timeout of None is the client's. Raises Cancelled once it is closed."""
         self.check_open()
         limit = self._timeout if timeout is None else timeout
-        return Attempts(len(self.all), limit, self._retry_timeout, self._resume_timeout, time.monotonic())
+        now = time.monotonic()
+        return Attempts(len(self.all), limit, self._retry_timeout, self._resume_timeout, now, self._answered)
 
 
 def any_says(yes: Callable[[Any], bool], answers: Sequence[Any]) -> bool:

@@ -1,5 +1,7 @@
 """When a failed request is tried again."""
 
+import threading
+
 import pytest
 
 from sluice.client import AlreadyExists, Cancelled, InvalidRequest, LostEvents, Overloaded, SluiceError, Unavailable
@@ -85,6 +87,37 @@ def test_a_request_that_ends_engines_is_not_taken_to_router_after_router() -> No
     assert [found.failed(lost, 100.0), found.failed(lost, 100.0)] == [0.0, 0.0]
     with pytest.raises(Unavailable):
         found.failed(lost, 100.0)
+
+
+def test_a_router_that_has_answered_is_waited_for() -> None:
+    answered = threading.Event()
+
+    def fresh(resume: float = 10.0) -> Attempts:
+        return Attempts(1, None, 0.0, resume, 100.0, answered)
+
+    for away in (LOST, LostEvents("a hole")):
+        with pytest.raises(type(away)):
+            fresh().failed(away, 100.0)
+    fresh().admitted()
+    draining = Unavailable("it stops", reason="DRAINING", retry_after=0.5)
+    for away in (LOST, LostEvents("a hole"), draining):
+        found = fresh()
+        assert found.failed(away, 100.0) > 0
+        assert found.failed(away, 105.0) > 0
+        with pytest.raises(type(away)):
+            found.failed(away, 111.0)
+        with pytest.raises(type(away)):
+            fresh(resume=0.0).failed(away, 100.0)
+    for there in (Overloaded("full", retry_after=1.0), Unavailable("none there", reason="NO_ENGINE")):
+        with pytest.raises(type(there)):
+            fresh().failed(there, 100.0)
+
+
+def test_a_router_that_says_why_has_answered() -> None:
+    answered = threading.Event()
+    found = Attempts(1, None, 0.0, 10.0, 100.0, answered)
+    assert found.failed(Unavailable("it stops", reason="DRAINING", retry_after=0.5), 100.0) > 0
+    assert answered.is_set()
 
 
 def test_the_deadline_cuts_a_pause() -> None:

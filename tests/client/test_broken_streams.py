@@ -212,6 +212,27 @@ async def test_before_it_began_every_address_is_asked_once(plan, addresses) -> N
         assert len(plan.seen) == 4
 
 
+async def test_the_only_router_is_restarted(plan, addresses) -> None:
+    """With the options as they are: whatever is asked meanwhile waits for it, once it has been there."""
+    address = addresses[0]
+    with Client(address) as client:
+        assert client.generate("p").text == "told by 0"
+        plan.breaks.extend([(0, GONE)] * 2)
+        assert client.generate("p").text == "told by 0"
+        plan.breaks.extend([(0, GONE)] * 2)
+        assert list(client.stream("p"))
+    async with AsyncClient(address) as client:
+        assert (await client.generate("p")).text == "told by 0"
+        plan.breaks.extend([(0, GONE)] * 2)
+        assert (await client.generate("p")).text == "told by 0"
+        plan.breaks.extend([(0, GONE)] * 2)
+        assert [chunk async for chunk in client.stream("p")]
+    with Client(address) as client, pytest.raises(Unavailable):
+        plan.breaks.append((0, GONE))
+        client.generate("p")
+    assert not plan.breaks
+
+
 async def test_patience_before_it_began(plan, addresses) -> None:
     busy = [(0, with_reason(CODE.RESOURCE_EXHAUSTED, "OVERLOADED", 0.05))] * 3
     busy += [(0, with_reason(CODE.UNAVAILABLE, "NO_ENGINE", 0.05))] * 3
