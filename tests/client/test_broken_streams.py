@@ -227,8 +227,8 @@ async def test_the_only_router_is_restarted(plan, addresses) -> None:
         assert (await client.generate("p")).text == "told by 0"
         plan.breaks.extend([(0, GONE)] * 2)
         assert [chunk async for chunk in client.stream("p")]
+    plan.breaks.append((0, GONE))
     with Client(address) as client, pytest.raises(Unavailable):
-        plan.breaks.append((0, GONE))
         client.generate("p")
     assert not plan.breaks
 
