@@ -13,8 +13,10 @@ from tokenizers import Tokenizer
 
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import Decoders, load_decoders
+from sluice.ring.beats import Hello, Pulse
+from sluice.ring.message import Message
 from sluice.ring.params import TextParams
-from sluice.ring.wire import Hello, Message, Open, Pulse, TokenBatch, TokenRow
+from sluice.ring.wire import Open, TokenBatch, TokenRow
 
 FILE = Path(__file__).parents[1] / "sluice" / "tiny_model" / "checkpoint" / "tokenizer.json"
 # Stop strings must not end the streams: their tokens would cost nothing from there on.

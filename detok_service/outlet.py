@@ -5,7 +5,8 @@ from itertools import chain
 from typing import Protocol
 
 from detok_service.stream import Engine, Row, Stream
-from sluice.ring.wire import Message, Started, TextBatch
+from sluice.ring.message import Message
+from sluice.ring.wire import Started, TextBatch
 
 MAX_BATCH_TOKENS = 16_384
 """A message is closed when it holds so many."""

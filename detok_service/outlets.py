@@ -8,7 +8,7 @@ import structlog
 
 from detok_service.outlet import Outlet, Sender
 from detok_service.stream import Stream
-from sluice.ring.wire import DetokenizerBeat
+from sluice.ring.beats import DetokenizerBeat
 
 HEARING_SECONDS = 1.0
 """So long after its lane took a beat a router has heard it, and what it sent before has come."""

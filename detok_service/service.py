@@ -14,15 +14,10 @@ from detok_service.outlets import Outlets
 from detok_service.stream import Engine
 from detok_service.table import Table
 from detok_service.tokenizers import Decoders
+from sluice.ring.beats import DetokenizerBeat, Hello, Pulse
 from sluice.ring.errors import ErrorCode
 from sluice.ring.lanes import Gap
-from sluice.ring.wire import (
-    DetokenizerBeat,
-    Drop,
-    Hello,
-    Pulse,
-    TokenBatch,
-)
+from sluice.ring.wire import Drop, TokenBatch
 
 BEAT_SECONDS = 0.5
 SILENCE_SECONDS = 30.0

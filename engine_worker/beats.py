@@ -12,9 +12,9 @@ import zmq
 from structlog.stdlib import BoundLogger
 
 from engine_worker.reports import Cursor, Reports
+from sluice.ring.beats import CacheNews, EngineBeat, Hello
 from sluice.ring.keys import InsecureError, Security
 from sluice.ring.lanes import PLAIN, Lane
-from sluice.ring.wire import CacheNews, EngineBeat, Hello
 
 BEAT_SECONDS = 0.5
 SILENCE_SECONDS = 30.0

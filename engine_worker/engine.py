@@ -20,8 +20,9 @@ from engine_worker.request import Sequence, State
 from engine_worker.scheduling.simple import InFlightError, RequestScheduler, Schedule
 from engine_worker.stats import Stats
 from engine_worker.step import Drawn, Runner
+from sluice.ring.beats import CacheNews
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.wire import CacheNews, Submit
+from sluice.ring.wire import Submit
 
 STEP_FAILED = Fault(ErrorCode.STEP_FAILED.name, "the engine failed at this request; its log has the details")
 

@@ -5,7 +5,9 @@ from typing import Protocol
 
 from structlog.stdlib import BoundLogger
 
-from sluice.ring.wire import Message, Open, Pulse, TokenBatch, TokenRow
+from sluice.ring.beats import Pulse
+from sluice.ring.message import Message
+from sluice.ring.wire import Open, TokenBatch, TokenRow
 
 PULSE_SECONDS = 1.0
 FORGET_SECONDS = 60.0

@@ -20,10 +20,11 @@ from engine_worker.mailbox import Mailbox
 from engine_worker.outbox import Outbox
 from engine_worker.reports import Reports
 from engine_worker.step import Runner
+from sluice.ring.beats import EngineBeat, Hello
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.lanes import Gap, Inbox, Lane
-from sluice.ring.wire import Cancel, EngineBeat, Flush, Hello, Submit, ToEngine
+from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
 from sluice.telemetry.health import Health
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.pulse import Pulse

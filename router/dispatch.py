@@ -13,8 +13,9 @@ from router.peers import DetokenizerPeer, EnginePeer
 from router.recovery import Recovery
 from router.requests import Live, Requests
 from router.tally import Tally
+from sluice.ring.beats import EngineBeat
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.wire import EngineBeat, TextBatch, TextRow, Times
+from sluice.ring.wire import TextBatch, TextRow, Times
 
 FULL_LANE_RETRY_SECONDS = 0.005
 

@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Container, Iterator, Sequence
 from itertools import islice, takewhile
 
-from sluice.ring.wire import CacheNews
+from sluice.ring.beats import CacheNews
 
 Chain = tuple[int, ...]
 """Short hashes (sluice.ring.hashing) of a prompt's full blocks, first block first."""

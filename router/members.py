@@ -11,10 +11,10 @@ import zmq
 from router.discovery import Addresses
 from router.errors import RequestError
 from router.peers import B, DetokenizerPeer, EnginePeer, Heard, Peers
+from sluice.ring.beats import DetokenizerBeat, EngineBeat, Hello
 from sluice.ring.errors import ErrorCode
 from sluice.ring.keys import Security
 from sluice.ring.lanes import PLAIN
-from sluice.ring.wire import DetokenizerBeat, EngineBeat, Hello
 
 HELLO_SECONDS = 1.0
 TICK_SECONDS = 0.25

@@ -6,9 +6,9 @@ from typing import Generic, TypeVar
 
 import zmq
 
+from sluice.ring.beats import DetokenizerBeat, EngineBeat, Hello
 from sluice.ring.keys import Security
 from sluice.ring.lanes import PLAIN, Lane
-from sluice.ring.wire import DetokenizerBeat, EngineBeat, Hello
 
 B = TypeVar("B", EngineBeat, DetokenizerBeat)
 

@@ -11,8 +11,8 @@ from operator import itemgetter
 from random import random
 
 from router.engine_cache import Chain, EngineCache
+from sluice.ring.beats import DetokenizerBeat, EngineBeat
 from sluice.ring.hashing import block_chain, root_hash, short_hash
-from sluice.ring.wire import DetokenizerBeat, EngineBeat
 
 SEQUENCE_WORK = 32
 """What a running sequence costs a newcomer, in prompt tokens: a step is shared with it."""

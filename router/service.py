@@ -35,9 +35,10 @@ from router.rpc import Admit, admit_all, handler
 from router.steps import Steps
 from router.tally import Tally
 from router.text import Text
+from sluice.ring.beats import DetokenizerBeat, EngineBeat, Hello
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.lanes import Gap
-from sluice.ring.wire import DetokenizerBeat, EngineBeat, Hello, TextBatch, ToRouter
+from sluice.ring.wire import TextBatch, ToRouter
 from sluice.telemetry.health import Health
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.pulse import Pulse

@@ -6,8 +6,8 @@ import msgspec
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from sluice.ring.beats import DetokenizerBeat
 from sluice.ring.stats import RequestStats, StepStats
-from sluice.ring.wire import DetokenizerBeat
 from sluice.v1 import admin_pb2 as pb
 
 

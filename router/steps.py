@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from router.statistics import request_message, step_message
-from sluice.ring.wire import EngineBeat
+from sluice.ring.beats import EngineBeat
 from sluice.v1 import admin_pb2 as pb
 
 CAPACITY = 8192

@@ -21,7 +21,7 @@ import zmq
 
 from sluice.ring.hangup import HangUp
 from sluice.ring.keys import InsecureError, KeyPair, Security
-from sluice.ring.wire import VERSION, Message
+from sluice.ring.message import VERSION, Message
 from sluice.ring.zap import ZapHandler
 
 MAGIC = b"SL"

@@ -4,9 +4,10 @@ import gc
 
 from detok_service.decoding import REPLAY_SECONDS, REPLAY_TOKENS
 from detok_service.stream import Stream
+from sluice.ring.beats import Hello
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.lanes import Gap
-from sluice.ring.wire import Drop, End, Hello, Started, Times
+from sluice.ring.wire import Drop, End, Started, Times
 from tests.detok_service.test_service import LENGTH, POISON, Bench, Letters, batch, opened, row
 
 ABORTED = End(FinishReason.ABORTED, Times(0.0, 0.0, 0.0))

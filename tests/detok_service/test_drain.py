@@ -2,8 +2,9 @@
 
 from detok_service.outlets import HEARING_SECONDS
 from detok_service.service import DRAINING_SILENCE_SECONDS
+from sluice.ring.beats import Hello, Pulse
 from sluice.ring.errors import FinishReason
-from sluice.ring.wire import Drop, Hello, Pulse
+from sluice.ring.wire import Drop
 from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
 
 TIMEOUT = 10.0

@@ -1,7 +1,7 @@
 from detok_service.engines import MAX_ENGINES, MAX_MISSED, REPLACED_SILENCE_SECONDS, SILENCE_SECONDS, Engines
+from sluice.ring.beats import Hello, Pulse
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.lanes import Gap
-from sluice.ring.wire import Hello, Pulse
 from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
 
 

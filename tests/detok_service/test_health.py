@@ -18,9 +18,10 @@ from detok_service.__main__ import MAX_MESSAGES, serve, unready
 from detok_service.config import DetokenizerSettings
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import load_decoders
+from sluice.ring.beats import Hello, Pulse
 from sluice.ring.lanes import Lane
 from sluice.ring.params import TextParams
-from sluice.ring.wire import Hello, Open, Pulse, TokenBatch
+from sluice.ring.wire import Open, TokenBatch
 from sluice.telemetry import health, pulse
 from tests.fakes.lane import MemoryLane
 from tests.fakes.processes import LIMIT, wait_until

@@ -16,23 +16,11 @@ from tokenizers import Tokenizer
 
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import load_decoders
+from sluice.ring.beats import DetokenizerBeat, Hello, Pulse
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.lanes import Gap, Inbox, Lane
 from sluice.ring.params import TextParams
-from sluice.ring.wire import (
-    DetokenizerBeat,
-    Drop,
-    End,
-    Hello,
-    Open,
-    Pulse,
-    TextBatch,
-    Times,
-    ToDetokenizer,
-    TokenBatch,
-    TokenRow,
-    ToRouter,
-)
+from sluice.ring.wire import Drop, End, Open, TextBatch, Times, ToDetokenizer, TokenBatch, TokenRow, ToRouter
 from tests.fakes.tokenizers import TINY
 
 LENGTH = End(FinishReason.LENGTH, Times(0.0, 0.0, 0.0))

@@ -9,10 +9,11 @@ from detok_service.outlet import MAX_BATCH_TOKENS
 from detok_service.service import SILENCE_SECONDS, Identity, Service
 from detok_service.stream import Stream
 from detok_service.tokenizers import Decoders
+from sluice.ring.beats import Hello, Pulse
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.lanes import Gap
 from sluice.ring.params import TextParams
-from sluice.ring.wire import End, Hello, Open, Pulse, Started, Times, TokenBatch, TokenLogprob, TokenRow
+from sluice.ring.wire import End, Open, Started, Times, TokenBatch, TokenLogprob, TokenRow
 from tests.fakes.lanes import FakeLane
 
 LENGTH = End(FinishReason.LENGTH, Times(1.0, 2.0, 3.0))

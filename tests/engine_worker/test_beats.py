@@ -5,8 +5,8 @@ import structlog
 from engine_worker.beats import SILENCE_SECONDS, Beats, Listeners
 from engine_worker.hooks import Report
 from engine_worker.reports import Reports
+from sluice.ring.beats import EngineBeat, Hello
 from sluice.ring.stats import RequestStats, Stage, StepStats
-from sluice.ring.wire import EngineBeat, Hello
 from tests.fakes.engine import Clock
 from tests.fakes.lane import MemoryLane
 

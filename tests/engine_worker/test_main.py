@@ -12,9 +12,10 @@ import zmq
 import sluice.tiny_model
 from engine_worker.__main__ import progress_log
 from engine_worker.config import read_settings
+from sluice.ring.beats import EngineBeat, Hello, Pulse
 from sluice.ring.errors import FinishReason
 from sluice.ring.lanes import Inbox, Lane
-from sluice.ring.wire import EngineBeat, Hello, Pulse, TokenBatch
+from sluice.ring.wire import TokenBatch
 from tests.fakes.engine import Clock, spec_of
 
 MODEL = Path(sluice.tiny_model.__file__).parent / "checkpoint"

@@ -4,9 +4,10 @@ import pytest
 import structlog
 
 from engine_worker.outbox import FORGET_SECONDS, TOKENS_PER_MESSAGE, Outbox
+from sluice.ring.beats import Pulse
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import TextParams
-from sluice.ring.wire import End, Open, Pulse, Times, TokenLogprob, TokenRow
+from sluice.ring.wire import End, Open, Times, TokenLogprob, TokenRow
 from tests.fakes.engine import Clock, EngineBench
 from tests.fakes.lane import Receiver
 

@@ -15,13 +15,14 @@ from structlog.testing import capture_logs
 from engine_worker.beats import BEAT_SECONDS
 from engine_worker.config import EngineSettings
 from engine_worker.worker import Worker
+from sluice.ring.beats import EngineBeat, Hello, Pulse
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import FinishReason
 from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.lanes import Inbox, Lane
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.stats import Stage, StepStats
-from sluice.ring.wire import Cancel, EngineBeat, Flush, Hello, Pulse, Submit, TokenBatch
+from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch
 from tests.fakes.lanes import FakeLane
 from tests.fakes.processes import wait_until
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation

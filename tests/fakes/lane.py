@@ -1,6 +1,8 @@
 """Lanes in memory, and a receiver of token rows that accepts no repetition, no hole and no second terminal."""
 
-from sluice.ring.wire import End, Message, Open, Pulse, TokenBatch
+from sluice.ring.beats import Pulse
+from sluice.ring.message import Message
+from sluice.ring.wire import End, Open, TokenBatch
 
 
 class MemoryLane:

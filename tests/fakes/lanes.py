@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 
-from sluice.ring.wire import DetokenizerBeat, Message, TextBatch, TextRow
+from sluice.ring.beats import DetokenizerBeat
+from sluice.ring.message import Message
+from sluice.ring.wire import TextBatch, TextRow
 
 
 class FakeLane:

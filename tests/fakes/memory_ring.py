@@ -6,19 +6,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from router.peers import DetokenizerPeer, EnginePeer, Peer
+from sluice.ring.beats import DetokenizerBeat, EngineBeat
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.stats import StepStats
-from sluice.ring.wire import (
-    Cancel,
-    DetokenizerBeat,
-    End,
-    EngineBeat,
-    Started,
-    Submit,
-    TextBatch,
-    TextRow,
-    Times,
-)
+from sluice.ring.wire import Cancel, End, Started, Submit, TextBatch, TextRow, Times
 from tests.fakes.lanes import FakeLane
 
 TIMES = Times(0.1, 0.2, 0.3)

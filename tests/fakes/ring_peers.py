@@ -9,18 +9,16 @@ from typing import Any
 
 import zmq
 
+from sluice.ring.beats import DetokenizerBeat, EngineBeat, Hello
 from sluice.ring.errors import FinishReason
 from sluice.ring.lanes import Gap, Inbox, Lane
+from sluice.ring.message import Message
 from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.wire import (
     Cancel,
-    DetokenizerBeat,
     Drop,
     End,
-    EngineBeat,
     Flush,
-    Hello,
-    Message,
     Started,
     Submit,
     TextBatch,

@@ -11,16 +11,15 @@ from tokenizers import Tokenizer
 from detok_service.__main__ import open_lane
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import load_decoders
+from sluice.ring.beats import Hello, Pulse
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.lanes import PLAIN, Inbox, Lane
+from sluice.ring.message import Message
 from sluice.ring.params import TextParams
 from sluice.ring.wire import (
     Drop,
     End,
-    Hello,
-    Message,
     Open,
-    Pulse,
     TextBatch,
     Times,
     ToDetokenizer,

@@ -10,11 +10,13 @@ import zmq
 
 from engine_worker.config import EngineSettings
 from engine_worker.worker import Worker
+from sluice.ring.beats import EngineBeat, Hello, Pulse
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import FinishReason
 from sluice.ring.lanes import Inbox, Lane
+from sluice.ring.message import Message
 from sluice.ring.params import RangeRetention, RetentionParams, SamplingParams, StopParams, TextParams
-from sluice.ring.wire import Cancel, EngineBeat, Flush, Hello, Message, Pulse, Submit, TokenBatch
+from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 from tests.fuzz.frames import Mutator
 from tests.fuzz.sender import Deadline, Sender

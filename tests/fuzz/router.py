@@ -11,21 +11,12 @@ import structlog
 
 from router.config import RouterSettings
 from router.service import Router
+from sluice.ring.beats import CacheNews, DetokenizerBeat, EngineBeat
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.message import Message
 from sluice.ring.stats import RequestStats, Stage, StepStats
-from sluice.ring.wire import (
-    CacheNews,
-    DetokenizerBeat,
-    End,
-    EngineBeat,
-    Message,
-    Started,
-    TextBatch,
-    TextRow,
-    Times,
-    TokenLogprob,
-)
+from sluice.ring.wire import End, Started, TextBatch, TextRow, Times, TokenLogprob
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import generation_pb2_grpc

@@ -5,14 +5,13 @@ import math
 import msgspec
 import pytest
 
+from sluice.ring.beats import DetokenizerBeat, Hello
 from sluice.ring.bounds import MAX_STOP_CHARS
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.wire import (
     Cancel,
-    DetokenizerBeat,
     End,
-    Hello,
     Open,
     Submit,
     Times,

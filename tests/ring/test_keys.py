@@ -10,9 +10,10 @@ import pytest
 import zmq
 
 from sluice.ring import lanes
+from sluice.ring.beats import Pulse
 from sluice.ring.keys import ROLES, InsecureError, Keys, KeysError, Security, generate
 from sluice.ring.lanes import Gap, Inbox, Lane
-from sluice.ring.wire import Pulse, ToDetokenizer
+from sluice.ring.wire import ToDetokenizer
 
 SECONDS = 60.0
 

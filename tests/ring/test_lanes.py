@@ -5,9 +5,11 @@ import msgspec
 import pytest
 import zmq
 
+from sluice.ring.beats import Hello, Pulse
 from sluice.ring.keys import Security
 from sluice.ring.lanes import HEADER, MAGIC, MAX_FRAME_NUMBER, Gap, Inbox, Lane
-from sluice.ring.wire import VERSION, Hello, Pulse, ToDetokenizer
+from sluice.ring.message import VERSION
+from sluice.ring.wire import ToDetokenizer
 
 INSECURE = Security(insecure=True)
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.wire import End, Message, TextBatch, TextRow, Times, ToDetokenizer, TokenBatch, TokenLogprob, TokenRow
+from sluice.ring.message import Message
+from sluice.ring.wire import End, TextBatch, TextRow, Times, ToDetokenizer, TokenBatch, TokenLogprob, TokenRow
 
 numbers = st.integers(0, 2**64 - 1)
 counts = st.integers(0, 2**32 - 1)

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from router.engine_cache import SLICE_BLOCKS
+from sluice.ring.beats import Hello
 from sluice.ring.hashing import block_chain, root_hash, short_hash
-from sluice.ring.wire import Hello
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.cache_journal import FakeJournal

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from engine_worker.kvcache.journal import Journal
 from router.engine_cache import NEWS_SECONDS, SLICE_BLOCKS, EngineCache
-from sluice.ring.wire import CacheNews
+from sluice.ring.beats import CacheNews
 from tests.fakes.cache_journal import FakeJournal
 
 MOST = 100_000

@@ -10,9 +10,10 @@ import zmq
 from grpc import StatusCode
 
 from router.peers import HUNG_UP_SECONDS
+from sluice.ring.beats import Hello
 from sluice.ring.errors import FinishReason
 from sluice.ring.lanes import HEADER, MAGIC
-from sluice.ring.wire import VERSION, Hello
+from sluice.ring.message import VERSION
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes.ring_peers import end, generate, hang

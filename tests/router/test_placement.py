@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 
 from router.engine_cache import NEWS_SECONDS
 from router.placement import SEQUENCE_WORK, SPREAD_SLACK, Placement
+from sluice.ring.beats import CacheNews, DetokenizerBeat, EngineBeat
 from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.stats import StepStats
-from sluice.ring.wire import CacheNews, DetokenizerBeat, EngineBeat
 
 
 def engine(epoch, fingerprint="f", block=16, active=0):

@@ -6,8 +6,8 @@ import msgspec
 
 from router.statistics import request_message, step_message
 from router.steps import Steps
+from sluice.ring.beats import EngineBeat
 from sluice.ring.stats import RequestStats, Stage, StepStats
-from sluice.ring.wire import EngineBeat
 from sluice.v1 import admin_pb2
 
 REQUEST = RequestStats(

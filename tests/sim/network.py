@@ -8,7 +8,8 @@ from random import Random
 import msgspec
 
 from sluice.ring.lanes import HEADER, MAGIC, Inbox
-from sluice.ring.wire import VERSION, Submit
+from sluice.ring.message import VERSION
+from sluice.ring.wire import Submit
 
 USUAL_SECONDS = 0.0005
 
