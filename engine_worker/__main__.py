@@ -4,11 +4,13 @@ import gc
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 import zmq
 from structlog.stdlib import BoundLogger
 
 from engine_worker.config import EngineSettings, read_settings
+from engine_worker.parallel.channel import ChannelError
 from engine_worker.step import Runner
 from engine_worker.worker import Worker
 from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
@@ -20,17 +22,27 @@ PROGRESS_SECONDS = 0.1
 
 
 def main() -> None:
-    """Load, serve until SIGTERM or SIGINT, drain. Exit status 0 after a drain, 1 when it cannot start."""
+    """Load, serve until SIGTERM or SIGINT, drain. Exit status 0 after a drain, 1 when it cannot start.
+
+    Where torchrun has started several of us, only rank 0 serves."""
     die_with_parent()
     settings = read_settings()
     log = configure("engine_worker", settings.log_level, exception_texts=True).bind(id=settings.id)
-    try:
-        settings.schedulers.find()
-        settings.security("engine").check(settings.listen)
-        checkpoint = open_checkpoint(settings.model, settings.name)
-        runner = load(settings, checkpoint, log)
-    except (CheckpointError, ValueError) as error:
-        raise SystemExit(f"python -m engine_worker: {error}") from error
+    with ExitStack() as stack:
+        try:
+            if settings.place.rank:
+                follow(settings, log)
+            settings.schedulers.find()
+            settings.security("engine").check(settings.listen)
+            checkpoint = open_checkpoint(settings.model, settings.name)
+            runner = load(settings, checkpoint, log, stack)
+        except (CheckpointError, ValueError, ChannelError) as error:
+            raise SystemExit(f"python -m engine_worker: {error}") from error
+        serve(settings, checkpoint, runner, log)
+
+
+def serve(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log: BoundLogger) -> None:
+    """Until a signal has let it drain. Raises SystemExit where it cannot listen."""
     try:
         worker = Worker(settings, checkpoint, runner, log)
     except zmq.ZMQError as error:
@@ -45,8 +57,16 @@ def main() -> None:
     worker.serve()
 
 
-def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger) -> Runner:
-    """The model, in memory. Raises CheckpointError and ValueError, see `load_runner`."""
+def follow(settings: EngineSettings, log: BoundLogger) -> None:
+    """Another rank than 0, that torchrun started. Raises SystemExit at its end, and ChannelError."""
+    from engine_worker.parallel.follower import follow
+
+    raise SystemExit(follow(settings.place, settings.rank_start_timeout, log))
+
+
+def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger, stack: ExitStack) -> Runner:
+    """The model, in memory; the end of the other ranks goes onto the stack. Raises CheckpointError and ValueError, see
+    `load_runner`, and ChannelError where they do not come."""
     # Where cores are shared, a thread that spins at a barrier takes the core from the one it waits for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Torch takes seconds to import: wrong settings are told before that.
@@ -61,14 +81,20 @@ def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger) -> 
         tokens_per_block=settings.tokens_per_block,
         kv_cache_tokens=settings.kv_cache_tokens,
         kv_memory_fraction=settings.memory_fraction,
-        kv_host_memory=settings.kv_host_memory,
+        kv_host_memory=int(settings.kv_host_memory),
         max_batch_size=settings.max_batch_size,
         max_tokens_per_step=settings.max_tokens_per_step,
         max_attention_window=settings.max_attention_window,
         overlap=settings.overlap,
         threads=settings.step_threads,
     )
-    return load_runner(checkpoint, config, progress_log(log))
+    progress = progress_log(log)
+    if settings.tensor_parallel == 1:
+        return load_runner(checkpoint, config, progress)
+    from engine_worker.parallel.lead import Lead
+
+    lead = stack.enter_context(closing(Lead(settings.place, settings.rank_start_timeout, settings.rank_timeout, log)))
+    return lead.load(settings.model, checkpoint, config, progress)
 
 
 def progress_log(log: BoundLogger, clock: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:

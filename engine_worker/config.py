@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationInfo, field_validator
 
+from engine_worker.parallel.place import Place, find_place
 from engine_worker.scheduling.build import POLICIES, SchedulerNames
 from engine_worker.scheduling.context import ChunkingPolicy
 from sluice.ring.settings import ServiceSettings, load_settings
@@ -41,6 +42,17 @@ class EngineSettings(ServiceSettings):
     weights: Literal["checkpoint", "random"] = Field(
         "checkpoint", description="random: for benchmarks of a model's shape; the folder needs no weights"
     )
+
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="ranks that compute the model together: processes, each with its GPU or on the CPU",
+    )
+    rank_timeout: float = Field(
+        60.0, gt=0, description="seconds in which each rank must get on with a step; else all end with an error"
+    )
+    rank_start_timeout: float = Field(600.0, gt=0, description="seconds in which all ranks must have loaded")
 
     tokens_per_block: int = Field(16, ge=1, le=1024, description="tokens in a block of the KV cache")
     kv_cache_tokens: int | None = Field(
@@ -114,6 +126,11 @@ class EngineSettings(ServiceSettings):
         if tokens < info.data.get("max_batch_size", 1):
             raise ValueError(f"must be at least max_batch_size, {info.data['max_batch_size']}")
         return tokens
+
+    @property
+    def place(self) -> Place:
+        """Which of the ranks this process is. Raises ValueError where torchrun started another number of them."""
+        return find_place(self.tensor_parallel, os.environ)
 
     @property
     def step_threads(self) -> int | None:

@@ -43,6 +43,10 @@ class Bell:
         except EOFError:
             return True
 
+    def fileno(self) -> int:
+        """Of the socket."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         """Give the socket back."""
         self._socket.close()

@@ -5,6 +5,8 @@ from typing import Protocol
 
 Part = bytes | bytearray | memoryview
 Count = int
+LOST = 1
+"""Exit status of a rank whose group is lost."""
 
 
 class ChannelError(RuntimeError):
@@ -46,6 +48,10 @@ class Receiver(Protocol):
 
     def receive(self, seconds: float) -> bytearray:
         """The next command. Raises ChannelError where rank 0 has gone, or has sent nothing for so long."""
+        ...
+
+    def fileno(self) -> int:
+        """Of the socket that hangs up when rank 0 has gone."""
         ...
 
     def finish(self) -> None:

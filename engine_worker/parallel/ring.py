@@ -137,6 +137,10 @@ class RingReader:
         self._received = number
         return message
 
+    def fileno(self) -> int:
+        """See `Receiver`."""
+        return self._bell.fileno()
+
     def finish(self) -> None:
         """See `Receiver`."""
         self._line[DONE] = self._received

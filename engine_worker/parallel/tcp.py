@@ -21,6 +21,8 @@ HEADER = struct.Struct("!QQ")
 GREETING = struct.Struct("!16sI")
 """Token and rank."""
 GREETING_SECONDS = 5.0
+INVITATION = "sluice/commands"
+"""Where in the group's store the others find the listener."""
 DONE = b"\1"
 
 
@@ -143,6 +145,10 @@ class TcpReceiver:
         message = self._take(size, seconds)
         self._received = number
         return message
+
+    def fileno(self) -> int:
+        """See `Receiver`."""
+        return self._socket.fileno()
 
     def finish(self) -> None:
         """See `Receiver`. That rank 0 has gone is told by the next `receive`."""

@@ -10,6 +10,10 @@ class RunnerConfig:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where there is one."""
+    device_index: int = 0
+    """Which of the GPUs."""
+    ranks_here: int = 1
+    """Processes on this machine that compute this model together, and share its cores and its memory."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights, activations and KV cache. auto: float32 on a CPU, the checkpoint's own on CUDA."""
     attention: Literal["auto", "reference", "cpu"] = "auto"
@@ -33,4 +37,5 @@ class RunnerConfig:
     overlap: bool | None = None
     """Whether a step is launched before the results of the one before it are looked at. None: on CUDA."""
     threads: int | None = None
-    """CPU threads of one operation. None: all cores this process may use but one, which the services around it need."""
+    """CPU threads of one operation, of all ranks here together. None: all cores this process may use but one, which the
+    services around it need."""

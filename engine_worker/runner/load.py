@@ -1,20 +1,24 @@
 """From a checkpoint to a runner."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
-from engine_worker.attention.backend import AttentionBackend
+from engine_worker.attention.backend import AttentionBackend, HeadShape
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.models.model import ModelConfig, SelfLoading
+from engine_worker.layers.shard import ALONE, Shard
+from engine_worker.models.model import Model, ModelConfig, SelfLoading
 from engine_worker.models.registry import find_model
 from engine_worker.models.windows import narrowed
 from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.forward import Forward
 from engine_worker.runner.machine import usable_cores
-from engine_worker.runner.memory import count_blocks, count_host_blocks
-from engine_worker.runner.runner import ModelRunner
+from engine_worker.runner.memory import FRACTION, count_blocks, count_host_blocks
+from engine_worker.runner.runner import ModelRunner, Ranks
 from engine_worker.runner.weights import Progress, load_weights, random_weights
 from engine_worker.step import Runner
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
@@ -22,46 +26,98 @@ from sluice.ring.checkpoint import Checkpoint, CheckpointError
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_runner(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> Runner:
+class Loaded(NamedTuple):
+    """A model, or a rank's shard of it, in memory."""
+
+    model: Model
+    cache: KVCache
+    backend: AttentionBackend
+    device: torch.device
+    choices: Mapping[str, str]
+    """For the log."""
+
+
+def load_runner(
+    checkpoint: Checkpoint,
+    config: RunnerConfig,
+    progress: Progress,
+    shard: Shard = ALONE,
+    ranks: Ranks | None = None,
+) -> Runner:
     """Load the weights, then give the KV cache its memory. `progress` is called with bytes done and bytes in all.
+    `ranks`: the others, if there are others; they load at the same time.
 
     Raises CheckpointError on a model that is not supported or not whole, ValueError on options that do not fit
     together, and MemoryTooSmallError.
     """
-    device = _device(config)
+    model, cache, backend, device, choices = load(checkpoint, config, progress, shard)
+    overlap = device.type == "cuda" if config.overlap is None else config.overlap
+    runner = ModelRunner(model, cache, backend, device, overlap, shard=shard, ranks=ranks)
+    runner.choices |= choices
+    return runner
+
+
+def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> Forward:
+    """What another rank than 0 computes with: the same. See `load_runner`."""
+    model, cache, backend, device, _ = load(checkpoint, config, progress, shard)
+    return Forward(model, cache, backend, device, None, shard)
+
+
+def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> Loaded:
+    """See `load_runner`."""
+    device = find_device(config)
+    config = _own(config, device)
     if device.type == "cpu":
-        torch.set_num_threads(config.threads or max(1, usable_cores() - 1))
+        torch.set_num_threads(config.threads or 1)
+    else:
+        torch.cuda.set_device(device)
     dtype = _dtype(config, checkpoint, device)
     found = find_model(checkpoint.config)
     context = checkpoint.max_context_tokens
     shape = replace(found.config, windows=narrowed(found.config.windows, config.max_attention_window, context))
-    backend = _backend(config, shape, device)
+    heads = shard.heads(shape.heads)
+    backend = _backend(config, heads, shape, device)
     with torch.inference_mode():
-        model = found.architecture(shape, backend, dtype=dtype, device=device)
+        model = found.architecture(shape, backend, dtype=dtype, device=device, shard=shard)
         if config.weights == "random":
             deviation = float(checkpoint.config.get("initializer_range", 0.02))
-            random_weights(model.targets(), config.weights_seed, deviation, progress)
+            random_weights(model.targets(), config.weights_seed, deviation, progress, model.cuts())
         elif isinstance(model, SelfLoading):
             model.load(checkpoint.path, progress)
         else:
-            load_weights(checkpoint.path, model.targets(), progress)
+            load_weights(checkpoint.path, model.targets(), progress, model.cuts())
         model.freeze()
-        sizes = (config.tokens_per_block, shape.heads.num_kv_heads, shape.heads.head_dim)
+        sizes = (config.tokens_per_block, heads.num_kv_heads, heads.head_dim)
         block_bytes = KVCache.block_bytes(shape.num_layers, *sizes, dtype)
-        num_blocks = count_blocks(config, block_bytes, shape.heads.num_kv_heads, context, device)
-        num_host_blocks = count_host_blocks(config, block_bytes, num_blocks, device)
+        num_blocks = shard.least(count_blocks(config, block_bytes, heads.num_kv_heads, context, device))
+        num_host_blocks = shard.least(count_host_blocks(config, block_bytes, num_blocks, device))
         cache = KVCache(shape.num_layers, num_blocks, *sizes, dtype, device, num_host_blocks)
-    overlap = device.type == "cuda" if config.overlap is None else config.overlap
-    runner = ModelRunner(model, cache, backend, device, overlap)
-    runner.choices |= found.choices
-    return runner
+    return Loaded(model, cache, backend, device, found.choices)
 
 
-def _device(config: RunnerConfig) -> torch.device:
-    found = torch.cuda.is_available()
-    if config.device == "cuda" and not found:
+def find_device(config: RunnerConfig) -> torch.device:
+    """Raises ValueError where there is none."""
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device == "cpu" or (config.device == "auto" and not found):
+        return torch.device("cpu")
+    if not found:
         raise ValueError("device = cuda, but torch finds no CUDA device")
-    return torch.device("cuda" if config.device == "cuda" or (config.device == "auto" and found) else "cpu")
+    if config.device_index >= found:
+        raise ValueError(f"{config.ranks_here} ranks need a GPU each, but torch finds {found}")
+    return torch.device("cuda", config.device_index)
+
+
+def _own(config: RunnerConfig, device: torch.device) -> RunnerConfig:
+    """With this rank's share of what those on this machine have together."""
+    ranks, fraction = config.ranks_here, config.kv_memory_fraction
+    if device.type == "cpu" and ranks > 1 and (fraction is not None or config.kv_cache_tokens is None):
+        fraction = (FRACTION[device.type] if fraction is None else fraction) / ranks
+    return replace(
+        config,
+        threads=max(1, (config.threads or usable_cores() - 1) // ranks),
+        kv_memory_fraction=fraction,
+        kv_host_memory=config.kv_host_memory // ranks,
+    )
 
 
 def _dtype(config: RunnerConfig, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
@@ -75,9 +131,9 @@ def _dtype(config: RunnerConfig, checkpoint: Checkpoint, device: torch.device) -
     return DTYPES[name]
 
 
-def _backend(config: RunnerConfig, shape: ModelConfig, device: torch.device) -> AttentionBackend:
+def _backend(config: RunnerConfig, heads: HeadShape, shape: ModelConfig, device: torch.device) -> AttentionBackend:
     if config.attention == "cpu" and device.type != "cpu":
         raise ValueError(f"attention = cpu does not run on device {device.type}")
     if config.attention == "reference" or device.type != "cpu":
-        return ReferenceAttention(shape.heads)
-    return CpuAttention(shape.heads, shape.windows)
+        return ReferenceAttention(heads)
+    return CpuAttention(heads, shape.windows)

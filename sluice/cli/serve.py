@@ -37,6 +37,7 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads per engine; default: the cores, shared out")
     ] = None,
+    tensor_parallel: Annotated[int | None, typer.Option(min=1, help="GPUs, or CPU processes, per engine")] = None,
     kv_cache_tokens: Annotated[int | None, typer.Option(min=1, help="KV cache per engine, in tokens")] = None,
     kv_memory_fraction: Annotated[
         float | None,
@@ -100,6 +101,7 @@ def serve(
     """
     engine_args = {
         "threads": threads,
+        "tensor_parallel": tensor_parallel,
         "kv_cache_tokens": kv_cache_tokens,
         "kv_memory_fraction": kv_memory_fraction,
         "kv_host_memory": kv_host_memory,

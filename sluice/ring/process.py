@@ -10,14 +10,14 @@ PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "SLUICE_PARENT_PID"
 
 
-def die_with_parent() -> None:
-    """Where the launcher started us, get SIGTERM when it dies (on Linux; elsewhere its own clean-up has to do)."""
+def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Where another service started us, get this signal when it dies (on Linux; elsewhere its own clean-up has to do)."""
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is None or sys.platform != "linux":
         return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != int(parent):
-        raise SystemExit("the launcher has gone")
+        raise SystemExit("the process that started this one has gone")
 
 
 def on_stop_signal(stop: Callable[[], None]) -> None:

@@ -1,0 +1,116 @@
+"""Rank 0's hold on the others: it starts them, tells them what to compute, watches them, and ends them.
+
+Nothing goes on without one of them: where a rank is lost this process ends too, and with it the whole group. Whoever
+started it starts it again, and what it served goes on by itself (docs/architecture.md, "When something dies").
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+from structlog.stdlib import BoundLogger
+from torch.distributed.distributed_c10d import Store
+
+from engine_worker.parallel.channel import LOST, ChannelError, Sender
+from engine_worker.parallel.commands import Command, Compute, Load, Stop, encode
+from engine_worker.parallel.group import Group, given_store, open_store
+from engine_worker.parallel.place import Place
+from engine_worker.parallel.processes import Processes
+from engine_worker.parallel.tcp import INVITATION, Listener, TcpSender
+from engine_worker.parallel.watch import Watch
+from engine_worker.runner.arrays import Arrays
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.load import find_device, load_runner
+from engine_worker.runner.weights import Progress
+from engine_worker.step import Move, Runner
+from sluice.ring.checkpoint import Checkpoint
+
+END_SECONDS = 5.0
+"""For the others to end, once they have been told."""
+
+
+class Lead:
+    """See `engine_worker.runner.runner.Ranks`."""
+
+    def __init__(
+        self,
+        place: Place,
+        start_seconds: float,
+        step_seconds: float,
+        log: BoundLogger,
+        end: Callable[[int], None] = os._exit,
+    ) -> None:
+        """Starts the other ranks, or finds them where torchrun has. `end`: ends this process with a status, whatever
+        its threads wait for. Raises OSError, and ChannelError where they do not come."""
+        self._place = place
+        self._start_seconds = start_seconds
+        self._step_seconds = step_seconds
+        self._log = log
+        self._end = end
+        self._group: Group | None = None
+        self._processes: Processes | None = None
+        self._store: Store
+        self._address: str | None = None
+        sender: Sender
+        if place.given:
+            self._store = given_store(start_seconds)
+            listener = Listener(place.master)
+            self._store.set(INVITATION, listener.invitation)
+            sender = TcpSender(listener.accept(place.size, start_seconds), step_seconds)
+        else:
+            self._processes = Processes(place.size, step_seconds)
+            self._store, self._address = open_store(place.size, start_seconds)
+            sender = self._processes.sender
+        self._sender = sender
+        self._watch = Watch(sender, place.size, self._ended, self._lose, start_seconds)
+        self._watch.start()
+
+    def load(self, model: str, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> Runner:
+        """Every rank its shard. See `load_runner`."""
+        place, seconds = self._place, self._start_seconds
+        self._send(Load(model, checkpoint.fingerprint, config, self._address, seconds, self._step_seconds))
+        config = replace(config, device_index=place.rank_here, ranks_here=place.size_here)
+        self._group = Group(place.rank, place.size, find_device(config), self._store, seconds)
+        runner = load_runner(checkpoint, config, progress, self._group, self)
+        runner.choices["tensor_parallel"] = str(place.size)
+        # All are through with loading: the last that they exchange there is the size of the cache.
+        self._watch.limit = self._step_seconds
+        return runner
+
+    def tell(self, moves: tuple[Move, ...], arrays: Arrays | None) -> None:
+        """See `Ranks`."""
+        self._send(Compute(moves, arrays))
+
+    def lose(self, error: Exception) -> None:
+        """See `Ranks`."""
+        self._lose(f"rank 0 failed: {error!r}")
+
+    def close(self) -> None:
+        """End the others, and wait for that; at once where the model was not loaded."""
+        self._watch.stop()
+        loaded = self._group is not None and self._watch.limit == self._step_seconds
+        if loaded and self._group is not None:
+            try:
+                self._sender.send([encode(Stop())])
+                self._group.close()
+            except (ChannelError, RuntimeError) as error:
+                self._log.warning("rank_gone", error=str(error))
+        if self._processes is not None:
+            self._processes.end(END_SECONDS if loaded else 0.0)
+        self._sender.close()
+
+    def _send(self, command: Command) -> None:
+        try:
+            self._sender.send([encode(command)])
+        except ChannelError as error:
+            self._lose(str(error))
+
+    def _ended(self, rank: int) -> str | None:
+        return None if self._processes is None else self._processes.ending(rank)
+
+    def _lose(self, why: str) -> None:
+        """The group ends."""
+        self._log.error("rank_lost", error=why)
+        if self._processes is not None:
+            self._processes.kill()
+        self._end(LOST)
