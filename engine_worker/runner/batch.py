@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from engine_worker.runner.arrays import Arrays
+from engine_worker.sampling.sampler import Plan
 from engine_worker.step import Draw, Slice
 
 
@@ -20,13 +20,14 @@ class Batch:
     draws: list[Draw]
     draw_rows: list[int]
     """Row of the logits, 0 to R - 1, of each draw."""
-    histories: list[tuple[int, int]]
-    """(draw, draw of the step before) where a penalty has to see the token that is followed."""
+    num_rows: int
+    """R."""
+    follows: dict[int, int]
+    """Draws whose output has one more token than is known -> the draw of the step before that gives it."""
 
-    def follow(self, tokens: Sequence[int]) -> None:
-        """Let penalties see what the step before gave."""
-        for i, before in self.histories:
-            self.draws[i] = replace(self.draws[i], output=[*self.draws[i].output, tokens[before]])
+    def plan(self, vocab_size: int) -> Plan:
+        """How to sample. Whatever draws refer to may change once it is there."""
+        return Plan.of(self.draws, self.draw_rows, self.num_rows, vocab_size, self.follows)
 
 
 def build(slices: Sequence[Slice], tokens_per_block: int, window: int | None) -> Batch:
@@ -63,15 +64,11 @@ def build(slices: Sequence[Slice], tokens_per_block: int, window: int | None) ->
     )
     return Batch(
         arrays,
-        draws=[_kept(draw) for part in slices for draw in part.draws],
+        draws=[draw for part in slices for draw in part.draws],
         draw_rows=[row for row, i in enumerate(drawing) for _ in slices[i].draws],
-        histories=_histories(slices) if len(follow_tokens) else [],
+        num_rows=len(drawing),
+        follows=_following_draws(slices) if len(follow_tokens) else {},
     )
-
-
-def _kept(draw: Draw) -> Draw:
-    """With the tokens that penalties look at as they are now."""
-    return replace(draw, output=tuple(draw.output)) if draw.sampling.penalized else draw
 
 
 def _follows(slices: Sequence[Slice], ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -82,9 +79,9 @@ def _follows(slices: Sequence[Slice], ends: NDArray[np.int64]) -> tuple[NDArray[
     return ends[rows] - 1, draws
 
 
-def _histories(slices: Sequence[Slice]) -> list[tuple[int, int]]:
-    drawing = ((draw, part.follows) for part in slices for draw in part.draws)
-    return [(i, at) for i, (draw, at) in enumerate(drawing) if at is not None and draw.sampling.penalized]
+def _following_draws(slices: Sequence[Slice]) -> dict[int, int]:
+    drawing = (part.follows for part in slices for _ in part.draws)
+    return {i: at for i, at in enumerate(drawing) if at is not None}
 
 
 def _padded(tables: list[Sequence[int]], skipped: NDArray[np.int64], used: NDArray[np.int64]) -> NDArray[np.int32]:

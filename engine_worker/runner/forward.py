@@ -25,8 +25,8 @@ class Prepared(NamedTuple):
     """Padded where a graph computes it."""
     inputs: AttentionInputs | None
     """What the backend made of them; None where a graph computes it."""
-    count: int
-    """Tokens, without padding."""
+    num_tokens: int
+    """Without padding."""
     follows: bool
     """Whether the step before gives some of them."""
 
@@ -75,7 +75,7 @@ class Forward:
         overwrite."""
         tensors = step.tensors
         if step.inputs is None and self._graphs is not None:
-            hidden = self._graphs(tensors)[: step.count]
+            hidden = self._graphs(tensors)[: step.num_tokens]
         else:
             hidden = self._model(tensors.token_ids, tensors.positions, self._cache, step.inputs or tensors.attention)
         return hidden if tensors.last_tokens is None else hidden.index_select(0, tensors.last_tokens)

@@ -18,7 +18,8 @@ class Results:
         self._there: torch.cuda.Event | None = None
         if self.tokens.device.type != "cpu":
             scores = None if sampled.scores is None else Scores(*map(_on_host, sampled.scores))
-            sampled = Sampled(_on_host(sampled.tokens), _on_host(sampled.valid), scores)
+            short = None if sampled.short is None else _on_host(sampled.short)
+            sampled = Sampled(_on_host(sampled.tokens), _on_host(sampled.valid), scores, short)
             self._there = torch.cuda.Event()
             self._there.record()
         self._sampled = sampled
@@ -28,6 +29,14 @@ class Results:
         if self._there is not None:
             self._there.synchronize()
         return self._sampled.results(self._draws)
+
+    def short(self) -> bool:
+        """See `Sampled.short`; waits where there is something to tell."""
+        if self._sampled.short is None:
+            return False
+        if self._there is not None:
+            self._there.synchronize()
+        return bool(self._sampled.short)
 
 
 def _on_host(tensor: Tensor) -> Tensor:

@@ -16,8 +16,9 @@ from engine_worker.runner.batch import Batch, build
 from engine_worker.runner.forward import Forward, Prepared
 from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.results import Results
-from engine_worker.sampling.sampler import sample
+from engine_worker.sampling.sampler import Plan, sample
 from engine_worker.step import Drawn, Move, Step
+from engine_worker.transfer import send
 
 Work = Callable[[], Results | None]
 
@@ -78,13 +79,16 @@ class ModelRunner:
             "device": str(device),
             "dtype": dtype,
             "attention": backend.name,
-            "cuda_graphs": "none" if graphs is None else f"{len(graphs.sizes)}, to {graphs.sizes[-1]} sequences",
             "overlap": str(overlap),
         }
         self.overlap = overlap
         self._thread = ThreadPoolExecutor(1, "runner") if overlap else None
         self._forward = Forward(model, cache, backend, device, graphs, shard)
         self._ranks = ranks
+        self._device = device
+        self._vocab_size = model.config.vocab_size
+        self._waits = device.type == "cpu"
+        """Whether sampling may wait for the device: on a CPU there is nothing to wait for."""
         self._latest: Running | None = None
 
     def run(self, step: Step) -> list[Drawn]:
@@ -95,15 +99,17 @@ class ModelRunner:
     def launch(self, step: Step) -> Running:
         """See `Runner.launch`."""
         before, self._latest = self._latest, None
-        batch = prepared = None
+        batch = prepared = plan = None
         if step.slices:
             batch = build(step.slices, self.tokens_per_block, self.window)
             prepared = self._forward.prepare(batch.arrays)
+            if batch.draws:
+                plan = send(batch.plan(self._vocab_size), self._device)
         if prepared is None or not prepared.follows:
             before = None
         if self._ranks is not None:
             self._ranks.tell(step.moves, None if batch is None else batch.arrays)
-        self._latest = Running(self._start(lambda: self._compute(step.moves, batch, prepared, before)))
+        self._latest = Running(self._start(lambda: self._compute(step.moves, batch, prepared, plan, before)))
         return self._latest
 
     def _start(self, work: Work) -> "Future[Results | None]":
@@ -118,19 +124,24 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _compute(
-        self, moves: tuple[Move, ...], batch: Batch | None, prepared: Prepared | None, before: Running | None
+        self,
+        moves: tuple[Move, ...],
+        batch: Batch | None,
+        prepared: Prepared | None,
+        plan: Plan | None,
+        before: Running | None,
     ) -> Results | None:
         try:
             sampled = before.sampled() if before is not None else None
-            if sampled is not None and batch is not None and prepared is not None:
+            if sampled is not None and prepared is not None:
                 prepared.tensors.follow(sampled)
-                if batch.histories:
-                    batch.follow(sampled.tolist())
             logits = self._forward.logits(moves, prepared)
         except Exception as error:
             if self._ranks is not None:
                 self._ranks.lose(error)
             raise
-        if batch is None or logits is None:
+        if batch is None or plan is None or logits is None:
             return None
-        return Results(sample(logits, batch.draw_rows, batch.draws), batch.draws)
+        results = Results(sample(logits, plan, sampled, widen=self._waits), batch.draws)
+        # Looked at when all of the step is queued: the device runs dry only until the next one is queued too.
+        return Results(sample(logits, plan, sampled), batch.draws) if results.short() else results

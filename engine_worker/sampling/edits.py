@@ -1,110 +1,125 @@
-"""What changes logits before temperature: bias, bans, penalties, in this order."""
+"""What changes logits before temperature: bias, bans, penalties, in this order.
 
-from collections.abc import Iterable, Sequence
+Made from draws, on the host, and sent to the device. A cell is an index into all scores, one row after the other.
+"""
 
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from engine_worker.sampling.cells import at, put
+from engine_worker.sampling.penalties import Frequency, Repetition
 from engine_worker.step import Draw
 
 
+class Bias(NamedTuple):
+    """Is added."""
+
+    cells: Tensor
+    """[C] int64."""
+    values: Tensor
+    """[C] float32."""
+
+    @staticmethod
+    def of(draws: Sequence[Draw], size: int) -> "Bias | None":
+        """In order of the rows, of `size` scores each; None where there is nothing to do."""
+        found = [
+            (row * size + token, bias)
+            for row, draw in enumerate(draws)
+            for token, bias in draw.sampling.logit_bias
+            if token < size
+        ]
+        if not found:
+            return None
+        cells, values = zip(*found, strict=True)
+        return Bias(torch.tensor(cells), torch.tensor(values))
+
+    def apply(self, scores: Tensor) -> None:
+        """In place."""
+        put(scores, self.cells, at(scores, self.cells) + self.values)
+
+
+class Allowed(NamedTuple):
+    """Rows that keep some scores only."""
+
+    rows: Tensor
+    """[n] int64."""
+    cells: Tensor
+    """[C] int64."""
+
+    @staticmethod
+    def of(draws: Sequence[Draw], size: int) -> "Allowed | None":
+        """See `Bias.of`."""
+        rows = [row for row, draw in enumerate(draws) if draw.sampling.allowed_token_ids]
+        if not rows:
+            return None
+        cells = [row * size + token for row in rows for token in draws[row].sampling.allowed_token_ids if token < size]
+        return Allowed(torch.tensor(rows), torch.tensor(cells, dtype=torch.int64))
+
+    def apply(self, scores: Tensor) -> None:
+        """In place."""
+        values = at(scores, self.cells)
+        scores.index_fill_(0, self.rows, -torch.inf)
+        put(scores, self.cells, values)
+
+
+class Edits(NamedTuple):
+    """All of them, of a group of draws."""
+
+    size: int
+    """Scores in a row."""
+    bias: Bias | None
+    allowed: Allowed | None
+    banned: Tensor | None
+    """[C] int64: cells."""
+    repetition: Repetition | None
+    frequency: Frequency | None
+
+    @staticmethod
+    def of(draws: Sequence[Draw], size: int, follows: Mapping[int, int]) -> "Edits":
+        """Of draws with rows of `size` scores. `follows`: for rows whose output has one more token than is known, the
+        draw of the step before that gives it. Ids outside the vocabulary cannot come: they change nothing."""
+        return Edits(
+            size,
+            Bias.of(draws, size),
+            Allowed.of(draws, size),
+            _banned(draws, size),
+            Repetition.of(draws, size, follows),
+            Frequency.of(draws, size, follows),
+        )
+
+    def apply(self, scores: Tensor, before: Tensor | None) -> None:
+        """Scores [N, size] float32, changed in place, one row per draw. `before`: tokens of the step before, [D] int64;
+        None where none is followed, or that step failed."""
+        if scores.shape[1] != self.size:
+            raise ValueError(f"logits of {scores.shape[1]} tokens, edits for {self.size}")
+        if self.bias is not None:
+            self.bias.apply(scores)
+        if self.allowed is not None:
+            self.allowed.apply(scores)
+        if self.banned is not None:
+            scores.view(-1).index_fill_(0, self.banned, -torch.inf)
+        if self.repetition is not None:
+            self.repetition.apply(scores, before)
+        if self.frequency is not None:
+            self.frequency.apply(scores, before)
+
+
 def edits(draw: Draw) -> bool:
-    """Whether `edit` would change anything."""
+    """Whether there is anything to edit."""
     sampling = draw.sampling
     return bool(
         draw.banned or sampling.logit_bias or sampling.bad_token_ids or sampling.allowed_token_ids or sampling.penalized
     )
 
 
-def edit(scores: Tensor, draws: Sequence[Draw]) -> None:
-    """Scores [N, vocab] float32, changed in place, one row per draw. Ids outside the vocabulary cannot come: they
-    change nothing."""
-    _bias(scores, draws)
-    _ban(scores, draws)
-    _penalize_repetition(scores, draws)
-    _penalize_frequency(scores, draws)
-
-
-def _bias(scores: Tensor, draws: Sequence[Draw]) -> None:
-    biased = [(row, token, bias) for row, draw in enumerate(draws) for token, bias in draw.sampling.logit_bias]
-    biased = [entry for entry in biased if entry[1] < scores.shape[1]]
-    if biased:
-        rows, tokens, values = zip(*biased, strict=True)
-        cells = _cells(scores, rows, tokens)
-        _put(scores, cells, _at(scores, cells) + torch.tensor(values, device=scores.device))
-
-
-def _ban(scores: Tensor, draws: Sequence[Draw]) -> None:
-    size = scores.shape[1]
-    for row, draw in enumerate(draws):
-        if draw.sampling.allowed_token_ids:
-            allowed = [token for token in draw.sampling.allowed_token_ids if token < size]
-            forbidden = torch.ones(size, dtype=torch.bool)
-            forbidden[allowed] = False
-            scores[row].masked_fill_(forbidden.to(scores.device), -torch.inf)
-    banned = [
-        (row, token)
+def _banned(draws: Sequence[Draw], size: int) -> Tensor | None:
+    cells = [
+        row * size + token
         for row, draw in enumerate(draws)
         for token in (*draw.banned, *draw.sampling.bad_token_ids)
         if token < size
     ]
-    if banned:
-        cells = _cells(scores, *zip(*banned, strict=True))
-        _put(scores, cells, torch.full(cells.shape, -torch.inf, device=scores.device))
-
-
-def _penalize_repetition(scores: Tensor, draws: Sequence[Draw]) -> None:
-    """Divide positive and multiply negative logits of the tokens of prompt and output (CTRL, arXiv:1909.05858)."""
-    rows = [row for row, draw in enumerate(draws) if draw.sampling.repetition_penalty != 1.0]
-    if not rows:
-        return
-    seen = [np.unique(np.concatenate([_ids(draws[row].prompt), _ids(draws[row].output)])) for row in rows]
-    sizes = [len(tokens) for tokens in seen]
-    cells = _cells(scores, np.repeat(rows, sizes), np.concatenate(seen))
-    penalty = _column(np.repeat([draws[row].sampling.repetition_penalty for row in rows], sizes), scores.device)
-    found = _at(scores, cells)
-    _put(scores, cells, torch.where(found < 0, found * penalty, found / penalty))
-
-
-def _penalize_frequency(scores: Tensor, draws: Sequence[Draw]) -> None:
-    """Subtract presence + count * frequency of the tokens of the output (as in OpenAI's API)."""
-    rows = [
-        row
-        for row, draw in enumerate(draws)
-        if (draw.sampling.presence_penalty or draw.sampling.frequency_penalty) and len(draw.output)
-    ]
-    if not rows:
-        return
-    counted = [np.unique(_ids(draws[row].output), return_counts=True) for row in rows]
-    sizes = [len(tokens) for tokens, _ in counted]
-    cells = _cells(scores, np.repeat(rows, sizes), np.concatenate([tokens for tokens, _ in counted]))
-    presence = np.repeat([draws[row].sampling.presence_penalty for row in rows], sizes)
-    frequency = np.repeat([draws[row].sampling.frequency_penalty for row in rows], sizes)
-    amount = presence + frequency * np.concatenate([counts for _, counts in counted])
-    _put(scores, cells, _at(scores, cells) - _column(amount, scores.device))
-
-
-def _ids(tokens: Sequence[int]) -> NDArray[np.int64]:
-    return np.fromiter(tokens, np.int64, len(tokens))
-
-
-def _cells(
-    scores: Tensor, rows: Iterable[int] | NDArray[np.int64], tokens: Iterable[int] | NDArray[np.int64]
-) -> Tensor:
-    """Flat indices into scores."""
-    flat = np.asarray(rows, np.int64) * scores.shape[1] + np.asarray(tokens, np.int64)
-    return torch.from_numpy(flat).to(scores.device)
-
-
-def _at(scores: Tensor, cells: Tensor) -> Tensor:
-    return scores.view(-1).index_select(0, cells)
-
-
-def _put(scores: Tensor, cells: Tensor, values: Tensor) -> None:
-    scores.view(-1).index_copy_(0, cells, values)
-
-
-def _column(values: NDArray[np.float64], device: torch.device) -> Tensor:
-    return torch.from_numpy(values.astype(np.float32)).to(device)
+    return torch.tensor(cells) if cells else None

@@ -5,7 +5,7 @@ breaks ties.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,26 +13,30 @@ from torch import Tensor
 from sluice.ring.params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
+class Filters(NamedTuple):
     """One entry per row, [N, 1]."""
 
     top_k: Tensor
     """int64; 0 is off."""
     top_p: Tensor | None
     """float64; 1 is off. None where it is off in all rows."""
-    min_p_log: Tensor | None
-    """float32, natural logarithm; -inf is off. None where it is off in all rows."""
+    min_p: Tensor | None
+    """float32; 0 is off. None where it is off in all rows."""
 
-    @classmethod
-    def of(cls, params: Sequence[SamplingParams], device: torch.device) -> "Filters":
+    @staticmethod
+    def of(params: Sequence[SamplingParams]) -> "Filters":
         """In order of the rows."""
         top_p, min_p = [[p.top_p] for p in params], [[p.min_p] for p in params]
-        return cls(
-            torch.tensor([[p.top_k] for p in params], device=device),
-            torch.tensor(top_p, dtype=torch.float64, device=device) if min(top_p) < [1.0] else None,
-            torch.tensor(min_p, device=device).log_() if max(min_p) > [0.0] else None,
+        return Filters(
+            torch.tensor([[p.top_k] for p in params]),
+            torch.tensor(top_p, dtype=torch.float64) if min(top_p) < [1.0] else None,
+            torch.tensor(min_p) if max(min_p) > [0.0] else None,
         )
+
+    def rows(self, index: Tensor) -> "Filters":
+        """Some of them, [n] int64."""
+        top_p, min_p = (None if column is None else column[index] for column in (self.top_p, self.min_p))
+        return Filters(self.top_k[index], top_p, min_p)
 
 
 def keep(scaled: Tensor, filters: Filters, mass: Tensor | None, *, whole: bool) -> tuple[Tensor, Tensor]:
@@ -55,8 +59,8 @@ def keep(scaled: Tensor, filters: Filters, mass: Tensor | None, *, whole: bool) 
         # A row of nothing but -inf or NaN has nothing inside; the caller finds it out.
         smallest = scaled.gather(1, (inside.sum(dim=1, keepdim=True) - 1).clamp_(min=0))
         kept &= scaled >= smallest
-    if filters.min_p_log is not None:
-        kept &= scaled >= scaled[:, :1] + filters.min_p_log
+    if filters.min_p is not None:
+        kept &= scaled >= scaled[:, :1] + filters.min_p.log()
     needs_more |= kept[:, -1]
     # Below a candidate of -inf there is nothing that could pass.
     needs_more &= scaled[:, -1] > -torch.inf

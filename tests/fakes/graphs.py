@@ -8,8 +8,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-SYNCS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero"}
-"""The host would wait for their result, which a capture refuses."""
+SYNCS = {
+    "aten::_local_scalar_dense",
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::lift_fresh",
+    "aten::masked_select",
+    "aten::nonzero",
+}
+"""The host would wait for their result, or for its own number to get to the device, which a capture refuses."""
 
 
 class Recording(TorchDispatchMode):

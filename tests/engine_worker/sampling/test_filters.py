@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from engine_worker.sampling import choose
 from engine_worker.sampling.filters import Filters, keep
+from engine_worker.transfer import send
 from sluice.ring.params import SamplingParams
-from tests.engine_worker.sampling.draws import draw
+from tests.engine_worker.sampling.draws import draw, filtered
 from tests.engine_worker.sampling.test_distribution import warped
 
 
@@ -16,7 +17,7 @@ def passing(logits: torch.Tensor, params: SamplingParams, candidates: int) -> se
     values, ids = logits.topk(candidates)
     scaled = (values / params.temperature)[None]
     mass = (logits / params.temperature - scaled[0, 0]).exp().sum().double().view(1, 1)
-    limits = Filters.of([params], logits.device)
+    limits = send(Filters.of([params]), logits.device)
     kept, needs_more = keep(scaled, limits, mass, whole=candidates == len(logits))
     return None if needs_more.item() else set(ids[kept[0]].tolist())
 
@@ -62,11 +63,11 @@ def test_a_wide_nucleus_widens_its_own_row_only(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "topk", topk)
     draws = [draw(seed=1, top_p=0.9), draw(seed=2, top_p=0.9)]
-    tokens, valid = choose.filtered(scores, draws)
+    tokens, valid, _ = filtered(scores, draws)
     assert valid.all()
     assert widths == [(2, 16), (1, 256), (1, 4096), (1, 5000)]
     for i in range(2):
-        assert choose.filtered(scores[i : i + 1], draws[i : i + 1])[0].item() == tokens[i]
+        assert filtered(scores[i : i + 1], draws[i : i + 1])[0].item() == tokens[i]
 
 
 def test_fewer_tokens_left_than_the_filter_lets_pass():
@@ -76,4 +77,4 @@ def test_fewer_tokens_left_than_the_filter_lets_pass():
     kept = passing(logits, SamplingParams(top_k=5, top_p=0.9), 16)
     assert kept is not None
     assert {0, 1} <= kept
-    assert choose.filtered(logits[None], [draw(top_k=5)])[0].item() < 3
+    assert filtered(logits[None], [draw(top_k=5)])[0].item() < 3

@@ -4,10 +4,9 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from engine_worker.sampling.edits import edit
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import derive_seed
-from tests.engine_worker.sampling.draws import draw, sampled
+from tests.engine_worker.sampling.draws import draw, edit, sampled
 
 VOCAB = 700
 

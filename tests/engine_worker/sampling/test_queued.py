@@ -1,0 +1,105 @@
+"""Sampling behind a model that has not finished: nothing waits for the device, and the last token may not be known."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine_worker.sampling import choose
+from engine_worker.sampling.sampler import Plan, sample
+from engine_worker.transfer import send
+from tests.engine_worker.sampling.draws import draw, edit, tensors
+from tests.fakes.graphs import Recording
+
+VOCAB = 40
+TOKENS = st.integers(0, VOCAB - 1)
+KINDS = [
+    {},
+    {"min_p": 0.02},
+    {"top_k": 30, "top_p": 0.9},
+    {"top_p": 0.999, "temperature": 2.0},
+    {"temperature": 0.0},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.3},
+    {"logit_bias": ((3, 2.0),), "logprobs": 2},
+    {"allowed_token_ids": tuple(range(20, 30)), "bad_token_ids": (21, 22)},
+]
+PENALTIES = st.fixed_dictionaries(
+    {
+        "repetition_penalty": st.sampled_from([1.0, 1.3, 0.7]),
+        "presence_penalty": st.sampled_from([0.0, 0.7, -0.4]),
+        "frequency_penalty": st.sampled_from([0.0, 0.3, -0.1]),
+        "prompt": st.lists(TOKENS, max_size=6),
+        "output": st.lists(TOKENS, max_size=6),
+        "followed": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rows=st.lists(PENALTIES, min_size=1, max_size=5),
+    before=st.lists(TOKENS, min_size=5, max_size=8),
+    seed=st.integers(0, 99),
+)
+def test_penalties_see_the_token_that_is_followed_as_if_it_were_known(rows, before, seed):
+    """To the last bit: overlap must not change what is sampled."""
+    follows = {i: len(before) - 1 - i for i, row in enumerate(rows) if row["followed"]}
+    known, unknown = [], []
+    for i, row in enumerate(rows):
+        said = {key: value for key, value in row.items() if key != "followed"}
+        unknown.append(draw(**said))
+        known.append(draw(**said | {"output": [*said["output"], *([before[follows[i]]] if i in follows else [])]}))
+    logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+    expected, found = logits.clone(), logits.clone()
+    edit(expected, known)
+    edit(found, unknown, follows, torch.tensor(before))
+    assert torch.equal(found, expected)
+
+
+def test_after_a_failed_step_any_token_is_followed():
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(1))
+    draws = [draw(repetition_penalty=1.5, frequency_penalty=0.5, prompt=[1], output=[2]), draw(temperature=0.0)]
+    sampled = tensors(logits, [0, 1], draws, {0: 3, 1: 4})
+    assert sampled.valid.all()
+    assert sampled.tokens[1] == logits[1].argmax()
+
+
+@pytest.fixture
+def logits() -> torch.Tensor:
+    return torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(5)) * 3
+
+
+def test_nothing_waits(logits):
+    """Neither for a number of the device nor for one on its way there."""
+    draws = [draw(seed=i, prompt=[1, 2], output=[3, 4], **kind) for i, kind in enumerate(KINDS)]
+    plan = send(Plan.of(draws, range(8), 8, VOCAB, {5: 1}), logits.device)
+    before = torch.tensor([7, 9])
+    with Recording() as recording:
+        found = sample(logits, plan, before, widen=False)
+    assert recording.calls
+    assert found.short is not None
+    assert not found.short
+    assert torch.equal(found.tokens, sample(logits, plan, before).tokens)
+
+
+def test_the_fake_device_would_have_noticed(logits):
+    plan = send(Plan.of([draw(top_p=0.5)], [0], 8, VOCAB, {}), logits.device)
+    with pytest.raises(RuntimeError, match="not permitted"), Recording():
+        sample(logits, plan)
+    with pytest.raises(RuntimeError, match="not permitted"), Recording():
+        torch.tensor([1.0])
+
+
+def test_filters_that_let_more_pass_than_was_looked_at_are_told(logits, monkeypatch):
+    monkeypatch.setattr(choose, "CANDIDATES", 16)
+    flat = [draw(seed=1, top_p=0.9, temperature=9.0), draw(seed=2, temperature=0.0), draw(seed=3, top_p=0.1)]
+    plan = send(Plan.of(flat, [0, 1, 2], 8, VOCAB, {}), logits.device)
+    assert sample(logits, plan, widen=False).short
+    whole = sample(logits, plan)
+    assert whole.short is None
+    monkeypatch.undo()
+    assert torch.equal(tensors(logits, [0, 1, 2], flat).tokens, whole.tokens)
+    narrow = send(Plan.of(flat[1:], [1, 2], 8, VOCAB, {}), logits.device)
+    assert not sample(logits, narrow, widen=False).short
+    greedy = send(Plan.of(flat[1:2], [1], 8, VOCAB, {}), logits.device)
+    assert sample(logits, greedy, widen=False).short is None
