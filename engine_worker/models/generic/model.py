@@ -123,7 +123,7 @@ class Adapter:
 
         def attend(call: Call) -> Tensor:
             layer = self._layers[call.module]
-            query, key, value = (part[0].transpose(0, 1).to(cache.dtype) for part in (call.query, call.key, call.value))
+            query, key, value = (_tokens(part, cache.dtype) for part in (call.query, call.key, call.value))
             size = value.shape[-1]
             # Values that are shorter than keys (multi-head latent attention) lie in the cache with zeros behind them.
             value = F.pad(value, (0, key.shape[-1] - size)) if size < key.shape[-1] else value
@@ -147,6 +147,12 @@ class Adapter:
         found = self._module(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
         logits: Tensor = found.logits[0]
         return logits
+
+
+def _tokens(heads: Tensor, dtype: torch.dtype) -> Tensor:
+    """[1, heads, T, dim] -> [T, heads, dim], each head's numbers side by side."""
+    found = heads[0].transpose(0, 1).to(dtype)
+    return found if found.stride(-1) == 1 else found.contiguous()
 
 
 class _Output(BaseModelOutputWithPast):
