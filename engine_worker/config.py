@@ -32,8 +32,8 @@ class EngineSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of weights and KV cache; auto: float32 on a CPU, the model's own on a GPU"
     )
-    attention: Literal["auto", "reference", "cpu"] = Field(
-        "auto", description="attention backend; auto: the best one for the device"
+    attention: Literal["auto", "flash", "varlen", "triton", "reference", "cpu"] = Field(
+        "auto", description="attention backend; auto: on a GPU the first of flash, varlen and triton that runs there"
     )
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of a step; 0: default_threads, or where that is 0 all cores but one"
@@ -54,7 +54,9 @@ class EngineSettings(ServiceSettings):
     )
     rank_start_timeout: float = Field(600.0, gt=0, description="seconds in which all ranks must have loaded")
 
-    tokens_per_block: int = Field(16, ge=1, le=1024, description="tokens in a block of the KV cache")
+    tokens_per_block: int = Field(
+        0, ge=0, le=1024, description="tokens in a block of the KV cache; 0: 16, or what the attention backend needs"
+    )
     kv_cache_tokens: int | None = Field(
         None, ge=1, description="size of the KV cache in tokens, at most; default: by kv_memory_fraction"
     )

@@ -35,6 +35,9 @@ class AttentionBackend(Protocol):
 
     name: str
     """As in the settings."""
+    graphs: bool
+    """Whether `prepare` and `attend` of a generation step look at no tensor's values on the host, so that a CUDA graph
+    can hold them."""
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> AttentionInputs:
         """Once per step: the inputs with whatever all layers share, as `attend` takes them."""

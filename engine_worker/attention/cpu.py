@@ -36,6 +36,7 @@ class CpuAttention:
     """Vectorised torch over the cache's pages."""
 
     name = "cpu"
+    graphs = False
 
     def __init__(self, heads: HeadShape, windows: Iterable[int | None] = (None,)) -> None:
         self._heads = heads

@@ -11,7 +11,7 @@ class AttentionInputs:
     tokens.
 
     Tokens at or after `query_start[B]` are padding: they belong to no sequence, their slots are -1 and their output
-    means nothing. A sequence may have a query of no tokens.
+    means nothing. Every sequence has a token at least. A sequence of context length 0 is padding too.
     """
 
     slots: Tensor
@@ -25,6 +25,11 @@ class AttentionInputs:
     """[B] int32: the sequence's tokens in these blocks, its last one included; where nothing is behind the window, all.
     """
     max_query: int
-    """Longest query."""
+    """Longest query, or more."""
     max_context: int
-    """Longest context."""
+    """Longest context, or more: where a step is captured as a graph, what its tables can hold."""
+
+    @property
+    def generation(self) -> bool:
+        """One token of every sequence and no padding after them: B = T. Known without a look at the tensors."""
+        return self.max_query == 1 and len(self.slots) == len(self.context_lengths)

@@ -6,12 +6,14 @@ from torch import Tensor
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.attention.store import masked
 
 
 class ReferenceAttention:
     """Plain torch on any device; the other backends must agree with it."""
 
     name = "reference"
+    graphs = False
 
     def __init__(self, heads: HeadShape) -> None:
         self._heads = heads
@@ -30,8 +32,7 @@ class ReferenceAttention:
         window: int | None = None,
     ) -> Tensor:
         """See `AttentionBackend.attend`. Padding comes out as zeros."""
-        stored = inputs.slots >= 0
-        cache.store(key[stored], value[stored], inputs.slots[stored])
+        masked(cache, key, value, inputs.slots)
         out = torch.zeros_like(query)
         bounds = inputs.query_start.tolist()
         for i, length in enumerate(inputs.context_lengths.tolist()):

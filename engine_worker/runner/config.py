@@ -16,11 +16,13 @@ class RunnerConfig:
     """Processes on this machine that compute this model together, and share its cores and its memory."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights, activations and KV cache. auto: float32 on a CPU, the checkpoint's own on CUDA."""
-    attention: Literal["auto", "reference", "cpu"] = "auto"
+    attention: Literal["auto", "flash", "varlen", "triton", "reference", "cpu"] = "auto"
+    """auto: the first that runs here, see `engine_worker.attention.choice`."""
     weights: Literal["checkpoint", "random"] = "checkpoint"
     """random: drawn from `weights_seed`, for benchmarks of a shape; the folder needs no weights."""
     weights_seed: int = 0
-    tokens_per_block: int = 16
+    tokens_per_block: int = 0
+    """0: 16, or what the attention backend needs."""
     kv_cache_tokens: int | None = None
     """Size of the KV cache, at most; None sizes it by memory."""
     kv_memory_fraction: float | None = None

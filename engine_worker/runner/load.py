@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import torch
 
-from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
-from engine_worker.attention.cpu import CpuAttention
-from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.attention.choice import Site, choose
 from engine_worker.layers.shard import ALONE, Shard
-from engine_worker.models.model import Model, ModelConfig, SelfLoading
+from engine_worker.models.model import Model, SelfLoading
 from engine_worker.models.registry import find_model
 from engine_worker.models.windows import narrowed
 from engine_worker.runner.config import RunnerConfig
@@ -76,9 +75,12 @@ def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard
     context = checkpoint.max_context_tokens
     shape = replace(found.config, windows=narrowed(found.config.windows, config.max_attention_window, context))
     heads = shard.heads(shape.heads)
-    backend = _backend(config, heads, shape, device)
     with torch.inference_mode():
-        model = found.architecture(shape, backend, dtype=dtype, device=device, shard=shard)
+        chosen = choose(config.attention, Site.of(device, dtype, heads, shape.windows, config.tokens_per_block))
+        if chosen.tokens_per_block != shard.least(chosen.tokens_per_block):
+            raise ValueError(f"ranks disagree on tokens_per_block: {chosen.tokens_per_block} suits this one")
+        config = replace(config, tokens_per_block=chosen.tokens_per_block)
+        model = found.architecture(shape, chosen.backend, dtype=dtype, device=device, shard=shard)
         if config.weights == "random":
             deviation = float(checkpoint.config.get("initializer_range", 0.02))
             random_weights(model.targets(), config.weights_seed, deviation, progress, model.cuts())
@@ -92,7 +94,8 @@ def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard
         num_blocks = shard.least(count_blocks(config, block_bytes, heads.num_kv_heads, context, device))
         num_host_blocks = shard.least(count_host_blocks(config, block_bytes, num_blocks, device))
         cache = KVCache(shape.num_layers, num_blocks, *sizes, dtype, device, num_host_blocks)
-    return Loaded(model, cache, backend, device, found.choices)
+    choices = {**found.choices, "attention_because": chosen.because}
+    return Loaded(model, cache, chosen.backend, device, choices)
 
 
 def find_device(config: RunnerConfig) -> torch.device:
@@ -129,11 +132,3 @@ def _dtype(config: RunnerConfig, checkpoint: Checkpoint, device: torch.device) -
     if name not in DTYPES:
         raise CheckpointError(f"config.json: dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
     return DTYPES[name]
-
-
-def _backend(config: RunnerConfig, heads: HeadShape, shape: ModelConfig, device: torch.device) -> AttentionBackend:
-    if config.attention == "cpu" and device.type != "cpu":
-        raise ValueError(f"attention = cpu does not run on device {device.type}")
-    if config.attention == "reference" or device.type != "cpu":
-        return ReferenceAttention(heads)
-    return CpuAttention(heads, shape.windows)

@@ -19,7 +19,8 @@ def count_blocks(
 ) -> int:
     """Blocks of `tokens_per_block` tokens and `block_bytes` bytes each: by tokens, by memory, or the lesser of both.
 
-    By memory alone they are no more than a batch of sequences of `max_context` tokens can fill.
+    By memory alone they are no more than a batch of sequences of `max_context` tokens can fill. The config must say
+    `tokens_per_block`.
     """
     limits = [MAX_TABLE_ROWS // (config.tokens_per_block * num_kv_heads)]
     if config.kv_cache_tokens is None:

@@ -11,13 +11,13 @@ CPU = torch.device("cpu")
 def count(free=1 << 30, block_bytes=1 << 16, max_context=1 << 30, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "free_memory", lambda device: free)
-        return count_blocks(RunnerConfig(**options), block_bytes, 2, max_context, CPU)
+        return count_blocks(RunnerConfig(**{"tokens_per_block": 16, **options}), block_bytes, 2, max_context, CPU)
 
 
 def count_host(memory_free=1 << 30, block_bytes=1 << 16, num_blocks=100, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "free_memory", lambda device: memory_free)
-        return count_host_blocks(RunnerConfig(**options), block_bytes, num_blocks, CPU)
+        return count_host_blocks(RunnerConfig(**{"tokens_per_block": 16, **options}), block_bytes, num_blocks, CPU)
 
 
 def test_by_tokens():

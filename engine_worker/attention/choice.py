@@ -1,0 +1,102 @@
+"""Which attention backend a machine gets, and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine_worker.attention import flash, tiled, varlen
+from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.cpu import CpuAttention
+from engine_worker.attention.paged import Kernel, PagedAttention
+from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.attention.store import store_on
+from engine_worker.attention.trial import try_out
+
+KERNELS: tuple[Kernel, ...] = (*flash.KERNELS, varlen.KERNEL, tiled.KERNEL)
+"""Best first."""
+TOKENS_PER_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where attention is to run, and what it is given."""
+
+    device: torch.device
+    capability: tuple[int, int] | None
+    """Compute capability of a CUDA device; None: it is a CPU."""
+    dtype: torch.dtype
+    heads: HeadShape
+    windows: tuple[int | None, ...]
+    """Of the model's layers."""
+    tokens_per_block: int
+    """0: whatever suits the backend."""
+
+    @classmethod
+    def of(
+        cls,
+        device: torch.device,
+        dtype: torch.dtype,
+        heads: HeadShape,
+        windows: Sequence[int | None],
+        tokens_per_block: int,
+    ) -> "Site":
+        """With the capability of the device."""
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+        return cls(device, capability, dtype, heads, tuple(windows), tokens_per_block)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend that was tried on this machine."""
+
+    backend: AttentionBackend
+    because: str
+    """For the log."""
+    tokens_per_block: int
+
+
+def choose(wanted: str, site: Site) -> Choice:
+    """auto: on a GPU the first of `KERNELS` that can run, or the reference; on a CPU the CPU's. Raises ValueError where
+    the one that is wanted by name cannot run, with the reason."""
+    size = site.tokens_per_block or TOKENS_PER_BLOCK
+    if wanted == "reference":
+        return Choice(ReferenceAttention(site.heads), "it was asked for", size)
+    if wanted == "cpu" and site.capability is not None:
+        raise ValueError("attention = cpu does not run on device cuda")
+    if wanted == "cpu" or (wanted == "auto" and site.capability is None):
+        return Choice(CpuAttention(site.heads, site.windows), "the device is a CPU", size)
+    refused: list[str] = []
+    for kernel in KERNELS:
+        if wanted in ("auto", kernel.name):
+            try:
+                return _try(kernel, site, refused)
+            except Exception as error:  # noqa: BLE001 - whatever a foreign package raises is why it is not used
+                refused.append(f"{kernel.title}: {_said(error)}")
+    if wanted != "auto":
+        raise ValueError(f"attention = {wanted} cannot run here. {'. '.join(refused)}")
+    return Choice(ReferenceAttention(site.heads), f"nothing faster runs here. {'. '.join(refused)}", size)
+
+
+def _try(kernel: Kernel, site: Site, refused: list[str]) -> Choice:
+    multiple = kernel.tokens_per_block
+    size = site.tokens_per_block or max(multiple, TOKENS_PER_BLOCK)
+    if site.capability is None:
+        raise ValueError("it needs a CUDA device")
+    if site.capability[0] not in kernel.majors:
+        raise ValueError(f"it is not for compute capability {site.capability[0]}.{site.capability[1]}")
+    if site.dtype not in kernel.dtypes:
+        raise ValueError(f"it does not compute in {str(site.dtype).removeprefix('torch.')}")
+    if site.heads.head_dim not in kernel.head_dims:
+        raise ValueError(f"it does not have heads of dimension {site.heads.head_dim}")
+    if size % multiple:
+        raise ValueError(f"tokens_per_block = {size} is no multiple of {multiple}")
+    backend = PagedAttention(kernel, site.heads, store_on(site.device))
+    try_out(backend, site.heads, site.windows, size, site.dtype, site.device)
+    return Choice(backend, ". ".join([f"{kernel.title} runs here", *refused]), size)
+
+
+def _said(error: Exception) -> str:
+    """One line; what torch's and Triton's compilers say is long."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")

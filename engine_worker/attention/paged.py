@@ -1,0 +1,84 @@
+"""Attention by a kernel that reads the cache's pages itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.cache import KVCache, LayerCache
+from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.attention.store import Store, masked
+
+
+@dataclass(frozen=True, slots=True)
+class PagedInputs(AttentionInputs):
+    """The inputs, and what a kernel may need beside them."""
+
+    key_start: Tensor
+    """[B + 1] int32: where keys would begin if those of the sequences stood one after the other. In a generation step
+    only its shape is right: graphs replay that, and no kernel looks."""
+
+
+Attend = Callable[[Tensor, LayerCache, PagedInputs, float, int | None], Tensor]
+"""(query [T, heads, head_dim], cache, inputs, scale of the scores, window) -> the same shape as the query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One that may be here, and what it asks for; see `engine_worker.attention.choice`."""
+
+    name: str
+    """As in the settings."""
+    title: str
+    """For people."""
+    load: Callable[[], Attend]
+    """Raises ImportError or ValueError with the reason why it is not here."""
+    majors: frozenset[int]
+    """Compute capabilities, the number before the point."""
+    tokens_per_block: int
+    """A multiple of it is needed."""
+    dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
+    head_dims: range = range(8, 257, 8)
+
+
+class PagedAttention:
+    """Stores what is new, then lets the kernel attend."""
+
+    def __init__(self, kernel: Kernel, heads: HeadShape, store: Store) -> None:
+        """Raises what `kernel.load` raises."""
+        self.name = kernel.name
+        self.graphs = store is not masked
+        self._attend = kernel.load()
+        self._scale = heads.scale
+        self._store = store
+
+    def prepare(self, inputs: AttentionInputs, cache: KVCache) -> PagedInputs:  # noqa: ARG002
+        """See `AttentionBackend.prepare`."""
+        generation, lengths = inputs.generation, inputs.context_lengths
+        return PagedInputs(
+            slots=inputs.slots,
+            block_tables=inputs.block_tables,
+            query_start=inputs.query_start,
+            context_lengths=lengths,
+            max_query=inputs.max_query,
+            max_context=inputs.max_context,
+            key_start=inputs.query_start if generation else F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)),
+        )
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: LayerCache,
+        inputs: AttentionInputs,
+        window: int | None = None,
+    ) -> Tensor:
+        """See `AttentionBackend.attend`. Raises TypeError where prepare() did not come first."""
+        if not isinstance(inputs, PagedInputs):
+            raise TypeError("prepare() comes before attend()")
+        self._store(cache, key, value, inputs.slots)
+        return self._attend(query, cache, inputs, self._scale, window)

@@ -1,0 +1,79 @@
+"""Sluice's Triton kernels by Triton's interpreter, on a CPU; `test_triton` runs this in a process of its own."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine_worker.attention import kernels, tiled
+from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.cache import KVCache
+from engine_worker.attention.paged import PagedAttention
+from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.attention.store import masked
+from tests.engine_worker.attention.paged import attend, paged_step, pools, without_blocks_behind
+
+
+def assert_same(heads, step, window=None, tolerance=1e-5) -> None:
+    expected, expected_cache = attend(ReferenceAttention(heads), step, window)
+    found, found_cache = attend(PagedAttention(tiled.KERNEL, heads, kernels.store), step, window)
+    real = int(step.inputs.query_start[-1])
+    torch.testing.assert_close(found[:real], expected[:real], atol=tolerance, rtol=tolerance)
+    assert torch.equal(found_cache.keys, expected_cache.keys)
+    assert torch.equal(found_cache.values, expected_cache.values)
+
+
+sequence = st.tuples(st.integers(0, 200), st.one_of(st.just(1), st.integers(1, 80)))
+generation = st.lists(st.tuples(st.integers(0, 300), st.just(1)), min_size=1, max_size=4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sequences=st.one_of(generation, st.lists(sequence, min_size=1, max_size=3)),
+    tokens_per_block=st.sampled_from([1, 3, 16, 256]),
+    num_kv_heads=st.sampled_from([1, 2]),
+    group=st.sampled_from([1, 3, 4]),
+    head_dim=st.sampled_from([8, 16, 24]),
+    padding=st.integers(0, 3),
+    window=st.one_of(st.none(), st.integers(1, 250)),
+    seed=st.integers(0, 1000),
+)
+def test_agrees_with_the_reference(sequences, tokens_per_block, num_kv_heads, group, head_dim, padding, window, seed):
+    heads = HeadShape(num_kv_heads * group, num_kv_heads, head_dim)
+    step = paged_step(heads, sequences, tokens_per_block=tokens_per_block, padding=padding, seed=seed)
+    assert_same(heads, step if window is None else without_blocks_behind(step, window), window)
+
+
+@pytest.mark.parametrize("sequences", [[(300, 1), (7, 1)], [(30, 40), (7, 1)]])
+def test_half_precision(sequences):
+    heads = HeadShape(4, 2, 16)
+    assert_same(heads, paged_step(heads, sequences, dtype=torch.float16), tolerance=5e-3)
+
+
+def test_a_sequence_without_a_context_is_zeros():
+    """Padding of a graph: where splits have nothing to look at, too."""
+    heads = HeadShape(4, 2, 16)
+    step = paged_step(heads, [(300, 1), (0, 1)])
+    step.inputs.context_lengths[1] = 0
+    step.inputs.slots[1] = -1
+    found, _ = attend(PagedAttention(tiled.KERNEL, heads, kernels.store), step)
+    assert not found[1].any()
+    assert found[0].any()
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_the_store_is_the_masked_one(strided):
+    generator = torch.Generator().manual_seed(3)
+    together = torch.randn(5, 7, 24, generator=generator)
+    key, value = together[:, 2:5], torch.randn(5, 3, 24, generator=generator)
+    if strided:
+        key, value = key.transpose(1, 2).contiguous().transpose(1, 2), value.expand(5, 3, 24)
+    slots = torch.tensor([7, -1, 0, 12, -1])
+    caches = []
+    for store in (masked, kernels.store):
+        pool = KVCache(1, 4, 4, 3, 24, torch.float32, torch.device("cpu"))
+        store(pool.layers[0], key, value, slots)
+        caches.append(pool.layers[0])
+    for one, other in zip(*map(pools, caches), strict=True):
+        assert torch.equal(one, other)
+        assert one.flatten(0, 1).flatten(1).any(1).sum() == 3

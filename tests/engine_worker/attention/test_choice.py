@@ -1,0 +1,156 @@
+import dataclasses
+import sys
+
+import pytest
+import torch
+from torch.nn.attention import varlen as torch_varlen
+from torch.torch_version import TorchVersion
+
+from engine_worker.attention import choice
+from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.choice import Choice, Site, choose
+from tests.engine_worker.attention import twins
+
+CPU = torch.device("cpu")
+HEADS = HeadShape(4, 2, 16)
+HOPPER = Site(CPU, (9, 0), torch.bfloat16, HEADS, (None, 30), 0)
+"""Its capability is all that makes a GPU of it."""
+AMPERE = dataclasses.replace(HOPPER, capability=(8, 0))
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """Nothing is, until the test says so; torch is 2.11."""
+    for name in ("flash_attn", "flash_attn_interface", "flash_attn.cute", "engine_worker.attention.kernels"):
+        monkeypatch.setitem(sys.modules, name, None)
+    has_torch(monkeypatch, "2.11.0")
+    return monkeypatch
+
+
+def has_torch(monkeypatch, version: str) -> None:
+    major, minor, _ = version.split(".")
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    monkeypatch.setattr(torch_varlen, "varlen_attn", twins.varlen((int(major), int(minor))))
+
+
+def told(found: Choice) -> tuple[str, int]:
+    return found.backend.name, found.tokens_per_block
+
+
+def test_a_cpu_gets_its_own():
+    site = Site.of(CPU, torch.float32, HEADS, [None], 0)
+    assert told(choose("auto", site)) == ("cpu", 16)
+    assert told(choose("cpu", dataclasses.replace(site, tokens_per_block=5))) == ("cpu", 5)
+    assert told(choose("reference", site)) == ("reference", 16)
+
+
+@pytest.mark.parametrize("name", ["flash", "varlen", "triton"])
+def test_a_cpu_gets_none_of_a_gpus(name):
+    with pytest.raises(ValueError, match=f"attention = {name} cannot run here.*needs a CUDA device"):
+        choose(name, Site.of(CPU, torch.float32, HEADS, [None], 0))
+
+
+def test_a_gpu_does_not_get_a_cpus():
+    with pytest.raises(ValueError, match="attention = cpu does not run"):
+        choose("cpu", HOPPER)
+
+
+def test_without_anything_it_is_the_reference_and_says_why():
+    found = choose("auto", HOPPER)
+    assert told(found) == ("reference", 16)
+    for reason in ("FlashAttention-3: ", "FlashAttention-4: ", "FlashAttention-2: ", "torch 2.11.0 has it without"):
+        assert reason in found.because
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "2.13.0"])
+def test_torch_alone(installed, version):
+    has_torch(installed, version)
+    found = choose("auto", HOPPER)
+    assert told(found) == ("varlen", 256)
+    assert found.because.startswith("torch's varlen_attn runs here. FlashAttention-3: ")
+
+
+def test_the_best_that_is_there(installed):
+    has_torch(installed, "2.13.0")
+    installed.setitem(sys.modules, "flash_attn", twins.flash2())
+    assert told(choose("auto", HOPPER)) == ("flash", 256)
+    assert told(choose("varlen", HOPPER)) == ("varlen", 256)
+    installed.setitem(sys.modules, "flash_attn_interface", twins.flash3())
+    assert told(choose("auto", HOPPER)) == ("flash", 16)
+    assert choose("flash", HOPPER).because == "FlashAttention-3 runs here"
+
+
+def test_the_gpu_must_be_one_that_it_is_for(installed):
+    installed.setitem(sys.modules, "flash_attn", twins.flash2())
+    installed.setitem(sys.modules, "flash_attn_interface", twins.flash3())
+    found = choose("auto", AMPERE)
+    assert found.because.startswith(
+        "FlashAttention-2 runs here. FlashAttention-3: it is not for compute capability 8.0"
+    )
+    turing = dataclasses.replace(HOPPER, capability=(7, 5))
+    assert told(choose("auto", turing)) == ("reference", 16)
+
+
+def test_blocks_of_another_size(installed):
+    """They rule out what cannot have them; what was asked for by name then is an error."""
+    installed.setitem(sys.modules, "flash_attn", twins.flash2())
+    small = dataclasses.replace(AMPERE, tokens_per_block=32)
+    found = choose("auto", small)
+    assert told(found) == ("reference", 32)
+    assert "tokens_per_block = 32 is no multiple of 256" in found.because
+    with pytest.raises(ValueError, match=r"attention = flash cannot run here.*32 is no multiple of 256"):
+        choose("flash", small)
+    assert told(choose("flash", dataclasses.replace(AMPERE, tokens_per_block=512))) == ("flash", 512)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"dtype": torch.float32}, "float32"), ({"heads": HeadShape(2, 2, 12)}, "heads of dimension 12")],
+)
+def test_what_it_does_not_compute(installed, change, reason):
+    installed.setitem(sys.modules, "flash_attn", twins.flash2())
+    with pytest.raises(ValueError, match=reason):
+        choose("flash", dataclasses.replace(HOPPER, **change))
+
+
+@pytest.mark.parametrize("name", ["flash_attn_varlen_func", "flash_attn_with_kvcache"])
+@pytest.mark.parametrize("windows", [(None,), (None, 30)])
+def test_one_that_is_wrong_here_is_not_used(installed, name, windows):
+    """It is tried out: in a generation step, in one with context, and with a window where the model has one."""
+    module, site = twins.flash2(), dataclasses.replace(HOPPER, windows=windows)
+    right = getattr(module, name)
+    installed.setitem(sys.modules, "flash_attn", module)
+    for wrong, told_apart in ((_spoilt(right), True), (_windowless(right), len(windows) > 1)):
+        setattr(module, name, wrong)
+        found = choose("auto", site)
+        assert found.backend.name == ("reference" if told_apart else "flash")
+        assert ("FlashAttention-2: tried out, it is wrong by" in found.because) == told_apart
+
+
+def test_one_that_fails_here_is_not_used(installed):
+    module = twins.flash2()
+    module.flash_attn_varlen_func = _no_image
+    installed.setitem(sys.modules, "flash_attn", module)
+    found = choose("auto", HOPPER)
+    assert "FlashAttention-2: CUDA error: no kernel image is available." in found.because
+
+
+def test_every_kernel_is_a_setting():
+    from engine_worker.config import EngineSettings
+    from engine_worker.runner.config import RunnerConfig
+
+    names = {kernel.name for kernel in choice.KERNELS} | {"auto", "reference", "cpu"}
+    for config in (EngineSettings, RunnerConfig):
+        assert set(config.__annotations__["attention"].__args__) == names
+
+
+def _spoilt(function):
+    return lambda *args, **options: function(*args, **options) + torch.tensor([0.0] * 15 + [torch.nan])
+
+
+def _windowless(function):
+    return lambda *args, **options: function(*args, **{**options, "window_size": (-1, -1)})
+
+
+def _no_image(*args, **options):
+    raise RuntimeError("CUDA error: no kernel image is available\nCompile with TORCH_USE_CUDA_DSA")
