@@ -13,6 +13,9 @@ PULSE_SECONDS = 1.0
 FORGET_SECONDS = 60.0
 """After this long, what a lane could not get rid of is given up, and a lane that no request uses is closed."""
 TOKENS_PER_MESSAGE = 8192
+"""Of rows, and of what streams that begin resume from."""
+CUT_OFF_SECONDS = 5.0
+"""A lane that takes nothing for so long leads nowhere."""
 MAX_LANES = 256
 
 
@@ -64,6 +67,8 @@ class Outbox:
     ) -> None:
         """`open_lane` raises ValueError for an address that is none; `clock` counts seconds."""
         self.lost = 0
+        self.cut_off: list[str] = []
+        """Addresses that nothing gets to; replaced whole, for the thread of the beats reads it."""
         self._engine = engine
         self._epoch = epoch
         self._open_lane = open_lane
@@ -132,6 +137,7 @@ class Outbox:
                 self._give_up(address, peer)
             if not peer.users and now - peer.used_at >= FORGET_SECONDS:
                 self._close(address)
+        self.cut_off = [address for address, peer in self._peers.items() if now - peer.moved_at >= CUT_OFF_SECONDS]
 
     def close(self, linger: float = 0.0) -> None:
         """Close every lane, after at most `linger` seconds each for what was sent."""
@@ -148,16 +154,22 @@ class Outbox:
 
     def _send_some(self, peer: _Peer) -> bool:
         """Send all that waits or, if it is much, the oldest part; False if the lane was full after all."""
-        keys, tokens = [], 0
-        for key, row in peer.rows.items():
+        opens, keys, tokens = 0, [], 0
+        for opened in peer.opens:
+            if tokens >= TOKENS_PER_MESSAGE:
+                break
+            opens += 1
+            tokens += sum(map(len, opened.resume.values()))
+        # Rows come after the beginnings of their streams.
+        for key, row in peer.rows.items() if opens == len(peer.opens) else ():
             if tokens >= TOKENS_PER_MESSAGE:
                 break
             keys.append(key)
             tokens += len(row.tokens)
-        batch = TokenBatch.of(self._engine, self._epoch, peer.opens, [peer.rows[key] for key in keys])
+        batch = TokenBatch.of(self._engine, self._epoch, peer.opens[:opens], [peer.rows[key] for key in keys])
         if not peer.lane.send(batch):
             return False
-        peer.opens = []
+        peer.opens = peer.opens[opens:]
         peer.moved_at = self._clock()
         if len(keys) == len(peer.rows):
             peer.rows = {}

@@ -281,4 +281,5 @@ class Worker:
             tokenizer=self._tokenizer,
             max_batch_size=self._settings.max_batch_size,
             progress=self._pulse.turns,
+            cut_off=self._outbox.cut_off,
         )

@@ -1,6 +1,7 @@
 """An attempt at a request: placed and sent to the ring, cancelled, or given up."""
 
 import time
+from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
 from router.cancels import Cancels
@@ -16,10 +17,23 @@ P = TypeVar("P", EnginePeer, DetokenizerPeer)
 
 
 class _Candidates(NamedTuple):
-    """Peers that could take an attempt, by epoch."""
+    """Peers that could take an attempt, by epoch. Each engine reaches some of the detokenizers."""
 
     engines: dict[int, EnginePeer]
     detokenizers: dict[int, DetokenizerPeer]
+
+    @classmethod
+    def of(cls, engines: Iterable[EnginePeer], detokenizers: Iterable[DetokenizerPeer]) -> "_Candidates":
+        """Without the engines that reach none of these."""
+        them = {peer.epoch: peer for peer in detokenizers}
+        return cls({peer.epoch: peer for peer in engines if any(reaches(peer, to) for to in them.values())}, them)
+
+    def without(self, avoided: set[int]) -> "_Candidates":
+        """Without these epochs, where others are left."""
+        return _Candidates.of(_without(self.engines, avoided), _without(self.detokenizers, avoided))
+
+    def __bool__(self) -> bool:
+        return bool(self.engines and self.detokenizers)
 
 
 class Attempts:
@@ -49,13 +63,14 @@ class Attempts:
         """
         if live.submitted is None:
             live.max_tokens = fit(live.spec, len(live.prompt), self.context_tokens)
-        engines, detokenizers = self._candidates(live)
-        engines = {epoch: peer for epoch, peer in engines.items() if peer.lane.ready()}
-        if not engines or not detokenizers:
+        found = self._candidates(live)
+        found = found._replace(engines={epoch: peer for epoch, peer in found.engines.items() if peer.lane.ready()})
+        if not found:
             return False
+        engines, detokenizers = found.without(live.avoided) or found
         choice = self._placement.choose(
-            [peer.beat for peer in _preferred(engines, live).values() if peer.beat],
-            [peer.beat for peer in _preferred(detokenizers, live).values() if peer.beat],
+            [peer.beat for peer in engines.values() if peer.beat],
+            [peer.beat for peer in detokenizers.values() if peer.beat],
             live.prompt,
             live.spec.salt,
             live.spec.n,
@@ -69,8 +84,7 @@ class Attempts:
 
     def can_move(self, live: Live) -> bool:
         """Whether peers are there that could take another attempt at it."""
-        engines, detokenizers = self._candidates(live)
-        return bool(engines and detokenizers)
+        return bool(self._candidates(live))
 
     def begin(self, live: Live) -> None:
         """The first token of this attempt has come."""
@@ -122,12 +136,10 @@ class Attempts:
 
     def _candidates(self, live: Live) -> _Candidates:
         total = len(live.prompt) + live.max_tokens
-        engines = {
-            peer.epoch: peer
-            for peer in self._members.engines.usable
-            if peer.beat and peer.beat.max_sequence_tokens >= total
-        }
-        return _Candidates(engines, {peer.epoch: peer for peer in self._members.detokenizers.usable})
+        engines = (
+            peer for peer in self._members.engines.usable if peer.beat and peer.beat.max_sequence_tokens >= total
+        )
+        return _Candidates.of(engines, self._members.detokenizers.usable)
 
     def _submit_message(self, live: Live, route: Route) -> Submit:
         spec = live.spec
@@ -164,6 +176,12 @@ class Attempts:
         self._requests.take_off_ring(live)
 
 
-def _preferred(peers: dict[int, P], live: Live) -> dict[int, P]:
-    """Without those at which attempts have just failed, where others are left."""
-    return {epoch: peer for epoch, peer in peers.items() if epoch not in live.avoided} or peers
+def reaches(engine: EnginePeer, detokenizer: DetokenizerPeer) -> bool:
+    """Whether rows get from one to the other, as far as the engine tells."""
+    if engine.beat is None or detokenizer.beat is None:
+        return False
+    return detokenizer.beat.address not in engine.beat.cut_off
+
+
+def _without(peers: dict[int, P], avoided: set[int]) -> Iterable[P]:
+    return [peer for epoch, peer in peers.items() if epoch not in avoided] or peers.values()

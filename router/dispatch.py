@@ -5,7 +5,7 @@ import time
 
 import msgspec
 
-from router.attempts import Attempts
+from router.attempts import Attempts, reaches
 from router.errors import RequestError
 from router.log import Appended
 from router.members import Members
@@ -61,6 +61,8 @@ class Dispatcher:
         while not live.aborted and not self._attempts.try_submit(live):
             await asyncio.sleep(FULL_LANE_RETRY_SECONDS)
             await self._members.wait(deadline)
+            if time.monotonic() > deadline and not self._attempts.can_move(live):
+                raise RequestError(ErrorCode.NO_DETOKENIZER, "nothing gets from the engines to the detokenizers")
 
     def abort(self, live: Live) -> None:
         """End it with ABORTED, and free its id at once."""
@@ -136,6 +138,15 @@ class Dispatcher:
             if live.route is not None and peer in (live.route.engine, live.route.detokenizer):
                 self.lose(live, code, f"{peer.name} {why}")
         self._attempts.forget(peer, gone)
+
+    def leave_cut_off(self) -> None:
+        """What runs at an engine from which nothing gets to its detokenizer goes on elsewhere."""
+        cut = [engine for engine in self._members.engines.heard if engine.beat and engine.beat.cut_off]
+        for live in self._requests.on_ring if cut else ():
+            route = live.route
+            if route is not None and route.engine in cut and not reaches(route.engine, route.detokenizer):
+                message = f"nothing gets from {route.engine.name} to {route.detokenizer.name}"
+                self.lose(live, ErrorCode.ROWS_LOST, message)
 
     def leave_draining(self) -> None:
         """What runs at a peer that drains goes on elsewhere at once, if anybody else is there."""

@@ -111,12 +111,16 @@ class Placement:
         salt: str,
         sequences: int,
     ) -> Choice:
-        """Pick from at least one of each, at random among equals. Charges nothing."""
+        """Pick from at least one of each, at random among equals. Charges nothing.
+
+        Each engine reaches some of the detokenizers; one that it reaches is picked.
+        """
         loads = [(self._engine(beat.epoch), beat) for beat in engines]
         limit = min(load.all_sequences for load, _ in loads) * SPREAD_FACTOR + SPREAD_SLACK
         loads = [(load, beat) for load, beat in loads if load.all_sequences <= limit]
         engine, uncached, chain = self._least_work(loads, prompt, salt)
-        return Choice(engine, self._fewest_streams(detokenizers), sequences, uncached, chain)
+        reached = [beat for beat in detokenizers if beat.address not in engine.cut_off]
+        return Choice(engine.epoch, self._fewest_streams(reached), sequences, uncached, chain)
 
     def charge(self, choice: Choice) -> None:
         """The request was submitted there: its blocks will be cached, its work is ahead."""
@@ -148,8 +152,8 @@ class Placement:
 
     def _least_work(
         self, loads: list[tuple[_EngineLoad, EngineBeat]], prompt: Sequence[int], salt: str
-    ) -> tuple[int, int, Chain]:
-        """The engine that will be through with the prompt first, by epoch; its uncached tokens, the prompt's blocks."""
+    ) -> tuple[EngineBeat, int, Chain]:
+        """The engine that will be through with the prompt first; its uncached tokens, the prompt's blocks."""
         now = self._clock()
         chains: dict[tuple[str, int], Chain] = {}
         order = sorted(((load.work, random(), load, beat) for load, beat in loads), key=itemgetter(0, 1))
@@ -163,7 +167,7 @@ class Placement:
             uncached = len(prompt) - load.cache.prefix(chain, now, needed) * size
             if work + uncached < least:
                 least = work + uncached
-                best = beat.epoch, uncached, chain
+                best = beat, uncached, chain
         return best
 
     def _fewest_streams(self, detokenizers: Sequence[DetokenizerBeat]) -> int:

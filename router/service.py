@@ -283,6 +283,7 @@ class Router:
 
     def _changed(self) -> None:
         self._dispatcher.leave_draining()
+        self._dispatcher.leave_cut_off()
         self._health.set(self._members.ready.is_set() and not self._requests.closed)
         beats = [peer.beat for peer in self._members.engines.usable if peer.beat]
         held = sum(beat.stats.max_requests for beat in beats)

@@ -3,7 +3,7 @@
 import pytest
 import structlog
 
-from engine_worker.outbox import FORGET_SECONDS, TOKENS_PER_MESSAGE, Outbox
+from engine_worker.outbox import CUT_OFF_SECONDS, FORGET_SECONDS, TOKENS_PER_MESSAGE, Outbox
 from sluice.ring.beats import Pulse
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import TextParams
@@ -88,6 +88,24 @@ def test_a_backlog_goes_out_in_parts(outbox, receiver):
     assert [len(batch.opens) for batch in receiver.lanes[A].messages] == [1, 0, 0]
 
 
+def test_many_streams_that_resume_begin_in_several_messages(outbox, receiver):
+    half = [1] * (TOKENS_PER_MESSAGE // 2)
+    opens = [Open(number, 0, 2, TextParams(), "mem://router", 3, 0, resume={1: half}) for number in range(5)]
+    for opened in opens:
+        outbox.connect(A)
+        outbox.open(A, opened)
+        outbox.put(A, [row(0, 5)._replace(request=opened.request)])
+    outbox.flush()
+    messages = receiver.lanes[A].messages
+    assert [opened for batch in messages for opened in batch.opens] == opens
+    assert max(sum(len(opened.resume[1]) for opened in batch.opens) for batch in messages) == TOKENS_PER_MESSAGE
+    assert [each.request for batch in messages for each in batch.rows()] == [0, 1, 2, 3, 4]
+    begun = set()
+    for batch in messages:
+        begun |= {opened.request for opened in batch.opens}
+        assert begun >= set(batch.request)
+
+
 @pytest.mark.parametrize("n", [1, 4])
 def test_an_engine_behind_a_full_lane_does_not_wait_and_loses_nothing(n):
     bench = EngineBench()
@@ -126,6 +144,19 @@ def later(outbox: Outbox, clock: Clock, seconds: float) -> None:
     while clock.now < end:
         clock.now += 1.0
         outbox.tick()
+
+
+def test_a_lane_that_takes_nothing_for_long_is_told(outbox, receiver, clock):
+    outbox.connect(A)
+    outbox.connect(B)
+    receiver.lanes[B].full = True
+    later(outbox, clock, CUT_OFF_SECONDS - 1)
+    assert outbox.cut_off == []
+    later(outbox, clock, 1)
+    assert outbox.cut_off == [B]
+    receiver.lanes[B].full = False
+    later(outbox, clock, 1)
+    assert outbox.cut_off == []
 
 
 def test_what_waits_flows_while_its_lane_takes_something_now_and_then(outbox, receiver, clock):

@@ -187,6 +187,7 @@ class FakeEngine(FakePeer):
         """Whether its loop turns; None: beats do not tell."""
         self.progress = 0
         self.missed: dict[int, int] = {}
+        self.cut_off: list[str] = []
         super().__init__(ring, name)
 
     def beat(self, hello: Hello) -> EngineBeat:
@@ -207,6 +208,7 @@ class FakeEngine(FakePeer):
             cache=self.journal.news(hello.cache_heard),
             missed=self.missed,
             progress=self.progress,
+            cut_off=self.cut_off,
         )
 
     def take(self, message: Submit | Cancel | Flush) -> None:
