@@ -1,5 +1,6 @@
 """Engines and detokenizers, known by address and alive by heartbeat."""
 
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from typing import Generic, TypeVar
@@ -12,6 +13,7 @@ from sluice.ring.lanes import PLAIN, Lane
 
 B = TypeVar("B", EngineBeat, DetokenizerBeat)
 
+MAX_REPLACED = 64
 HUNG_UP_SECONDS = 1.0
 """Twice the time between two beats: who lives and was only cut off has told by then."""
 
@@ -113,7 +115,8 @@ class Peers(Generic[B]):
         self._stall_timeout = stall_timeout
         self._security = security
         self._peers: dict[str, Peer[B]] = {}
-        self._replaced: dict[str, int] = {}
+        self._replaced: dict[str, deque[int]] = {}
+        """By address, epochs of the latest incarnations that others took the place of."""
 
     @property
     def all(self) -> list[Peer[B]]:
@@ -162,7 +165,7 @@ class Peers(Generic[B]):
             return Heard.UNKNOWN, None
         former = None
         if peer.beat is not None and peer.epoch != beat.epoch:
-            if self._replaced.get(peer.address) == beat.epoch:
+            if beat.epoch in self._replaced.get(peer.address, ()):
                 return Heard.STALE, None
             former = peer
             peer = self._replace(peer)
@@ -200,7 +203,7 @@ class Peers(Generic[B]):
         self._peers.clear()
 
     def _replace(self, former: Peer[B]) -> Peer[B]:
-        self._replaced[former.address] = former.epoch
+        self._replaced.setdefault(former.address, deque(maxlen=MAX_REPLACED)).append(former.epoch)
         former.alive = False
         self._peers[former.address] = peer = self._new(former.address, former.aliases)
         peer.lane.send(self._hello(peer.epoch))
