@@ -15,15 +15,13 @@ from sluice.ring.params import place_in_line
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of those that wait, and of what a tenant may have."""
+    """Of those that wait."""
 
     waiting: int
     waiting_tokens: int
     """Prompt tokens."""
     tenant_waiting: int | None = None
     """Requests of one tenant that wait; None: as many as of all."""
-    tenant_requests: int | None = None
-    """Requests of one tenant, waiting or on the ring; None: any number."""
 
 
 class Permit:
@@ -115,12 +113,9 @@ class Admission:
 
     def check(self, tenant: str) -> None:
         """Raises RequestError OVERLOADED where one more request of this tenant would be refused, whatever it is."""
-        bounds, here = self._bounds, self.shares.requests(tenant)
-        if bounds.tenant_requests is not None and here >= bounds.tenant_requests:
-            self._refuse(f"the tenant {tenant!r} has {here} requests here; at most {bounds.tenant_requests} may be")
         if not self.waiting and self._room(tenant):
             return
-        waiting = self._waiting_of[tenant]
+        bounds, waiting = self._bounds, self._waiting_of[tenant]
         if bounds.tenant_waiting is not None and (self._named or tenant) and waiting >= bounds.tenant_waiting:
             self._refuse(f"{waiting} requests of the tenant {tenant!r} wait; at most {bounds.tenant_waiting} may")
         if self.waiting >= bounds.waiting:

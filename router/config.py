@@ -84,7 +84,9 @@ class RouterSettings(ServiceSettings):
     max_tenant_waiting: int | None = Field(
         None, ge=0, description="requests of one tenant that wait at most; default: three quarters of max_waiting"
     )
-    max_tenant_requests: int | None = Field(None, ge=1, description="requests of one tenant at a time; default: any")
+    max_tenant_requests: int | None = Field(
+        None, ge=1, description="requests of one tenant at a time, also those that it does not read; default: any"
+    )
     peer_timeout: float = Field(5.0, gt=0, description="seconds without a beat after which a peer is lost")
     peer_wait: float = Field(5.0, ge=0, description="seconds a request waits for an engine and a detokenizer")
     stall_timeout: float = Field(
@@ -107,6 +109,7 @@ class RouterSettings(ServiceSettings):
 
     text_threads: int = Field(2, ge=1, description="threads that tokenize")
     max_texts: int = Field(1024, ge=1, description="texts waiting for those threads at most; more get OVERLOADED")
+    max_text_bytes: int = Field(64 << 20, ge=1, description="bytes of those at most, but for one that waits alone")
     max_message_bytes: int = Field(16 << 20, ge=1 << 16, description="largest gRPC message taken")
     max_metadata_bytes: int = Field(16 << 10, ge=1 << 12, description="largest metadata of a call")
     max_streams: int = Field(4096, ge=1, description="calls at a time on one connection; more wait at the client")
@@ -174,9 +177,9 @@ class RouterSettings(ServiceSettings):
 
     @property
     def bounds(self) -> Bounds:
-        """Of requests that wait for admission, and of a tenant's."""
+        """Of requests that wait for admission."""
         tenant_waiting = self.max_waiting * 3 // 4 if self.max_tenant_waiting is None else self.max_tenant_waiting
-        return Bounds(self.max_waiting, self.max_waiting_tokens, tenant_waiting, self.max_tenant_requests)
+        return Bounds(self.max_waiting, self.max_waiting_tokens, tenant_waiting)
 
     def limits(self, context_tokens: int) -> "Limits":
         """The bounds of one request, for a model with this longest context."""

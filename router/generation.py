@@ -11,7 +11,7 @@ from router.messages import Writer
 from router.model import Model
 from router.requests import Live
 from router.stream import Stream, wait_for_end
-from router.text import Text
+from router.text import Encoding, Text
 from router.validate.spec import check_model
 from router.validate.violations import Violations, logged
 from sluice.v1 import generation_pb2 as pb
@@ -68,9 +68,12 @@ class GenerationService:
         bad.at_most("text", len(request.text.encode()), self._limits.prompt_bytes, "bytes")
         bad.raise_if_any()
         add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        found = await self._text.encode(request.text, add_special_tokens)
-        offsets = [pb.Offset(start=start, end=end) for start, end in found.offsets] if request.offsets else ()
-        return pb.TokenizeResponse(token_ids=found.ids, offsets=offsets)
+
+        def answer(found: Encoding) -> pb.TokenizeResponse:
+            offsets = [pb.Offset(start=start, end=end) for start, end in found.offsets] if request.offsets else ()
+            return pb.TokenizeResponse(token_ids=found.ids, offsets=offsets)
+
+        return await self._text.encode(request.text, add_special_tokens, answer)
 
     async def detokenize(self, request: pb.DetokenizeRequest, _: Context) -> pb.DetokenizeResponse:
         """As the joined text of a stream of these ids would be."""

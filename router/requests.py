@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from router.admission import Permit
@@ -90,14 +91,18 @@ class Live:
 class Requests:
     """The table of them."""
 
-    def __init__(self, max_open: int) -> None:
+    def __init__(self, max_open: int, max_tenant_open: int | None = None) -> None:
+        """`max_tenant_open` of one tenant; None: any number."""
         self._max_open = max_open
+        self._max_tenant_open = max_tenant_open
         self.closed = False
         """No new ones: draining."""
         self.idle = asyncio.Event()
         self.idle.set()
         self._by_id: dict[str, Live] = {}
         self._open: set[Live] = set()
+        self._open_of: Counter[str] = Counter()
+        """By tenant."""
         self._on_ring: dict[int, Live] = {}
 
     @property
@@ -113,7 +118,8 @@ class Requests:
     def enter(self, spec: Spec, tenant: str = "") -> Live:
         """A new one. Raises RequestError DUPLICATE_REQUEST while another live one has its id, DRAINING when closed.
 
-        OVERLOADED when too many are open: those whose clients do not read their answers count here and nowhere else.
+        OVERLOADED when too many are open, of all or of this tenant: those whose clients do not read their answers count
+        here and nowhere else.
         """
         if self.closed:
             raise RequestError(ErrorCode.DRAINING, "the router is draining")
@@ -127,11 +133,18 @@ class Requests:
             raise RequestError(
                 ErrorCode.OVERLOADED, f"{len(self._open)} requests are open, at most {self._max_open} may be"
             )
+        here = self._open_of[tenant]
+        if self._max_tenant_open is not None and here >= self._max_tenant_open:
+            raise RequestError(
+                ErrorCode.OVERLOADED,
+                f"{here} requests of the tenant {tenant!r} are open, at most {self._max_tenant_open} may be",
+            )
         live = Live(self._new_number(), spec, RequestLog(spec.n), tenant)
         for index, ids in spec.resume.items():
             live.log.bring(index, ids)
         self._by_id[spec.request_id] = live
         self._open.add(live)
+        self._open_of[tenant] += 1
         self.idle.clear()
         return live
 
@@ -151,7 +164,10 @@ class Requests:
     def leave(self, live: Live) -> None:
         """Its answer has ended."""
         self.free_id(live)
-        self._open.discard(live)
+        self._open.remove(live)
+        self._open_of[live.tenant] -= 1
+        if not self._open_of[live.tenant]:
+            del self._open_of[live.tenant]
         if not self._open:
             self.idle.set()
 

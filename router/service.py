@@ -69,7 +69,13 @@ class Router:
         self._access = Access(settings, logger)
         self._model = describe(checkpoint)
         self._limits = settings.limits(self._model.max_context_tokens)
-        self._text = Text(checkpoint, settings.text_threads, settings.max_texts, 2 * self._limits.prompt_bytes)
+        self._text = Text(
+            checkpoint,
+            settings.text_threads,
+            settings.max_texts,
+            2 * self._limits.prompt_bytes,
+            settings.max_text_bytes,
+        )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         engines, detokenizers = Addresses(settings.engines), Addresses(settings.detokenizers)
         security = settings.security("router")
@@ -91,7 +97,7 @@ class Router:
             logger,
             security,
         )
-        self._requests = Requests(settings.max_open)
+        self._requests = Requests(settings.max_open, settings.max_tenant_requests)
         self._admission = Admission(
             settings.max_live,
             settings.bounds,

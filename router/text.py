@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from tokenizers import Tokenizer
@@ -14,6 +14,9 @@ from router.validate.prompt import ChatPrompt, IdsPrompt, Prompt
 from router.vocabulary import TokenBytes
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.ring.errors import ErrorCode
+
+ID_BYTES = 8
+"""Of the text of a token id, for the bound of what waits."""
 
 T = TypeVar("T")
 
@@ -29,17 +32,26 @@ class Encoding(NamedTuple):
 class Text:
     """The model's tokenizer and chat template. Raises CheckpointError where they cannot be read.
 
-    At most `max_waiting` texts wait for the threads; the next one gets OVERLOADED.
+    At most `max_waiting` texts wait for the threads, of `max_waiting_bytes` together, but for one alone; the next one
+    gets OVERLOADED.
     """
 
-    def __init__(self, checkpoint: Checkpoint, threads: int, max_waiting: int, max_rendered_bytes: int) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        threads: int,
+        max_waiting: int,
+        max_rendered_bytes: int,
+        max_waiting_bytes: int = 64 << 20,
+    ) -> None:
         self._tokenizer = _load(checkpoint)
         self._template = (
             ChatTemplate(checkpoint.chat_template, checkpoint.tokenizer_config) if checkpoint.chat_template else None
         )
         self._max_waiting = max_waiting
+        self._max_waiting_bytes = max_waiting_bytes
         self._max_rendered_bytes = max_rendered_bytes
-        self._waiting = 0
+        self._waiting = self._waiting_bytes = 0
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="text")
         self.token_bytes = TokenBytes(self._tokenizer)
@@ -48,20 +60,21 @@ class Text:
         """Token ids of a prompt, whole. Raises RequestError."""
         if isinstance(prompt, IdsPrompt):
             return list(prompt.ids)
-        return await self._run(lambda: self._encode_prompt(prompt))
+        return await self._run(prompt.size, lambda: self._encode_prompt(prompt))
 
-    async def encode(self, text: str, add_special_tokens: bool) -> Encoding:
-        """Ids and offsets of a text."""
+    async def encode(self, text: str, add_special_tokens: bool, into: Callable[[Encoding], T]) -> T:
+        """What `into`, called in a thread, makes of the ids and offsets of a text: there may be millions."""
 
-        def work() -> Encoding:
+        def work() -> T:
             found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            return Encoding(found.ids, found.offsets)
+            return into(Encoding(found.ids, found.offsets))
 
-        return await self._run(work)
+        return await self._run(len(text.encode()), work)
 
     async def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of ids, U+FFFD for broken bytes."""
-        return await self._run(lambda: str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)))
+        size = ID_BYTES * len(ids)
+        return await self._run(size, lambda: str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)))
 
     def close(self) -> None:
         """Let the threads end; what waits is dropped."""
@@ -83,20 +96,31 @@ class Text:
             raise RequestError.invalid([Violation(chat.field, description)])
         return text
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        """`size` in bytes of what is worked on."""
         with self._lock:
             if self._waiting >= self._max_waiting:
                 message = f"{self._waiting} texts wait to be tokenized or decoded, at most {self._max_waiting} may"
                 raise RequestError(ErrorCode.OVERLOADED, message)
-            self._waiting += 1
+            if self._waiting and self._waiting_bytes + size > self._max_waiting_bytes:
+                message = (
+                    f"texts of {self._waiting_bytes} bytes wait to be tokenized or decoded and this one has {size}; "
+                    f"at most {self._max_waiting_bytes} may wait"
+                )
+                raise RequestError(ErrorCode.OVERLOADED, message)
+            self._count(1, size)
         future = self._threads.submit(_guarded, work)
         # Counted until the work has ended, not until a cancelled caller went away.
-        future.add_done_callback(self._done)
+        future.add_done_callback(lambda _: self._done(size))
         return await asyncio.wrap_future(future)
 
-    def _done(self, _: "Future[T]") -> None:
+    def _done(self, size: int) -> None:
         with self._lock:
-            self._waiting -= 1
+            self._count(-1, -size)
+
+    def _count(self, texts: int, size: int) -> None:
+        self._waiting += texts
+        self._waiting_bytes += size
 
 
 def _guarded(work: Callable[[], T]) -> T:

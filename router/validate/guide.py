@@ -14,5 +14,4 @@ def check_guide(message: sampling_pb2.GuidedDecoding, limits: Limits, bad: Viola
     if kind in TEXTS:
         bad.at_most(f"{FIELD}.{kind}", len(getattr(message, kind).encode()), limits.guide_bytes, "bytes")
     elif kind == "choice":
-        size = sum(len(choice.encode()) + 1 for choice in message.choice.choices)
-        bad.at_most(f"{FIELD}.choice.choices", size, limits.guide_bytes, "bytes")
+        bad.at_most(f"{FIELD}.choice.choices", message.choice.ByteSize(), limits.guide_bytes, "bytes")

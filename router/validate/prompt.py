@@ -20,6 +20,8 @@ class TextPrompt:
     """To be tokenized."""
 
     text: str
+    size: int
+    """Bytes."""
     add_special_tokens: bool
     field: str = "spec.text"
 
@@ -37,6 +39,8 @@ class ChatPrompt:
     """To be rendered by the model's chat template, then tokenized."""
 
     messages: tuple[dict[str, str], ...]
+    size: int
+    """Bytes of all of it."""
     tools: list[dict[str, Any]] | None
     variables: dict[str, Any]
     continue_final_message: bool
@@ -45,6 +49,7 @@ class ChatPrompt:
     field: str = "spec.chat"
 
 
+NO_CHAT = ChatPrompt((), 0, None, {}, False, False, False)
 Prompt = TextPrompt | IdsPrompt | ChatPrompt
 
 
@@ -59,7 +64,7 @@ def parse_prompt(spec: generation_pb2.GenerationSpec, model: Model, limits: Limi
         bad.add("spec.prompt", "is unset: give text, token_ids or chat")
     size = len(spec.text.encode())
     bad.at_most("spec.text", size, limits.prompt_bytes, "bytes")
-    return TextPrompt(spec.text, spec.add_special_tokens if spec.HasField("add_special_tokens") else True)
+    return TextPrompt(spec.text, size, spec.add_special_tokens if spec.HasField("add_special_tokens") else True)
 
 
 def _ids(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> IdsPrompt:
@@ -70,7 +75,6 @@ def _ids(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad:
     # Counted before it is copied: millions of ids would hold the event loop.
     elif bad.at_most(field, len(spec.token_ids.ids), limits.prompt_ids, "ids"):
         ids = tuple(spec.token_ids.ids)
-    if ids and max(ids) >= model.vocab_size:
         bad.token_ids(field, ids, model.vocab_size)
     if spec.HasField("add_special_tokens") and spec.add_special_tokens:
         bad.add("spec.add_special_tokens", "is true, but token ids are taken as they are: it goes with text or chat")
@@ -81,14 +85,21 @@ def _chat(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad
     chat = spec.chat
     if not model.has_chat:
         bad.add("spec.chat", f"the model {model.name} has no chat template")
-    if bad.at_most("spec.chat", chat.ByteSize(), limits.prompt_bytes, "bytes"):
-        _check_messages(chat, limits, bad)
+    size = chat.ByteSize()
+    # Counted before anything is made of it: millions of empty messages would fill the memory.
+    if not (
+        bad.at_most("spec.chat", size, limits.prompt_bytes, "bytes")
+        and bad.at_most("spec.chat.messages", len(chat.messages), limits.messages, "messages")
+    ):
+        return NO_CHAT
+    _check_messages(chat, bad)
     variables = _variables(chat.template_kwargs)
     for name in sorted(RESERVED_VARIABLES & variables.keys()):
         bad.add(f"spec.chat.template_kwargs.{name}", "is set by the server")
     return ChatPrompt(
         messages=tuple(_message(message) for message in chat.messages),
-        tools=_tools(chat.tools_json, limits, bad),
+        size=size,
+        tools=_tools(chat.tools_json, bad),
         variables=variables,
         continue_final_message=chat.continue_final_message,
         add_generation_prompt=_add_generation_prompt(chat, variables, bad),
@@ -96,11 +107,9 @@ def _chat(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad
     )
 
 
-def _check_messages(chat: generation_pb2.ChatPrompt, limits: Limits, bad: Violations) -> None:
+def _check_messages(chat: generation_pb2.ChatPrompt, bad: Violations) -> None:
     if not chat.messages:
         bad.add("spec.chat.messages", "is empty: a chat has at least one message")
-    if not bad.at_most("spec.chat.messages", len(chat.messages), limits.messages, "messages"):
-        return
     for i, message in enumerate(chat.messages):
         if message.role not in ROLES:
             bad.add(f"spec.chat.messages[{i}].role", f"is {shown(message.role)}, must be one of {', '.join(ROLES)}")
@@ -115,8 +124,8 @@ def _message(message: generation_pb2.ChatMessage) -> dict[str, str]:
     return found
 
 
-def _tools(text: str, limits: Limits, bad: Violations) -> list[dict[str, Any]] | None:
-    if not text or len(text) > limits.prompt_bytes:
+def _tools(text: str, bad: Violations) -> list[dict[str, Any]] | None:
+    if not text:
         return None
     try:
         found = json.loads(text)

@@ -42,9 +42,10 @@ def parse_stopping(message: sampling_pb2.StoppingCriteria, model: Model, limits:
 
 
 def _strings(message: sampling_pb2.StoppingCriteria, limits: Limits, bad: Violations) -> tuple[str, ...]:
-    if bad.at_most(f"{FIELD}.stop", len(message.stop), limits.stop_strings, "stop strings"):
-        for i, stop in enumerate(message.stop):
-            if not stop:
-                bad.add(f"{FIELD}.stop[{i}]", "is empty")
-            bad.at_most(f"{FIELD}.stop[{i}]", len(stop.encode()), limits.stop_bytes, "bytes")
+    if not bad.at_most(f"{FIELD}.stop", len(message.stop), limits.stop_strings, "stop strings"):
+        return ()
+    for i, stop in enumerate(message.stop):
+        if not stop:
+            bad.add(f"{FIELD}.stop[{i}]", "is empty")
+        bad.at_most(f"{FIELD}.stop[{i}]", len(stop.encode()), limits.stop_bytes, "bytes")
     return tuple(dict.fromkeys(message.stop))

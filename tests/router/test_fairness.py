@@ -144,7 +144,7 @@ async def test_without_tenants_nothing_is_kept():
 
 
 async def test_one_tenant_does_not_fill_the_queue_for_all():
-    admission = Admission(1, Bounds(10, 1000, tenant_waiting=6, tenant_requests=8))
+    admission = Admission(1, Bounds(10, 1000, tenant_waiting=6))
     await admission.acquire(2, 1, "a")
     waiting = [asyncio.ensure_future(admission.acquire(2, 1, "a")) for _ in range(6)]
     await settle()
@@ -157,17 +157,6 @@ async def test_one_tenant_does_not_fill_the_queue_for_all():
         await admission.acquire(2, 1, "b")
     for task in waiting:
         task.cancel()
-
-
-async def test_a_tenant_has_so_many_requests_at_most():
-    admission = Admission(100, Bounds(10, 1000, tenant_requests=3))
-    for _ in range(3):
-        permit = await admission.acquire(2, 1, "a")
-    with pytest.raises(RequestError, match="at most 3 may be"):
-        await admission.acquire(2, 1, "a")
-    await admission.acquire(2, 1, "b")
-    permit.release()
-    await admission.acquire(2, 1, "a")
 
 
 async def test_low_priority_is_not_starved_by_those_that_come_later():

@@ -8,6 +8,10 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from router.config import RouterSettings
+from router.model import describe
+from router.validate.prompt import ChatPrompt, parse_prompt
+from router.validate.violations import Violations
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import ChoiceList, GuidedDecoding, SamplingParams, StoppingCriteria
 from tests.fakes.http2 import Connection
@@ -157,6 +161,7 @@ async def test_calls_that_are_cancelled_at_once_say_nothing(begin, ring, caplog,
 
 
 LONG = "a" * 101
+EMPTY = pb.ChatMessage()
 
 
 @pytest.mark.parametrize(
@@ -183,6 +188,16 @@ async def test_each_list_and_text_of_a_request_has_a_limit_that_is_told(begin, s
     details: Details = await refused(client.generate(spec))
     assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, [field])
     assert "at most 100" in details.bad.field_violations[0].description
+
+
+@pytest.mark.parametrize("chat", [pb.ChatPrompt(messages=[EMPTY] * 101), pb.ChatPrompt(tools_json=f'"{LONG}"')])
+def test_of_a_chat_that_is_too_long_nothing_is_made(checkpoint, chat):
+    settings = RouterSettings(model="tiny", max_prompt_bytes=100 if chat.tools_json else 10**6, max_messages=100)
+    model, bad = describe(checkpoint), Violations()
+    prompt = parse_prompt(pb.GenerationSpec(chat=chat), model, settings.limits(model.max_context_tokens), bad)
+    assert isinstance(prompt, ChatPrompt)
+    assert (prompt.messages, prompt.tools) == ((), None)
+    assert [found.field for found in bad.found if "at most 100" in found.description]
 
 
 async def test_a_guide_of_a_good_size_is_not_built_yet(begin):

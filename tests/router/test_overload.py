@@ -108,10 +108,32 @@ async def test_texts_that_wait_for_the_tokenizer_are_bounded(ring, start):
     ring.add_detokenizer()
     client = await start(max_texts=2, text_threads=1)
     go_on = threading.Event()
-    busy = [asyncio.ensure_future(client.router._text._run(lambda: go_on.wait(60))) for _ in range(2)]
+    busy = [asyncio.ensure_future(client.router._text._run(1, lambda: go_on.wait(60))) for _ in range(2)]
     await client.until(lambda: client.router._text._waiting == 2)
     call = client.generation.Tokenize(pb.TokenizeRequest(text="x"))
     assert (await refused(call)).code == StatusCode.RESOURCE_EXHAUSTED
     go_on.set()
     assert await asyncio.gather(*busy) == [True, True]
     assert (await client.generation.Tokenize(pb.TokenizeRequest(text="x"))).token_ids
+
+
+async def test_bytes_of_texts_that_wait_for_the_tokenizer_are_bounded(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(max_text_bytes=1000, text_threads=1)
+    go_on = threading.Event()
+    busy = asyncio.ensure_future(client.router._text._run(900, lambda: go_on.wait(60)))
+    await client.until(lambda: client.router._text._waiting == 1)
+    chat = pb.GenerationSpec(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="x" * 101)]))
+    for spec in (text_spec(text="x" * 101), chat):
+        details = await refused(client.events(spec))
+        assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+        assert details.retry is not None
+    small = asyncio.ensure_future(client.events(text_spec(text="x" * 100)))
+    await client.until(lambda: client.router._text._waiting == 2)
+    go_on.set()
+    assert await busy
+    assert (await small)[-1].HasField("done")
+    # One alone may be of any length.
+    assert (await client.events(text_spec(text="x " * 600)))[-1].HasField("done")
+    assert client.router._text._waiting_bytes == 0

@@ -49,11 +49,11 @@ def paused(client):
 
 
 @asynccontextmanager
-async def paused_call(ring, client, spec):
+async def paused_call(ring, client, spec, **options):
     """A stream of which no more is read than its first event, until its request is paused for that."""
     ring.script = flood
     async with patient(client) as stub:
-        call = stub.GenerateStream(pb.GenerateStreamRequest(spec=spec))
+        call = stub.GenerateStream(pb.GenerateStreamRequest(spec=spec), **options)
         await call.read()
         await client.until(lambda: paused(client))
         yield call
@@ -122,6 +122,23 @@ async def test_one_that_reads_nothing_for_too_long_is_given_up(ring, start):
         assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "SLOW_CLIENT")
         assert 0 < len(received) <= line["completion_tokens"] - line["undelivered_tokens"]
         assert received == [offset % 4000 for offset in range(len(received))]
+
+
+async def test_streams_that_are_not_read_count_as_their_tenants(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(max_undelivered_tokens=MOST, max_tenant_requests=1)
+    a, b = ((("x-sluice-tenant", tenant),) for tenant in "ab")
+    async with paused_call(ring, client, text_spec(output=IDS), metadata=a) as call:
+        details = await refused(client.events(text_spec(), metadata=a))
+        assert (details.code, details.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+        assert details.retry is not None
+        ring.script = generate
+        assert (await client.events(text_spec(), metadata=b))[-1].HasField("done")
+        call.cancel()
+    await client.until(lambda: nothing_left(client))
+    assert (await client.events(text_spec(), metadata=a))[-1].HasField("done")
+    assert not client.router._requests._open_of
 
 
 async def test_abort_while_paused(ring, start):
