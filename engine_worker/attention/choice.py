@@ -70,7 +70,7 @@ def choose(wanted: str, site: Site) -> Choice:
     for kernel in KERNELS:
         if wanted in ("auto", kernel.name):
             try:
-                return _try(kernel, site, refused)
+                return try_kernel(kernel, site, refused)
             except Exception as error:  # noqa: BLE001 - whatever a foreign package raises is why it is not used
                 refused.append(f"{kernel.title}: {_said(error)}")
     if wanted != "auto":
@@ -78,7 +78,9 @@ def choose(wanted: str, site: Site) -> Choice:
     return Choice(ReferenceAttention(site.heads), f"nothing faster runs here. {'. '.join(refused)}", size)
 
 
-def _try(kernel: Kernel, site: Site, refused: list[str]) -> Choice:
+def try_kernel(kernel: Kernel, site: Site, refused: Sequence[str] = ()) -> Choice:
+    """Raises ValueError with the reason why it is not for this site, and whatever loading and trying it raises.
+    `refused`: those before it, with their reasons."""
     multiple = kernel.tokens_per_block
     size = site.tokens_per_block or max(multiple, TOKENS_PER_BLOCK)
     if site.capability is None:

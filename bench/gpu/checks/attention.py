@@ -1,0 +1,163 @@
+"""Each attention backend against `reference`, on random page tables, lengths and windows."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bench.gpu.checks.kernels import Candidate
+from bench.gpu.findings import Check, Skip
+from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.cache import KVCache
+from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.attention.reference import ReferenceAttention
+
+ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+"""Of an output, absolute and relative: the reference computes in float32 and rounds once, others in between."""
+PADDING = 3
+"""Tokens of nobody at the end of every other step."""
+
+Query = Callable[[random.Random, int], int]
+"""Tokens of the step, of so many in all."""
+
+
+class Rows(NamedTuple):
+    """One sequence of a step."""
+
+    query: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A step of one layer."""
+
+    heads: HeadShape
+    tokens_per_block: int
+    window: int | None
+    rows: tuple[Rows, ...]
+    padding: int
+    seed: int
+
+
+def cases(heads: Sequence[HeadShape], pages: Sequence[int], longest: int, rounds: int) -> list[Case]:
+    """For each of the heads and sizes of a block: steps of generation, of whole prompts, of chunks, and mixed ones."""
+    source = random.Random(5)
+    kinds = (_one, _all, _chunk, _any)
+    return [
+        _case(source, shape, size, longest, query, PADDING * (i % 2))
+        for shape, size, i, query in product(heads, pages, range(rounds), kinds)
+    ]
+
+
+def _case(
+    source: random.Random, heads: HeadShape, tokens_per_block: int, longest: int, query: Query, padding: int
+) -> Case:
+    contexts = [source.randint(1, longest) for _ in range(source.choice([1, 2, 5, 17]))]
+    rows = tuple(Rows(query(source, length), length) for length in contexts)
+    window = source.choice([None, 1, source.randint(2, longest)])
+    return Case(heads, tokens_per_block, window, rows, padding, source.getrandbits(32))
+
+
+def check(candidate: Candidate, given: Sequence[Case], dtype: torch.dtype, device: torch.device) -> Check:
+    """All of these. Raises Skip where the backend can be had for none."""
+    name, refused, most, count = f"{candidate.title} = reference", "", 0.0, 0
+    for case in given:
+        try:
+            backend = candidate.make(case.heads, case.window, case.tokens_per_block)
+        except Exception as error:  # noqa: BLE001 - whatever a foreign package raises is why it cannot be had
+            refused = str(error) or type(error).__name__
+            continue
+        off, stored = deviation(backend, case, dtype, device)
+        count += 1
+        most = max(most, off)
+        if off > 1 or not stored:
+            what = f"off by {off:.1f} of what is allowed" if stored else "keys and values are not where they belong"
+            return Check(name, passed=False, detail=f"{what}: {case}")
+    if not count:
+        raise Skip(refused)
+    some = "" if not refused else f"; {len(given) - count} others: {refused}"
+    return Check(name, passed=True, detail=f"{count} steps, off by {most:.2f} of what is allowed at most{some}")
+
+
+@torch.inference_mode()
+def deviation(backend: AttentionBackend, case: Case, dtype: torch.dtype, device: torch.device) -> tuple[float, bool]:
+    """The largest from the reference, as a share of what is allowed; and whether both caches hold the same."""
+    generator = torch.Generator(device).manual_seed(case.seed)
+    inputs = _inputs(case, device)
+    heads, count = case.heads, len(inputs.slots)
+    sizes = ((count, heads.num_heads), (count, heads.num_kv_heads), (count, heads.num_kv_heads))
+    query, key, value = (
+        torch.randn(*size, heads.head_dim, generator=generator, device=device).to(dtype) for size in sizes
+    )
+    caches = [_cache(case, int(inputs.block_tables.max()) + 1, dtype, device) for _ in range(2)]
+    outputs = []
+    for one, cache in zip((ReferenceAttention(heads), backend), caches, strict=True):
+        prepared = one.prepare(inputs, cache)
+        outputs.append(one.attend(query, key, value, cache.layers[0], prepared, case.window)[: count - case.padding])
+    wanted, found = (output.float() for output in outputs)
+    allowed = ALLOWED[dtype] * (1 + wanted.abs())
+    return float(((found - wanted).abs() / allowed).nan_to_num(nan=torch.inf).max()), _same(*caches)
+
+
+def _one(source: random.Random, context: int) -> int:  # noqa: ARG001
+    return 1
+
+
+def _all(source: random.Random, context: int) -> int:  # noqa: ARG001
+    return context
+
+
+def _chunk(source: random.Random, context: int) -> int:
+    return source.randint(1, context)
+
+
+def _any(source: random.Random, context: int) -> int:
+    return source.choice([1, context, source.randint(1, context)])
+
+
+def _inputs(case: Case, device: torch.device) -> AttentionInputs:
+    """Blocks in random order; entries past a sequence's own are some block of the others."""
+    source, size = random.Random(case.seed), case.tokens_per_block
+    counts = [-(-row.context // size) for row in case.rows]
+    blocks = list(range(sum(counts)))
+    source.shuffle(blocks)
+    tables = [[blocks.pop() for _ in range(count)] for count in counts]
+    padded = [table + [0] * (max(counts) - len(table)) for table in tables]
+    positions = [
+        (table, at)
+        for table, row in zip(tables, case.rows, strict=True)
+        for at in range(row.context - row.query, row.context)
+    ]
+    slots = [table[at // size] * size + at % size for table, at in positions] + [-1] * case.padding
+    starts = [sum(row.query for row in case.rows[:i]) for i in range(len(case.rows) + 1)]
+    return AttentionInputs(
+        slots=torch.tensor(slots, device=device),
+        block_tables=torch.tensor(padded, dtype=torch.int32, device=device),
+        query_start=torch.tensor(starts, dtype=torch.int32, device=device),
+        context_lengths=torch.tensor([row.context for row in case.rows], dtype=torch.int32, device=device),
+        max_query=max(row.query for row in case.rows),
+        max_context=max(row.context for row in case.rows),
+    )
+
+
+def _cache(case: Case, blocks: int, dtype: torch.dtype, device: torch.device) -> KVCache:
+    """Full of what came before; equal for equal cases."""
+    heads = case.heads
+    cache = KVCache(1, blocks, case.tokens_per_block, heads.num_kv_heads, heads.head_dim, dtype, device)
+    generator = torch.Generator(device).manual_seed(case.seed + 1)
+    for pool in (cache.layers[0].keys, cache.layers[0].values):
+        pool.normal_(generator=generator)
+    return cache
+
+
+def _same(one: KVCache, other: KVCache) -> bool:
+    pairs: list[tuple[Tensor, Tensor]] = [
+        (one.layers[0].keys, other.layers[0].keys),
+        (one.layers[0].values, other.layers[0].values),
+    ]
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)

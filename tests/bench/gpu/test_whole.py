@@ -1,0 +1,111 @@
+"""The one command, on a CPU, as on a machine that has torch and transformers alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.gpu.findings import Findings
+from bench.gpu.page import markdown
+
+ROOT = Path(__file__).parents[3]
+MISSING = (
+    "msgspec",
+    "structlog",
+    "pydantic",
+    "pydantic_settings",
+    "rich",
+    "zmq",
+    "grpc",
+    "prometheus_client",
+    "matplotlib",
+)
+WITHOUT = f"""
+import runpy, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {MISSING!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+from importlib import util
+found = util.find_spec
+util.find_spec = lambda name, package=None: None if name in {MISSING!r} else found(name, package)
+sys.meta_path.insert(0, Missing())
+sys.argv[0] = "bench.gpu"
+runpy.run_module("bench.gpu", run_name="__main__", alter_sys=True)
+"""
+TINY = ("--device", "cpu", "--tiny", "--seconds", "240")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Findings, str, Path]:
+    folder = tmp_path_factory.mktemp("measured")
+    command = [sys.executable, "-c", WITHOUT, *TINY, "--out", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    return Findings.load(folder / "gpu.json"), done.stdout, folder
+
+
+@pytest.mark.timeout(300)
+def test_everything_is_checked_and_measured(run):
+    found, said, _ = run
+    assert found.failed == {}
+    assert {check.name.partition(",")[0] for check in found.checks} == {
+        "cpu = reference",
+        "greedy = transformers",
+        "overlap = none",
+        "graphs = eager",
+    }
+    assert all(check.passed for check in found.checks)
+    assert [(one.mode, one.batch) for one in found.decode] == [("as served", 1), ("as served", 4), ("eager", 1)]
+    assert all(one.tokens_per_second > 0 and one.bytes_per_second > 0 for one in found.decode)
+    assert [one.prompts for one in found.context] == [2]
+    assert {(one.batch, one.overlap) for one in found.gaps} == {(1, True), (1, False), (4, True), (4, False)}
+    assert all(0 < one.idle_seconds < 1 for one in found.gaps)
+    systems = {"Sluice", "transformers, continuous batching"}
+    assert {(one.system, one.batch) for one in found.throughput} == {
+        (name, size) for name in systems for size in (1, 4)
+    }
+    assert found.rates is not None
+    assert "generation, tiny, as served, batch 4" in said
+
+
+@pytest.mark.timeout(300)
+def test_what_is_missing_is_stood_in_for_or_said(run):
+    found, said, _ = run
+    assert found.origin["stood in for"] == "msgspec, structlog"
+    assert found.skipped["plot"] == "no matplotlib"
+    assert "a CUDA device" in found.skipped["attention, FlashAttention-2 = reference"]
+    assert {name for name, why in found.skipped.items() if why == "not installed"} == {
+        f"side by side, tiny: {name}" for name in ("vLLM", "SGLang", "nano-vllm")
+    }
+    assert "not installed" in said
+
+
+@pytest.mark.timeout(300)
+def test_the_page_is_what_was_found(run):
+    found, _, folder = run
+    assert (folder / "gpu.md").read_text(encoding="utf-8") == markdown(found)
+
+
+@pytest.mark.timeout(300)
+def test_the_picture_can_be_drawn_elsewhere(run):
+    found, _, folder = run
+    command = [sys.executable, "-m", "bench.gpu", "--draw", "--out", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "gpu.png").stat().st_size > 10_000
+    assert Findings.load(folder / "gpu.json") == found
+
+
+def test_without_a_gpu_it_says_so():
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={"PATH": "", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 1
+    assert "torch finds no CUDA device" in done.stderr
