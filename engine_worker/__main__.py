@@ -86,26 +86,29 @@ def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger, sta
         max_tokens_per_step=settings.max_tokens_per_step,
         max_attention_window=settings.max_attention_window,
         overlap=settings.overlap,
+        cuda_graphs=settings.cuda_graphs,
         threads=settings.step_threads,
     )
-    progress = progress_log(log)
+    progress, capturing = progress_log(log, "loading"), progress_log(log, "capturing")
     if settings.tensor_parallel == 1:
-        return load_runner(checkpoint, config, progress)
+        return load_runner(checkpoint, config, progress, capturing=capturing)
     from engine_worker.parallel.lead import Lead
 
     lead = stack.enter_context(closing(Lead(settings.place, settings.rank_start_timeout, settings.rank_timeout, log)))
-    return lead.load(settings.model, checkpoint, config, progress)
+    return lead.load(settings.model, checkpoint, config, progress, capturing)
 
 
-def progress_log(log: BoundLogger, clock: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
-    """A callback for (bytes done, bytes in all) that logs the first, the last, and now and then one between them."""
+def progress_log(
+    log: BoundLogger, event: str, clock: Callable[[], float] = time.monotonic
+) -> Callable[[int, int], None]:
+    """A callback for (done, in all) that logs the first, the last, and now and then one between them."""
     next_at = clock()
 
     def progress(done: int, total: int) -> None:
         nonlocal next_at
         if clock() >= next_at or done >= total:
             next_at = clock() + PROGRESS_SECONDS
-            log.info("loading", done=done, total=total)
+            log.info(event, done=done, total=total)
 
     return progress
 

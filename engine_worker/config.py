@@ -87,6 +87,10 @@ class EngineSettings(ServiceSettings):
         512, ge=1, le=1 << 20, validate_default=True, description="tokens that a step computes, at most"
     )
     overlap: bool | None = Field(None, description="plan a step while the one before it is computed; default: on a GPU")
+    cuda_graphs: bool = Field(
+        True,
+        description="on a GPU launch a generation step's kernels as one; takes some memory and seconds at the start",
+    )
     chunked_context: bool = Field(True, description="let a long prompt fill up steps instead of taking one to itself")
     context_chunking_policy: ChunkingPolicy = Field(
         "first_come_first_served", description="how long prompts share a step's tokens: one after the other, or evenly"

@@ -65,13 +65,15 @@ class Lead:
         self._watch = Watch(sender, place.size, self._ended, self._lose, start_seconds)
         self._watch.start()
 
-    def load(self, model: str, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> Runner:
+    def load(
+        self, model: str, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, capturing: Progress
+    ) -> Runner:
         """Every rank its shard. See `load_runner`."""
         place, seconds = self._place, self._start_seconds
         self._send(Load(model, checkpoint.fingerprint, config, self._address, seconds, self._step_seconds))
         config = replace(config, device_index=place.rank_here, ranks_here=place.size_here)
         self._group = Group(place.rank, place.size, find_device(config), self._store, seconds)
-        runner = load_runner(checkpoint, config, progress, self._group, self)
+        runner = load_runner(checkpoint, config, progress, self._group, self, capturing)
         runner.choices["tensor_parallel"] = str(place.size)
         # All are through with loading: the last that they exchange there is the size of the cache.
         self._watch.limit = self._step_seconds

@@ -38,6 +38,8 @@ class RunnerConfig:
     windows hold too."""
     overlap: bool | None = None
     """Whether a step is launched before the results of the one before it are looked at. None: on CUDA."""
+    cuda_graphs: bool = True
+    """Whether generation steps on CUDA are captured as graphs where they can be."""
     threads: int | None = None
     """CPU threads of one operation, of all ranks here together. None: all cores this process may use but one, which the
     services around it need."""

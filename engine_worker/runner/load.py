@@ -15,14 +15,20 @@ from engine_worker.models.registry import find_model
 from engine_worker.models.windows import narrowed
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.forward import Forward
+from engine_worker.runner.graphs import CudaCapture, Graphs
 from engine_worker.runner.machine import usable_cores
 from engine_worker.runner.memory import FRACTION, count_blocks, count_host_blocks
 from engine_worker.runner.runner import ModelRunner, Ranks
+from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
 from engine_worker.runner.weights import Progress, load_weights, random_weights
 from engine_worker.step import Runner
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def _unseen(_done: int, _total: int) -> None:
+    pass
 
 
 class Loaded(NamedTuple):
@@ -32,6 +38,7 @@ class Loaded(NamedTuple):
     cache: KVCache
     backend: AttentionBackend
     device: torch.device
+    graphs: Graphs | None
     choices: Mapping[str, str]
     """For the log."""
 
@@ -42,27 +49,28 @@ def load_runner(
     progress: Progress,
     shard: Shard = ALONE,
     ranks: Ranks | None = None,
+    capturing: Progress = _unseen,
 ) -> Runner:
-    """Load the weights, then give the KV cache its memory. `progress` is called with bytes done and bytes in all.
-    `ranks`: the others, if there are others; they load at the same time.
+    """Load the weights, then give the KV cache its memory, then capture graphs. `progress` is called with bytes done
+    and bytes in all, `capturing` with graphs. `ranks`: the others, if there are others; they load at the same time.
 
     Raises CheckpointError on a model that is not supported or not whole, ValueError on options that do not fit
     together, and MemoryTooSmallError.
     """
-    model, cache, backend, device, choices = load(checkpoint, config, progress, shard)
+    model, cache, backend, device, graphs, choices = load(checkpoint, config, progress, shard, capturing)
     overlap = device.type == "cuda" if config.overlap is None else config.overlap
-    runner = ModelRunner(model, cache, backend, device, overlap, shard=shard, ranks=ranks)
+    runner = ModelRunner(model, cache, backend, device, overlap, graphs, shard, ranks)
     runner.choices |= choices
     return runner
 
 
 def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> Forward:
     """What another rank than 0 computes with: the same. See `load_runner`."""
-    model, cache, backend, device, _ = load(checkpoint, config, progress, shard)
-    return Forward(model, cache, backend, device, None, shard)
+    model, cache, backend, device, graphs, _ = load(checkpoint, config, progress, shard, _unseen)
+    return Forward(model, cache, backend, device, graphs, shard)
 
 
-def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> Loaded:
+def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard, capturing: Progress) -> Loaded:
     """See `load_runner`."""
     device = find_device(config)
     config = _own(config, device)
@@ -89,13 +97,37 @@ def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard
         else:
             load_weights(checkpoint.path, model.targets(), progress, model.cuts())
         model.freeze()
-        sizes = (config.tokens_per_block, heads.num_kv_heads, heads.head_dim)
-        block_bytes = KVCache.block_bytes(shape.num_layers, *sizes, dtype)
-        num_blocks = shard.least(count_blocks(config, block_bytes, heads.num_kv_heads, context, device))
-        num_host_blocks = shard.least(count_host_blocks(config, block_bytes, num_blocks, device))
-        cache = KVCache(shape.num_layers, num_blocks, *sizes, dtype, device, num_host_blocks)
-    choices = {**found.choices, "attention_because": chosen.because}
-    return Loaded(model, cache, chosen.backend, device, choices)
+        cache = _make_cache(model, chosen.backend, config, context, dtype, device, shard)
+        refused = graphs_refused(config, model, chosen.backend, device)
+        graphs = None
+        if refused is None:
+            graphs = capture_graphs(model, cache, chosen.backend, config, context, CudaCapture(device), capturing)
+    choices = {
+        **found.choices,
+        "attention_because": chosen.because,
+        "cuda_graphs": f"none: {refused}" if graphs is None else f"{len(graphs.sizes)} up to {graphs.sizes[-1]}",
+    }
+    return Loaded(model, cache, chosen.backend, device, graphs, choices)
+
+
+def _make_cache(
+    model: Model,
+    backend: AttentionBackend,
+    config: RunnerConfig,
+    max_context: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard,
+) -> KVCache:
+    heads, num_layers = shard.heads(model.config.heads), model.config.num_layers
+    sizes = (config.tokens_per_block, heads.num_kv_heads, heads.head_dim)
+    if device.type == "cuda":
+        tiny = KVCache(num_layers, 1, *sizes, dtype, device)
+        warm_up(model, tiny, backend, config, max_context, samples=shard.rank == 0)
+    block_bytes = KVCache.block_bytes(num_layers, *sizes, dtype)
+    num_blocks = shard.least(count_blocks(config, block_bytes, heads.num_kv_heads, max_context, device))
+    num_host_blocks = shard.least(count_host_blocks(config, block_bytes, num_blocks, device))
+    return KVCache(num_layers, num_blocks, *sizes, dtype, device, num_host_blocks)
 
 
 def find_device(config: RunnerConfig) -> torch.device:

@@ -35,6 +35,12 @@ class Ranks(Protocol):
         ...
 
 
+def _use(device: torch.device) -> None:
+    """The current device is each thread's own."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 class Running:
     """A step on its way; see `engine_worker.step.Launched`."""
 
@@ -82,7 +88,7 @@ class ModelRunner:
             "overlap": str(overlap),
         }
         self.overlap = overlap
-        self._thread = ThreadPoolExecutor(1, "runner") if overlap else None
+        self._thread = ThreadPoolExecutor(1, "runner", _use, (device,)) if overlap else None
         self._forward = Forward(model, cache, backend, device, graphs, shard)
         self._ranks = ranks
         self._device = device

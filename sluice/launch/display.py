@@ -13,7 +13,8 @@ from rich.text import Text
 from sluice.launch.logs import LogLine
 from sluice.launch.news import SERVES_AGAIN
 
-SHOWN_EVENTS = ("loading", "request", SERVES_AGAIN)
+BARS = ("loading", "capturing")
+SHOWN_EVENTS = (*BARS, "request", SERVES_AGAIN)
 STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 DEMO_REQUEST = "sluice-serve-demo"
 """Its text is on the terminal already, and its counts: its line would only break in between."""
@@ -34,7 +35,7 @@ class Display:
             console=self._console,
             transient=True,
         )
-        self._loading: dict[str, TaskID] = {}
+        self._bars: dict[str, TaskID] = {}
         self._lock = threading.Lock()
 
     def __call__(self, line: LogLine) -> None:
@@ -43,9 +44,9 @@ class Display:
             return
         if not self._console.is_terminal:
             print(line.text, file=self._console.file, flush=True)
-        elif line.event == "loading":
+        elif line.event in BARS:
             with self._lock:
-                self._show_loading(line)
+                self._show_bar(line)
         elif line.fields.get("request_id") != DEMO_REQUEST:
             self._console.print(_readable(line), highlight=False, soft_wrap=True)
 
@@ -53,15 +54,16 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._loading:
+        if self._bars:
             self._progress.stop()
 
-    def _show_loading(self, line: LogLine) -> None:
+    def _show_bar(self, line: LogLine) -> None:
+        name = f"{line.event} {line.child}"
         done, total = float(line.fields.get("done", 0)), float(line.fields.get("total", 0))
         self._progress.start()
-        if line.child not in self._loading:
-            self._loading[line.child] = self._progress.add_task(f"loading {line.child}", total=total)
-        self._progress.update(self._loading[line.child], completed=done, total=total)
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(name, total=total)
+        self._progress.update(self._bars[name], completed=done, total=total)
         if all(task.finished for task in self._progress.tasks):
             self._progress.stop()
 

@@ -136,7 +136,7 @@ def test_loading_is_told_now_and_then_and_at_its_end():
         def info(self, event, **fields):
             told.append((event, fields["done"], fields["total"]))
 
-    progress = progress_log(Log(), clock)
+    progress = progress_log(Log(), "loading", clock)
     for done in range(1, 101):
         clock.now += 0.01
         progress(done, 100)

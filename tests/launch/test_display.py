@@ -52,6 +52,13 @@ def test_loading_is_a_bar() -> None:
     assert "100 %" in shown
 
 
+def test_capturing_is_another() -> None:
+    lines = [line("loading", done=4, total=4), line("capturing", done=0, total=9), line("capturing", done=9, total=9)]
+    shown = show(lines, terminal=True)
+    assert "loading engine-0" in shown
+    assert "capturing engine-0" in shown
+
+
 def test_loading_of_unknown_length() -> None:
     assert "loading engine-0" in show([line("loading", done=0, total=0), line("loading")], terminal=True)
 

@@ -1,4 +1,9 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from engine_worker.runner.batch import build
+from engine_worker.runner.buffers import pad
 from engine_worker.step import Draw, Slice
 from sluice.ring.params import SamplingParams
 
@@ -54,3 +59,82 @@ def test_tables_begin_where_the_widest_window_does():
     assert work.arrays.block_tables.tolist() == [[5, 2, 0], [1, 0, 0], [9, 8, 7]]
     assert work.arrays.context_lengths.tolist() == [7, 4, 10]
     assert (work.arrays.max_query, work.arrays.max_context) == (5, 10)
+
+
+@st.composite
+def steps(draw):
+    """(slices, tokens_per_block, window): random lengths, tables with entries to spare, draws and followed draws."""
+    size = draw(st.sampled_from([1, 3, 16]))
+    window = draw(st.sampled_from([None, 1, 5, 20]))
+    generation = draw(st.booleans())
+    slices = []
+    for _ in range(draw(st.integers(1, 6))):
+        start = draw(st.integers(0, 60))
+        tokens = draw(st.lists(st.integers(0, 999), min_size=1, max_size=1 if generation else 20))
+        needed = -(-(start + len(tokens)) // size)
+        table = draw(st.lists(st.integers(0, 5000), min_size=needed, max_size=needed + 3))
+        penalized = draw(st.booleans())
+        sampling = SamplingParams(presence_penalty=0.5 if penalized else 0.0)
+        draws = tuple(Draw(sampling, i, 0, [1], [2]) for i in range(draw(st.integers(0, 2))))
+        slices.append(Slice(tokens, start, table, draws, draw(st.sampled_from([None, 0, 3]))))
+    return slices, size, window
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps())
+def test_a_step_token_by_token(step):
+    """Against what each array means, in plain loops."""
+    slices, size, window = step
+    work = build(slices, size, window)
+    arrays, token, row, draw = work.arrays, 0, 0, 0
+    rows, followed, draw_follows = [], [], {}
+    for i, part in enumerate(slices):
+        first_seen = 0 if window is None else max(0, part.start - window + 1)
+        skipped = first_seen // size
+        table = [int(block) for block in arrays.block_tables[i]]
+        length = part.start + len(part.tokens) - skipped * size
+        assert arrays.query_start[i] == token
+        assert arrays.context_lengths[i] == length
+        for at in range(first_seen, part.start + len(part.tokens)):
+            assert table[at // size - skipped] == part.block_table[at // size]
+        assert not any(table[-(-length // size) :])
+        for at, token_id in enumerate(part.tokens, part.start):
+            assert (arrays.token_ids[token], arrays.positions[token]) == (token_id, at)
+            assert arrays.slots[token] == part.block_table[at // size] * size + at % size
+            token += 1
+        if part.follows is not None:
+            followed.append((token - 1, part.follows))
+        if part.draws:
+            rows.append(token - 1)
+            for _ in part.draws:
+                assert work.draw_rows[draw] == row
+                if part.follows is not None:
+                    draw_follows[draw] = part.follows
+                draw += 1
+            row += 1
+    assert arrays.query_start[-1] == token == len(arrays.token_ids)
+    assert rows == (list(range(token)) if arrays.last_tokens is None else arrays.last_tokens.tolist())
+    assert list(zip(arrays.follow_tokens.tolist(), arrays.follow_draws.tolist(), strict=True)) == followed
+    assert work.draws == [each for part in slices for each in part.draws]
+    assert (work.num_rows, work.follows) == (row, draw_follows)
+    assert arrays.max_query == max(len(part.tokens) for part in slices)
+    assert arrays.max_context == arrays.context_lengths.max()
+    types = {array.dtype for array in (arrays.block_tables, arrays.query_start, arrays.context_lengths)}
+    assert types == {np.dtype(np.int32)}
+    types = {array.dtype for array in (arrays.token_ids, arrays.positions, arrays.slots, arrays.follow_tokens)}
+    assert types == {np.dtype(np.int64)}
+
+
+@given(count=st.integers(1, 9), more=st.integers(0, 5))
+def test_padding(count, more):
+    """Rows that see nothing and are written nowhere, behind the real ones, which stay as they are."""
+    arrays = build([Slice([7], 5 + i, [9, 8, 3 + i, 2], (draw(0),)) for i in range(count)], 4, None).arrays
+    padded = pad(arrays, count + more)
+    for name in ("token_ids", "positions", "slots", "block_tables", "context_lengths"):
+        array, original = getattr(padded, name), getattr(arrays, name)
+        assert array.dtype == original.dtype
+        np.testing.assert_array_equal(array[:count], original)
+        np.testing.assert_array_equal(array[count:], -1 if name == "slots" else 0)
+        assert len(array) == count + more
+    assert padded.query_start.tolist() == list(range(count + more + 1))
+    assert (padded.max_query, padded.last_tokens) == (1, None)

@@ -7,10 +7,14 @@ import pytest
 import torch
 
 from engine_worker.attention.cache import KVCache
+from engine_worker.attention.choice import Choice
 from engine_worker.models.registry import model_class
+from engine_worker.runner import load
 from engine_worker.runner.batch import build
 from engine_worker.runner.buffers import Buffers, table_width
+from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.graphs import LARGEST, Graphs, graph_sizes
+from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import load_weights
 from engine_worker.step import Draw, Slice, Step
@@ -68,6 +72,28 @@ def test_replayed_steps_give_what_eager_ones_give(checkpoint, count, sampling):
     assert generate(replayed, PROMPTS[:count], 30, **sampling) == expected
     assert sum(graph.replays for graph in capture.graphs) == 29
     assert {1: 3, 2: 2, 3: 1, 4: 1, 5: 0}[count] == max(i for i, graph in enumerate(capture.graphs) if graph.replays)
+
+
+def test_a_loaded_runner_has_them(checkpoint, monkeypatch):
+    """As on a GPU, but for the GPU."""
+    config = RunnerConfig("cpu", tokens_per_block=TOKENS_PER_BLOCK, kv_cache_tokens=256, max_batch_size=5)
+    expected = generate(load_runner(checkpoint, config, lambda *_: None), PROMPTS[:3], 12, temperature=0.0)
+    capture, told = FakeCapture(), []
+    monkeypatch.setattr(load, "graphs_refused", lambda *_: None)
+    monkeypatch.setattr(load, "CudaCapture", lambda device: capture)
+    monkeypatch.setattr(
+        load, "choose", lambda _, site: Choice(PagedTorch(site.heads), "it is fake", site.tokens_per_block)
+    )
+    runner = load_runner(checkpoint, config, lambda *_: None, capturing=lambda *at: told.append(at))
+    assert runner.choices["cuda_graphs"] == "4 up to 5"
+    assert told == [(done, 4) for done in range(5)]
+    assert generate(runner, PROMPTS[:3], 12, temperature=0.0) == expected
+    assert sum(graph.replays for graph in capture.graphs) == 11
+
+
+def test_a_cpu_has_none(checkpoint):
+    runner = load_runner(checkpoint, RunnerConfig("cpu", kv_cache_tokens=256), lambda *_: None)
+    assert runner.choices["cuda_graphs"] == "none: the device is a CPU"
 
 
 @pytest.mark.parametrize("overlap", [False, True])

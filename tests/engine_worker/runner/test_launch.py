@@ -2,8 +2,10 @@
 
 import pytest
 
+from engine_worker.runner import runner as runner_module
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
+from engine_worker.sampling import choose, sampler
 from engine_worker.step import Draw, Slice, Step
 from sluice.ring.params import SamplingParams
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
@@ -114,3 +116,25 @@ def test_a_step_that_cannot_be_built_fails_alone(folder):
         runner.launch(Step((Slice([1], 500, [0], ()),)))
     after = runner.launch(Step((one(0, [], 1, 7), one(2, [], 0, None))))
     assert after.collect()[1] == expected[0][2]
+
+
+def test_filters_that_let_more_pass_than_was_looked_at_cost_the_step_a_second_look(folder, monkeypatch):
+    """As on CUDA, where nobody waits for the first look."""
+    monkeypatch.setattr(choose, "CANDIDATES", 16)
+    wide = SamplingParams(seed=4, top_p=0.999, temperature=5.0, logprobs=1)
+    first = Step((Slice(PROMPTS[0], 0, [0], (Draw(wide, 0, 0, PROMPTS[0], []),)),))
+    second = Step((Slice([0], 4, [0], (Draw(wide, 0, 1, PROMPTS[0], []),), 0),))
+
+    def run(waits: bool) -> list:
+        runner = load(folder, overlap=True)
+        runner._waits = waits
+        launched = [runner.launch(first), runner.launch(second)]
+        return [step.collect() for step in launched]
+
+    looks = []
+    original = sampler.sample
+    monkeypatch.setattr(
+        runner_module, "sample", lambda *a, **o: looks.append(o.get("widen", True)) or original(*a, **o)
+    )
+    assert run(waits=False) == run(waits=True)
+    assert looks == [False, True, False, True, True, True]

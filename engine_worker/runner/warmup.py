@@ -1,0 +1,115 @@
+"""What comes between loading and serving on a GPU: a step of the largest size, so that what it takes is taken before
+the KV cache gets the rest, and graphs of the steps that will come most."""
+
+import torch
+
+from engine_worker.attention.backend import AttentionBackend
+from engine_worker.attention.cache import KVCache
+from engine_worker.models.model import Model
+from engine_worker.models.windows import widest
+from engine_worker.runner.batch import build
+from engine_worker.runner.buffers import Buffers, table_width
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.forward import Forward
+from engine_worker.runner.graphs import LARGEST, Capture, Graphs
+from engine_worker.runner.machine import free_memory
+from engine_worker.runner.memory import MemoryTooSmallError
+from engine_worker.runner.weights import Progress
+from engine_worker.sampling.sampler import sample
+from engine_worker.step import Draw, Slice
+from engine_worker.transfer import send
+from sluice.ring.params import SamplingParams
+
+EVERYTHING = SamplingParams(top_p=0.9, repetition_penalty=1.1, presence_penalty=0.1, logprobs=20)
+"""What takes most memory of all that a draw may ask for."""
+
+
+def largest_step(config: RunnerConfig, max_context: int) -> list[Slice]:
+    """As many tokens as a step may have, of as many sequences, one of them as long as can be. All blocks are block 0:
+    nobody will read what is written there."""
+    left = config.max_tokens_per_step
+    slices = []
+    for others in reversed(range(min(config.max_batch_size, left))):
+        count = min(max_context, left - others)
+        blocks = [0] * -(-count // config.tokens_per_block)
+        slices.append(Slice([0] * count, 0, blocks, (Draw(EVERYTHING, 0, 0, [0], [0]),)))
+        left -= count
+    return slices
+
+
+def warm_up(
+    model: Model,
+    cache: KVCache,
+    backend: AttentionBackend,
+    config: RunnerConfig,
+    max_context: int,
+    *,
+    samples: bool = True,
+) -> None:
+    """Run the largest step, and if this rank `samples`, do that too. On CUDA torch keeps what memory it took; so do
+    libraries.
+
+    cache: of one block. Raises MemoryTooSmallError.
+    """
+    device = cache.layers[0].keys.device
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    free = free_memory(device)
+    batch = build(largest_step(config, max_context), config.tokens_per_block, widest(model.config.windows))
+    forward = Forward(model, cache, backend, device)
+    try:
+        logits = forward.logits((), forward.prepare(batch.arrays))
+        if logits is not None and samples:
+            sample(logits, send(batch.plan(model.config.vocab_size), device), widen=False)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except torch.OutOfMemoryError as error:
+        raise MemoryTooSmallError(
+            f"{free >> 20} MiB are free after loading: too little for a step of max_tokens_per_step = "
+            f"{config.max_tokens_per_step} tokens and max_batch_size = {config.max_batch_size} sequences"
+        ) from error
+
+
+def graphs_refused(config: RunnerConfig, model: Model, backend: AttentionBackend, device: torch.device) -> str | None:
+    """Why there are no CUDA graphs, for the log; None: nothing speaks against them."""
+    if device.type != "cuda":
+        return "the device is a CPU"
+    if not config.cuda_graphs:
+        return "cuda_graphs = false"
+    if not backend.graphs:
+        return f"attention = {backend.name} waits for the device"
+    if not model.graphs:
+        return "the model waits for the device"
+    return None
+
+
+def capture_graphs(
+    model: Model,
+    cache: KVCache,
+    backend: AttentionBackend,
+    config: RunnerConfig,
+    max_context: int,
+    capture: Capture,
+    progress: Progress,
+) -> Graphs:
+    """Of generation steps of up to `max_batch_size` sequences with up to `max_context` tokens. `progress` is called
+    with graphs done and graphs in all. Raises MemoryTooSmallError."""
+    size, device = cache.tokens_per_block, cache.layers[0].keys.device
+    longest = min(max_context, cache.num_blocks * size)
+    buffers = Buffers(
+        min(config.max_batch_size, LARGEST), table_width(longest, widest(model.config.windows), size), size, device
+    )
+    free = free_memory(device)
+    try:
+        return Graphs(
+            lambda token_ids, positions, inputs: model(token_ids, positions, cache, inputs),
+            lambda inputs: backend.prepare(inputs, cache),
+            buffers,
+            capture,
+            progress,
+        )
+    except torch.OutOfMemoryError as error:
+        raise MemoryTooSmallError(
+            f"{free >> 20} MiB are left beside the KV cache: too little for CUDA graphs of {buffers.rows} sequences; "
+            "lower kv_memory_fraction or max_batch_size, or set cuda_graphs = false"
+        ) from error
