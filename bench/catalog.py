@@ -17,6 +17,7 @@ from bench.parts import (
     peers,
     policies,
     prefix,
+    restart,
     retention,
     ring,
     scheduler,
@@ -52,6 +53,7 @@ PARTS: Mapping[str, Part] = {
     "host": Part(plans.host_plan, host.measure, host.Result, sections.of_host, plots.of_host),
     "peers": Part(plans.peers_plan, peers.measure, peers.Result, sections.of_peers, plots.of_peers),
     "deaths": Part(trouble.deaths_plan, deaths.measure, deaths.Result, sections.of_deaths, plots.of_deaths),
+    "restart": Part(trouble.restart_plan, restart.measure, restart.Result, sections.of_restart, plots.of_restart),
     "overload": Part(trouble.overload_plan, overload.measure, overload.Result, sections.of_overload, plots.of_overload),
     "slow_reader": Part(
         trouble.slow_reader_plan,

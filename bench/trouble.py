@@ -1,4 +1,4 @@
-"""How much is measured where things go wrong: deaths, more than there is room for, clients that do not read."""
+"""How much is measured where things go wrong: deaths, restarts, too many requests, clients that do not read."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from bench.models import TINY
 from bench.overload.tenants import TenantPlan
-from bench.parts import deaths, overload, slow_reader
+from bench.parts import deaths, overload, restart, slow_reader
 from bench.plans import engine_settings
 
 
@@ -25,6 +25,14 @@ def soak_plan(quick: bool, threads: int, folder: Path) -> deaths.Plan:
 def soak_of(minutes: float, every: float, plan: deaths.Plan, **others: int) -> deaths.Plan:
     """So many minutes, and a death every so many seconds; the rest as in `plan`, but for what else is given."""
     return replace(plan, **others, kills=max(1, round(60 * minutes / every)), seconds_between=every)
+
+
+def restart_plan(quick: bool, threads: int, _: Path) -> restart.Plan:
+    """An engine stands still for half a minute."""
+    plan = restart.Plan()
+    if quick:
+        plan = replace(plan, streams=6, max_tokens=60, stopped_seconds=5.0, after_seconds=3.0)
+    return replace(plan, threads=max(1, threads // plan.engines))
 
 
 def overload_plan(quick: bool, threads: int, _: Path) -> overload.Plan:

@@ -49,6 +49,8 @@ class Played(msgspec.Struct, frozen=True):
     """Longest time between two chunks, seconds."""
     resumed: int
     """Times that the client went on at another connection."""
+    repeated: bool
+    """Something came twice."""
 
     def difference(self, truth: "Played") -> str:
         """What of it is not as it is undisturbed, but for the time that it took; empty: nothing."""
@@ -69,6 +71,7 @@ class _Output:
         self.token_ids: list[int] = []
         self.logprobs: list[Any] = []
         self.counted = 0
+        self.repeated = False
         self.ends: list[Any] = []
 
 
@@ -100,17 +103,20 @@ async def play(client: AsyncClient, asked: Asked) -> Played:
         first,
         stall,
         stream.resumed,
+        any(output.repeated for output in outputs.values()),
     )
 
 
 def _take(output: _Output, chunk: Any, faults: list[str]) -> None:
     if output.ends:
+        output.repeated = True
         faults.append(f"output {chunk.index} goes on after its end")
     if chunk.finish_reason is not None:
         output.ends.append(chunk)
         return
     if chunk.token_offset != output.counted:
         faults.append(f"output {chunk.index}: offset {chunk.token_offset} after {output.counted} tokens")
+    output.repeated |= chunk.token_offset < output.counted
     output.counted += chunk.token_count
     output.text.append(chunk.text)
     output.token_ids += chunk.token_ids

@@ -68,7 +68,7 @@ class Tally:
     """What the streams were like: of soaks there are too many to keep them all."""
 
     def __init__(self) -> None:
-        self.streams = self.failed = self.wrong = self.resumed = 0
+        self.streams = self.failed = self.wrong = self.resumed = self.repeated = 0
         self.first: list[float] = []
         self.stall: list[float] = []
         self.faults: list[str] = []
@@ -78,6 +78,7 @@ class Tally:
         self.streams += 1
         self.failed += bool(found.faults)
         self.resumed += bool(found.resumed)
+        self.repeated += found.repeated
         self.first.append(found.first_token)
         self.stall.append(found.stall)
         if difference := found.difference(truth):

@@ -1,13 +1,15 @@
 """Streams without pause over a ring whose services are killed, each compared with its undisturbed self."""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bench.deaths.asked import Asked, mixed
+from bench.deaths.asked import mixed
 from bench.deaths.killer import Death, Killer
-from bench.deaths.played import Played, play
+from bench.deaths.played import Played
 from bench.deaths.result import Plan, Result, Tally
+from bench.deaths.streams import undisturbed, without_pause
 from bench.memory import Watch
 from bench.stats import thinned
 from sluice import AsyncClient
@@ -39,16 +41,13 @@ async def _measure(ring: Ring, plan: Plan, tell: Tell) -> Result:
     watch = Watch(ring)
     async with AsyncClient(ring.addresses, resume_timeout=RESUME_SECONDS, retry_timeout=RESUME_SECONDS) as client:
         watching = asyncio.create_task(watch.run())
-        quiet = await _once(client, asked, tell)
-        for found in quiet:
-            if found.faults:
-                raise RuntimeError(f"an undisturbed stream went wrong: {found.faults[0]}")
+        ended = itertools.count(1)
+        quiet = await undisturbed(client, asked, lambda: tell("undisturbed", next(ended), len(asked)))
         loop, tally = asyncio.get_running_loop(), Tally()
         began = loop.time()
         killer = Killer(ring, plan.seed)
         killing = asyncio.create_task(killer.run(plan.kills, plan.seconds_between))
-        pairs = zip(asked, quiet, strict=True)
-        reading = asyncio.gather(*(_again_and_again(client, each, truth, killing, tally) for each, truth in pairs))
+        reading = asyncio.create_task(without_pause(client, asked, quiet, killing, tally.add))
         while not killing.done():
             await asyncio.wait({killing}, timeout=0.5)
             tell("streams run, services die", len(killer.deaths), plan.kills)
@@ -58,26 +57,6 @@ async def _measure(ring: Ring, plan: Plan, tell: Tell) -> Result:
         watching.cancel()
         watch.look()
     return _result(plan, killer.deaths, seconds, quiet, tally, watch, began - watch.began)
-
-
-async def _once(client: AsyncClient, asked: list[Asked], tell: Tell) -> list[Played]:
-    done = 0
-
-    async def one(each: Asked) -> Played:
-        nonlocal done
-        found = await play(client, each)
-        done += 1
-        tell("undisturbed", done, len(asked))
-        return found
-
-    return list(await asyncio.gather(*map(one, asked)))
-
-
-async def _again_and_again(
-    client: AsyncClient, asked: Asked, truth: Played, killing: "asyncio.Task[None]", tally: Tally
-) -> None:
-    while not killing.done():
-        tally.add(await play(client, asked), truth)
 
 
 def _result(

@@ -7,6 +7,7 @@ from bench.plots.overload import of_overload
 from bench.plots.peers import of_peers
 from bench.plots.policies import of_policies
 from bench.plots.prefix import of_prefix
+from bench.plots.restart import of_restart
 from bench.plots.retention import of_retention
 from bench.plots.ring import of_ring
 from bench.plots.scheduler import of_scheduler
@@ -20,6 +21,7 @@ __all__ = [
     "of_peers",
     "of_policies",
     "of_prefix",
+    "of_restart",
     "of_retention",
     "of_ring",
     "of_scheduler",

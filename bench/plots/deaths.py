@@ -1,18 +1,14 @@
 """Pauses quiet and disturbed, and memory over a soak."""
 
-from collections.abc import Sequence
-
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.deaths.result import Result
-from bench.stats import percentile
-from bench.style import BLUE, FAINT, GREY, ORANGE, SOFT, TEAL, canvas, note, short, title
+from bench.plots.distribution import Waits, distribution
+from bench.style import BLUE, FAINT, GREY, ORANGE, SOFT, TEAL, canvas, title
 
 COLOURS = {"router": BLUE, "engine": ORANGE, "detok": TEAL}
 NAMES = {"router": "routers", "engine": "engines", "detok": "detokenizers"}
-LEAST_SECONDS = 1e-3
 
 
 def of_deaths(result: Result) -> Figure:
@@ -24,8 +20,11 @@ def of_deaths(result: Result) -> Figure:
         "Services die, streams go on",
         f"{_found(result)} Each stream's longest wait, as a distribution.",
     )
-    _distribution(grid[0][0], result.quiet_first, result.first, "First token")
-    _distribution(grid[0][1], result.quiet_stall, result.stall, "Longest pause")
+    for axes, name, quiet, killed in (
+        (grid[0][0], "First token", result.quiet_first, result.first),
+        (grid[0][1], "Longest pause", result.quiet_stall, result.stall),
+    ):
+        distribution(axes, name, [Waits("undisturbed", quiet, BLUE, 30), Waits("services die", killed, ORANGE, 70)])
     return figure
 
 
@@ -43,23 +42,6 @@ def of_soak(result: Result) -> Figure:
 
 def _found(result: Result) -> str:
     return f"{len(result.deaths)} kills, {result.streams:,} streams, {result.failed} failed, {result.wrong} wrong."
-
-
-def _distribution(axes: Axes, quiet: Sequence[float], killed: Sequence[float], name: str) -> None:
-    for times, colour, which, at in ((quiet, BLUE, "undisturbed", 30), (killed, ORANGE, "services die", 70)):
-        if not times:
-            continue
-        shares = [100 * (i + 1) / len(times) for i in range(len(times))]
-        axes.step(np.maximum(times, LEAST_SECONDS), shares, where="post", color=colour, linewidth=2.2)
-        told = f"{which}\np50 {short(percentile(times, 50))} s\np99 {short(percentile(times, 99))} s"
-        place = (max(percentile(times, at), LEAST_SECONDS), at)
-        note(axes, told, place, (8, -4), ha="left", va="top", color=colour, weight="bold")
-    axes.set_xscale("log")
-    axes.set_xlim(right=4 * max([LEAST_SECONDS, *quiet, *killed]))
-    axes.set_xlabel("seconds")
-    axes.grid(axis="x", color=FAINT)
-    axes.spines["left"].set_visible(False)
-    title(axes, name, "% of the streams that waited no longer")
 
 
 def _memory(axes: Axes, result: Result, role: str) -> None:

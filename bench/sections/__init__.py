@@ -7,6 +7,7 @@ from bench.sections.overload import of_overload
 from bench.sections.peers import of_peers
 from bench.sections.policies import of_policies
 from bench.sections.prefix import of_prefix
+from bench.sections.restart import of_restart
 from bench.sections.retention import of_retention
 from bench.sections.ring import of_ring
 from bench.sections.scheduler import of_scheduler
@@ -20,6 +21,7 @@ __all__ = [
     "of_peers",
     "of_policies",
     "of_prefix",
+    "of_restart",
     "of_retention",
     "of_ring",
     "of_scheduler",

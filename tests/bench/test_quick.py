@@ -11,7 +11,7 @@ from bench.catalog import PARTS, load
 ROOT = Path(__file__).parents[2]
 SERVED = ("ring", "prefix", "peers")
 CROWDED = ("overload", "slow_reader")
-DEADLY = ("deaths", "soak")
+DEADLY = ("deaths", "restart", "soak")
 """They have tests of their own: tests/chaos."""
 ALONE = ("policies", "chunked", "scheduler", "retention", "host")
 

@@ -1,37 +1,26 @@
-"""Every service is restarted, one after the other, under live streams: no error, no repeat, no other text."""
-
-import asyncio
+"""Every service is restarted under live streams, then an engine stands still: no error, no repeat, no other text."""
 
 import pytest
 
-from bench.deaths.asked import Asked, mixed
-from bench.deaths.played import Played, play
-from sluice import AsyncClient
-from sluice.launch import Ring
-
-STREAMS = 6
-PATIENCE = 120.0
-ENGINE = {"threads": 1, "kv_cache_tokens": 32_768}
+from bench.deaths.left import Left
+from bench.parts.restart import GOES_ON, QUIET, RESTARTS, STOPPED, measure
+from bench.trouble import restart_plan
 
 
-@pytest.mark.timeout(400)
-async def test_nobody_can_tell_a_rolling_restart():
-    with Ring(routers=2, engines=2, detokenizers=2, drain_timeout=2, engine_args=ENGINE) as ring:
-        before = ring.pids
-        asked = mixed(STREAMS, 150)
-        async with AsyncClient(ring.addresses, resume_timeout=PATIENCE, retry_timeout=PATIENCE) as client:
-            undisturbed = await asyncio.gather(*(play(client, each) for each in asked))
-            restart = asyncio.create_task(asyncio.to_thread(ring.restart_all))
-
-            async def again_and_again(each: Asked) -> list[Played]:
-                found = []
-                while not restart.done():
-                    found.append(await play(client, each))
-                return found
-
-            disturbed = await asyncio.gather(*map(again_and_again, asked))
-            await restart
-        assert not set(before.values()) & set(ring.pids.values())
-        for truth, played in zip(undisturbed, disturbed, strict=True):
-            assert not truth.faults
-            assert [found.difference(truth) for found in played] == [""] * len(played)
+@pytest.mark.timeout(600)
+def test_nobody_can_tell_restarts_and_a_freeze(tmp_path):
+    plan = restart_plan(True, 1, tmp_path)
+    steps = []
+    result = measure(plan, tmp_path, steps.append)
+    assert len(steps) == plan.steps
+    assert [phase.name for phase in result.phases] == [QUIET, RESTARTS, STOPPED, GOES_ON]
+    for phase in result.phases:
+        assert phase.streams
+        assert (phase.failed, phase.wrong, phase.repeated, phase.faults) == (0, 0, 0, [])
+    assert [restart.service for restart in result.restarts] == [
+        *("engine-0", "engine-1", "detok-0", "detok-1", "detok-2", "router-0", "router-1")
+    ]
+    assert {restart.ending for restart in result.restarts} == {"ended with code 0"}
+    assert result.frozen.held
+    assert result.frozen.new
+    assert result.left == Left([])

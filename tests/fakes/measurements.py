@@ -1,6 +1,8 @@
 """Results of the bench as they could have been measured."""
 
+from bench.deaths.frozen import Frozen
 from bench.deaths.killer import Death
+from bench.deaths.left import Left
 from bench.memory import Trail
 from bench.overload.refusals import Burst, Retried
 from bench.overload.tenants import Asked, TenantPlan, Tenants
@@ -12,6 +14,7 @@ from bench.parts import (
     peers,
     policies,
     prefix,
+    restart,
     retention,
     ring,
     scheduler,
@@ -104,6 +107,18 @@ def deaths_result() -> deaths.Result:
     return deaths.Result(deaths.Plan(), found, 2.0, 4.0, 4, 0, 0, 1, times, times, slow, slow, [], memory)
 
 
+def restart_result() -> restart.Result:
+    def phase(name: str, stall: float) -> restart.Phase:
+        return restart.Phase(name, 30.0, 3, 0, 0, 0, 1, [0.1, 0.2, 0.3], [0.1, 0.2, stall], [])
+
+    names = (restart.QUIET, restart.RESTARTS, restart.STOPPED, restart.GOES_ON)
+    phases = [phase(name, stall) for name, stall in zip(names, (0.3, 1.5, 4.0, 0.4), strict=True)]
+    services = (("engine-0", 0.9), ("detok-0", 1.1), ("router-0", 3.4))
+    restarts = [restart.Restart(service, drain, 2.5, "ended with code 0") for service, drain in services]
+    frozen = Frozen("engine-0", 30.0, 16, 9, 40)
+    return restart.Result(restart.Plan(), 2.0, phases, restarts, frozen, Left([]))
+
+
 def overload_result() -> overload.Result:
     bursts = [Burst(100, at, 20, 80, 80, [5.0, 9.0], [0.3, 0.8], {"client": 0.4, "router": 0.5}) for at in (0.0, 1.0)]
     alone, flooded = Asked([10.0, 12.0], [1.0, 2.0], [5.0]), Asked([15.0, 31.0], [1.0, 2.0], [9.0, 10.0])
@@ -131,6 +146,7 @@ RESULTS = {
     "host": host_result,
     "peers": peers_result,
     "deaths": deaths_result,
+    "restart": restart_result,
     "overload": overload_result,
     "slow_reader": slow_reader_result,
     "soak": deaths_result,

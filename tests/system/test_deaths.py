@@ -3,12 +3,12 @@
 import asyncio
 import os
 import signal
-import time
 from dataclasses import dataclass, field
 
 import grpc
 import pytest
 
+from bench.deaths.left import Left, left
 from sluice import AsyncClient
 from sluice.launch import Ring
 from sluice.v1 import generation_pb2 as pb
@@ -20,6 +20,7 @@ PEER_TIMEOUT = 5.0
 """Seconds: those that live must not be taken for dead on a machine that has much else to do."""
 STREAMS = 16
 TOKENS = 300
+NOTHING = Left([])
 
 
 @pytest.fixture
@@ -81,18 +82,6 @@ async def stories(stub, i: int, begun: asyncio.Semaphore) -> dict[int, Story]:
     return found
 
 
-async def nothing_left(client, but=()):
-    end = time.monotonic() + 60
-    while True:
-        stats = await client.stats()
-        engines = [engine for engine in stats.engines if engine.engine_id not in but]
-        detokenizers = [found for found in stats.detokenizers if found.detokenizer_id not in but]
-        if not any(e.active_requests or e.used_kv_blocks for e in engines) and not any(d.streams for d in detokenizers):
-            return
-        assert time.monotonic() < end, stats
-        await asyncio.sleep(0.1)
-
-
 async def check_same(ring, disturb):
     """Streams that are disturbed bring what they bring undisturbed."""
     async with grpc.aio.insecure_channel(ring.address) as channel:
@@ -123,11 +112,11 @@ async def test_streams_go_on_elsewhere(doomed_ring, victim, death):
 
     await check_same(ring, die)
     async with AsyncClient(ring.address, timeout=200) as client:
-        await nothing_left(client, but=[victim])
+        assert await left(client, ring, but=[victim]) == NOTHING
         if death is signal.SIGSTOP:
             # What it still says of the streams that went on elsewhere changes nothing.
             os.kill(pid, signal.SIGCONT)
-            await nothing_left(client)
+            assert await left(client, ring) == NOTHING
 
 
 @pytest.mark.timeout(300)
@@ -138,4 +127,4 @@ async def test_alone_it_is_restarted_and_the_streams_wait_for_it(lone_ring, vict
 
     await check_same(lone_ring, die)
     async with AsyncClient(lone_ring.address, timeout=200) as client:
-        await nothing_left(client)
+        assert await left(client, lone_ring) == NOTHING
