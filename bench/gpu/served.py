@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,3 @@ def give_back() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def knows(option: str) -> bool:
-    """Whether runners have such an option."""
-    return option in {entry.name for entry in fields(RunnerConfig)}

@@ -18,7 +18,7 @@ from bench.gpu.measures.throughput import throughput
 from bench.gpu.peers.ask import ask
 from bench.gpu.peers.catalog import ENTRIES, Entry
 from bench.gpu.scale import Scale
-from bench.gpu.served import Served, give_back, knows, served
+from bench.gpu.served import Served, give_back, served
 from bench.gpu.session import Session
 from bench.gpu.shapes import Shape
 from bench.gpu.workload import Workload
@@ -105,8 +105,6 @@ class Stages:
         """A runner of this shape, until the stack ends; None where there is none."""
         tokens = self._scale.prompt + (ROUNDS + 2) * self._scale.steps + SPARE + READING
         wanted = self._scale.options(batch, tokens) | options
-        if not knows("cuda_graphs"):
-            wanted.pop("cuda_graphs", None)
         loaded: list[Served] = []
 
         def load() -> str:

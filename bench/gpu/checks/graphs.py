@@ -28,7 +28,8 @@ def check(graphs: Served, eager: Served, sizes: tuple[int, ...], longest: int) -
         tokens = {i: source.randrange(graphs.shape.vocab_size) for i in members}
         pairs += zip(*(walk.generate(tokens) for walk in walks), strict=True)
     found = verdict(pairs, TOLERANCES[graphs.runner.choices["dtype"]])
-    return Check(f"graphs = eager, {graphs.shape.name}", found.passed, f"batches of {_listed(sizes)}; {found}")
+    detail = f"graphs: {graphs.runner.choices['cuda_graphs']}; batches of {_listed(sizes)}; {found}"
+    return Check(f"graphs = eager, {graphs.shape.name}", found.passed, detail)
 
 
 def _listed(sizes: tuple[int, ...]) -> str:
