@@ -28,6 +28,8 @@ class Processes:
             "GLOO_SOCKET_IFNAME": loopback,
             "NCCL_SOCKET_IFNAME": loopback,
             **os.environ,
+            # With -P, and from wherever this process imports.
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             PARENT_VARIABLE: str(os.getpid()),
         }
         # This process is one of them.

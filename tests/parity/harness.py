@@ -11,6 +11,8 @@ from engine_worker.hooks import Hooks, Report
 from engine_worker.intake import Terms
 from engine_worker.mailbox import Mailbox
 from engine_worker.outbox import Outbox
+from engine_worker.parallel.lead import Lead
+from engine_worker.parallel.place import Place
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.scheduling.build import SchedulerNames
@@ -22,7 +24,12 @@ from sluice.ring.wire import Submit
 from tests.fakes.lane import Receiver, Stream
 
 EPOCH = 1
+LOAD_SECONDS, STEP_SECONDS = 120.0, 60.0
 QUIET = structlog.make_filtering_bound_logger(50)
+
+
+def ignore(done: int, total: int) -> None:
+    """Progress that nobody wants to see."""
 
 
 class EngineHarness:
@@ -44,6 +51,7 @@ class EngineHarness:
         policy: str = "max_utilization",
         chunking: ChunkingPolicy = "first_come_first_served",
         block_reuse: bool = True,
+        tensor_parallel: int = 1,
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
         config = RunnerConfig(
@@ -58,7 +66,13 @@ class EngineHarness:
             max_tokens_per_step=max_tokens_per_step,
             max_attention_window=max_attention_window,
         )
-        runner = load_runner(checkpoint, config, lambda done, total: None)
+        log = structlog.wrap_logger(None, wrapper_class=QUIET)
+        self.lead: Lead | None = None
+        if tensor_parallel == 1:
+            runner = load_runner(checkpoint, config, ignore)
+        else:
+            self.lead = Lead(Place(0, tensor_parallel, 0, tensor_parallel), LOAD_SECONDS, STEP_SECONDS, log)
+            runner = self.lead.load(str(folder), checkpoint, config, ignore, ignore)
         batching = Batching(
             max_batch_size,
             max_tokens_per_step,
@@ -68,7 +82,6 @@ class EngineHarness:
             schedulers=SchedulerNames(policy),
         )
         longest = longest_sequence(runner, batching, checkpoint.max_context_tokens)
-        log = structlog.wrap_logger(None, wrapper_class=QUIET)
         self.receiver = Receiver()
         outbox = Outbox("engine", EPOCH, self.receiver.open_lane, time.monotonic, log)
         mailbox = Mailbox(EPOCH, self._receive, outbox, log)
@@ -85,6 +98,11 @@ class EngineHarness:
             time.monotonic,
             log,
         )
+
+    def close(self) -> None:
+        """The other ranks end, if there are any."""
+        if self.lead is not None:
+            self.lead.close()
 
     @property
     def pauses(self) -> int:

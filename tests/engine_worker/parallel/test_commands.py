@@ -1,0 +1,76 @@
+"""What is told is what is heard."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine_worker.parallel.commands import Beat, Compute, Load, Stop, decode, encode
+from engine_worker.runner.arrays import Arrays
+from engine_worker.runner.batch import build
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.step import Draw, Move, MoveKind, Slice
+from sluice.ring.params import SamplingParams
+
+SLICES = st.lists(
+    st.builds(
+        lambda tokens, start, draws, follows: Slice(
+            tokens,
+            start,
+            list(range(start // 4, start // 4 + 40)),
+            tuple(Draw(SamplingParams(), i, 0, [], []) for i in range(draws)),
+            follows,
+        ),
+        st.lists(st.integers(0, 1 << 40), min_size=1, max_size=9),
+        st.integers(0, 50),
+        st.integers(0, 2),
+        st.none() | st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=8,
+)
+MOVES = st.lists(st.builds(Move, st.sampled_from(MoveKind), st.integers(0, 99), st.integers(0, 99)))
+
+
+def same(found: Arrays, expected: Arrays) -> bool:
+    for name in Arrays.__slots__:
+        one, other = getattr(found, name), getattr(expected, name)
+        if isinstance(other, np.ndarray):
+            assert one.dtype == other.dtype
+            assert one.shape == other.shape
+            assert one.flags.writeable
+            assert (one == other).all()
+        else:
+            assert one == other
+    return True
+
+
+@settings(max_examples=40)
+@given(slices=SLICES, moves=MOVES)
+def test_a_step(slices, moves):
+    arrays = build(slices, 4, None).arrays
+    found = decode(bytearray(encode(Compute(tuple(moves), arrays))))
+    assert isinstance(found, Compute)
+    assert found.moves == tuple(moves)
+    assert same(found.arrays, arrays)
+
+
+def test_the_others():
+    config = RunnerConfig("cpu", max_attention_window=(3, 4), kv_memory_fraction=0.5)
+    for command in (Load("m", "f", config, "h:1", 2.0, 3.0), Load("m", "f", config, None, 2.0, 3.0), Beat(), Stop()):
+        assert decode(bytearray(encode(command))) == command
+    assert decode(bytearray(encode(Compute((), None)))) == Compute((), None)
+
+
+@pytest.mark.parametrize("message", [b"", b"\x00", b"\x91\xa3Nil", b"garbage", encode(Beat())[:-1]])
+def test_what_is_no_command(message):
+    with pytest.raises(msgspec.DecodeError):
+        decode(bytearray(message))
+
+
+def test_other_numbers_than_a_step_has():
+    message = msgspec.msgpack.decode(encode(Compute((), build([Slice([1], 0, [0])], 4, None).arrays)))
+    message[2]["token_ids"] = ["|O", [1], b"12345678"]
+    with pytest.raises(msgspec.ValidationError):
+        decode(bytearray(msgspec.msgpack.encode(message)))

@@ -1,0 +1,135 @@
+"""The real engine over two ranks: its start, its end, and what becomes of the rest when one of them dies or hangs."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sluice import tiny_model
+from tests.fakes.processes import is_alive, wait_until
+
+RANK_TIMEOUT = 4.0
+FLAGS = ["--tensor-parallel", "2", "--threads", "1", "--kv-cache-tokens", "4096", "--device", "cpu"]
+
+
+def start(folder: Path, *flags: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "engine_worker", "--model", str(tiny_model.path()), *FLAGS, *flags]
+    command += ["--listen", f"ipc://{folder}/engine", "--rank-timeout", str(RANK_TIMEOUT)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
+
+
+def until(process: subprocess.Popen[str], event: str) -> dict:
+    """The first log line with this event."""
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith("{") and json.loads(line)["event"] == event:
+            return json.loads(line)
+    raise AssertionError(lines)
+
+
+def children(pid: int) -> list[int]:
+    """Those that follow."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found if b"follower" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    process.stderr.close()
+
+
+@pytest.fixture
+def engine(tmp_path):
+    process = start(tmp_path)
+    yield process
+    ended(process)
+
+
+def test_it_starts_and_drains(engine):
+    ready = until(engine, "ready")
+    assert ready["tensor_parallel"] == "2"
+    assert ready["kv_tokens"] == 4096
+    (follower,) = children(engine.pid)
+    engine.send_signal(signal.SIGTERM)
+    assert engine.wait(60) == 0
+    assert not is_alive(follower)
+
+
+@pytest.mark.parametrize(
+    ("death", "why"),
+    [(signal.SIGKILL, "rank 1 was killed by SIGKILL"), (signal.SIGSTOP, "rank 1 has not got on for 4 s")],
+)
+def test_a_rank_is_lost_and_the_engine_ends(engine, death, why):
+    """It has nothing to do just then."""
+    until(engine, "ready")
+    (follower,) = children(engine.pid)
+    os.kill(follower, death)
+    assert until(engine, "rank_lost")["error"] == why
+    assert engine.wait(30) == 1
+    assert wait_until(lambda: not is_alive(follower))
+
+
+def test_the_engine_is_killed_and_nothing_is_left(engine):
+    """Not even of a rank that is frozen."""
+    before = set(os.listdir("/dev/shm"))
+    until(engine, "ready")
+    (follower,) = children(engine.pid)
+    os.kill(follower, signal.SIGSTOP)
+    engine.kill()
+    assert wait_until(lambda: not is_alive(follower))
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_a_rank_that_dies_while_it_loads(engine):
+    assert wait_until(lambda: bool(children(engine.pid)))
+    os.kill(children(engine.pid)[0], signal.SIGKILL)
+    assert "rank 1 was killed by SIGKILL" in until(engine, "rank_lost")["error"]
+    assert engine.wait(30) == 1
+
+
+def test_a_model_that_cannot_be_shared(tmp_path):
+    process = start(tmp_path, "--tensor-parallel", "3")
+    try:
+        _, errors = process.communicate(timeout=100)
+        assert process.returncode == 1
+        assert "python -m engine_worker: tensor_parallel = 3 does not divide num_attention_heads = 4" in errors
+        assert "Traceback" not in errors
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def given_ranks(tmp_path):
+    """Two, as torchrun starts them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    given["GLOO_SOCKET_IFNAME"] = "lo"
+    ranks = [start(tmp_path, environment={**given, "RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(2)]
+    yield ranks
+    for rank in ranks:
+        ended(rank)
+
+
+def test_started_by_torchrun(given_ranks):
+    """Rank 0 serves, the other follows over TCP."""
+    assert until(given_ranks[0], "ready")["tensor_parallel"] == "2"
+    # torchrun passes its own signal on to all.
+    for rank in reversed(given_ranks):
+        rank.send_signal(signal.SIGTERM)
+    assert [rank.wait(60) for rank in given_ranks] == [0, 0]
+
+
+def test_torchrun_lost_rank_0(given_ranks):
+    first, second = given_ranks
+    until(first, "ready")
+    first.kill()
+    assert "rank 0 has gone" in until(second, "lead_lost")["error"]
+    assert second.wait(30) == 1

@@ -1,0 +1,71 @@
+"""A model over two ranks gives the tokens and the logprobs of one."""
+
+import pytest
+
+from sluice import tiny_model
+from sluice.ring.params import SamplingParams
+from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
+from tests.parity.harness import EngineHarness
+
+KINDS = [
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"top_p": 0.9, "temperature": 0.8},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+]
+
+
+def generate(folder, vocabulary: int, **options) -> list:
+    """Requests of every kind, one of them with three sequences; their tokens and logprobs."""
+    harness = EngineHarness(folder, kv_cache_tokens=2048, max_batch_size=16, max_tokens_per_step=48, **options)
+    try:
+        numbers = [
+            harness.submit(
+                [(7 * i + 3 * j) % vocabulary for j in range(5 + 13 * i)],
+                SamplingParams(seed=i, logprobs=2, **KINDS[i % 4]),
+                max_tokens=6 + i,
+                n=3 if i == 5 else 1,
+            )
+            for i in range(8)
+        ]
+        harness.run()
+        streams = [
+            harness.stream(number, index) for i, number in enumerate(numbers) for index in range(1 + 2 * (i == 5))
+        ]
+        return [(stream.tokens, [entry.logprob for entry in stream.logprobs]) for stream in streams]
+    finally:
+        harness.close()
+
+
+def check(folder, vocabulary: int, size: int = 2, **options) -> None:
+    expected = generate(folder, vocabulary, **options)
+    found = generate(folder, vocabulary, tensor_parallel=size, **options)
+    for (tokens, logprobs), (right_tokens, right_logprobs) in zip(found, expected, strict=True):
+        assert tokens == right_tokens
+        assert logprobs == pytest.approx(right_logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_the_tiny_model(overlap):
+    """Qwen3: two KV heads, one for each rank; tied embeddings."""
+    check(tiny_model.path(), 4096, overlap=overlap)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama, biased, linear rope", {"kv_host_memory": 1 << 20, "attention": "reference"}),
+        # One KV head for both ranks; experts.
+        ("qwen3 moe, half sparse, windowed", {"overlap": True}),
+    ],
+)
+def test_random_models(tmp_path, name, options):
+    """A vocabulary of 97 tokens: the second rank has one row of padding."""
+    write_checkpoint(tmp_path, CONFIGS[name])
+    check(tmp_path, 97, **options)
+
+
+def test_more_ranks_than_kv_heads(tmp_path):
+    """Four of them, two KV heads."""
+    write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
+    check(tmp_path, 97, size=4)
