@@ -58,7 +58,8 @@ class CudaCapture:
             for _ in range(WARM_UPS):
                 work()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # NCCL's own thread looks at events meanwhile, which a capture of the whole process would not survive.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
         torch.cuda.current_stream().wait_stream(self._stream)
         return graph
