@@ -113,9 +113,9 @@ class RequestLog:
             self.started = None
 
     def append(self, row: TextRow) -> Appended:
-        """Take a row whose sequence is one of this request's."""
+        """Take a row whose sequence is one of this request's. After a fault nothing is: its end may be by our hand."""
         log = self.sequences[row.sequence]
-        if self._closed or log.end is not None:
+        if self._closed or self.fault is not None or log.end is not None:
             return Appended.SEEN
         count = len(row.tokens)
         if row.offset != log.received or self.started is None:

@@ -57,6 +57,17 @@ def test_nothing_comes_after_the_end():
     assert log.sequences[0].end.reason is FinishReason.EOS
 
 
+def test_nothing_comes_after_a_fault():
+    """Whoever hands a request back stops it too: that must not look like an end to a reader who is in a write."""
+    log = started(n=2)
+    log.append(row(0, [1], "a"))
+    log.fail(RequestError(ErrorCode.DRAINING, "the router is draining"))
+    for sequence, offset in ((0, 1), (1, 0)):
+        assert log.append(row(offset, [], "", End(FinishReason.ABORTED, TIMES), sequence)) is Appended.SEEN
+    assert not log.complete
+    assert [found.end for found in log.sequences] == [None, None]
+
+
 def test_a_closed_log_keeps_nothing():
     log = started()
     log.append(row(0, [1], "a"))
