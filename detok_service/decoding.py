@@ -93,6 +93,12 @@ class Decoding:
         for stream in self._table.of_engine(engine):
             self.fail(stream, code, message)
 
+    def lose_router(self, address: str, now: float) -> None:
+        """End the streams to a router whose place another one took. Should one be the new one's, it learns of it."""
+        self.advance(now)
+        for stream in self._table.of_router(address):
+            self.fail(stream, ErrorCode.ROWS_LOST, "the router has been started again")
+
     def fail(self, stream: Stream, code: ErrorCode, message: str) -> None:
         """End a stream that is not touched."""
         stream.fail(code, message)

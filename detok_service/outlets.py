@@ -51,12 +51,14 @@ class Outlets:
             outlet = self.by_address[address] = Outlet(lane, self._detokenizer, now, lost)
         return outlet
 
-    def greet(self, address: str, now: float) -> None:
-        """A router said hello."""
+    def greet(self, address: str, epoch: int, now: float) -> bool:
+        """A router said hello; whether it took the place of another. Late hellos of that one are no news."""
         outlet = self.to(address, now)
-        if outlet is not None:
-            outlet.heard = now
-            outlet.greeted = True
+        if outlet is None:
+            return False
+        outlet.heard = now
+        outlet.greeted = True
+        return outlet.meet(epoch)
 
     def greeted(self) -> Iterator[tuple[str, Outlet]]:
         """Those who said hello, with their addresses."""

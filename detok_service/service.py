@@ -104,7 +104,8 @@ class Service:
                 self._note(message)
                 continue
             if isinstance(message, Hello):
-                self._outlets.greet(message.address, now)
+                if self._outlets.greet(message.address, message.epoch, now):
+                    self.decoding.lose_router(message.address, now)
             elif isinstance(message, Drop):
                 self.decoding.drop(message.request, message.attempt, now)
             else:

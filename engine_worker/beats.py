@@ -20,6 +20,7 @@ BEAT_SECONDS = 0.5
 SILENCE_SECONDS = 30.0
 """A router that has not said hello for so long gets no more beats."""
 LANE_CAPACITY = 8
+MAX_FORMER = 16
 MAX_ROUTERS = 256
 """Each takes a lane."""
 
@@ -29,6 +30,9 @@ class Greeting(NamedTuple):
 
     at: float
     cache_heard: int
+    epoch: int = 0
+    former: tuple[int, ...] = ()
+    """Epochs that were heard at this address before; late hellos of those are no news."""
 
 
 class Listeners:
@@ -43,8 +47,19 @@ class Listeners:
         heard = self.recent()
         if hello.address not in heard and len(heard) >= MAX_ROUTERS:
             return False
-        self.heard = heard | {hello.address: Greeting(self._clock(), hello.cache_heard)}
+        known = heard.get(hello.address)
+        former = known.former if known else ()
+        if hello.epoch in former:
+            return True
+        if known is not None and known.epoch != hello.epoch:
+            former = (*former, known.epoch)[-MAX_FORMER:]
+        self.heard = heard | {hello.address: Greeting(self._clock(), hello.cache_heard, hello.epoch, former)}
         return True
+
+    def is_new(self, hello: Hello) -> bool:
+        """Whether it comes from one that took the place of a router that was heard."""
+        known = self.heard.get(hello.address)
+        return known is not None and hello.epoch != known.epoch and hello.epoch not in known.former
 
     def recent(self) -> dict[str, Greeting]:
         """Who wants beats now."""

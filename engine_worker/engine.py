@@ -82,11 +82,11 @@ class Engine:
         """Forget the prefix cache; returns the number of blocks freed."""
         return self._cache.flush()
 
-    def end_where(self, orphaned: Callable[[Submit], bool]) -> int:
-        """End the requests that are `orphaned` with ABORTED; returns how many those were."""
+    def end_where(self, orphaned: Callable[[Submit], bool], fault: Fault) -> int:
+        """End the requests that are `orphaned` with an error; returns how many those were."""
         requests, now = [r for r in self.live.requests.values() if orphaned(r.spec)], self._clock()
         for request in requests:
-            self.live.end_request(request, FinishReason.ABORTED, now)
+            self.live.end_request(request, FinishReason.ERROR, now, fault=fault)
         return len(requests)
 
     def end_all(self, fault: Fault) -> int:

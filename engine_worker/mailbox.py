@@ -8,6 +8,7 @@ from structlog.stdlib import BoundLogger
 from engine_worker.hooks import Responses, Stop
 from engine_worker.outbox import Outbox
 from engine_worker.request import remaining
+from sluice.ring.beats import Hello
 from sluice.ring.bounds import MAX_SEQUENCES
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.wire import Cancel, End, Open, Submit, Times, TokenRow
@@ -23,11 +24,13 @@ class Mailbox:
     def __init__(
         self,
         epoch: int,
-        receive: Callable[[], Iterable[Submit | Cancel]],
+        receive: Callable[[], Iterable[Submit | Cancel | Hello]],
         outbox: Outbox,
         log: BoundLogger,
     ) -> None:
-        """`receive` gives what has come in, a bounded number at a time, and does not wait."""
+        """`receive` gives what has come in, a bounded number at a time, and does not wait: of hellos those of routers
+        that took the place of another.
+        """
         self.dropped: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         """Requests, by error code."""
@@ -37,11 +40,12 @@ class Mailbox:
         self._receive = receive
         self._outbox = outbox
         self._log = log
-        self._messages: deque[Submit | Cancel] = deque()
+        self._messages: deque[Submit | Cancel | Hello] = deque()
         self._stops: list[Stop] = []
         self._streams: dict[int, Submit] = {}
         """By request."""
         self._num_live: dict[int, int] = {}
+        self._orphans: set[tuple[int, int]] = set()
 
     @property
     def waiting(self) -> bool:
@@ -58,7 +62,9 @@ class Mailbox:
         found: list[Submit] = []
         while self._messages:
             message, room = self._messages[0], len(found) < limit
-            if message.engine_epoch != self._epoch:
+            if isinstance(message, Hello):
+                self._orphans |= {(s.request, s.attempt) for s in self._streams.values() if s.router == message.address}
+            elif message.engine_epoch != self._epoch:
                 self._drop("other_epoch", message)
             elif isinstance(message, Cancel):
                 self._stops.append(Stop(message.request, message.attempt, message.sequence))
@@ -73,6 +79,11 @@ class Mailbox:
         """What the routers cancelled."""
         stops, self._stops = self._stops, []
         return stops
+
+    def take_orphans(self) -> set[tuple[int, int]]:
+        """(request, attempt) of those whose router was there before the one that is there now."""
+        orphans, self._orphans = self._orphans, set()
+        return orphans
 
     def send_responses(self, responses: Responses) -> None:
         """Hand everything to the outbox, and send what the lanes take."""

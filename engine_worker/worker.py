@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import zmq
 from prometheus_client.metrics_core import Metric
@@ -159,15 +159,21 @@ class Worker:
                 self._log.error("cache_corrupt", error=str(error))
 
     def _end_orphans(self) -> None:
-        """Requests whose router has been silent for long: nobody waits for them any more."""
+        """Requests that nobody waits for: their router has been silent for long, or another one took its place."""
+        if orphans := self._mailbox.take_orphans():
+            self._end_where("restarted", lambda spec: (spec.request, spec.attempt) in orphans)
         now = time.monotonic()
         if now < self._orphans_at:
             return
         self._orphans_at = now + ORPHAN_CHECK_SECONDS
         routers = self._listeners.recent()
-        ended = self._engine.end_where(lambda spec: spec.router not in routers)
-        if ended:
-            self._log.warning("router_silent", requests=ended)
+        self._end_where("silent", lambda spec: spec.router not in routers)
+
+    def _end_where(self, why: str, orphaned: Callable[[Submit], bool]) -> None:
+        # An error, not an abort: a router that waits for it after all goes on elsewhere.
+        fault = Fault(ErrorCode.ROWS_LOST.name, f"the engine took the router for {why}")
+        if ended := self._engine.end_where(orphaned, fault):
+            self._log.warning(f"router_{why}", requests=ended)
 
     def _drained(self) -> bool:
         """Whether it is time to go. For some beats' time after the stop new requests may still come, to be refused."""
@@ -231,10 +237,12 @@ class Worker:
         yield from metrics.ring(self._inbox, self._mailbox, self._outbox)
         yield from metrics.callback(self._callback)
 
-    def _receive(self) -> list[Submit | Cancel]:
-        found: list[Submit | Cancel] = []
+    def _receive(self) -> list[Submit | Cancel | Hello]:
+        found: list[Submit | Cancel | Hello] = []
         for message in self._inbox.receive():
             if isinstance(message, Hello):
+                if self._listeners.is_new(message):
+                    found.append(message)
                 if not self._listeners.hear(message):
                     self._mailbox.dropped["too_many_routers"] += 1
             elif isinstance(message, Gap):

@@ -1,6 +1,7 @@
 """The router's parts, put together: what starts, in which order, and how it stops."""
 
 import asyncio
+import secrets
 from collections.abc import Iterator
 
 import structlog
@@ -83,7 +84,7 @@ class Router:
             security.check(address)
         self._inbox = RouterInbox(self._context, settings.listen, self._handle, logger, security)
         self.address = settings.advertise or self._inbox.address
-        hello = Hello(settings.id, self.address)
+        hello = Hello(settings.id, self.address, epoch=secrets.randbits(63))
         self._placement = Placement(settings.cached_blocks)
         self._members = Members(
             self._context,

@@ -14,6 +14,8 @@ class Hello(Message, frozen=True):
     address: Name
     cache_heard: Total = 0
     """To an engine: number of the latest change of its cache that this router knows; 0: none."""
+    epoch: Number = 0
+    """Drawn at every start of the process: nobody waits any more for what a former one at this address asked for."""
 
 
 class Pulse(Message, frozen=True):

@@ -294,6 +294,19 @@ def test_beats_go_to_routers_that_said_hello():
     assert bench.lanes["router"].beats[-1].draining
 
 
+def test_streams_to_a_router_whose_place_another_took_end():
+    bench = Bench()
+    bench.handle(Hello("r", "router", epoch=1), batch(row(1, 0, [0]), opens=[opened(1), opened(2, router="other")]))
+    bench.handle(Hello("r", "router", epoch=1))
+    assert bench.service.streams == 2
+    bench.handle(Hello("r", "router", epoch=2), batch(row(1, 1, [1]), row(3, 0, [2]), opens=[opened(3)]))
+    assert bench.texts() == {(1, 0): ("a", ErrorCode.ROWS_LOST), (3, 0): ("c", None)}
+    bench.handle(Hello("r", "router", epoch=1), Hello("r", "router", epoch=2))
+    assert (bench.service.streams, bench.service.remembered) == (2, 1)
+    bench.handle(batch(row(1, 2, [], LENGTH), row(2, 0, [3], LENGTH), row(3, 1, [3], LENGTH)))
+    assert (bench.service.streams, bench.service.remembered, bench.service.intake.unknown_rows) == (0, 0, 0)
+
+
 def test_streams_of_a_silent_engine_end():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]), batch(row(2, 0, [0]), opens=[opened(2)], engine="other"))

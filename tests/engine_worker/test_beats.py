@@ -24,6 +24,17 @@ def test_a_router_gets_beats_until_its_hellos_stop():
     assert {address: greeting.cache_heard for address, greeting in listeners.heard.items()} == {"mem://r1": 7}
 
 
+def test_a_router_that_took_the_place_of_another_is_new_once():
+    listeners = Listeners(Clock())
+    found = []
+    for epoch in (1, 1, 2, 1, 2, 3, 2, 1, 3):
+        hello = Hello("r0", "mem://r0", epoch=epoch)
+        found.append(listeners.is_new(hello))
+        assert listeners.hear(hello)
+    assert found == [False, False, True, False, False, True, False, False, False]
+    assert not listeners.is_new(Hello("r1", "mem://r1", epoch=9))
+
+
 def test_what_another_thread_reads_never_changes_under_it():
     listeners = Listeners(Clock())
     listeners.hear(Hello("r0", "mem://r0"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.ring.errors import FinishReason
+from sluice.ring.errors import Fault, FinishReason
 from tests.fakes.engine import EngineBench
 
 pytestmark = pytest.mark.usefixtures("either_way")
@@ -121,7 +121,7 @@ def test_requests_of_a_dead_router_end_and_others_go_on():
     bench = EngineBench()
     orphan, other = bench.submit([1, 2, 3], 50), bench.submit([4, 5], 5)
     bench.step()
-    assert bench.engine.end_where(lambda spec: spec.request == orphan) == 1
+    assert bench.engine.end_where(lambda spec: spec.request == orphan, Fault("ROWS_LOST", "so")) == 1
     bench.run()
-    assert bench.ended(orphan) is FinishReason.ABORTED
+    assert bench.fault(orphan) == "ROWS_LOST"
     assert bench.output(other) == bench.expected(other)

@@ -78,8 +78,8 @@ class World:
         )
         assert self.lane.send(spec)
 
-    def hello(self, cache_heard: int = 0) -> None:
-        assert self.lane.send(Hello("router-0", self.router.address, cache_heard))
+    def hello(self, cache_heard: int = 0, epoch: int = 0) -> None:
+        assert self.lane.send(Hello("router-0", self.router.address, cache_heard, epoch))
 
     def beats(self, until) -> list[EngineBeat]:
         """Those that come, up to one that is as it is awaited."""
@@ -168,6 +168,37 @@ def test_a_request_goes_in_and_rows_come_out(start, runner, overlap):
     assert ends == {1: None, 2: "CONTEXT_OVERFLOW"}
     assert {opened.router for opened in world.opens} == {world.router.address}
     world.read(lambda: world.pulses)
+
+
+def test_what_a_router_asked_for_ends_when_another_takes_its_place(start, runner):
+    entered, go_on = stall(runner)
+    world = start()
+    world.hello(epoch=1)
+    world.submit(1, [1, 2, 3], max_tokens=50)
+    assert entered.wait(LIMIT)
+    world.submit(2, [3, 4], max_tokens=50)
+    for epoch in (2, 1):
+        # Late hellos of the former mean nothing.
+        world.hello(epoch=epoch)
+    world.submit(3, [5, 6])
+    go_on.set()
+    world.read(lambda: len(world.ends()) == 3)
+    ends = {row.request: row.end.fault.code if row.end.fault else row.end.reason for row in world.rows if row.end}
+    assert ends == {1: "ROWS_LOST", 2: "ROWS_LOST", 3: FinishReason.LENGTH}
+
+
+def test_requests_of_a_router_that_is_silent_end_with_an_error(start, runner, monkeypatch):
+    monkeypatch.setattr("engine_worker.beats.SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr("engine_worker.worker.ORPHAN_CHECK_SECONDS", 0.2)
+    entered, go_on = stall(runner)
+    world = start()
+    world.hello()
+    world.submit(1, [1, 2, 3], max_tokens=50)
+    assert entered.wait(LIMIT)
+    time.sleep(0.3)
+    go_on.set()
+    world.read(world.ends)
+    assert world.ends()[0].fault.code == "ROWS_LOST"
 
 
 def test_beats_go_to_who_said_hello_and_tell_the_truth(start):
