@@ -1,9 +1,11 @@
 """A client on the simulated ring: the library's own Resume and Attempts, over two routers."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
+from types import SimpleNamespace
 
+from router.callers import Caller
 from router.errors import RequestError
 from sluice.client.attempts import Attempts, tells_of_router
 from sluice.client.errors import AlreadyExists, InvalidRequest, LostEvents, Overloaded, SluiceError, Unavailable
@@ -18,35 +20,115 @@ KINDS = {
 }
 
 
+@dataclass(frozen=True)
+class Asked:
+    """One request, and how its client behaves."""
+
+    at: float
+    spec: pb.GenerationSpec
+    slow: float = 0.0
+    """Chance of a long pause after an event."""
+    leaves: float | None = None
+    """Seconds after which the client goes away."""
+    aborts: float | None = None
+    """Seconds after which it asks every router to abort."""
+
+    @property
+    def cut(self) -> bool:
+        """It may well end before its time."""
+        return self.leaves is not None or self.aborts is not None or self.spec.HasField("time_limit")
+
+    @property
+    def whole(self) -> "Asked":
+        """The same, to its natural end."""
+        spec = pb.GenerationSpec()
+        spec.CopyFrom(self.spec)
+        spec.ClearField("time_limit")
+        return replace(self, spec=spec, leaves=None, aborts=None)
+
+
 @dataclass
 class Story:
     """What a client was told, by output."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     text: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list[tuple[int, float | None]]] = field(default_factory=dict)
     ends: dict[int, list[str]] = field(default_factory=dict)
     usage: tuple[int, int] | None = None
     faults: list[str] = field(default_factory=list)
     resumed: int = 0
+    left: bool = False
+
+
+class Connection:
+    """What no router may do, whatever a client would make of it: repeat, leave out, end twice, go on after an end."""
+
+    def __init__(self, spec: pb.GenerationSpec, faults: list[str]) -> None:
+        self._known = {each.index: len(each.token_ids) for each in spec.resume}
+        self._ended: set[int] = set()
+        self._events = 0
+        self._done = False
+        self._faults = faults
+
+    def check(self, event: pb.GenerateStreamResponse) -> None:
+        """One more event."""
+        self._events += 1
+        kind = event.WhichOneof("event")
+        if self._done or event.sequence != self._events or (kind == "started") != (self._events == 1):
+            self._faults.append(f"event {event.sequence} is {kind}, after {self._events - 1} others")
+        self._done = self._done or kind == "done"
+        told = event.delta if kind == "delta" else event.finished if kind == "finished" else None
+        if told is None:
+            return
+        known = self._known.get(told.index, 0)
+        if told.index in self._ended:
+            self._faults.append(f"output {told.index} has {kind} after its end")
+        if kind == "delta":
+            if told.token_offset != known:
+                self._faults.append(f"output {told.index} has a delta at {told.token_offset} after {known} tokens")
+            self._known[told.index] = known + told.token_count
+        else:
+            self._ended.add(told.index)
+            if told.completion_tokens != known:
+                self._faults.append(f"output {told.index} ends after {told.completion_tokens} tokens, {known} came")
 
 
 class SimClient:
     """Asks once, and goes on until it has everything."""
 
-    def __init__(self, spec: pb.GenerationSpec, at: float, slow: float, random: Random, routers) -> None:
-        """`routers` gives those that can be called now, by place; `slow`: chance of a long pause after an event."""
+    def __init__(self, asked: Asked, random: Random, routers) -> None:
+        """`routers` gives those that can be called now, by place."""
         self.story = Story()
+        self.ended = False
+        self._asked = asked
         self._spec = pb.GenerationSpec()
-        self._spec.CopyFrom(spec)
-        self._at = at
-        self._slow = slow
+        self._spec.CopyFrom(asked.spec)
         self._random = random
         self._routers = routers
         self._current = random.randrange(2)
 
     async def run(self) -> None:
+        await asyncio.sleep(self._asked.at)
+        aborting = asyncio.ensure_future(self._abort())
+        try:
+            async with asyncio.timeout(self._asked.leaves):
+                await self._read()
+        except TimeoutError:
+            self.story.left = True
+        finally:
+            self.ended = True
+            aborting.cancel()
+
+    async def _abort(self) -> None:
+        if self._asked.aborts is not None:
+            await asyncio.sleep(self._asked.aborts)
+            for router in filter(None, self._routers()):
+                operator = SimpleNamespace(caller=Caller())
+                await router.generation.abort(pb.AbortRequest(request_id=self._spec.request_id), operator)
+
+    async def _read(self) -> None:
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(self._at)
         attempts = Attempts(2, None, 120.0, 120.0, loop.time())
         resume = Resume(self._spec, attempts)
         while not resume.complete:
@@ -72,11 +154,14 @@ class SimClient:
         if router is None:
             raise Unavailable("nobody listens")
         lost: list[SluiceError] = []
+        spec = resume.request(now).spec
+        connection = Connection(spec, self.story.faults)
 
         async def write(event: pb.GenerateStreamResponse) -> None:
             await asyncio.sleep(0.0005)
-            if self._random.random() < self._slow:
+            if self._random.random() < self._asked.slow:
                 await asyncio.sleep(self._random.uniform(0.5, 4.0))
+            connection.check(event)
             try:
                 for chunk in resume.take(event):
                     self._hear(chunk)
@@ -85,7 +170,7 @@ class SimClient:
                 raise asyncio.CancelledError from None
 
         request = pb.GenerateStreamRequest()
-        request.CopyFrom(resume.request(now))
+        request.spec.CopyFrom(spec)
         try:
             await router.stream(request, write)
         except RequestError as error:
@@ -94,7 +179,7 @@ class SimClient:
         except asyncio.CancelledError:
             if lost:
                 raise lost[0] from None
-            if router.alive:
+            if router.alive or asyncio.current_task().cancelling():
                 raise
             raise Unavailable("the connection broke") from None
 
@@ -113,4 +198,5 @@ class SimClient:
                 f"output {chunk.index}: {chunk.token_count} tokens at {chunk.token_offset} after {len(tokens)}"
             )
         tokens.extend(chunk.token_ids)
+        story.logprobs.setdefault(chunk.index, []).extend((each.token_id, each.logprob) for each in chunk.logprobs)
         story.text[chunk.index] = story.text.get(chunk.index, "") + chunk.text

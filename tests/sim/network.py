@@ -102,6 +102,8 @@ class Weather:
 
     def __init__(self, what: str, address: str, until: float, part: float) -> None:
         self.what, self.address, self.until, self.part = what, address, until, part
+        self.harmed = 0
+        """Frames."""
 
 
 class Network:
@@ -141,6 +143,7 @@ class Network:
         for weather in self.weather:
             if weather.address in (lane.address, "*") and self.random.random() < weather.part:
                 self.harmed += 1
+                weather.harmed += 1
                 match weather.what:
                     case "lose":
                         times = 0
