@@ -12,6 +12,8 @@ const protos = process.env.SLUICE_PROTOS ?? fileURLToPath(new URL('protos', impo
 const [text = 'def fibonacci(n):', more = '{"stopping": {"max_tokens": 64}}'] = process.argv.slice(2);
 const PAUSE = 200;
 const PATIENCE = 60_000;
+// After these the server has tried again by itself, often enough: each other router is asked once.
+const GIVEN_UP = ['ENGINE_LOST', 'DETOKENIZER_LOST', 'ROWS_LOST'];
 
 const { sluice, google } = grpc.loadPackageDefinition(
   protoLoader.loadSync(
@@ -30,12 +32,19 @@ function details(error, type) {
     .map((detail) => google.rpc[type].deserialize(detail.value));
 }
 
+// What is left of a google.protobuf.Duration.
+function left({ seconds = 0, nanos = 0 }, gone) {
+  const milliseconds = Math.max(Number(seconds) * 1000 + nanos / 1e6 - gone, 1);
+  return { seconds: Math.floor(milliseconds / 1000), nanos: Math.floor((milliseconds % 1000) * 1e6) };
+}
+
 // All that a stream goes on from: its seed, its id, and the token ids of each output.
 class Story {
   constructor(spec) {
     this.spec = { ...spec, output: { ...spec.output, token_ids: true } };
     this.outputs = new Map();
     this.begun = false;
+    this.beganAt = Date.now();
   }
 
   // What the next attempt asks for; text that has come without its end is forgotten.
@@ -44,7 +53,9 @@ class Story {
     this.admitted = false;
     const outputs = [...this.outputs].filter(([, output]) => output.token_ids.length);
     for (const [, output] of outputs) output.tail = '';
-    return { spec: { ...this.spec, resume: outputs.map(([index, { token_ids }]) => ({ index, token_ids })) } };
+    const limit = this.spec.time_limit && { time_limit: left(this.spec.time_limit, Date.now() - this.beganAt) };
+    const resume = outputs.map(([index, { token_ids }]) => ({ index, token_ids }));
+    return { spec: { ...this.spec, ...limit, resume } };
   }
 
   // The new text in an event; nothing of what had come before.
@@ -107,7 +118,8 @@ async function* generate(spec) {
     } catch (error) {
       brokenAt ??= Date.now();
       failures += 1;
-      const patience = story.begun ? PATIENCE : 0;
+      const [info] = details(error, 'ErrorInfo');
+      const patience = story.begun && !GIVEN_UP.includes(info?.reason) ? PATIENCE : 0;
       if (!story.goesOn(error)) throw error;
       if (failures >= routers.length && Date.now() + PAUSE > brokenAt + patience) throw error;
       if (error.code === undefined || error.code === grpc.status.UNAVAILABLE) routers.push(routers.shift());

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections import deque
 from pathlib import Path
 
 import grpc
@@ -67,6 +68,23 @@ def test_a_stream_goes_on_at_the_next_router(example) -> None:
         plan.breaks.append((3, with_reason(grpc.StatusCode.INTERNAL, "STEP_FAILED")))
         assert run(example, ",".join(addresses), "p", spec).returncode == 1
         assert len(plan.seen) == 8
+
+
+def test_each_router_is_asked_once_after_the_server_gave_up(example) -> None:
+    lost = with_reason(grpc.StatusCode.UNAVAILABLE, "ENGINE_LOST")
+    plan = Plan(deque([(3, lost)] + [(1, lost)] * 9))
+    with tell_all(3, plan) as addresses:
+        assert run(example, ",".join(addresses), "p", {"stopping": {"max_tokens": 9}}).returncode == 1
+    assert sorted(number for number, _ in plan.seen) == [0, 1, 2]
+
+
+def test_a_time_limit_goes_on_running(example) -> None:
+    plan = Plan(deque([(3, GONE), (0, GONE), (0, GONE), (0, GONE)]))
+    with tell_all(2, plan) as addresses:
+        spec = {"stopping": {"max_tokens": 9}, "time_limit": {"seconds": 100, "nanos": 500_000_000}}
+        assert run(example, ",".join(addresses), "p", spec).returncode == 0
+    limits = [spec.time_limit.ToTimedelta().total_seconds() for _, spec in plan.seen]
+    assert 99 < limits[-1] < limits[0] - 0.2 < 100.5
 
 
 def test_a_bad_request_names_its_fields(ring, example) -> None:
