@@ -12,6 +12,7 @@ from bench.deaths.played import Played
 from bench.deaths.result import Tally
 from bench.deaths.run import ENGINE, PEER_SECONDS, RESUME_SECONDS
 from bench.deaths.streams import undisturbed, without_pause
+from bench.deaths.tell import CALLBACK, Heard
 from bench.rounds import Step
 from bench.stats import thinned
 from sluice import AsyncClient
@@ -91,23 +92,25 @@ class Result(msgspec.Struct, frozen=True):
 
 def measure(plan: Plan, _: Path, step: Step) -> Result:
     """In one ring. Raises ValueError where the launcher would end the frozen engine."""
+    heard = Heard()
     with Ring(
         engines=plan.engines,
         detokenizers=plan.detokenizers,
         routers=plan.routers,
         drain_timeout=plan.drain_timeout,
-        engine_args={**ENGINE, "threads": plan.threads},
+        engine_args={**ENGINE, "threads": plan.threads, "stats_callback": CALLBACK},
         router_args={"peer_timeout": PEER_SECONDS},
+        observe=heard,
     ) as ring:
         if plan.stopped_seconds >= ring.plan.freeze_timeout:
             raise ValueError(
                 f"stopped_seconds is {plan.stopped_seconds:g}: after {ring.plan.freeze_timeout:g} s without a turn of "
                 "its loop an engine is started again"
             )
-        return asyncio.run(_measure(ring, plan, step))
+        return asyncio.run(_measure(ring, heard, plan, step))
 
 
-async def _measure(ring: Ring, plan: Plan, step: Step) -> Result:
+async def _measure(ring: Ring, heard: Heard, plan: Plan, step: Step) -> Result:
     asked = mixed(plan.streams, plan.max_tokens)
     phases = _Phases()
 
@@ -125,7 +128,7 @@ async def _measure(ring: Ring, plan: Plan, step: Step) -> Result:
         phases.begin(STOPPED)
         name = next(name for name, child in ring.children.items() if child.role == "engine")
         seconds = (plan.stopped_seconds, plan.after_seconds)
-        freezing = asyncio.create_task(freeze(client, ring, name, *seconds, goes_on))
+        freezing = asyncio.create_task(freeze(ring, heard, name, *seconds, goes_on))
         await without_pause(client, asked, quiet, freezing, phases.add)
         ended = phases.end()
         step(GOES_ON)

@@ -10,6 +10,8 @@ from bench.stats import percentile
 from bench.style import FAINT, note, short, title
 
 LEAST_SECONDS = 1e-3
+BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+"""So that names are read where they lie on lines."""
 
 
 class Waits(NamedTuple):
@@ -33,7 +35,8 @@ def distribution(axes: Axes, name: str, kinds: Sequence[Waits]) -> None:
         axes.step(np.maximum(times, LEAST_SECONDS), shares, where="post", color=kind.colour, linewidth=2.2)
         told = f"{kind.name}\np50 {short(percentile(times, 50))} s\np99 {short(percentile(times, 99))} s"
         place = (max(percentile(times, kind.at), LEAST_SECONDS), kind.at)
-        note(axes, told, place, (8, -4), ha="left", va="top", color=kind.colour, weight="bold")
+        style = {"ha": "left", "va": "top", "color": kind.colour, "weight": "bold", "bbox": BEHIND}
+        note(axes, told, place, (8, -4), **style)
     axes.set_xscale("log")
     axes.set_xlim(right=4 * max([LEAST_SECONDS, *(time for kind in kinds for time in kind.times)]))
     axes.set_xlabel("seconds")

@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.parts.restart import GOES_ON, QUIET, RESTARTS, STOPPED, Result
-from bench.plots.distribution import Waits, distribution
+from bench.plots.distribution import BEHIND, Waits, distribution
 from bench.sections.restart import MOST_SECONDS
 from bench.style import BLUE, FAINT, GREY, ORANGE, SOFT, TEAL, canvas, note, short, title
 
@@ -38,7 +38,7 @@ def _restarts(axes: Axes, result: Result) -> None:
     axes.barh(names, drains, 0.6, color=ORANGE, label="drains")
     axes.barh(names, backs, 0.6, left=drains, color=FAINT, label="begins again")
     for name, drain in zip(names, drains, strict=True):
-        note(axes, f"{short(drain)} s", (drain, names.index(name)), (4, 0), ha="left", va="center")
+        note(axes, f"{short(drain)} s", (drain, names.index(name)), (4, 0), ha="left", va="center", bbox=BEHIND | {"facecolor": FAINT, "alpha": 1})
     axes.axvline(MOST_SECONDS, color=SOFT, linewidth=1, linestyle=(0, (3, 3)))
     axes.set_xlim(0, 1.1 * max(MOST_SECONDS, *(drain + back for drain, back in zip(drains, backs, strict=True))))
     axes.set_ylim(len(names) - 0.4, -1.4)

@@ -21,6 +21,6 @@ def test_nobody_can_tell_restarts_and_a_freeze(tmp_path):
         *("engine-0", "engine-1", "detok-0", "detok-1", "detok-2", "router-0", "router-1")
     ]
     assert {restart.ending for restart in result.restarts} == {"ended with code 0"}
-    assert result.frozen.held
+    assert result.frozen.held >= result.frozen.late
     assert result.frozen.new
     assert result.left == Left([])
