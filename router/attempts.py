@@ -114,11 +114,13 @@ class Attempts:
         """Nothing more is awaited of this attempt; what still comes of it is late. The permit stays."""
         if live.route is None:
             return
-        # Also where one was sent before: that may be what was lost. Who took the place of a peer knows nothing of it.
+        # Also where one was sent before: that may be what was lost. Who took the place of an engine knows nothing of it.
         if live.route.engine in self._members.engines.all:
             self._send_cancel(live, live.route)
-        if live.route.detokenizer in self._members.detokenizers.all:
-            self._cancels.send(live.route.detokenizer, Drop(live.number, live.attempt))
+        # Who took the place of a detokenizer may: the engine goes by its address.
+        for peer in self._members.detokenizers.all:
+            if peer.address == live.route.detokenizer.address:
+                self._cancels.send(peer, Drop(live.number, live.attempt))
         self._take_off(live)
         live.attempt += 1
         live.begun = live.cancelled = False

@@ -132,6 +132,19 @@ async def test_a_restarted_engine_is_a_new_one(ring, start):
     assert len(client.lines("peer restarted")) == 1
 
 
+async def test_who_took_the_place_of_a_detokenizer_is_told_what_was_given_up(ring, start):
+    """The engine goes by the address: rows of the attempt may come to the new one."""
+    ring.add_engine()
+    detokenizer = ring.add_detokenizer()
+    client = await start()
+    call = await busy(client, ring)
+    ring.script = generate
+    detokenizer.epoch += 1
+    assert (await rest(call))[-1].HasField("done")
+    await client.until(lambda: [(drop.request, drop.attempt) for drop in detokenizer.drops])
+    assert [(drop.request, drop.attempt) for drop in detokenizer.drops] == [(ring.calls[0].submit.request, 0)]
+
+
 async def test_an_abort_whose_engine_dies_still_ends_normally(ring, start):
     async def deaf(call):
         await call.send(start=True)
