@@ -10,6 +10,7 @@ from bench.style import BLUE, FAINT, GREY, ORANGE, SOFT, TEAL, canvas, note, sho
 
 LOOKS = {QUIET: (GREY, 30), RESTARTS: (ORANGE, 75), STOPPED: (BLUE, 92), GOES_ON: (TEAL, 52)}
 """Colour, and where the name stands."""
+ON_BAR = BEHIND | {"facecolor": FAINT, "alpha": 1}
 
 
 def of_restart(result: Result) -> Figure:
@@ -38,7 +39,7 @@ def _restarts(axes: Axes, result: Result) -> None:
     axes.barh(names, drains, 0.6, color=ORANGE, label="drains")
     axes.barh(names, backs, 0.6, left=drains, color=FAINT, label="begins again")
     for name, drain in zip(names, drains, strict=True):
-        note(axes, f"{short(drain)} s", (drain, names.index(name)), (4, 0), ha="left", va="center", bbox=BEHIND | {"facecolor": FAINT, "alpha": 1})
+        note(axes, f"{short(drain)} s", (drain, names.index(name)), (4, 0), ha="left", va="center", bbox=ON_BAR)
     axes.axvline(MOST_SECONDS, color=SOFT, linewidth=1, linestyle=(0, (3, 3)))
     axes.set_xlim(0, 1.1 * max(MOST_SECONDS, *(drain + back for drain, back in zip(drains, backs, strict=True))))
     axes.set_ylim(len(names) - 0.4, -1.4)
