@@ -7,6 +7,7 @@ import gc
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ class EngineAlone:
         self._settings = settings
         self._checkpoint = open_checkpoint(settings.model)
         self._log = configure("engine alone", "warning")
-        self._runner = load(settings, self._checkpoint, self._log)
+        # Other ranks, if there are any, end with this process.
+        self._runner = load(settings, self._checkpoint, self._log, ExitStack())
         self._ahead = 0.0
         self._submitted: list[Submit] = []
         self._opened: list[Opened] = []

@@ -11,7 +11,7 @@ PARENT_VARIABLE = "SLUICE_PARENT_PID"
 
 
 def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Where another service started us, get this signal when it dies (on Linux; elsewhere its own clean-up has to do)."""
+    """Where another service started us, get this signal when it dies (on Linux; elsewhere its clean-up has to do)."""
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is None or sys.platform != "linux":
         return
