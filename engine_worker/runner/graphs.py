@@ -52,13 +52,13 @@ class CudaCapture:
         self._stream = torch.cuda.Stream(device)
 
     def __call__(self, work: Work) -> torch.cuda.CUDAGraph:
-        """See `Capture`. The runs come first in the stream of the capture: what cuBLAS keeps is kept per stream."""
+        """See `Capture`. The runs come first in the stream of the capture: what cuBLAS keeps is kept per stream. What
+        other threads ask of the device meanwhile, as NCCL's do, is no part of it."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 work()
         graph = torch.cuda.CUDAGraph()
-        # NCCL's own thread looks at events meanwhile, which a capture of the whole process would not survive.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
         torch.cuda.current_stream().wait_stream(self._stream)
@@ -86,6 +86,8 @@ class Graphs:
         self._buffers = buffers
         self._sizes = graph_sizes(buffers.rows)
         self._graphs: dict[int, Graph] = {}
+        self._inputs: list[AttentionInputs] = []
+        """What the backend made for each: a graph reads it, but does not keep it."""
         token_ids, positions, attention = buffers.inputs(buffers.rows)
         self._hidden = torch.empty_like(compute(token_ids, positions, prepare(attention)))
         for done, size in enumerate(reversed(self._sizes)):
@@ -96,6 +98,7 @@ class Graphs:
     def _work(self, size: int, compute: Compute, prepare: Callable[[AttentionInputs], AttentionInputs]) -> Work:
         token_ids, positions, attention = self._buffers.inputs(size)
         inputs, hidden = prepare(attention), self._hidden[:size]
+        self._inputs.append(inputs)
 
         def work() -> None:
             hidden.copy_(compute(token_ids, positions, inputs))

@@ -99,6 +99,9 @@ def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard
         model.freeze()
         cache = _make_cache(model, chosen.backend, config, context, dtype, device, shard)
         refused = graphs_refused(config, model, chosen.backend, device)
+        # Padding makes another step of it: all ranks do it, or none.
+        if not shard.least(int(refused is None)):
+            refused = refused or "another rank cannot"
         graphs = None
         if refused is None:
             graphs = capture_graphs(model, cache, chosen.backend, config, context, CudaCapture(device), capturing)

@@ -6,6 +6,8 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.machine import free_memory
 
 FRACTION = {"cpu": 0.3, "cuda": 0.9}
+BEFORE = {"cpu": "loading", "cuda": "loading and a step of the largest size"}
+"""What has its memory before the KV cache gets it."""
 MAX_TABLE_ROWS = 2**31 - 1
 """Slots times KV heads: the CPU backend counts them in 32 bits."""
 
@@ -29,7 +31,13 @@ def count_blocks(
         limits.append(_by_tokens(config.kv_cache_tokens, config.tokens_per_block))
     if config.kv_cache_tokens is None or config.kv_memory_fraction is not None:
         limits.append(_by_memory(config, block_bytes, device))
-    return min(limits)
+    blocks = min(limits)
+    # A CPU has its pages when they are written; a GPU at once.
+    if device.type == "cuda" and (wanted := blocks * block_bytes) > (free := free_memory(device)):
+        raise MemoryTooSmallError(
+            f"kv_cache_tokens = {config.kv_cache_tokens} take {wanted >> 20} MiB, but {free >> 20} MiB are free"
+        )
+    return blocks
 
 
 def count_host_blocks(config: RunnerConfig, block_bytes: int, num_blocks: int, device: torch.device) -> int:
@@ -60,7 +68,8 @@ def _by_memory(config: RunnerConfig, block_bytes: int, device: torch.device) -> 
     blocks = int(free * fraction) // block_bytes
     if blocks < 1:
         raise MemoryTooSmallError(
-            f"no memory for the KV cache: {free >> 20} MiB are free after loading, {fraction:.0%} of them are for it, "
+            f"no memory for the KV cache: {free >> 20} MiB are free after {BEFORE[device.type]}, "
+            f"{fraction:.0%} of them are for it, "
             f"and a block of {config.tokens_per_block} tokens takes {block_bytes / 2**20:.2f} MiB"
         )
     return blocks

@@ -1,5 +1,7 @@
 """Generation steps replayed, with fake graphs."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -141,6 +143,7 @@ def test_padding_writes_nothing_and_leaves_nothing(checkpoint):
     capture = FakeCapture()
     runner = make(checkpoint, capture, rows=8)
     blocks = runner._forward._cache._blocks
+    assert not blocks.any()
     with torch.inference_mode():
         blocks.normal_()
         runner.run(Step(tuple(Slice([7], 4 * i + 3, [*range(i, -1, -1)], ()) for i in range(8))))
@@ -197,6 +200,30 @@ def test_from_the_largest_down_and_every_step_fits_the_smallest_that_holds_it():
     assert graphs.fit(arrays(21)) is None
     assert (graphs.fit(arrays(2, 3)), graphs.fit(arrays(2, 4))) == (2, None)
     assert graphs.fit(replace(arrays(2), max_query=2)) is None
+
+
+def test_what_the_backend_prepared_lives_as_long_as_the_graphs():
+    """A graph knows addresses only."""
+
+    class Forgetful:
+        def __call__(self, work):
+            work()
+            return self
+
+    made = []
+
+    def prepare(inputs):
+        prepared = replace(inputs, slots=inputs.slots.clone())
+        made.append(weakref.ref(prepared.slots))
+        return prepared
+
+    with torch.inference_mode():
+        graphs = Graphs(
+            lambda ids, *_: torch.zeros(len(ids), 2), prepare, Buffers(4, 1, 4, CPU), Forgetful(), lambda *_: None
+        )
+    gc.collect()
+    assert len(graphs.sizes) == 3
+    assert sum(ref() is not None for ref in made) == 3
 
 
 @pytest.mark.parametrize("tokens_per_block", [1, 4, 16])

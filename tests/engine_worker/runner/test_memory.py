@@ -5,13 +5,13 @@ from engine_worker.runner import memory
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.memory import MemoryTooSmallError, count_blocks, count_host_blocks
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def count(free=1 << 30, block_bytes=1 << 16, max_context=1 << 30, **options):
+def count(free=1 << 30, block_bytes=1 << 16, max_context=1 << 30, device=CPU, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "free_memory", lambda device: free)
-        return count_blocks(RunnerConfig(**{"tokens_per_block": 16, **options}), block_bytes, 2, max_context, CPU)
+        return count_blocks(RunnerConfig(**{"tokens_per_block": 16, **options}), block_bytes, 2, max_context, device)
 
 
 def count_host(memory_free=1 << 30, block_bytes=1 << 16, num_blocks=100, **options):
@@ -61,3 +61,13 @@ def test_too_little_says_the_numbers():
         count(kv_cache_tokens=15)
     with pytest.raises(MemoryTooSmallError, match=r"2 MiB are free .* 30% .* block of 16 tokens takes 4\.00 MiB"):
         count(free=2 << 20, block_bytes=4 << 20)
+
+
+def test_on_a_gpu():
+    assert count(device=CUDA) == int((1 << 30) * 0.9) >> 16
+    with pytest.raises(MemoryTooSmallError, match=r"2 MiB are free after loading and a step of the largest size, 90% "):
+        count(free=2 << 20, block_bytes=4 << 20, device=CUDA)
+    assert count(kv_cache_tokens=1 << 18, device=CUDA) == 1 << 14
+    with pytest.raises(MemoryTooSmallError, match=r"kv_cache_tokens = 262160 take 1024 MiB, but 1023 MiB are free"):
+        count(kv_cache_tokens=(1 << 18) + 16, free=(1 << 30) - 1, device=CUDA)
+    assert count(kv_cache_tokens=1 << 40, kv_memory_fraction=0.5, device=CUDA) == 1 << 13
