@@ -19,7 +19,7 @@ LIMIT_SECONDS = 400.0
 SETTLE_SECONDS = 65.0
 """After the last stream: whoever was left behind is forgotten by then."""
 STOPS = ("end", "stop", "日本", "aba")
-MOST_FAULTS = 8
+MOST_FAULTS = 10
 CUT = ("aborted ", "time_limit ")
 """Ends that come before their time."""
 

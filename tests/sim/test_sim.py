@@ -13,7 +13,7 @@ SEEDS = 200
 def test_every_client_gets_what_it_gets_undisturbed_and_nothing_is_left(part):
     found = [judged(seed) for seed in range(part * SEEDS // PARTS, (part + 1) * SEEDS // PARTS)]
     assert {each.seed: each.wrong for each in found if each.wrong} == {}
-    assert sum(each.faults for each in found) >= 2.5 * len(found)
+    assert sum(each.faults for each in found) > 2 * len(found)
     assert sum(each.resumed for each in found) > len(found) // 2
 
 
