@@ -114,7 +114,7 @@ class Attempts:
         """Nothing more is awaited of this attempt; what still comes of it is late. The permit stays."""
         if live.route is None:
             return
-        # Also where one was sent before: that may be what was lost. Who took the place of an engine knows nothing of it.
+        # Also where one was sent before: that may be what was lost. Who took an engine's place knows nothing of it.
         if live.route.engine in self._members.engines.all:
             self._send_cancel(live, live.route)
         # Who took the place of a detokenizer may: the engine goes by its address.
