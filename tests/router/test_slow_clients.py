@@ -28,6 +28,8 @@ async def flood(call):
     await call.send(start=True)
     for offset in range(min(begin.values()), LENGTH):
         if call.stopped.is_set():
+            aborted = end(FinishReason.ABORTED)
+            await call.send(*(call.row(max(offset, begin[i]), [], "", i, aborted) for i in begin))
             return
         last = end(FinishReason.LENGTH) if offset == LENGTH - 1 else None
         live = [i for i in begin if begin[i] <= offset]
