@@ -1,12 +1,15 @@
 """Streams while services die."""
 
+from collections.abc import Mapping
+
 from bench.deaths.result import Result
 from bench.memory import before_and_after, slope
 from bench.sections.words import Section, Table, number
 from bench.stats import percentile
 
-WARM_SECONDS = 30.0
-"""Of a process' life, in which its memory may grow."""
+WARM_SECONDS: Mapping[str, float] = {"router": 30.0, "engine": 180.0, "detok": 30.0}
+"""Of a process' life, in which its memory may grow, by role: a block of the KV cache takes memory once it is first
+written."""
 
 
 def of_deaths(result: Result) -> Section:
@@ -28,7 +31,8 @@ def of_soak(result: Result) -> Section:
     return Section(
         "Soak",
         f"The same load for {result.seconds / 60:.3g} minutes, with a death every {result.plan.seconds_between:g} s. "
-        f"*Growth* is the slope of a process' memory over its life, after its first {WARM_SECONDS:g} s, over all "
+        f"*Growth* is the slope of a process' memory over its life, after its first {WARM_SECONDS['router']:g} s "
+        f"(an engine's {WARM_SECONDS['engine']:g} s, for the KV cache takes memory once it is first written), over all "
         "processes that were this service.",
         [_answer(result), *([_growth(result)] if _slopes(result) else [])],
         [_pauses(result), _memory(result)],
@@ -85,7 +89,8 @@ def _slopes(result: Result) -> dict[str, float]:
     """By service, MiB per minute; without those that never lived long enough to say."""
     found = {}
     for service in sorted({trail.service for trail in result.memory}):
-        trails = [trail.after(WARM_SECONDS) for trail in result.memory if trail.service == service]
+        warm = WARM_SECONDS[service.partition("-")[0]]
+        trails = [trail.after(warm) for trail in result.memory if trail.service == service]
         growth = slope([trail for trail in trails if trail.seconds])
         if growth is not None:
             found[service] = growth
