@@ -13,6 +13,14 @@ class ChannelError(RuntimeError):
     """A rank cannot be reached any more, or what came of it is no command. The group is lost."""
 
 
+class GoneError(ChannelError):
+    """This rank."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"rank {rank} has gone")
+        self.rank = rank
+
+
 class Sender(Protocol):
     """Rank 0's end. Several threads may send; one asks for the rest. Ranks are counted from 1."""
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from structlog.stdlib import BoundLogger
 from torch.distributed.distributed_c10d import Store
 
-from engine_worker.parallel.channel import LOST, ChannelError, Sender
+from engine_worker.parallel.channel import LOST, ChannelError, GoneError, Sender
 from engine_worker.parallel.commands import Command, Compute, Load, Stop, encode
 from engine_worker.parallel.group import Group, given_store, open_store
 from engine_worker.parallel.place import Place
@@ -104,6 +104,8 @@ class Lead:
     def _send(self, command: Command) -> None:
         try:
             self._sender.send([encode(command)])
+        except GoneError as error:
+            self._lose(f"rank {error.rank} {self._ended(error.rank) or 'has gone'}")
         except ChannelError as error:
             self._lose(str(error))
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from engine_worker.parallel.bell import Bell
-from engine_worker.parallel.channel import ChannelError, Part
+from engine_worker.parallel.channel import ChannelError, GoneError, Part
 
 CAPACITY = 4 << 20
 HEADER = struct.Struct("<QQ")
@@ -73,7 +73,7 @@ class RingWriter:
             self.sent += 1
             for rank, bell in enumerate(self._bells, 1):
                 if not bell.ring():
-                    raise ChannelError(f"rank {rank} has gone")
+                    raise GoneError(rank)
 
     def idle(self) -> bool:
         """See `Sender`."""
