@@ -16,8 +16,8 @@ from tests.sim.world import simulated, table
 ROUTERS, ENGINES, DETOKENIZERS = ("router-0", "router-1"), ("engine-0", "engine-1"), ("detok-0", "detok-1", "detok-2")
 NAMES = (*ROUTERS, *ENGINES, *DETOKENIZERS)
 LIMIT_SECONDS = 400.0
-SETTLE_SECONDS = 65.0
-"""After the last stream: whoever was left behind is forgotten by then."""
+REST_SECONDS, SETTLE_SECONDS = 10.0, 65.0
+"""After the last stream: what is late has come after the first, whoever was left behind is forgotten after both."""
 STOPS = ("end", "stop", "日本", "aba")
 MOST_FAULTS = 10
 CUT = ("aborted ", "time_limit ")
@@ -139,9 +139,8 @@ class _Play:
         self._clients = clients = [SimClient(asked, Random(random.random()), self._routers) for asked in requests]
         async with asyncio.timeout(LIMIT_SECONDS):
             await asyncio.gather(*(client.run() for client in clients), *acting)
-        await asyncio.sleep(SETTLE_SECONDS if faults else 2.0)
+        left = await self._settle(faults)
         resumed = sum(client.story.resumed for client in clients) + self._network.attempts
-        left = [found for name, process in self._processes.items() for found in left_behind(name, process)]
         for process in self._processes.values():
             process.kill()
         rest = asyncio.all_tasks() - {asyncio.current_task()}
@@ -150,6 +149,18 @@ class _Play:
         await asyncio.gather(*rest, return_exceptions=True)
         carried_out = self._carried_out + sum(weather.harmed > 0 for weather in self._weather)
         return Outcome([client.story for client in clients], left, carried_out, self._network.harmed, resumed)
+
+    async def _settle(self, faults: list[Fault]) -> list[str]:
+        """What is left then."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + SETTLE_SECONDS
+        await asyncio.sleep(REST_SECONDS if faults else 2.0)
+        while (left := self._left()) and faults and loop.time() < end:
+            await asyncio.sleep(1.0)
+        return left
+
+    def _left(self) -> list[str]:
+        return [found for name, process in self._processes.items() for found in left_behind(name, process)]
 
     def _routers(self) -> list[SimRouter | None]:
         found = [self._processes[name] for name in ROUTERS]
