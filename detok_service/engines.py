@@ -6,8 +6,9 @@ from detok_service.stream import Engine
 
 SILENCE_SECONDS = 600.0
 """After so long without a word an engine is gone. One step can take long; routers notice a lost engine in seconds."""
-REPLACED_SILENCE_SECONDS = 30.0
-"""The same for one whose name another has taken: its last frames may still be on their way."""
+DOUBTFUL_SILENCE_SECONDS = 30.0
+"""The same for one whose name another has taken, whose last frames may still be on their way, and where a router may
+have given its streams up and could not say so."""
 MAX_ENGINES = 4096
 """Those unheard for longest are forgotten beyond this."""
 MAX_MISSED = 1 << 62
@@ -23,6 +24,8 @@ class Engines:
         self._latest: dict[str, int] = {}
         """By name, the epoch that was met last."""
         self._missed: dict[int, int] = {}
+        self._suspected = -1.0
+        """Until when those heard last may be dead, and a router's word of it have been lost."""
 
     @property
     def missed(self) -> dict[int, int]:
@@ -56,9 +59,13 @@ class Engines:
         _, epoch = engine
         self._missed[epoch] = min(self._missed.get(epoch, 0) + frames, MAX_MISSED)
 
+    def suspect(self, now: float) -> None:
+        """Something of a router's never came: those that are not heard any more are taken for gone sooner."""
+        self._suspected = now
+
     def silent(self, now: float) -> list[Engine]:
         """Those that are gone."""
-        return [engine for engine, heard in self._heard.items() if now - heard > self._bound(*engine)]
+        return [engine for engine, heard in self._heard.items() if now - heard > self._bound(engine, heard)]
 
     def forget(self, engine: Engine) -> None:
         """Drop what is known of an engine."""
@@ -68,5 +75,7 @@ class Engines:
         if self._latest.get(name) == epoch:
             del self._latest[name]
 
-    def _bound(self, name: str, epoch: int) -> float:
-        return SILENCE_SECONDS if self._latest.get(name) == epoch else REPLACED_SILENCE_SECONDS
+    def _bound(self, engine: Engine, heard: float) -> float:
+        name, epoch = engine
+        likely = self._latest.get(name) == epoch and heard > self._suspected
+        return SILENCE_SECONDS if likely else DOUBTFUL_SILENCE_SECONDS

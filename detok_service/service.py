@@ -103,6 +103,8 @@ class Service:
                 missed = message.missed
                 self._note(message)
                 continue
+            if missed and isinstance(message, Hello | Drop):
+                self._engines.suspect(now)
             if isinstance(message, Hello):
                 if self._outlets.greet(message.address, message.epoch, now):
                     self.decoding.lose_router(message.address, now)

@@ -1,4 +1,4 @@
-from detok_service.engines import MAX_ENGINES, MAX_MISSED, REPLACED_SILENCE_SECONDS, SILENCE_SECONDS, Engines
+from detok_service.engines import DOUBTFUL_SILENCE_SECONDS, MAX_ENGINES, MAX_MISSED, SILENCE_SECONDS, Engines
 from sluice.ring.beats import Hello, Pulse
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.lanes import Gap
@@ -38,11 +38,27 @@ def test_what_an_old_epoch_leaves_behind_goes_soon():
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1), opened(2)]), Pulse("engine", 2))
     bench.handle(batch(opens=[opened(3)]), batch(row(4, 0, [0]), opens=[opened(4)], epoch=2))
     assert (bench.service.streams, bench.service.remembered) == (2, 2)
-    for _ in range(int(REPLACED_SILENCE_SECONDS) + 1):
+    for _ in range(int(DOUBTFUL_SILENCE_SECONDS) + 1):
         bench.handle(Hello("r", "router"))
         bench.beat(1.0)
     assert (bench.service.streams, bench.service.remembered) == (1, 0)
     assert bench.texts()[3, 0] == ("", ErrorCode.ENGINE_LOST)
+
+
+def test_streams_of_a_silent_engine_go_soon_where_a_routers_word_was_lost():
+    """It may have said that it gave them up."""
+    bench = Bench()
+    bench.handle(Hello("r", "router"), batch(opens=[opened(1)]), batch(opens=[opened(2)], engine="other"))
+    bench.handle(Gap(5, 1), Hello("r", "router"))
+    for _ in range(int(DOUBTFUL_SILENCE_SECONDS) + 1):
+        bench.handle(Hello("r", "router"), Pulse("other", 1))
+        bench.beat(1.0)
+    assert bench.texts() == {(1, 0): ("", ErrorCode.ENGINE_LOST)}
+    assert bench.service.streams == 1
+    for _ in range(int(SILENCE_SECONDS) - 1):
+        bench.handle(Hello("r", "router"))
+        bench.beat(1.0)
+    assert bench.service.streams == 1
 
 
 def test_what_is_known_of_engines_is_bounded():
