@@ -9,7 +9,7 @@ run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 25 --durations-min 5
 
 lint: $(VENV)/dev.done
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from tests.fakes.processes import LIMIT, is_alive
 def test_the_last_lines_are_read_before_the_end_is_told() -> None:
     seen: list[LogLine | None] = []
     ended = threading.Event()
-    code = "import os; [print(i) for i in range(1000)]; os.write(1, b'no newline'); os._exit(4)"
+    code = "import os; [print(i, flush=True) for i in range(1000)]; os.write(1, b'no newline'); os._exit(4)"
 
     def end(child: Child) -> None:
         seen.append(None)

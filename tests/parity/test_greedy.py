@@ -6,6 +6,7 @@ from sluice.ring.params import SamplingParams
 from tests.parity.conftest import greedy_oracle
 from tests.parity.harness import EngineHarness
 
+pytestmark = pytest.mark.timeout(600)
 MAX_TOKENS = 16
 GREEDY = SamplingParams(temperature=0.0)
 
