@@ -95,7 +95,7 @@ class Worker:
             self._security.to("router"),
         )
         self._callback = self._make_callback()
-        self._pulse = Pulse()
+        self._pulse = Pulse(time.monotonic)
         self._status = self._serve_status()
         self._flushes: list[tuple[int, int]] = []
         """The latest; replaced whole, for the thread of the beats reads it."""

@@ -100,7 +100,8 @@ class Requests:
         self.idle = asyncio.Event()
         self.idle.set()
         self._by_id: dict[str, Live] = {}
-        self._open: set[Live] = set()
+        self._open: dict[Live, None] = {}
+        """In order of arrival: so they move when an engine goes."""
         self._open_of: Counter[str] = Counter()
         """By tenant."""
         self._on_ring: dict[int, Live] = {}
@@ -143,7 +144,7 @@ class Requests:
         for index, ids in spec.resume.items():
             live.log.bring(index, ids)
         self._by_id[spec.request_id] = live
-        self._open.add(live)
+        self._open[live] = None
         self._open_of[tenant] += 1
         self.idle.clear()
         return live
@@ -164,7 +165,7 @@ class Requests:
     def leave(self, live: Live) -> None:
         """Its answer has ended."""
         self.free_id(live)
-        self._open.remove(live)
+        del self._open[live]
         self._open_of[live.tenant] -= 1
         if not self._open_of[live.tenant]:
             del self._open_of[live.tenant]

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import Iterator
 
 import structlog
@@ -85,7 +86,7 @@ class Router:
         self._inbox = RouterInbox(self._context, settings.listen, self._handle, logger, security)
         self.address = settings.advertise or self._inbox.address
         hello = Hello(settings.id, self.address, epoch=secrets.randbits(63))
-        self._placement = Placement(settings.cached_blocks)
+        self._placement = Placement(settings.cached_blocks, time.monotonic)
         self._members = Members(
             self._context,
             hello,
@@ -105,6 +106,7 @@ class Router:
             settings.priority_aging_seconds,
             settings.tenant_weights,
             settings.tenant_kept_part,
+            time.monotonic,
         )
         self._tally = Tally()
         attempts = Attempts(
@@ -120,7 +122,7 @@ class Router:
         self._health = HealthService(service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH))
         self._gap: Gap | None = None
         self._catching_up: asyncio.Handle | None = None
-        self._pulse = Pulse()
+        self._pulse = Pulse(time.monotonic)
         self._status: StatusServer | None = None
         self._listeners = self._make_listeners()
         self.tasks: list[asyncio.Task[None]] = []

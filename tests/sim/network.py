@@ -111,6 +111,8 @@ class Network:
 
     def __init__(self, random: Random) -> None:
         self.random = random
+        self.numbers = Random(random.random())
+        """Epochs, and numbers of requests."""
         self.weather: list[Weather] = []
         self.harmed = 0
         """Frames."""

@@ -167,7 +167,7 @@ class SimRouter(Process):
         settings = router_settings(name, self.address, engines, detokenizers)
         self.router = router.service.Router(settings, checkpoint(), SILENT)
         self.generation = GENERATIONS.pop()
-        self.calls: set[asyncio.Task] = set()
+        self.calls: dict[asyncio.Task, None] = {}
         self._network = network
         self.tasks = [asyncio.get_running_loop().create_task(self.router.start())]
 
@@ -196,14 +196,14 @@ class SimRouter(Process):
         """One call, as gRPC would make it. Raises RequestError; CancelledError when the process dies."""
         call = Call(write)
         task = asyncio.ensure_future(self.generation.generate_stream(request, call))
-        self.calls.add(task)
+        self.calls[task] = None
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             task.cancel()
             raise
         finally:
-            self.calls.discard(task)
+            del self.calls[task]
 
 
 class Call:

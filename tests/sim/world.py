@@ -1,6 +1,7 @@
 """What the simulated services have in place of sockets, gRPC, time and a model."""
 
 import asyncio
+import secrets
 import time
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -77,6 +78,8 @@ def simulated(network: Network, loop: VirtualLoop):
         (engine_worker.worker, "Lane"): network.lane,
         (engine_worker.beats, "Lane"): network.lane,
         (time, "monotonic"): loop.time,
+        (time, "time"): loop.time,
+        (secrets, "randbits"): network.numbers.getrandbits,
     }
     with ExitStack() as stack:
         for (module, name), stand_in in places.items():
