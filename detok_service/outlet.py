@@ -1,16 +1,16 @@
 """What goes to one router: rows of the streams that have something to say, one message per drain of the inbox."""
 
-from collections import Counter, deque
+from collections import Counter
 from itertools import chain
 from typing import Protocol
 
 from detok_service.stream import Engine, Row, Stream
+from sluice.ring.incarnations import Incarnations
 from sluice.ring.message import Message
 from sluice.ring.wire import Started, TextBatch
 
 MAX_BATCH_TOKENS = 16_384
 """A message is closed when it holds so many."""
-MAX_FORMER = 16
 MAX_LOST_ENGINES = 4096
 """More than there are; only forged epochs are more."""
 
@@ -47,8 +47,8 @@ class Outlet:
         """It said hello: it wants beats."""
         self.warned_at: float | None = None
         """When its lane first took a beat that says draining."""
-        self._epochs: deque[int] = deque(maxlen=MAX_FORMER)
-        """Of the incarnations of the router, the one that was met last at the end."""
+        self._incarnations = Incarnations()
+        """Of the router."""
         self._lane = lane
         self._detokenizer = detokenizer
         self._started: list[Started] = []
@@ -62,10 +62,8 @@ class Outlet:
 
     def meet(self, epoch: int) -> bool:
         """Whether this is another incarnation of the router than those before."""
-        if epoch in self._epochs:
-            return False
-        self._epochs.append(epoch)
-        return len(self._epochs) > 1
+        former, self._incarnations = self._incarnations, self._incarnations.met(epoch)
+        return former.replaced_by(epoch)
 
     def start(self, started: Started) -> None:
         """A request's streams begin."""

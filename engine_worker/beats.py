@@ -13,6 +13,7 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.reports import Cursor, Reports
 from sluice.ring.beats import CacheNews, EngineBeat, Hello
+from sluice.ring.incarnations import Incarnations
 from sluice.ring.keys import InsecureError, Security
 from sluice.ring.lanes import PLAIN, Lane
 
@@ -20,7 +21,6 @@ BEAT_SECONDS = 0.5
 SILENCE_SECONDS = 30.0
 """A router that has not said hello for so long gets no more beats."""
 LANE_CAPACITY = 8
-MAX_FORMER = 16
 MAX_ROUTERS = 256
 """Each takes a lane."""
 
@@ -30,9 +30,8 @@ class Greeting(NamedTuple):
 
     at: float
     cache_heard: int
-    epoch: int = 0
-    former: tuple[int, ...] = ()
-    """Epochs that were heard at this address before; late hellos of those are no news."""
+    incarnations: Incarnations = Incarnations()
+    """At its address, it being the latest."""
 
 
 class Listeners:
@@ -48,18 +47,16 @@ class Listeners:
         if hello.address not in heard and len(heard) >= MAX_ROUTERS:
             return False
         known = heard.get(hello.address)
-        former = known.former if known else ()
-        if hello.epoch in former:
-            return True
-        if known is not None and known.epoch != hello.epoch:
-            former = (*former, known.epoch)[-MAX_FORMER:]
-        self.heard = heard | {hello.address: Greeting(self._clock(), hello.cache_heard, hello.epoch, former)}
+        incarnations = known.incarnations if known else Incarnations()
+        if not incarnations.is_former(hello.epoch):
+            greeting = Greeting(self._clock(), hello.cache_heard, incarnations.met(hello.epoch))
+            self.heard = heard | {hello.address: greeting}
         return True
 
     def is_new(self, hello: Hello) -> bool:
         """Whether it comes from one that took the place of a router that was heard."""
         known = self.heard.get(hello.address)
-        return known is not None and hello.epoch != known.epoch and hello.epoch not in known.former
+        return known is not None and known.incarnations.replaced_by(hello.epoch)
 
     def recent(self) -> dict[str, Greeting]:
         """Who wants beats now."""

@@ -1,6 +1,5 @@
 """Engines and detokenizers, known by address and alive by heartbeat."""
 
-from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from typing import Generic, TypeVar
@@ -8,12 +7,12 @@ from typing import Generic, TypeVar
 import zmq
 
 from sluice.ring.beats import DetokenizerBeat, EngineBeat, Hello
+from sluice.ring.incarnations import Incarnations
 from sluice.ring.keys import Security
 from sluice.ring.lanes import PLAIN, Lane
 
 B = TypeVar("B", EngineBeat, DetokenizerBeat)
 
-MAX_REPLACED = 64
 HUNG_UP_SECONDS = 1.0
 """Twice the time between two beats: who lives and was only cut off has told by then."""
 
@@ -115,8 +114,8 @@ class Peers(Generic[B]):
         self._stall_timeout = stall_timeout
         self._security = security
         self._peers: dict[str, Peer[B]] = {}
-        self._replaced: dict[str, deque[int]] = {}
-        """By address, epochs of the latest incarnations that others took the place of."""
+        self._incarnations: dict[str, Incarnations] = {}
+        """By address."""
 
     @property
     def all(self) -> list[Peer[B]]:
@@ -141,7 +140,7 @@ class Peers(Generic[B]):
         gone = [peer for address, peer in self._peers.items() if address not in addresses and not peer.alive]
         for peer in gone:
             del self._peers[peer.address]
-            self._replaced.pop(peer.address, None)
+            self._incarnations.pop(peer.address, None)
         for address, aliases in addresses.items():
             if address in self._peers:
                 self._peers[address].aliases = aliases
@@ -163,12 +162,13 @@ class Peers(Generic[B]):
         if peer is None:
             self.unknown += 1
             return Heard.UNKNOWN, None
-        former = None
-        if peer.beat is not None and peer.epoch != beat.epoch:
-            if beat.epoch in self._replaced.get(peer.address, ()):
-                return Heard.STALE, None
+        former, incarnations = None, self._incarnations.get(peer.address, Incarnations())
+        if incarnations.is_former(beat.epoch):
+            return Heard.STALE, None
+        if incarnations.replaced_by(beat.epoch):
             former = peer
             peer = self._replace(peer)
+        self._incarnations[peer.address] = incarnations.met(beat.epoch)
         heard = Heard.SAME if peer.alive else Heard.NEW
         peer.hear(beat, now)
         return heard, former
@@ -203,7 +203,6 @@ class Peers(Generic[B]):
         self._peers.clear()
 
     def _replace(self, former: Peer[B]) -> Peer[B]:
-        self._replaced.setdefault(former.address, deque(maxlen=MAX_REPLACED)).append(former.epoch)
         former.alive = False
         self._peers[former.address] = peer = self._new(former.address, former.aliases)
         peer.lane.send(self._hello(peer.epoch))

@@ -1,12 +1,15 @@
 """How commands go from rank 0 to the other ranks of its group: in order, each of them to every rank."""
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 Part = bytes | bytearray | memoryview
 Count = int
 LOST = 1
 """Exit status of a rank whose group is lost."""
+HEADER = struct.Struct("!QQ")
+"""Of a command: its number, from 1, and its size in bytes."""
 
 
 class ChannelError(RuntimeError):
@@ -69,3 +72,11 @@ class Receiver(Protocol):
     def close(self) -> None:
         """Give everything back."""
         ...
+
+
+def take_command(due: Count, take: Callable[[int], bytearray]) -> bytearray:
+    """The command of this number. `take`: the next so many bytes. Raises ChannelError where another one came."""
+    number, size = HEADER.unpack(take(HEADER.size))
+    if number != due:
+        raise ChannelError(f"command {number} came where {due} was due")
+    return take(size)

@@ -7,7 +7,6 @@ its own. A command is its number, its length and its bytes; one that is longer t
 
 import mmap
 import os
-import struct
 import sys
 import tempfile
 import threading
@@ -15,11 +14,9 @@ import time
 from collections.abc import Sequence
 
 from engine_worker.parallel.bell import Bell
-from engine_worker.parallel.channel import ChannelError, GoneError, Part
+from engine_worker.parallel.channel import HEADER, ChannelError, GoneError, Part, take_command
 
 CAPACITY = 4 << 20
-HEADER = struct.Struct("<QQ")
-"""Number of the command, from 1, and its length."""
 LINE = 64
 """Bytes of a cache line: processes that write count in lines of their own."""
 FULL_SECONDS = 100e-6
@@ -130,11 +127,8 @@ class RingReader:
 
     def receive(self, seconds: float) -> bytearray:
         """See `Receiver`."""
-        number, size = HEADER.unpack(self._take(HEADER.size, seconds))
-        if number != self._received + 1:
-            raise ChannelError(f"command {number} came where {self._received + 1} was due")
-        message = self._take(size, seconds)
-        self._received = number
+        message = take_command(self._received + 1, lambda size: self._take(size, seconds))
+        self._received += 1
         return message
 
     def fileno(self) -> int:

@@ -14,10 +14,8 @@ import time
 from collections.abc import Sequence
 
 from engine_worker.parallel.bell import SLICE_SECONDS
-from engine_worker.parallel.channel import ChannelError, Part
+from engine_worker.parallel.channel import HEADER, ChannelError, Part, take_command
 
-HEADER = struct.Struct("!QQ")
-"""Number of the command, from 1, and its length."""
 GREETING = struct.Struct("!16sI")
 """Token and rank."""
 GREETING_SECONDS = 5.0
@@ -139,11 +137,8 @@ class TcpReceiver:
 
     def receive(self, seconds: float) -> bytearray:
         """See `Receiver`."""
-        number, size = HEADER.unpack(self._take(HEADER.size, seconds))
-        if number != self._received + 1:
-            raise ChannelError(f"command {number} came where {self._received + 1} was due")
-        message = self._take(size, seconds)
-        self._received = number
+        message = take_command(self._received + 1, lambda size: self._take(size, seconds))
+        self._received += 1
         return message
 
     def fileno(self) -> int:

@@ -43,32 +43,32 @@ class Forward:
         graphs: Graphs | None = None,
         shard: Shard = ALONE,
     ) -> None:
-        self._shard = shard
-        self._model = model
-        self._cache = cache
-        self._backend = backend
-        self._device = device
+        self.model = model
+        self.cache = cache
+        self.backend = backend
+        self.device = device
         self._graphs = graphs
+        self._shard = shard
 
     def prepare(self, arrays: Arrays) -> Prepared:
         """Everything that can be done before the step's turn."""
         count, follows = len(arrays.token_ids), len(arrays.follow_tokens) > 0
         size = None if self._graphs is None else self._graphs.fit(arrays)
         if size is not None:
-            return Prepared(Tensors.of(pad(arrays, size), self._device), None, count, follows)
-        tensors = Tensors.of(arrays, self._device)
-        return Prepared(tensors, self._backend.prepare(tensors.attention, self._cache), count, follows)
+            return Prepared(Tensors.of(pad(arrays, size), self.device), None, count, follows)
+        tensors = Tensors.of(arrays, self.device)
+        return Prepared(tensors, self.backend.prepare(tensors.attention, self.cache), count, follows)
 
     def logits(self, moves: Iterable[Move], step: Prepared | None) -> Tensor | None:
         """Move blocks, then compute a step: [R, vocab] float32 of the tokens whose logits are needed, None where there
         are none. Other ranks than 0 get the tokens that follow a draw from it, and logits that mean nothing."""
-        self._cache.move(moves)
+        self.cache.move(moves)
         if step is None:
             return None
         if step.follows:
             self._shard.share(step.tensors.token_ids)
         rows = self(step)
-        return self._model.logits(rows) if len(rows) else None
+        return self.model.logits(rows) if len(rows) else None
 
     def __call__(self, step: Prepared) -> Tensor:
         """Hidden states [R, hidden] of the tokens whose logits are needed. They lie in memory that the next step may
@@ -77,5 +77,5 @@ class Forward:
         if step.inputs is None and self._graphs is not None:
             hidden = self._graphs(tensors)[: step.num_tokens]
         else:
-            hidden = self._model(tensors.token_ids, tensors.positions, self._cache, step.inputs or tensors.attention)
+            hidden = self.model(tensors.token_ids, tensors.positions, self.cache, step.inputs or tensors.attention)
         return hidden if tensors.last_tokens is None else hidden.index_select(0, tensors.last_tokens)

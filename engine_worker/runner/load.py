@@ -15,7 +15,7 @@ from engine_worker.models.registry import find_model
 from engine_worker.models.windows import narrowed
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.forward import Forward
-from engine_worker.runner.graphs import CudaCapture, Graphs
+from engine_worker.runner.graphs import CudaCapture
 from engine_worker.runner.machine import usable_cores
 from engine_worker.runner.memory import FRACTION, count_blocks, count_host_blocks
 from engine_worker.runner.runner import ModelRunner, Ranks
@@ -34,11 +34,7 @@ def _unseen(_done: int, _total: int) -> None:
 class Loaded(NamedTuple):
     """A model, or a rank's shard of it, in memory."""
 
-    model: Model
-    cache: KVCache
-    backend: AttentionBackend
-    device: torch.device
-    graphs: Graphs | None
+    forward: Forward
     choices: Mapping[str, str]
     """For the log."""
 
@@ -57,17 +53,16 @@ def load_runner(
     Raises CheckpointError on a model that is not supported or not whole, ValueError on options that do not fit
     together, and MemoryTooSmallError.
     """
-    model, cache, backend, device, graphs, choices = load(checkpoint, config, progress, shard, capturing)
-    overlap = device.type == "cuda" if config.overlap is None else config.overlap
-    runner = ModelRunner(model, cache, backend, device, overlap, graphs, shard, ranks)
+    forward, choices = load(checkpoint, config, progress, shard, capturing)
+    overlap = forward.device.type == "cuda" if config.overlap is None else config.overlap
+    runner = ModelRunner(forward, overlap, ranks)
     runner.choices |= choices
     return runner
 
 
 def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> Forward:
     """What another rank than 0 computes with: the same. See `load_runner`."""
-    model, cache, backend, device, graphs, _ = load(checkpoint, config, progress, shard, _unseen)
-    return Forward(model, cache, backend, device, graphs, shard)
+    return load(checkpoint, config, progress, shard, _unseen).forward
 
 
 def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard, capturing: Progress) -> Loaded:
@@ -110,7 +105,7 @@ def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard
         "attention_because": chosen.because,
         "cuda_graphs": f"none: {refused}" if graphs is None else f"{len(graphs.sizes)} up to {graphs.sizes[-1]}",
     }
-    return Loaded(model, cache, chosen.backend, device, graphs, choices)
+    return Loaded(Forward(model, cache, chosen.backend, device, graphs, shard), choices)
 
 
 def _make_cache(

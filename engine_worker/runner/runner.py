@@ -6,15 +6,10 @@ from typing import Protocol
 
 import torch
 
-from engine_worker.attention.backend import AttentionBackend
-from engine_worker.attention.cache import KVCache
-from engine_worker.layers.shard import ALONE, Shard
-from engine_worker.models.model import Model
 from engine_worker.models.windows import widest
 from engine_worker.runner.arrays import Arrays
 from engine_worker.runner.batch import Batch, build
 from engine_worker.runner.forward import Forward, Prepared
-from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.results import Results
 from engine_worker.sampling.sampler import Plan, sample
 from engine_worker.step import Drawn, Move, Step
@@ -65,34 +60,24 @@ class ModelRunner:
     CUDA both put their work into the same stream, so a step's tensors are there before it runs.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        cache: KVCache,
-        backend: AttentionBackend,
-        device: torch.device,
-        overlap: bool = False,
-        graphs: Graphs | None = None,
-        shard: Shard = ALONE,
-        ranks: Ranks | None = None,
-    ) -> None:
+    def __init__(self, forward: Forward, overlap: bool = False, ranks: Ranks | None = None) -> None:
+        cache, device = forward.cache, forward.device
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = cache.num_host_blocks
         self.tokens_per_block = cache.tokens_per_block
-        self.window = widest(model.config.windows)
+        self.window = widest(forward.model.config.windows)
         dtype = str(cache.layers[0].keys.dtype).removeprefix("torch.")
         self.choices = {
             "device": str(device),
             "dtype": dtype,
-            "attention": backend.name,
+            "attention": forward.backend.name,
             "overlap": str(overlap),
         }
         self.overlap = overlap
         self._thread = ThreadPoolExecutor(1, "runner", _use, (device,)) if overlap else None
-        self._forward = Forward(model, cache, backend, device, graphs, shard)
+        self._forward = forward
         self._ranks = ranks
-        self._device = device
-        self._vocab_size = model.config.vocab_size
+        self._vocab_size = forward.model.config.vocab_size
         self._waits = device.type == "cpu"
         """Whether sampling may wait for the device: on a CPU there is nothing to wait for."""
         self._latest: Running | None = None
@@ -110,7 +95,7 @@ class ModelRunner:
             batch = build(step.slices, self.tokens_per_block, self.window)
             prepared = self._forward.prepare(batch.arrays)
             if batch.draws:
-                plan = send(batch.plan(self._vocab_size), self._device)
+                plan = send(batch.plan(self._vocab_size), self._forward.device)
         if prepared is None or not prepared.follows:
             before = None
         if self._ranks is not None:

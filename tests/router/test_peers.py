@@ -4,8 +4,8 @@ import pytest
 import zmq
 
 from router.peers import Heard, Peers
+from sluice.ring.beats import EngineBeat, Hello
 from sluice.ring.stats import StepStats
-from sluice.ring.wire import EngineBeat, Hello
 
 ADDRESS = "ipc:///nowhere/engine"
 

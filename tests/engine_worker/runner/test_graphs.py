@@ -15,6 +15,7 @@ from engine_worker.runner import load
 from engine_worker.runner.batch import build
 from engine_worker.runner.buffers import Buffers, table_width
 from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.forward import Forward
 from engine_worker.runner.graphs import LARGEST, Graphs, graph_sizes
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
@@ -59,7 +60,7 @@ def make(checkpoint, capture: FakeCapture | None, rows: int = 5, context: int = 
                 capture,
                 lambda *_: None,
             )
-        return ModelRunner(model, cache, backend, CPU, overlap, graphs)
+        return ModelRunner(Forward(model, cache, backend, CPU, graphs), overlap)
 
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14], [15, 16, 17], [18, 19, 20, 21, 22], [23, 24]]
@@ -142,7 +143,7 @@ def test_padding_writes_nothing_and_leaves_nothing(checkpoint):
     """A replay with padding changes the slots of its rows and no others, also after a larger one."""
     capture = FakeCapture()
     runner = make(checkpoint, capture, rows=8)
-    blocks = runner._forward._cache._blocks
+    blocks = runner._forward.cache._blocks
     assert not blocks.any()
     with torch.inference_mode():
         blocks.normal_()

@@ -92,15 +92,15 @@ def test_what_is_appended_after_the_launch_changes_nothing(folder):
 def test_after_a_failed_step_the_others_go_on(folder, overlap):
     expected = collected_each(load(folder, overlap=False))
     runner = load(folder, overlap)
-    model = runner._forward._model
+    model = runner._forward.model
     first = runner.launch(Step((one(0, [], 0, None),)))
 
     def fail(*_):
-        runner._forward._model = model
+        runner._forward.model = model
         raise RuntimeError("out of memory")
 
     first.collect()
-    runner._forward._model = fail
+    runner._forward.model = fail
     failed = runner.launch(Step((one(0, [], 1, 0),)))
     built_on_it = runner.launch(Step((one(0, [], 2, 0), one(2, [], 0, None))))
     with pytest.raises(RuntimeError, match="out of memory"):

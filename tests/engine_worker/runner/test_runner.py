@@ -138,10 +138,10 @@ def test_a_broken_sequence_leaves_its_neighbour_alone(runner, prompts):
     draw = Draw(GREEDY, 0, 0, prompt, [])
     runner.run(Step((Slice(prompt, 0, [0, 1]), Slice(prompt, 0, [2, 3]))))
     clean = runner.run(Step((Slice([1], 16, [0, 1], (draw,)), Slice([1], 16, [2, 3], (draw,)))))
-    broken = runner._forward._cache.layers[0].values
+    broken = runner._forward.cache.layers[0].values
     broken[2] = math.nan
     drawn = runner.run(Step((Slice([1], 16, [0, 1], (draw,)), Slice([1], 16, [2, 3], (draw,)))))
-    runner._forward._cache._blocks.zero_()
+    runner._forward.cache._blocks.zero_()
     assert drawn[0] == clean[0]
     assert drawn[1].fault.error_code is ErrorCode.NOTHING_TO_SAMPLE
 
