@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from structlog.stdlib import BoundLogger
 
 from router.auth import Gate
-from router.callers import Call, Caller
+from router.callers import Admit, Call, Caller
 from router.config import RouterSettings
 from router.files import Reloads, Watched
 from router.hook import Hook
@@ -48,6 +48,18 @@ class Access:
     async def admin(self, call: Call) -> Caller:
         """For AdminService. Raises RequestError."""
         return await self._admins.admit(call, admin=True)
+
+    def counted(self, admit: Admit) -> Admit:
+        """`admit`, which also counts the connections that bring calls."""
+        if self.certificates is None:
+            return admit
+        handshakes = self.certificates.handshakes
+
+        async def count(call: Call) -> Caller:
+            handshakes.use(call.peer())
+            return await admit(call)
+
+        return count
 
 
 def _certificates(settings: RouterSettings) -> Certificates | None:

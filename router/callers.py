@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -29,6 +29,10 @@ class Caller:
     def __post_init__(self) -> None:
         if not isinstance(self.tenant, str) or (self.tenant and not TENANT.fullmatch(self.tenant)):
             raise ValueError("a tenant is named by up to 64 of [A-Za-z0-9._:-]")
+
+
+Admit: TypeAlias = Callable[[Call], Awaitable[Caller]]
+"""Says who makes a call, or raises RequestError."""
 
 
 class Context:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
-from router.callers import Call, Caller, Context
+from router.callers import Admit, Call, Caller, Context
 from router.errors import RequestError, Violation, abort
 from sluice.ring.errors import ErrorCode
 
@@ -21,7 +21,6 @@ MESSAGE_SECONDS = 60.0
 """For the whole message to come, once its call has."""
 
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
-Admit = Callable[[Call], Awaitable[Caller]]
 
 
 async def admit_all(_: Call) -> Caller:

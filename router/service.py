@@ -15,6 +15,7 @@ from router.access import Access
 from router.admin import AdminService
 from router.admission import Admission, Permit
 from router.attempts import Attempts
+from router.callers import Admit
 from router.config import RouterSettings
 from router.discovery import Addresses
 from router.dispatch import Dispatcher
@@ -33,7 +34,7 @@ from router.placement import Placement
 from router.recovery import Patience, Recovery
 from router.reflection import reflection_handlers
 from router.requests import Live, Requests
-from router.rpc import Admit, admit_all, handler
+from router.rpc import admit_all, handler
 from router.steps import Steps
 from router.tally import Tally
 from router.text import Text
@@ -252,10 +253,11 @@ class Router:
         """On the interface and port whose settings begin with `prefix`; with health, which is open to everybody."""
         services = [*services, (HEALTH, self._health, admit_all)]
         names = [service.full_name for service, _, _ in services]
-        handlers = [handler(service, servicer, admit, self._logger) for service, servicer, admit in services]
+        counted = self._access.counted
+        handlers = [handler(service, answers, counted(admit), self._logger) for service, answers, admit in services]
         host, port = getattr(self.settings, f"{prefix}host"), getattr(self.settings, f"{prefix}port")
-        certificates = self._access.certificates
-        return Listener(host, port, self.settings, certificates, [*handlers, *reflection_handlers(names, reflect)])
+        handlers += reflection_handlers(names, counted(reflect))
+        return Listener(host, port, self.settings, self._access.certificates, handlers)
 
     def _handle(self, message: ToRouter | Gap) -> None:
         if isinstance(message, Gap):

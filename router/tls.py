@@ -1,11 +1,42 @@
 """TLS of the gRPC listeners. New files serve new handshakes; connections that are open stay as they are."""
 
 import ssl
+import threading
+from collections import OrderedDict
 from pathlib import Path
 
 import grpc
 
 from router.files import Watched
+
+MAX_PEERS = 65_536
+"""Addresses that are remembered. One that comes back after so many others counts once more."""
+
+
+class Handshakes:
+    """How many began, and how many brought a call. gRPC tells Python nothing of one that fails: it is in the first
+    number alone, and so is whoever connects and asks for nothing.
+    """
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.used = 0
+        self._lock = threading.Lock()
+        self._peers: OrderedDict[str, None] = OrderedDict()
+
+    def begin(self) -> None:
+        """In any thread."""
+        with self._lock:
+            self.begun += 1
+
+    def use(self, peer: str) -> None:
+        """A call came from this address. In the thread of the event loop."""
+        if peer not in self._peers:
+            self.used += 1
+            if len(self._peers) >= MAX_PEERS:
+                self._peers.popitem(last=False)
+        self._peers[peer] = None
+        self._peers.move_to_end(peer)
 
 
 class Certificates:
@@ -18,6 +49,7 @@ class Certificates:
         self._certificate = certificate
         self._key = key
         self._client_ca = client_ca
+        self.handshakes = Handshakes()
         self.files = Watched([path for path in (certificate, key, client_ca) if path], self._read)
 
     def credentials(self) -> grpc.ServerCredentials:
@@ -27,6 +59,7 @@ class Certificates:
         def fetch() -> grpc.ServerCertificateConfiguration | None:
             """At each handshake, in a thread of gRPC's: what is new."""
             nonlocal given
+            self.handshakes.begin()
             if self.files.value is given:
                 return None
             given = self.files.value

@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from pydantic import ValidationError
 
+import router.tls as tls_of_router
 from router.access import AccessError
 from router.config import RouterSettings
 from router.tls import Certificates
@@ -74,6 +75,27 @@ async def test_with_a_client_authority_only_its_clients_get_a_connection(tls, au
     assert await ask(authority.channel(port, authority.issue("client"))) == "OK"
     assert await ask(authority.channel(port, other.issue("stranger"))) == "UNAVAILABLE"
     assert await ask(authority.channel(port)) == "UNAVAILABLE"
+
+
+async def test_handshakes_that_brought_no_call_can_be_told_by_their_number(tls, authority, other):
+    router = (await tls(tls_client_ca=str(authority.certificate))).router
+    handshakes, client = router._access.certificates.handshakes, authority.issue("client")
+    async with authority.channel(router.port, client) as channel:
+        for _ in range(3):
+            await HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+    assert await ask(authority.channel(router.port, client)) == "OK"
+    assert (handshakes.begun, handshakes.used) == (2, 2)
+    assert await ask(authority.channel(router.port, other.issue("stranger"))) == "UNAVAILABLE"
+    assert handshakes.begun > 2, "gRPC may have tried more than once"
+    assert handshakes.used == 2
+
+
+def test_addresses_are_counted_once_while_they_are_remembered(monkeypatch):
+    monkeypatch.setattr(tls_of_router, "MAX_PEERS", 2)
+    handshakes = tls_of_router.Handshakes()
+    for peer in ("a", "b", "a", "c", "a", "b"):
+        handshakes.use(peer)
+    assert handshakes.used == 4
 
 
 async def test_new_files_serve_new_handshakes_and_leave_streams_alone(tls, ring, authority, other, served):
