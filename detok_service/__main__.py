@@ -13,8 +13,9 @@ from detok_service.config import DetokenizerSettings, read_settings
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import TokenizerError, load_decoders
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
+from sluice.ring.inbox import Inbox
 from sluice.ring.keys import InsecureError, KeysError, Security
-from sluice.ring.lanes import Inbox, Lane
+from sluice.ring.lane import Lane
 from sluice.ring.process import die_with_parent, on_stop_signal
 from sluice.ring.wire import ToDetokenizer
 from sluice.telemetry import configure

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric
 
 from detok_service.service import Service
-from sluice.ring.lanes import Inbox
+from sluice.ring.inbox import Inbox
 from sluice.ring.wire import ToDetokenizer
 from sluice.telemetry.metrics import counter, gauge
 

@@ -16,7 +16,7 @@ MAX_LOST_ENGINES = 4096
 
 
 class Sender(Protocol):
-    """What an outlet needs of a `sluice.ring.lanes.Lane`."""
+    """What an outlet needs of a `sluice.ring.lane.Lane`."""
 
     def ready(self) -> bool:
         """Whether `send` would take a message now."""

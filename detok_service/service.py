@@ -16,7 +16,7 @@ from detok_service.table import Table
 from detok_service.tokenizers import Decoders
 from sluice.ring.beats import DetokenizerBeat, Hello, Pulse
 from sluice.ring.errors import ErrorCode
-from sluice.ring.lanes import Gap
+from sluice.ring.inbox import Gap
 from sluice.ring.wire import Drop, TokenBatch
 
 BEAT_SECONDS = 0.5

@@ -14,8 +14,8 @@ from structlog.stdlib import BoundLogger
 from engine_worker.reports import Cursor, Reports
 from sluice.ring.beats import CacheNews, EngineBeat, Hello
 from sluice.ring.incarnations import Incarnations
-from sluice.ring.keys import InsecureError, Security
-from sluice.ring.lanes import PLAIN, Lane
+from sluice.ring.keys import PLAIN, InsecureError, Security
+from sluice.ring.lane import Lane
 
 BEAT_SECONDS = 0.5
 SILENCE_SECONDS = 30.0

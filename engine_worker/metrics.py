@@ -8,7 +8,7 @@ from engine_worker.callback import StatsCallback
 from engine_worker.mailbox import Mailbox
 from engine_worker.outbox import Outbox
 from engine_worker.stats import Stats
-from sluice.ring.lanes import Inbox
+from sluice.ring.inbox import Inbox
 from sluice.ring.wire import ToEngine
 from sluice.telemetry.metrics import counter, gauge, histogram
 

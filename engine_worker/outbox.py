@@ -20,7 +20,7 @@ MAX_LANES = 256
 
 
 class SendLane(Protocol):
-    """The part of `sluice.ring.lanes.Lane` that is needed here."""
+    """The part of `sluice.ring.lane.Lane` that is needed here."""
 
     def ready(self) -> bool:
         """Whether a message would be taken now."""

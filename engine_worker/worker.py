@@ -23,7 +23,8 @@ from engine_worker.step import Runner
 from sluice.ring.beats import EngineBeat, Hello
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
-from sluice.ring.lanes import Gap, Inbox, Lane
+from sluice.ring.inbox import Gap, Inbox
+from sluice.ring.lane import Lane
 from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
 from sluice.telemetry.health import Health
 from sluice.telemetry.metrics import registry_of

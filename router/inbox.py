@@ -7,8 +7,8 @@ from typing import Any
 import structlog
 import zmq
 
-from sluice.ring.keys import Security
-from sluice.ring.lanes import KEYS_SECONDS, PLAIN, Gap, Inbox
+from sluice.ring.inbox import Gap, Inbox
+from sluice.ring.keys import KEYS_SECONDS, PLAIN, Security
 from sluice.ring.wire import ToRouter
 
 BATCH_MESSAGES = 32

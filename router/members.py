@@ -13,8 +13,7 @@ from router.errors import RequestError
 from router.peers import B, DetokenizerPeer, EnginePeer, Heard, Peers
 from sluice.ring.beats import DetokenizerBeat, EngineBeat, Hello
 from sluice.ring.errors import ErrorCode
-from sluice.ring.keys import Security
-from sluice.ring.lanes import PLAIN
+from sluice.ring.keys import PLAIN, Security
 
 HELLO_SECONDS = 1.0
 TICK_SECONDS = 0.25

@@ -8,8 +8,8 @@ import zmq
 
 from sluice.ring.beats import DetokenizerBeat, EngineBeat, Hello
 from sluice.ring.incarnations import Incarnations
-from sluice.ring.keys import Security
-from sluice.ring.lanes import PLAIN, Lane
+from sluice.ring.keys import PLAIN, Security
+from sluice.ring.lane import Lane
 
 B = TypeVar("B", EngineBeat, DetokenizerBeat)
 

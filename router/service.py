@@ -40,7 +40,7 @@ from router.tally import Tally
 from router.text import Text
 from sluice.ring.beats import DetokenizerBeat, EngineBeat, Hello
 from sluice.ring.checkpoint import Checkpoint
-from sluice.ring.lanes import Gap
+from sluice.ring.inbox import Gap
 from sluice.ring.wire import TextBatch, ToRouter
 from sluice.telemetry.health import Health
 from sluice.telemetry.metrics import registry_of

@@ -24,6 +24,8 @@ SENDERS: dict[Role, tuple[Role, ...]] = {
 }
 """Whose keys each role's inbox admits."""
 KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+KEYS_SECONDS = 1.0
+"""Between two looks at the key files."""
 OTHERS = 0o007
 """Permission bits of a file for everybody."""
 
@@ -119,6 +121,10 @@ class Security:
                 f"{address} can be reached by others: it needs keys (sluice keygen FOLDER, then --keys FOLDER) "
                 "or, in a network where everybody is trusted, --insecure-ring"
             )
+
+
+PLAIN = Security()
+"""On ipc, without keys."""
 
 
 def has_key(folder: Path, role: Role) -> bool:

@@ -1,7 +1,7 @@
 from detok_service.engines import DOUBTFUL_SILENCE_SECONDS, MAX_ENGINES, MAX_MISSED, SILENCE_SECONDS, Engines
 from sluice.ring.beats import Hello, Pulse
 from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.lanes import Gap
+from sluice.ring.inbox import Gap
 from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
 
 

@@ -19,7 +19,7 @@ from detok_service.config import DetokenizerSettings
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import load_decoders
 from sluice.ring.beats import Hello, Pulse
-from sluice.ring.lanes import Lane
+from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
 from sluice.ring.wire import Open, TokenBatch
 from sluice.telemetry import health, pulse

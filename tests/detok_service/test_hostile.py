@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from detok_service.tokenizers import load_decoders
 from sluice.ring.beats import Hello, Pulse
-from sluice.ring.lanes import Gap
+from sluice.ring.inbox import Gap
 from sluice.ring.message import Message
 from sluice.ring.wire import Drop, ToDetokenizer, TokenLogprob
 from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row

@@ -18,7 +18,8 @@ from detok_service.service import Identity, Service
 from detok_service.tokenizers import load_decoders
 from sluice.ring.beats import DetokenizerBeat, Hello, Pulse
 from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.lanes import Gap, Inbox, Lane
+from sluice.ring.inbox import Gap, Inbox
+from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
 from sluice.ring.wire import Drop, End, Open, TextBatch, Times, ToDetokenizer, TokenBatch, TokenRow, ToRouter
 from tests.fakes.tokenizers import TINY

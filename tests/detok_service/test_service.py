@@ -11,7 +11,7 @@ from detok_service.stream import Stream
 from detok_service.tokenizers import Decoders
 from sluice.ring.beats import Hello, Pulse
 from sluice.ring.errors import ErrorCode, FinishReason
-from sluice.ring.lanes import Gap
+from sluice.ring.inbox import Gap
 from sluice.ring.params import TextParams
 from sluice.ring.wire import End, Open, Started, Times, TokenBatch, TokenLogprob, TokenRow
 from tests.fakes.lanes import FakeLane

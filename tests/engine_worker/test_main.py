@@ -14,7 +14,8 @@ from engine_worker.__main__ import progress_log
 from engine_worker.config import read_settings
 from sluice.ring.beats import EngineBeat, Hello, Pulse
 from sluice.ring.errors import FinishReason
-from sluice.ring.lanes import Inbox, Lane
+from sluice.ring.inbox import Inbox
+from sluice.ring.lane import Lane
 from sluice.ring.wire import TokenBatch
 from tests.fakes.engine import Clock, spec_of
 

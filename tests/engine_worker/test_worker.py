@@ -19,7 +19,8 @@ from sluice.ring.beats import EngineBeat, Hello, Pulse
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import FinishReason
 from sluice.ring.hashing import block_chain, root_hash, short_hash
-from sluice.ring.lanes import Inbox, Lane
+from sluice.ring.inbox import Inbox
+from sluice.ring.lane import Lane
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.stats import Stage, StepStats
 from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch

@@ -11,7 +11,8 @@ import zmq
 
 from sluice.ring.beats import DetokenizerBeat, EngineBeat, Hello
 from sluice.ring.errors import FinishReason
-from sluice.ring.lanes import Gap, Inbox, Lane
+from sluice.ring.inbox import Gap, Inbox
+from sluice.ring.lane import Lane
 from sluice.ring.message import Message
 from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.wire import (

@@ -13,7 +13,9 @@ from detok_service.service import Identity, Service
 from detok_service.tokenizers import load_decoders
 from sluice.ring.beats import Hello, Pulse
 from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.lanes import PLAIN, Inbox, Lane
+from sluice.ring.inbox import Inbox
+from sluice.ring.keys import PLAIN
+from sluice.ring.lane import Lane
 from sluice.ring.message import Message
 from sluice.ring.params import TextParams
 from sluice.ring.wire import (

@@ -13,7 +13,8 @@ from engine_worker.worker import Worker
 from sluice.ring.beats import EngineBeat, Hello, Pulse
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import FinishReason
-from sluice.ring.lanes import Inbox, Lane
+from sluice.ring.inbox import Inbox
+from sluice.ring.lane import Lane
 from sluice.ring.message import Message
 from sluice.ring.params import RangeRetention, RetentionParams, SamplingParams, StopParams, TextParams
 from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from sluice.ring import lanes
+from sluice.ring import inbox as inboxes
+from sluice.ring import lane as lanes
 from sluice.ring.beats import Pulse
+from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.keys import ROLES, InsecureError, Keys, KeysError, Security, generate
-from sluice.ring.lanes import Gap, Inbox, Lane
+from sluice.ring.lane import Lane
 from sluice.ring.wire import ToDetokenizer
 
 SECONDS = 60.0
@@ -33,6 +35,7 @@ def address(request, tmp_path):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(lanes, "KEYS_SECONDS", 0.02)
+    monkeypatch.setattr(inboxes, "KEYS_SECONDS", 0.02)
 
 
 @pytest.fixture

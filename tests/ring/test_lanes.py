@@ -6,8 +6,10 @@ import pytest
 import zmq
 
 from sluice.ring.beats import Hello, Pulse
+from sluice.ring.frame import HEADER, MAGIC, MAX_FRAME_NUMBER
+from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.keys import Security
-from sluice.ring.lanes import HEADER, MAGIC, MAX_FRAME_NUMBER, Gap, Inbox, Lane
+from sluice.ring.lane import Lane
 from sluice.ring.message import VERSION
 from sluice.ring.wire import ToDetokenizer
 

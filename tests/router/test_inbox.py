@@ -6,7 +6,7 @@ import structlog
 import zmq
 
 from router.inbox import BATCH_MESSAGES, RouterInbox
-from sluice.ring.lanes import Lane
+from sluice.ring.lane import Lane
 from sluice.ring.wire import TextBatch
 
 MESSAGES = 3 * BATCH_MESSAGES + 7

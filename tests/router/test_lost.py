@@ -12,7 +12,7 @@ from grpc import StatusCode
 from router.peers import HUNG_UP_SECONDS
 from sluice.ring.beats import Hello
 from sluice.ring.errors import FinishReason
-from sluice.ring.lanes import HEADER, MAGIC
+from sluice.ring.frame import HEADER, MAGIC
 from sluice.ring.message import VERSION
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub

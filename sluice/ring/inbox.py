@@ -1,0 +1,177 @@
+"""Where the lanes of a service end: frames are told from garbage, and what is missing between them is told."""
+
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+import zmq
+
+from sluice.ring.frame import MAX_FRAME_BYTES, open_frame
+from sluice.ring.keys import KEYS_SECONDS, PLAIN, KeyPair, Security
+from sluice.ring.lane import is_ipv6
+from sluice.ring.message import Message
+from sluice.ring.zap import ZapHandler
+
+MAX_KNOWN_LANES = 4096
+SILENT_MILLISECONDS = 5000
+"""That a connection may take to say who it is."""
+
+M = TypeVar("M", bound=Message)
+
+
+class Gap(NamedTuple):
+    """Frames of a lane that never came. After a restart of the receiver: those that went to its predecessor."""
+
+    lane: int
+    missed: int
+    met: bool = True
+    """Others of that lane came before. If not, these may have come too: to the one whose place this receiver took."""
+
+
+class Inbox(Generic[M]):
+    """The receiving end of all lanes of a service. Not thread-safe.
+
+    `messages` is a union of Message types; anything else, of another version or malformed, is dropped and counted.
+    Raises InsecureError for an address that must not be used, ZMQError when it cannot be bound. With keys, one to a
+    context.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        address: str,
+        messages: type[M],
+        capacity: int = 64,
+        security: Security = PLAIN,
+    ) -> None:
+        security.check(address)
+        self.malformed = 0
+        self.gaps = 0
+        """Times that frames of a lane that had been met never came."""
+        self._expected: OrderedDict[int, int] = OrderedDict()
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(messages)
+        self._socket = context.socket(zmq.PULL)
+        self._socket.set(zmq.IPV6, is_ipv6(address))
+        self._socket.set(zmq.RCVHWM, capacity)
+        self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.HANDSHAKE_IVL, SILENT_MILLISECONDS)
+        self._zap: ZapHandler | None = None
+        self._keys = security.keys
+        self._bound_with: KeyPair | None = None
+        self._keys_at = time.monotonic()
+        self.address = address
+        try:
+            if self._keys is not None:
+                self._zap = ZapHandler(context, self._socket, self._keys)
+            self._bind()
+        except zmq.ZMQError:
+            self._close()
+            raise
+
+    @property
+    def fd(self) -> int:
+        """For an event loop. Edge-triggered: on every wake-up call `receive` until `waiting` is false."""
+        return int(self._socket.get(zmq.FD))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something can be received now."""
+        return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
+    @property
+    def refused(self) -> int:
+        """Attempts of peers without an admitted key to connect."""
+        return self._zap.refused if self._zap is not None else 0
+
+    def wait(self, seconds: float) -> bool:
+        """Whether something can be received within this time."""
+        return bool(self._socket.poll(int(seconds * 1000), zmq.POLLIN))
+
+    def receive(self, limit: int = 256) -> list[M | Gap]:
+        """What has arrived, oldest first; never waits. At most `limit` frames are looked at, malformed ones included.
+
+        A gap stands before the frame that showed it.
+        """
+        if self._keys is not None:
+            self.renew()
+        received: list[M | Gap] = []
+        for _ in range(limit):
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._accept(frame, received)
+        return received
+
+    def renew(self) -> None:
+        """Listen with the service's own key as it is now. `receive` does it; for who may not receive for long."""
+        now = time.monotonic()
+        if self._keys is None or now - self._keys_at < KEYS_SECONDS:
+            return
+        self._keys_at = now
+        if self._bound_with is not None and self._bound_with != self._keys.own:
+            # Connections that came about with the former key end with it; their lanes come back with the new one.
+            self._socket.unbind(self.address)
+            self._bound_with = None
+        if self._bound_with is None:
+            try:
+                self._bind()
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EADDRINUSE:
+                    raise
+
+    def close(self) -> None:
+        """Close the socket and remove an ipc file."""
+        self._close()
+        path = _path(self.address)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        self._socket.close()
+        if self._zap is not None:
+            self._zap.join()
+
+    def _bind(self) -> None:
+        own = self._keys.own if self._keys is not None else None
+        if own is not None:
+            self._socket.set(zmq.CURVE_SERVER, 1)
+            self._socket.set(zmq.CURVE_SECRETKEY, own.secret)
+        path = _path(self.address)
+        if path is not None:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._socket.bind(self.address)
+        if path is not None:
+            path.chmod(0o600)
+        self.address = bytes(self._socket.get(zmq.LAST_ENDPOINT)).decode()
+        self._bound_with = own
+
+    def _accept(self, frame: bytes, received: "list[M | Gap]") -> None:
+        try:
+            lane, number, encoded = open_frame(frame)
+            message = self._decoder.decode(encoded)
+        except (ValueError, msgspec.MsgspecError, RecursionError):
+            self.malformed += 1
+            return
+        met = lane in self._expected
+        missed = number - self._expected.pop(lane, 0)
+        if missed < 0:
+            self.malformed += 1
+            self._expected[lane] = number - missed
+            return
+        self._expected[lane] = number + 1
+        if len(self._expected) > MAX_KNOWN_LANES:
+            self._expected.popitem(last=False)
+        if missed:
+            self.gaps += met
+            received.append(Gap(lane, missed, met))
+        received.append(message)
+
+
+def _path(address: str) -> Path | None:
+    """Of the socket, where it is a file."""
+    path = address.removeprefix("ipc://")
+    return None if path == address or path.startswith("@") else Path(path)
