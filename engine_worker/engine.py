@@ -58,7 +58,7 @@ class Engine:
         self._collected_at = clock()
 
     def step(self) -> bool:
-        """One turn of the loop; False when there was nothing to compute."""
+        """One turn of the loop; False when there was nothing to compute. Raises DeviceLostError: it was the last."""
         now, busy = self._take(), bool(self._flights)
         if busy and self._flights[-1].forks:
             self._collect()
@@ -156,6 +156,8 @@ class Engine:
         except Exception:  # noqa: BLE001 - whatever it was, only the sequences of this step pay for it
             names = sorted({part.sequence.request.spec.name for part in flight.parts})
             self._log.exception("step_failed", requests=names)
+            # Unless the next would fail too: then this process ends, and what lives goes on elsewhere.
+            self._runner.check()
             return None
 
     def _commit(self, parts: list[Part], drawn: list[Drawn], now: float, restarting: Container[Sequence]) -> int:

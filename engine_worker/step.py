@@ -85,6 +85,10 @@ class Drawn(msgspec.Struct, frozen=True):
     """The sequence ends with it; `token` means nothing."""
 
 
+class DeviceLostError(RuntimeError):
+    """The device answers no more, and will not in this process: no other step can succeed."""
+
+
 class Launched(Protocol):
     """A step on its way."""
 
@@ -114,4 +118,8 @@ class Runner(Protocol):
 
     def launch(self, step: Step) -> Launched:
         """Compute a step after those before it. What the step refers to may change as soon as it is collected."""
+        ...
+
+    def check(self) -> None:
+        """After a step that failed: raise DeviceLostError where all that come would fail too."""
         ...

@@ -19,7 +19,7 @@ from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.mailbox import Mailbox
 from engine_worker.outbox import Outbox
 from engine_worker.reports import Reports
-from engine_worker.step import Runner
+from engine_worker.step import DeviceLostError, Runner
 from sluice.ring.beats import EngineBeat, Hello
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
@@ -130,7 +130,8 @@ class Worker:
             self._beats.hurry()
 
     def serve(self) -> None:
-        """The loop. Raises RuntimeError if the beats die, for then no router knows this engine any more."""
+        """The loop. Raises RuntimeError if the beats die, for then no router knows this engine any more, and
+        DeviceLostError."""
         self._beats.start()
         if self._callback is not None:
             self._callback.start()
@@ -146,6 +147,9 @@ class Worker:
                 self._pulse.touch(stepped or not self._engine.live.requests)
                 if not self._beats.is_alive():
                     raise RuntimeError("the beats have stopped")
+        except DeviceLostError as error:
+            self._log.error("device_lost", error=str(error), requests=len(self._engine.live.requests))
+            raise
         finally:
             self._close()
 

@@ -42,6 +42,9 @@ class ScriptedRunner:
         self.returned = time.thread_time()
         return Done(drawn)
 
+    def check(self) -> None:
+        """See `Runner.check`: there is no device."""
+
 
 class Done(NamedTuple):
     """A step that was computed at once."""

@@ -12,7 +12,7 @@ from engine_worker.runner.batch import Batch, build
 from engine_worker.runner.forward import Forward, Prepared
 from engine_worker.runner.results import Results
 from engine_worker.sampling.sampler import Plan, sample
-from engine_worker.step import Drawn, Move, Step
+from engine_worker.step import DeviceLostError, Drawn, Move, Step
 from engine_worker.transfer import send
 
 Work = Callable[[], Results | None]
@@ -28,6 +28,11 @@ class Ranks(Protocol):
     def lose(self, error: Exception) -> None:
         """This one failed at a step that they were told of: the group is out of step."""
         ...
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _use(device: torch.device) -> None:
@@ -60,7 +65,14 @@ class ModelRunner:
     CUDA both put their work into the same stream, so a step's tensors are there before it runs.
     """
 
-    def __init__(self, forward: Forward, overlap: bool = False, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        overlap: bool = False,
+        ranks: Ranks | None = None,
+        wait_for: Callable[[torch.device], None] = _wait_for,
+    ) -> None:
+        """`wait_for`: until a device is through with all that it has to do; raises where it does not answer."""
         cache, device = forward.cache, forward.device
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = cache.num_host_blocks
@@ -77,6 +89,7 @@ class ModelRunner:
         self._thread = ThreadPoolExecutor(1, "runner", _use, (device,)) if overlap else None
         self._forward = forward
         self._ranks = ranks
+        self._wait_for = wait_for
         self._vocab_size = forward.model.config.vocab_size
         self._waits = device.type == "cpu"
         """Whether sampling may wait for the device: on a CPU there is nothing to wait for."""
@@ -85,6 +98,18 @@ class ModelRunner:
     def run(self, step: Step) -> list[Drawn]:
         """Launch and collect."""
         return self.launch(step).collect()
+
+    def check(self) -> None:
+        """See `Runner.check`. After an illegal access, a failed assert or a memory fault CUDA gives the same error to
+        every call of this process, for ever."""
+        try:
+            self._wait_for(self._forward.device)
+        except Exception as error:
+            said = str(error).partition("\n")[0]
+            lost = DeviceLostError(f"{self._forward.device} answers no more: {said}")
+            if self._ranks is not None:
+                self._ranks.lose(lost)
+            raise lost from error
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Running:

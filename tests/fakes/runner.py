@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from engine_worker.step import Draw, Drawn, Move, MoveKind, Slice, Step
+from engine_worker.step import DeviceLostError, Draw, Drawn, Move, MoveKind, Slice, Step
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.params import SamplingParams, derive_seed
 from sluice.ring.wire import TokenLogprob
@@ -80,6 +80,8 @@ class ScriptedRunner:
         """The next step that brings blocks to the device raises in the midst of that."""
         self.failures = 0
         """Steps that raised."""
+        self.lost = False
+        """Whether what fails next takes the device with it."""
         self.faults: set[tuple[int, int]] = set()
         """(seed, sequence) whose next draw fails."""
         self.blocks: list[list[Slot]] = [[None] * tokens_per_block for _ in range(num_blocks)]
@@ -112,6 +114,10 @@ class ScriptedRunner:
             return self.run(step)
         finally:
             self.fail, self._forgiven = saved, set()
+
+    def check(self) -> None:
+        if self.lost:
+            raise DeviceLostError("the device answers no more")
 
     def landed(self, launched: "ScriptedLaunch") -> None:
         self._in_flight.remove(launched)
