@@ -1,7 +1,7 @@
 """Which attention backend a machine gets, and why."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,6 +10,7 @@ from engine_worker.attention.backend import AttentionBackend, HeadShape
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.paged import Kernel, PagedAttention
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.attention.refusal import Refusal, RefusedError
 from engine_worker.attention.store import store_on
 from engine_worker.attention.trial import try_out
 
@@ -70,35 +71,43 @@ def choose(wanted: str, site: Site) -> Choice:
     for kernel in KERNELS:
         if wanted in ("auto", kernel.name):
             try:
-                return try_kernel(kernel, site, refused)
-            except Exception as error:  # noqa: BLE001 - whatever a foreign package raises is why it is not used
-                refused.append(f"{kernel.title}: {_said(error)}")
+                found = try_kernel(kernel, site)
+            except RefusedError as error:
+                refused.append(f"{kernel.title} {error}")
+            else:
+                return replace(found, because=". ".join([found.because, *refused]))
     if wanted != "auto":
         raise ValueError(f"attention = {wanted} cannot run here. {'. '.join(refused)}")
     return Choice(ReferenceAttention(site.heads), f"nothing faster runs here. {'. '.join(refused)}", size)
 
 
-def try_kernel(kernel: Kernel, site: Site, refused: Sequence[str] = ()) -> Choice:
-    """Raises ValueError with the reason why it is not for this site, and whatever loading and trying it raises.
-    `refused`: those before it, with their reasons."""
+def try_kernel(kernel: Kernel, site: Site) -> Choice:
+    """Raises RefusedError where it is not for this site, cannot be loaded, fails or is wrong there."""
+    size = _suited(kernel, site)
+    try:
+        backend = PagedAttention(kernel, site.heads, store_on(site.device))
+        try_out(backend, site.heads, site.windows, size, site.dtype, site.device)
+    except RefusedError:
+        raise
+    except Exception as error:  # whatever a foreign package raises is why it is not used
+        raise RefusedError.of(error) from error
+    return Choice(backend, f"{kernel.title} runs here", size)
+
+
+def _suited(kernel: Kernel, site: Site) -> int:
+    """Tokens per block for this kernel. Raises RefusedError where it is not for this site."""
     multiple = kernel.tokens_per_block
     size = site.tokens_per_block or max(multiple, TOKENS_PER_BLOCK)
     if site.capability is None:
-        raise ValueError("it needs a CUDA device")
-    if site.capability[0] not in kernel.majors:
-        raise ValueError(f"it is not for compute capability {site.capability[0]}.{site.capability[1]}")
-    if site.dtype not in kernel.dtypes:
-        raise ValueError(f"it does not compute in {str(site.dtype).removeprefix('torch.')}")
-    if site.heads.head_dim not in kernel.head_dims:
-        raise ValueError(f"it does not have heads of dimension {site.heads.head_dim}")
-    if size % multiple:
-        raise ValueError(f"tokens_per_block = {size} is no multiple of {multiple}")
-    backend = PagedAttention(kernel, site.heads, store_on(site.device))
-    try_out(backend, site.heads, site.windows, size, site.dtype, site.device)
-    return Choice(backend, ". ".join([f"{kernel.title} runs here", *refused]), size)
-
-
-def _said(error: Exception) -> str:
-    """One line; what torch's and Triton's compilers say is long."""
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
+        reason = "it needs a CUDA device"
+    elif site.capability[0] not in kernel.majors:
+        reason = f"it is not for compute capability {site.capability[0]}.{site.capability[1]}"
+    elif site.dtype not in kernel.dtypes:
+        reason = f"it does not compute in {str(site.dtype).removeprefix('torch.')}"
+    elif site.heads.head_dim not in kernel.head_dims:
+        reason = f"it does not have heads of dimension {site.heads.head_dim}"
+    elif size % multiple:
+        reason = f"tokens_per_block = {size} is no multiple of {multiple}"
+    else:
+        return size
+    raise RefusedError(Refusal.ABSENT, reason)

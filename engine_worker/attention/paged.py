@@ -35,7 +35,7 @@ class Kernel:
     title: str
     """For people."""
     load: Callable[[], Attend]
-    """Raises ImportError or ValueError with the reason why it is not here."""
+    """Raises ModuleNotFoundError or RefusedError where it is not here, other errors where it is broken."""
     majors: frozenset[int]
     """Compute capabilities, the number before the point."""
     tokens_per_block: int

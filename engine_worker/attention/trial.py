@@ -8,6 +8,7 @@ from engine_worker.attention.backend import AttentionBackend, HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.attention.refusal import Refusal, RefusedError
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Of numbers about one."""
@@ -25,7 +26,7 @@ def try_out(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Raises ValueError where it does not agree, and whatever the backend raises."""
+    """Raises RefusedError where it does not agree, and whatever the backend raises."""
     reference = ReferenceAttention(heads)
     for sequences in STEPS:
         pool, inputs = _step(sequences, heads, tokens_per_block, dtype, device)
@@ -40,7 +41,8 @@ def try_out(
             found = backend.attend(query, key, value, _copy(pool.layers[0]), prepared, window)
             error = float((found.float() - expected.float()).abs().max())
             if not error <= TOLERANCE[dtype]:
-                raise ValueError(f"tried out, it is wrong by {error:.2g} in a step of {sequences}, window {window}")
+                reason = f"tried out, it is off by {error:.2g} in a step of {sequences}, window {window}"
+                raise RefusedError(Refusal.WRONG, reason)
 
 
 def _step(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine_worker.attention.cache import LayerCache
 from engine_worker.attention.paged import Attend, Kernel, PagedInputs
+from engine_worker.attention.refusal import Refusal, RefusedError
 
 PAGED_SINCE = "2.12"
 
@@ -16,7 +17,8 @@ def _varlen() -> Attend:
     from torch.nn.attention.varlen import varlen_attn
 
     if not {"block_table", "seqused_k", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys():
-        raise ValueError(f"torch {torch.__version__} has it without block_table: it takes torch {PAGED_SINCE}")
+        reason = f"torch {torch.__version__} has it without block_table: it takes torch {PAGED_SINCE}"
+        raise RefusedError(Refusal.ABSENT, reason)
     # From 2.13 on torch splits long contexts where nobody says otherwise, and then gets those of several sequences
     # wrong (pytorch issue 194167). 2.12 never does, and refuses to be told.
     splits: dict[str, Any] = {"num_splits": 1} if torch.__version__ >= "2.13" else {}

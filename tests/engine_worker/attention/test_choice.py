@@ -9,6 +9,8 @@ from torch.torch_version import TorchVersion
 from engine_worker.attention import choice
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.choice import Choice, Site, choose
+from engine_worker.attention.paged import Kernel
+from engine_worker.attention.refusal import Refusal, RefusedError
 from tests.engine_worker.attention import twins
 
 CPU = torch.device("cpu")
@@ -58,8 +60,9 @@ def test_a_gpu_does_not_get_a_cpus():
 def test_without_anything_it_is_the_reference_and_says_why():
     found = choose("auto", HOPPER)
     assert told(found) == ("reference", 16)
-    for reason in ("FlashAttention-3: ", "FlashAttention-4: ", "FlashAttention-2: ", "torch 2.11.0 has it without"):
-        assert reason in found.because
+    for title in ("FlashAttention-3", "FlashAttention-4", "FlashAttention-2", "Triton"):
+        assert f"{title} is not here: " in found.because
+    assert "torch's varlen_attn is not here: torch 2.11.0 has it without" in found.because
 
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.13.0"])
@@ -67,7 +70,7 @@ def test_torch_alone(installed, version):
     has_torch(installed, version)
     found = choose("auto", HOPPER)
     assert told(found) == ("varlen", 256)
-    assert found.because.startswith("torch's varlen_attn runs here. FlashAttention-3: ")
+    assert found.because.startswith("torch's varlen_attn runs here. FlashAttention-3 is not here: ")
 
 
 def test_the_best_that_is_there(installed):
@@ -85,7 +88,7 @@ def test_the_gpu_must_be_one_that_it_is_for(installed):
     installed.setitem(sys.modules, "flash_attn_interface", twins.flash3())
     found = choose("auto", AMPERE)
     assert found.because.startswith(
-        "FlashAttention-2 runs here. FlashAttention-3: it is not for compute capability 8.0"
+        "FlashAttention-2 runs here. FlashAttention-3 is not here: it is not for compute capability 8.0"
     )
     turing = dataclasses.replace(HOPPER, capability=(7, 5))
     assert told(choose("auto", turing)) == ("reference", 16)
@@ -124,7 +127,7 @@ def test_one_that_is_wrong_here_is_not_used(installed, name, windows):
         setattr(module, name, wrong)
         found = choose("auto", site)
         assert found.backend.name == ("reference" if told_apart else "flash")
-        assert ("FlashAttention-2: tried out, it is wrong by" in found.because) == told_apart
+        assert ("FlashAttention-2 is wrong: tried out, it is off by" in found.because) == told_apart
 
 
 def test_one_that_fails_here_is_not_used(installed):
@@ -132,7 +135,32 @@ def test_one_that_fails_here_is_not_used(installed):
     module.flash_attn_varlen_func = _no_image
     installed.setitem(sys.modules, "flash_attn", module)
     found = choose("auto", HOPPER)
-    assert "FlashAttention-2: CUDA error: no kernel image is available." in found.because
+    assert "FlashAttention-2 failed: CUDA error: no kernel image is available." in found.because
+
+
+def _flash2() -> Kernel:
+    return next(kernel for kernel in choice.KERNELS if kernel.title == "FlashAttention-2")
+
+
+def test_refusals_are_told_apart(installed):
+    """What is not here is no fault; what fails or is wrong is."""
+
+    def refused(site: Site = AMPERE) -> Refusal:
+        with pytest.raises(RefusedError) as caught:
+            choice.try_kernel(_flash2(), site)
+        return caught.value.kind
+
+    assert refused() is Refusal.ABSENT
+    module = twins.flash2()
+    installed.setitem(sys.modules, "flash_attn", module)
+    assert refused(dataclasses.replace(AMPERE, dtype=torch.float32)) is Refusal.ABSENT
+    assert refused(dataclasses.replace(AMPERE, tokens_per_block=32)) is Refusal.ABSENT
+    module.flash_attn_varlen_func = _spoilt(module.flash_attn_varlen_func)
+    assert refused() is Refusal.WRONG
+    module.flash_attn_varlen_func = _no_image
+    assert refused() is Refusal.FAILED
+    del module.flash_attn_varlen_func
+    assert refused() is Refusal.FAILED
 
 
 def test_every_kernel_is_a_setting():

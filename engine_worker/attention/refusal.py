@@ -1,0 +1,31 @@
+"""Why a kernel is not used."""
+
+from enum import StrEnum
+
+
+class Refusal(StrEnum):
+    """In words, after the kernel's title."""
+
+    ABSENT = "is not here"
+    """Not installed, or not for this GPU, these heads, this type or blocks of this size: nothing is amiss."""
+    FAILED = "failed"
+    """It is here, and could not be loaded or raised an error."""
+    WRONG = "is wrong"
+    """It ran, and does not agree with the reference."""
+
+
+class RefusedError(Exception):
+    """As text: what kind of refusal it is, and the reason."""
+
+    def __init__(self, kind: Refusal, reason: str) -> None:
+        super().__init__(f"{kind}: {reason}")
+        self.kind = kind
+        self.reason = reason
+        """One line."""
+
+    @classmethod
+    def of(cls, error: Exception) -> "RefusedError":
+        """What a foreign package raised; only the first line, for torch's and Triton's compilers say a lot."""
+        lines = str(error).strip().splitlines()
+        reason = (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
+        return cls(Refusal.ABSENT if isinstance(error, ModuleNotFoundError) else Refusal.FAILED, reason)
