@@ -65,11 +65,10 @@ class EngineSettings(ServiceSettings):
         gt=0,
         le=0.95,
         description="part of the memory left after loading that the KV cache gets, and no more than kv_cache_tokens; "
-        "default: default_kv_memory_fraction where kv_cache_tokens is not given either",
+        "default: an equal share of 0.5 on a CPU, of 0.9 on a GPU, where kv_cache_tokens is not given either",
     )
-    default_kv_memory_fraction: float | None = Field(
-        None, gt=0, le=0.95, description="for launchers; default: 0.3 on a CPU, 0.9 on a GPU"
-    )
+    engines_here: int = Field(1, ge=1, le=4096, description="engines that share this machine's memory; for launchers")
+    engines_per_gpu: int = Field(1, ge=1, le=4096, description="engines that share this one's GPUs; for launchers")
     kv_host_memory: ByteSize = Field(
         ByteSize(0),
         ge=0,
@@ -142,13 +141,6 @@ class EngineSettings(ServiceSettings):
     def step_threads(self) -> int | None:
         """CPU threads of a step; None: the runner's choice."""
         return self.threads or self.default_threads or None
-
-    @property
-    def memory_fraction(self) -> float | None:
-        """Bound of the KV cache beside `kv_cache_tokens`; None: none, or without these the runner's choice."""
-        if self.kv_memory_fraction is not None or self.kv_cache_tokens is not None:
-            return self.kv_memory_fraction
-        return self.default_kv_memory_fraction
 
     @property
     def schedulers(self) -> SchedulerNames:

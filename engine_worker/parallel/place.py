@@ -25,7 +25,8 @@ class Place:
 def find_place(tensor_parallel: int, environment: Mapping[str, str]) -> Place:
     """Raises ValueError where the environment asks for another number of ranks."""
     found = {name: environment[name] for name in GIVEN if name in environment}
-    if tensor_parallel == 1 or not found.keys() >= {"RANK", "WORLD_SIZE"}:
+    alone = tensor_parallel == 1 and found.get("WORLD_SIZE") == "1"
+    if alone or not found.keys() >= {"RANK", "WORLD_SIZE"}:
         return Place(0, tensor_parallel, 0, tensor_parallel)
     missing = [name for name in GIVEN if name not in found]
     if missing:

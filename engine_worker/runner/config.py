@@ -26,8 +26,12 @@ class RunnerConfig:
     kv_cache_tokens: int | None = None
     """Size of the KV cache, at most; None sizes it by memory."""
     kv_memory_fraction: float | None = None
-    """Share of the memory that is free after loading, for the KV cache, at most. None: 0.3 on a CPU and 0.9 on CUDA,
-    where there is no `kv_cache_tokens`."""
+    """Share of the memory that is free after loading, for the KV cache, at most. None: an equal share of 0.5 on a CPU
+    and of 0.9 on CUDA, where there is no `kv_cache_tokens`."""
+    engines_here: int = 1
+    """Engines that share this machine's memory."""
+    engines_per_gpu: int = 1
+    """Engines that share this one's GPUs."""
     kv_host_memory: int = 0
     """Bytes of host memory for blocks that are evicted from the KV cache."""
     max_batch_size: int = 64

@@ -17,7 +17,7 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.graphs import CudaCapture
 from engine_worker.runner.machine import usable_cores
-from engine_worker.runner.memory import FRACTION, count_blocks, count_host_blocks
+from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of
 from engine_worker.runner.runner import ModelRunner, Ranks
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
 from engine_worker.runner.weights import Progress, load_weights, random_weights
@@ -144,7 +144,7 @@ def _own(config: RunnerConfig, device: torch.device) -> RunnerConfig:
     """With this rank's share of what those on this machine have together."""
     ranks, fraction = config.ranks_here, config.kv_memory_fraction
     if device.type == "cpu" and ranks > 1 and (fraction is not None or config.kv_cache_tokens is None):
-        fraction = (FRACTION[device.type] if fraction is None else fraction) / ranks
+        fraction = fraction_of(config, device) / ranks
     return replace(
         config,
         threads=max(1, (config.threads or usable_cores() - 1) // ranks),

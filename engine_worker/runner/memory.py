@@ -5,7 +5,8 @@ import torch
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.machine import free_memory
 
-FRACTION = {"cpu": 0.3, "cuda": 0.9}
+FRACTION = {"cpu": 0.5, "cuda": 0.9}
+"""Part of the free memory that goes to the KV caches of all engines there, unless told otherwise."""
 BEFORE = {"cpu": "loading", "cuda": "loading and a step of the largest size"}
 """What has its memory before the KV cache gets it."""
 MAX_TABLE_ROWS = 2**31 - 1
@@ -56,6 +57,13 @@ def count_host_blocks(config: RunnerConfig, block_bytes: int, num_blocks: int, d
     return wanted // block_bytes
 
 
+def fraction_of(config: RunnerConfig, device: torch.device) -> float:
+    """Part of the free memory that the KV cache gets: what is asked for, or this engine's share."""
+    if config.kv_memory_fraction is not None:
+        return config.kv_memory_fraction
+    return FRACTION[device.type] / (config.engines_here if device.type == "cpu" else config.engines_per_gpu)
+
+
 def _by_tokens(tokens: int, tokens_per_block: int) -> int:
     if tokens < tokens_per_block:
         raise MemoryTooSmallError(f"kv_cache_tokens = {tokens} is less than one block of {tokens_per_block} tokens")
@@ -63,7 +71,7 @@ def _by_tokens(tokens: int, tokens_per_block: int) -> int:
 
 
 def _by_memory(config: RunnerConfig, block_bytes: int, device: torch.device) -> int:
-    fraction = FRACTION[device.type] if config.kv_memory_fraction is None else config.kv_memory_fraction
+    fraction = fraction_of(config, device)
     free = free_memory(device)
     blocks = int(free * fraction) // block_bytes
     if blocks < 1:

@@ -31,7 +31,7 @@ def serve(
         str, typer.Option(help="Interface to listen on; others than loopback need TLS or --insecure")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any")] = DEFAULT_PORT,
-    engines: Annotated[int, typer.Option(min=1, help="Engine processes")] = 1,
+    engines: Annotated[int, typer.Option(min=1, help="Engine processes, each on its own GPUs")] = 1,
     detokenizers: Annotated[int, typer.Option(min=1, help="Detokenizer processes")] = 2,
     routers: Annotated[int, typer.Option(min=1, help="Router processes, on this port and those after it")] = 1,
     threads: Annotated[
@@ -41,7 +41,7 @@ def serve(
     kv_cache_tokens: Annotated[int | None, typer.Option(min=1, help="KV cache per engine, in tokens")] = None,
     kv_memory_fraction: Annotated[
         float | None,
-        typer.Option(metavar="FRACTION", help="Part of the free memory that it gets per engine; default: 0.5, shared"),
+        typer.Option(metavar="FRACTION", help="Part of the free memory; default: 0.9 on a GPU, 0.5 on a CPU, shared"),
     ] = None,
     kv_host_memory: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Host memory per engine for evicted KV cache, such as 8GiB")

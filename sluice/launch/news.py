@@ -4,10 +4,18 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from sluice.launch.gpus import Gpus
 from sluice.launch.logs import LogLine
 
 ENDED = "ended"
 SERVES_AGAIN = "serves again"
+ON_GPUS = "on gpus"
+
+
+def on_gpus(name: str, gpus: Gpus) -> LogLine:
+    """Which this engine gets; a warning where it shares them."""
+    level = "info" if gpus.engines == 1 else "warning"
+    return _line(name, ON_GPUS, level, gpus=",".join(gpus.names), engines_on_each=gpus.engines)
 
 
 def ended(name: str, pid: int, ending: str, restart_in: float | None) -> LogLine:

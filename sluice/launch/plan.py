@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sluice.launch.child import Role
+from sluice.launch.errors import OptionsError
+from sluice.launch.gpus import Gpus
 
 Arguments = Mapping[str, Any]
 """Settings of a service by field name, such as {"max_batch_size": 8}; None is left out."""
@@ -18,12 +20,8 @@ PYTHON = (sys.executable, "-P")
 """Runs a module; -P keeps a router.py in the user's folder from being taken for ours."""
 
 MAX_PORT = 65535
-KV_MEMORY_FRACTION = 0.5
-"""Part of the machine's free memory that goes to the KV caches of all its engines, unless told otherwise."""
-
-
-class OptionsError(ValueError):
-    """Options of a ring that do not go together."""
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""Who is started by torchrun and starts a ring of its own: its engines are none of those ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +82,18 @@ class Service:
     module: str
     settings: Arguments
     python: Sequence[str] = PYTHON
+    gpus: Gpus | None = None
+    """Of an engine; None: what it finds."""
 
     @property
     def command(self) -> list[str]:
         """What starts it."""
         return [*self.python, "-m", self.module, *_flags(self.settings)]
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Its own, beside `child_environment`."""
+        return {} if self.gpus is None else self.gpus.environment
 
     @property
     def drain_timeout(self) -> float:
@@ -100,8 +105,8 @@ class Service:
         return replace(self, settings={**self.settings, "port": port})
 
 
-def services(plan: Plan, folder: Path) -> list[Service]:
-    """All processes; their sockets lie in `folder`."""
+def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Service]:
+    """All processes; their sockets lie in `folder`. `gpus`: of each engine, where that is known."""
     # Others call a single one by its role.
     routers = ["router"] if plan.routers == 1 else [f"router-{i}" for i in range(plan.routers)]
     engines = [f"engine-{i}" for i in range(plan.engines)]
@@ -110,10 +115,6 @@ def services(plan: Plan, folder: Path) -> list[Service]:
     names = [*routers, *engines, *detokenizers]
     metrics_ports = dict(zip(names, _ports(plan.metrics_port, len(names)), strict=False))
     ports = _ports(plan.port, plan.routers) or [0] * plan.routers
-    share = {
-        "default_threads": max(1, usable_cores() // plan.engines),
-        "default_kv_memory_fraction": KV_MEMORY_FRACTION / plan.engines,
-    }
 
     def service(name: str, role: Role, module: str, own: Arguments, given: Arguments) -> Service:
         common = {
@@ -128,13 +129,26 @@ def services(plan: Plan, folder: Path) -> list[Service]:
         return Service(name, role, module, {**common, **own, **given}, plan.python)
 
     return [
-        *(service(name, "engine", "engine_worker", share, plan.engine_args) for name in engines),
+        *(
+            replace(service(name, "engine", "engine_worker", _share(plan, on), plan.engine_args), gpus=on)
+            for name, on in zip(engines, gpus or [None] * plan.engines, strict=True)
+        ),
         *(service(name, "detok", "detok_service", {}, plan.detokenizer_args) for name in detokenizers),
         *(
             service(name, "router", "router", {**peers, "host": plan.host, "port": ports[i]}, _router_args(plan, i))
             for i, name in enumerate(routers)
         ),
     ]
+
+
+def _share(plan: Plan, gpus: Gpus | None) -> Arguments:
+    """Of the machine, for each engine."""
+    return {
+        "default_threads": max(1, usable_cores() // plan.engines),
+        "engines_here": plan.engines,
+        # Where nobody knows, all are on the same.
+        "engines_per_gpu": plan.engines if gpus is None else gpus.engines,
+    }
 
 
 def _router_args(plan: Plan, number: int) -> Arguments:
@@ -146,7 +160,8 @@ def child_environment() -> dict[str, str]:
     """Ours, and what children on one machine need beside it."""
     # Engine threads that spin at barriers take the cores from the router, and from the very thread they wait for:
     # on two busy cores the tiny model's step took 100 ms instead of 8.
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    inherited = {name: value for name, value in os.environ.items() if name not in TORCHRUN}
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **inherited}
     root = Path(__file__).parents[2]
     if root != Path(sysconfig.get_path("purelib")):
         # A checkout that may not be installed.

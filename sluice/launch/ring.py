@@ -1,5 +1,6 @@
 """A ring on this machine: starts the services as child processes, keeps them running, and ends them in order."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Self
 from sluice import tiny_model
 from sluice.launch.child import Child, Role
 from sluice.launch.folder import Folder, remove_stale
+from sluice.launch.gpus import gpus_of_engines
 from sluice.launch.logs import Observe, ignore
 from sluice.launch.plan import Plan, child_environment, services
 from sluice.launch.seat import Seat
@@ -83,7 +85,8 @@ class Ring:
         try:
             remove_stale()
             self._folder = Folder()
-            planned = services(self.plan, self._folder.path)
+            gpus = gpus_of_engines(self.plan.engines, self.plan.engine_args, os.environ)
+            planned = services(self.plan, self._folder.path, gpus)
             self._supervisor = Supervisor(planned, self.plan, self._folder, child_environment(), self._observe)
             self._supervisor.start()
             self._await_ready(self._supervisor, time.monotonic() + self._start_timeout)

@@ -13,7 +13,7 @@ from sluice.launch.backoff import Backoff
 from sluice.launch.child import Child
 from sluice.launch.folder import Folder
 from sluice.launch.logs import LogLine, Observe, ignore
-from sluice.launch.news import ended, serves_again
+from sluice.launch.news import ended, on_gpus, serves_again
 from sluice.launch.plan import Plan, Service
 from sluice.launch.seat import Seat
 from sluice.telemetry.pulse import PULSE_VARIABLE
@@ -67,6 +67,8 @@ class Supervisor(threading.Thread):
     def run(self) -> None:
         """The thread."""
         for seat in self.seats.values():
+            if seat.service.gpus is not None:
+                self._show(on_gpus(seat.name, seat.service.gpus))
             self._fill(seat)
         while not self._closed:
             with suppress(Empty):
@@ -110,7 +112,7 @@ class Supervisor(threading.Thread):
             seat.clear()
             for other in self.seats.values():
                 other.heard.discard(seat.name)
-            environment = {**self._environment, PULSE_VARIABLE: str(seat.pulse_file)}
+            environment = {**self._environment, **seat.service.environment, PULSE_VARIABLE: str(seat.pulse_file)}
             try:
                 seat.begin(
                     Child(

@@ -54,13 +54,13 @@ def test_nothing_asked(engine_settings):
 def test_the_launchers_shares(engine_settings):
     settings = engine_settings()
     assert settings.step_threads >= 1
-    assert settings.memory_fraction == 0.5
+    assert (settings.kv_memory_fraction, settings.engines_here, settings.engines_per_gpu) == (None, 1, 1)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "found"),
     [
-        ("threads", 3, (3, 0.5)),
+        ("threads", 3, (3, None)),
         ("kv_memory_fraction", 0.125, (None, 0.125)),
         ("kv_cache_tokens", 4096, (None, None)),
     ],
@@ -80,9 +80,9 @@ def test_whatever_is_asked_for_beats_the_launchers_shares(
     settings = engine_settings(*flags)
     threads, fraction = found
     assert settings.step_threads == (threads or settings.default_threads)
-    assert settings.memory_fraction == fraction
+    assert settings.kv_memory_fraction == fraction
 
 
 def test_tokens_and_a_fraction_both_bound_the_cache(engine_settings):
     settings = engine_settings("--kv-cache-tokens", "4096", "--kv-memory-fraction", "0.25")
-    assert (settings.kv_cache_tokens, settings.memory_fraction) == (4096, 0.25)
+    assert (settings.kv_cache_tokens, settings.kv_memory_fraction) == (4096, 0.25)

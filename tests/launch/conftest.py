@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -19,3 +20,23 @@ def fake(tmp_path, monkeypatch):
 def notes(tmp_path):
     """What a stand-in noted at its start, by name."""
     return lambda name: json.loads((tmp_path / f"{name}.json").read_text())
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Puts one that lists these GPUs, or ends with a status, before whatever the machine has."""
+
+    def put(*gpus: int, status: int = 0) -> None:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        lines = "".join(f"{gpu}\n" for gpu in gpus)
+        program = folder / "nvidia-smi"
+        program.write_text(
+            f'#!/bin/sh\n[ "$*" = "--query-gpu=index --format=csv,noheader" ] || exit 9\n'
+            f"printf '{lines}'\nexit {status}\n"
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    return put

@@ -22,6 +22,10 @@ def sockets_folder(notes):
     return lambda: Path(notes("router")["flags"]["--listen"].removeprefix("ipc://")).parent
 
 
+def environment_of(ring: Ring, name: str) -> list[str]:
+    return Path(f"/proc/{ring.pids[name]}/environ").read_text().split("\0")
+
+
 def test_starts_serves_and_ends_in_order(fake, tmp_path, sockets_folder) -> None:
     with Ring(engines=2, detokenizers=3, engine_args={"kv_cache_tokens": 512, "attention": None}, **fake) as ring:
         assert sorted(ring.pids) == ["detok-0", "detok-1", "detok-2", "engine-0", "engine-1", "router"]
@@ -38,7 +42,8 @@ def test_starts_serves_and_ends_in_order(fake, tmp_path, sockets_folder) -> None
     assert ended.pop("router") < min(ended.values())
 
 
-def test_command_lines(fake, notes) -> None:
+def test_command_lines(fake, notes, nvidia_smi) -> None:
+    nvidia_smi()
     with Ring(engines=2, name="mine", engine_args={"max_batch_size": 5}, router_args={"max_queue": 3}, **fake):
         pass
     router, engine = notes("router"), notes("engine-1")
@@ -49,7 +54,7 @@ def test_command_lines(fake, notes) -> None:
     assert engine["flags"]["--name"] == "mine"
     assert engine["flags"]["--max-batch-size"] == "5"
     assert int(engine["flags"]["--default-threads"]) >= 1
-    assert float(engine["flags"]["--default-kv-memory-fraction"]) == 0.25
+    assert engine["flags"]["--engines-here"] == engine["flags"]["--engines-per-gpu"] == "2"
     assert all(len(notes(name)["flags"]["--listen"]) < 107 for name in ("router", "engine-0", "detok-1"))
 
 
@@ -177,7 +182,46 @@ def test_wrong_model_and_options(fake) -> None:
 
 def test_environment_of_the_children(fake, monkeypatch) -> None:
     monkeypatch.setenv(PARENT_VARIABLE, "1")
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
     with Ring(**fake) as ring:
-        environment = Path(f"/proc/{ring.pids['router']}/environ").read_text().split("\0")
+        environment = environment_of(ring, "router")
     assert f"{PARENT_VARIABLE}={os.getpid()}" in environment
     assert "OMP_WAIT_POLICY=PASSIVE" in environment
+    assert not [variable for variable in environment if variable.startswith(("RANK=", "WORLD_SIZE="))]
+
+
+def test_each_engine_has_its_gpus_after_a_restart_too(fake, nvidia_smi) -> None:
+    nvidia_smi(0, 1, 2, 3)
+    lines: list[LogLine] = []
+    with Ring(engines=2, engine_args={"tensor_parallel": 2}, observe=lines.append, **fake) as ring:
+        assert "CUDA_VISIBLE_DEVICES=0,1" in environment_of(ring, "engine-0")
+        assert "CUDA_VISIBLE_DEVICES=2,3" in environment_of(ring, "engine-1")
+        assert not [each for each in environment_of(ring, "router") if each.startswith("CUDA_")]
+        ring.restart("engine-1")
+        assert "CUDA_VISIBLE_DEVICES=2,3" in environment_of(ring, "engine-1")
+    told = {line.child: (line.fields["gpus"], line.is_problem) for line in lines if line.event == "on gpus"}
+    assert told == {"engine-0": ("0,1", False), "engine-1": ("2,3", False)}
+
+
+def test_engines_that_share_a_gpu_are_told_so(fake, nvidia_smi, notes) -> None:
+    nvidia_smi(0, 1)
+    lines: list[LogLine] = []
+    with Ring(engines=3, observe=lines.append, **fake):
+        pass
+    told = {line.child: (line.fields["gpus"], line.is_problem) for line in lines if line.event == "on gpus"}
+    assert told == {"engine-0": ("0", True), "engine-1": ("1", False), "engine-2": ("0", True)}
+    flags = [notes(f"engine-{i}")["flags"] for i in range(3)]
+    assert [(each["--engines-here"], each["--engines-per-gpu"]) for each in flags] == [
+        ("3", "2"),
+        ("3", "1"),
+        ("3", "2"),
+    ]
+
+
+def test_too_few_gpus_start_nothing(fake, nvidia_smi) -> None:
+    nvidia_smi(0, 1, 2)
+    ring = Ring(engines=2, engine_args={"tensor_parallel": 2}, **fake)
+    with pytest.raises(OptionsError, match="need 4 GPUs, but 3 are visible: 0,1,2"):
+        ring.start()
+    assert ring.pids == {}

@@ -27,7 +27,18 @@ def test_by_tokens():
 
 def test_by_memory():
     assert count(kv_memory_fraction=0.5) == 1 << 13
-    assert count() == int((1 << 30) * 0.3) >> 16
+    assert count() == 1 << 13
+
+
+def test_engines_that_share_the_memory():
+    """On a GPU it is the GPU's, elsewhere the machine's."""
+    together = {"engines_here": 4, "engines_per_gpu": 2}
+    assert count(**together) == int((1 << 30) * 0.5 / 4) >> 16
+    assert count(**together, device=CUDA) == int((1 << 30) * 0.9 / 2) >> 16
+    assert (
+        count(**together, kv_memory_fraction=0.25) == count(**together, kv_memory_fraction=0.25, device=CUDA) == 1 << 12
+    )
+    assert count(**together, kv_cache_tokens=160) == 10
 
 
 def test_the_lesser_counts_where_both_are_given():
@@ -59,7 +70,7 @@ def test_what_is_asked_for_in_tokens_may_outlast_the_batch():
 def test_too_little_says_the_numbers():
     with pytest.raises(MemoryTooSmallError, match=r"kv_cache_tokens = 15 is less than one block of 16"):
         count(kv_cache_tokens=15)
-    with pytest.raises(MemoryTooSmallError, match=r"2 MiB are free .* 30% .* block of 16 tokens takes 4\.00 MiB"):
+    with pytest.raises(MemoryTooSmallError, match=r"2 MiB are free .* 50% .* block of 16 tokens takes 4\.00 MiB"):
         count(free=2 << 20, block_bytes=4 << 20)
 
 

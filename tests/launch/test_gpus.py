@@ -1,0 +1,105 @@
+"""Which engine gets which GPUs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.launch import OptionsError
+from sluice.launch.gpus import Gpus, deal, gpus_of_engines, visible_gpus
+
+FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+
+
+@given(st.integers(1, 16), st.integers(1, 6), st.integers(2, 8))
+def test_no_two_ranks_on_a_gpu(count, engines, ranks):
+    names = [str(i) for i in range(count)]
+    if engines * ranks > count:
+        with pytest.raises(OptionsError, match=f"need {engines * ranks} GPUs, but {count} are visible: 0"):
+            deal(names, engines, ranks)
+        return
+    dealt = deal(names, engines, ranks)
+    assert [len(each.names) for each in dealt] == [ranks] * engines
+    assert [name for each in dealt for name in each.names] == names[: engines * ranks]
+    assert {each.engines for each in dealt} == {1}
+
+
+@given(st.integers(1, 8), st.integers(1, 20))
+def test_engines_of_one_rank_take_turns(count, engines):
+    names = [f"GPU-{i}" for i in range(count)]
+    dealt = deal(names, engines, 1)
+    on = [each.names[0] for each in dealt]
+    assert on[:count] == names[:engines]
+    assert [each.engines for each in dealt] == [on.count(name) for name in on]
+    assert max(map(on.count, on)) - min(map(on.count, on)) <= 1
+
+
+def test_no_gpus():
+    assert deal([], 2, 4) == []
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        ("0,1", ("0", "1")),
+        (" 3, 1 ", ("3", "1")),
+        ("GPU-8f2a-11,MIG-0c/7/0", ("GPU-8f2a-11", "MIG-0c/7/0")),
+        ("", ()),
+        ("-1", ()),
+        ("2,-1,0", ("2",)),
+    ],
+)
+def test_as_cuda_reads_the_variable(named, found, nvidia_smi):
+    nvidia_smi(7)
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": named}) == found
+
+
+def test_ids_reach_the_engine_as_they_are():
+    given = {"CUDA_VISIBLE_DEVICES": "GPU-8f2a-11,MIG-0c/7/0"}
+    assert [each.environment for each in gpus_of_engines(2, {}, given)] == [
+        {"CUDA_VISIBLE_DEVICES": "GPU-8f2a-11"},
+        {"CUDA_VISIBLE_DEVICES": "MIG-0c/7/0"},
+    ]
+
+
+def test_what_nvidia_smi_lists(nvidia_smi):
+    nvidia_smi(0, 1, 10)
+    assert visible_gpus({}) == ("0", "1", "10")
+    nvidia_smi(status=9)
+    assert visible_gpus({}) == ()
+
+
+def test_without_nvidia_smi(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert visible_gpus({}) == ()
+    (tmp_path / "nvidia-smi").write_text("not a program")
+    assert visible_gpus({}) == ()
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    with pytest.raises(OptionsError, match=r"does not tell which GPUs there are .* set CUDA_VISIBLE_DEVICES"):
+        visible_gpus({})
+
+
+@pytest.mark.parametrize("where", ["flag", "environment", "file"])
+def test_whatever_the_engine_is_asked_for(where, tmp_path):
+    """In any of the ways in which it reads its settings."""
+
+    def found(**settings):
+        if where == "flag":
+            return gpus_of_engines(2, settings, FOUR)
+        if where == "environment":
+            variables = {f"SLUICE_ENGINE_{name.upper()}": str(value) for name, value in settings.items()}
+            return gpus_of_engines(2, {}, FOUR | variables)
+        (tmp_path / "engine.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
+        return gpus_of_engines(2, {}, FOUR | {"SLUICE_ENGINE_CONFIG": str(tmp_path / "engine.yaml")})
+
+    assert found(tensor_parallel=2) == [Gpus(("0", "1")), Gpus(("2", "3"))]
+    assert found(tensor_parallel=8, device="cpu") == []
+    with pytest.raises(OptionsError, match="tensor_parallel must be at least 1, not 0"):
+        found(tensor_parallel=0)
+
+
+def test_a_flag_comes_first_and_a_file_that_cannot_be_read_is_the_engines_to_tell(tmp_path):
+    environment = FOUR | {"SLUICE_ENGINE_TENSOR_PARALLEL": "4", "SLUICE_ENGINE_CONFIG": str(tmp_path / "none.yaml")}
+    assert gpus_of_engines(1, {"tensor_parallel": 2}, environment) == [Gpus(("0", "1"))]
+    assert gpus_of_engines(1, {}, environment) == [Gpus(("0", "1", "2", "3"))]
+    (tmp_path / "none.yaml").write_text("{")
+    assert gpus_of_engines(1, {}, FOUR | {"SLUICE_ENGINE_CONFIG": str(tmp_path / "none.yaml")}) == [Gpus(("0",))]
