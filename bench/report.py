@@ -19,12 +19,19 @@ Client, router, detokenizers and engine share the cores of one machine, so CPU t
 part costs than the clock does. Where it is about scheduling and the cache, the engine is driven in process, without the
 ring.
 """
+ON_GPUS = """All of it is from CPUs. [gpu.md](gpu.md) has what `python -m bench.gpu` found on a GPU.
+"""
+NO_GPU = """All of it is from CPUs. `python -m bench.gpu` checks and measures [on a GPU](../gpu.md#check-and-measure),
+but none has come to hand, so nothing of that is committed yet. What the docs say of GPUs is tested with fakes, what
+they say of several with gloo; NCCL runs by the same code and is unproven.
+"""
 
 
 def write_page(folder: Path, measured: Mapping[str, Measured]) -> None:
     """README.md, from every part that was measured."""
     parts = [_markdown(name, found) for name, found in measured.items()]
-    (folder / "README.md").write_text("\n".join([INTRODUCTION, *parts]), encoding="utf-8")
+    gpus = ON_GPUS if (folder / "gpu.md").is_file() else NO_GPU
+    (folder / "README.md").write_text("\n".join([INTRODUCTION, gpus, *parts]), encoding="utf-8")
 
 
 def show(console: Console, measured: Mapping[str, Measured]) -> None:

@@ -115,6 +115,7 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
     names = [*routers, *engines, *detokenizers]
     metrics_ports = dict(zip(names, _ports(plan.metrics_port, len(names)), strict=False))
     ports = _ports(plan.port, plan.routers) or [0] * plan.routers
+    of_engines: Sequence[Gpus | None] = gpus or [None] * plan.engines
 
     def service(name: str, role: Role, module: str, own: Arguments, given: Arguments) -> Service:
         common = {
@@ -131,7 +132,7 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
     return [
         *(
             replace(service(name, "engine", "engine_worker", _share(plan, on), plan.engine_args), gpus=on)
-            for name, on in zip(engines, gpus or [None] * plan.engines, strict=True)
+            for name, on in zip(engines, of_engines, strict=True)
         ),
         *(service(name, "detok", "detok_service", {}, plan.detokenizer_args) for name in detokenizers),
         *(

@@ -44,9 +44,16 @@ def test_page_and_summary_say_what_was_found_and_how(part, measured, tmp_path):
     assert f"{part}.png" in page
     assert "python -m bench --quick" in page
     assert measured.origin.machine in page
+    assert "none has come to hand" in page
     console = Console(record=True, width=200)
     report.show(console, {part: measured})
     assert section.title in console.export_text()
+
+
+def test_page_names_the_one_about_a_gpu_where_there_is_one(tmp_path):
+    (tmp_path / "gpu.md").touch()
+    report.write_page(tmp_path, {})
+    assert "[gpu.md](gpu.md)" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_rings_share_is_that_of_router_and_detokenizers_in_the_servers_cpu_time():
