@@ -7,18 +7,21 @@ connects must show a token that only the group's store tells.
 
 import hmac
 import secrets
+import select
 import socket
 import struct
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from engine_worker.parallel.bell import SLICE_SECONDS
 from engine_worker.parallel.channel import HEADER, ChannelError, Part, take_command
 
 GREETING = struct.Struct("!16sI")
 """Token and rank."""
-GREETING_SECONDS = 5.0
+MAX_UNKNOWN = 256
+"""Connections that have not said yet whose they are; with more, the one that has been silent longest is closed."""
 INVITATION = "sluice/commands"
 """Where in the group's store the others find the listener."""
 DONE = b"\1"
@@ -40,30 +43,43 @@ class Listener:
         return f"{self._token.hex()} {self._socket.getsockname()[1]} {self._host}"
 
     def accept(self, size: int, seconds: float) -> list[socket.socket]:
-        """Connections of ranks 1 to size - 1, in their order. Strangers are turned away. Raises ChannelError."""
+        """Connections of ranks 1 to size - 1, in their order. Strangers are turned away, and nobody waits for those
+        that say nothing. Raises ChannelError."""
         found: dict[int, socket.socket] = {}
+        unknown: dict[socket.socket, bytes] = {}
         end = time.monotonic() + seconds
-        while len(found) < size - 1:
-            self._socket.settimeout(max(end - time.monotonic(), 0.001))
-            try:
-                connection, _ = self._socket.accept()
-            except TimeoutError:
-                missing = sorted(set(range(1, size)) - found.keys())
-                raise ChannelError(f"ranks {missing} have not connected in {seconds:g} s") from None
-            rank = self._greeted(connection)
-            if rank is None or not 0 < rank < size or rank in found:
-                connection.close()
-            else:
-                found[rank] = connection
-        self._socket.close()
+        self._socket.setblocking(False)
+        with self._socket:
+            while len(found) < size - 1 and (left := end - time.monotonic()) > 0:
+                for ready in select.select([self._socket, *unknown], [], [], left)[0]:
+                    if ready is self._socket:
+                        self._admit(unknown)
+                    elif ready in unknown and (greeting := _hear(ready, unknown)) is not None:
+                        rank = self._rank(greeting)
+                        if rank is None or not 0 < rank < size or rank in found:
+                            ready.close()
+                        else:
+                            found[rank] = ready
+        for connection in unknown:
+            connection.close()
+        if missing := sorted(set(range(1, size)) - found.keys()):
+            raise ChannelError(f"ranks {missing} have not connected in {seconds:g} s")
         return [found[rank] for rank in sorted(found)]
 
-    def _greeted(self, connection: socket.socket) -> int | None:
-        connection.settimeout(GREETING_SECONDS)
-        try:
-            token, rank = GREETING.unpack(connection.recv(GREETING.size, socket.MSG_WAITALL))
-        except (OSError, struct.error):
+    def _admit(self, unknown: dict[socket.socket, bytes]) -> None:
+        with suppress(BlockingIOError, ConnectionError):
+            connection, _ = self._socket.accept()
+            connection.setblocking(False)
+            unknown[connection] = b""
+        if len(unknown) > MAX_UNKNOWN:
+            silent = next(iter(unknown))
+            del unknown[silent]
+            silent.close()
+
+    def _rank(self, greeting: bytes) -> int | None:
+        if len(greeting) < GREETING.size:
             return None
+        token, rank = GREETING.unpack(greeting)
         return int(rank) if hmac.compare_digest(token, self._token) else None
 
 
@@ -185,6 +201,20 @@ def connect(invitation: str, rank: int, seconds: float) -> TcpReceiver:
     except OSError as error:
         raise ChannelError(f"rank 0 cannot be reached at {host}:{port}: {error}") from error
     return TcpReceiver(connection)
+
+
+def _hear(connection: socket.socket, unknown: dict[socket.socket, bytes]) -> bytes | None:
+    """Its greeting, shorter where it has gone, and then no more among the unknown; None: there is more to come."""
+    greeting = unknown.pop(connection)
+    try:
+        part = connection.recv(GREETING.size - len(greeting))
+    except OSError:
+        return greeting
+    greeting += part
+    if not part or len(greeting) == GREETING.size:
+        return greeting
+    unknown[connection] = greeting
+    return None
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from engine_worker.parallel import tcp
 from engine_worker.parallel.bell import Bell
 from engine_worker.parallel.channel import ChannelError
 from engine_worker.parallel.ring import Memory, RingWriter
@@ -80,9 +81,10 @@ def test_two_rings_at_once(sizes, seed):
     sent = [messages(seed + i, each) for i, each in enumerate(sizes)]
     pairs = [ring(1, 50), ring(1, 50)]
     with ThreadPoolExecutor(4) as pool:
-        for (writer, _), each in zip(pairs, sent, strict=True):
-            pool.submit(write, writer, each)
+        writing = [pool.submit(write, writer, each) for (writer, _), each in zip(pairs, sent, strict=True)]
         reading = [pool.submit(read, readers[0], len(each)) for (_, readers), each in zip(pairs, sent, strict=True)]
+        for each in writing:
+            each.result(60)
         assert [each.result(60) for each in reading] == sent
     for writer, readers in pairs:
         close(writer, readers)
@@ -118,9 +120,13 @@ def test_a_long_command(channel):
 def test_threads_that_send_at_once_do_not_mix(channel):
     writer, (reader,) = channel(1)
     with ThreadPoolExecutor(5) as pool:
-        for name in range(4):
+        sending = [
             pool.submit(lambda name=name: [writer.send([bytes([name]) * 3000, bytes([i])]) for i in range(20)])
+            for name in range(4)
+        ]
         found = pool.submit(read, reader, 80).result(60)
+        for each in sending:
+            each.result(60)
     assert all(message[:3000] == message[:1] * 3000 for message in found)
     for name in range(4):
         assert [message[-1] for message in found if message[0] == name] == list(range(20))
@@ -221,10 +227,56 @@ def test_strangers_are_turned_away():
     close(sender, [reader])
 
 
+def test_who_says_nothing_hinders_nobody():
+    """Nor does a rank whose greeting comes in two parts."""
+    listener = Listener("127.0.0.1")
+    token, port, host = listener.invitation.split(" ")
+    silent = [socket.create_connection((host, int(port))) for _ in range(5)]
+    slow = socket.create_connection((host, int(port)))
+    greeting = bytes.fromhex(token) + struct.pack("!I", 1)
+    slow.sendall(greeting[:7])
+    with ThreadPoolExecutor(1) as pool:
+        accepting = pool.submit(listener.accept, 3, SECONDS)
+        reader = connect(listener.invitation, 2, SECONDS)
+        time.sleep(0.3)
+        slow.sendall(greeting[7:])
+        sender = TcpSender(accepting.result(60), SECONDS)
+    sender.send([b"for both"])
+    assert reader.receive(SECONDS) == b"for both"
+    assert slow.recv(100).endswith(b"for both")
+    for stranger in silent:
+        stranger.settimeout(SECONDS)
+        assert stranger.recv(1) == b""
+        stranger.close()
+    slow.close()
+    close(sender, [reader])
+
+
+def test_strangers_take_no_room(monkeypatch):
+    """Of many that say nothing the first are turned away, while the last rank is still awaited."""
+    monkeypatch.setattr(tcp, "MAX_UNKNOWN", 3)
+    listener = Listener("127.0.0.1")
+    _, port, host = listener.invitation.split(" ")
+    with ThreadPoolExecutor(1) as pool:
+        accepting = pool.submit(listener.accept, 2, SECONDS)
+        silent = [socket.create_connection((host, int(port)), SECONDS) for _ in range(5)]
+        assert [stranger.recv(1) for stranger in silent[:2]] == [b"", b""]
+        assert not accepting.done()
+        reader = connect(listener.invitation, 1, SECONDS)
+        sender = TcpSender(accepting.result(60), SECONDS)
+    for stranger in silent:
+        stranger.close()
+    close(sender, [reader])
+
+
 def test_who_does_not_connect_is_named():
     listener = Listener("127.0.0.1")
+    _, port, host = listener.invitation.split(" ")
     reader = connect(listener.invitation, 2, SECONDS)
-    with pytest.raises(ChannelError, match=r"ranks \[1, 3\] have not connected"):
+    with (
+        socket.create_connection((host, int(port))),
+        pytest.raises(ChannelError, match=r"ranks \[1, 3\] have not connected"),
+    ):
         listener.accept(4, 0.2)
     reader.close()
 
