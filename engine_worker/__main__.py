@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from typing import NoReturn
 
 import zmq
 from structlog.stdlib import BoundLogger
@@ -57,11 +58,11 @@ def serve(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log:
     worker.serve()
 
 
-def follow(settings: EngineSettings, log: BoundLogger) -> None:
-    """Another rank than 0, that torchrun started. Raises SystemExit at its end, and ChannelError."""
+def follow(settings: EngineSettings, log: BoundLogger) -> NoReturn:
+    """Another rank than 0, that torchrun started: the process ends with it. Raises ChannelError."""
     from engine_worker.parallel.follower import follow
 
-    raise SystemExit(follow(settings.place, settings.rank_start_timeout, log))
+    follow(settings.place, settings.rank_start_timeout, log)
 
 
 def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger, stack: ExitStack) -> Runner:
@@ -96,7 +97,9 @@ def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger, sta
         return load_runner(checkpoint, config, progress, capturing=capturing)
     from engine_worker.parallel.lead import Lead
 
-    lead = stack.enter_context(closing(Lead(settings.place, settings.rank_start_timeout, settings.rank_timeout, log)))
+    lead = stack.enter_context(
+        closing(Lead(settings.place, settings.rank_start_timeout, settings.rank_timeout, log, settings.log_level))
+    )
     return lead.load(settings.model, checkpoint, config, progress, capturing)
 
 

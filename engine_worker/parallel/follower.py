@@ -1,6 +1,7 @@
 """A rank that follows: it computes what rank 0 tells it to.
 
-As `python -m engine_worker.parallel.follower RANK SIZE MEMORY BELL` rank 0 starts it, with two file descriptors.
+As `python -m engine_worker.parallel.follower RANK SIZE MEMORY BELL LOG_LEVEL` rank 0 starts it, with two file
+descriptors.
 """
 
 import os
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from typing import NoReturn
 
 import msgspec
 import torch
@@ -20,7 +22,7 @@ from torch.distributed.distributed_c10d import Store
 from engine_worker.parallel.bell import Bell
 from engine_worker.parallel.channel import LOST, ChannelError, Receiver
 from engine_worker.parallel.commands import Compute, Load, Stop, decode
-from engine_worker.parallel.group import Group, find_store, given_store
+from engine_worker.parallel.group import Group, find_store, given_store, store_errors
 from engine_worker.parallel.place import Place
 from engine_worker.parallel.ring import Memory, RingReader
 from engine_worker.parallel.tcp import INVITATION, connect
@@ -43,17 +45,26 @@ def main() -> None:
     rank, size, memory, bell = map(int, sys.argv[1:5])
     end = socket.socket(fileno=bell)
     watch_hangup(end.fileno())
-    log = configure("engine_worker", exception_texts=True).bind(rank=rank)
+    log = configure("engine_worker", sys.argv[5], exception_texts=True).bind(rank=rank)
     place = Place(rank, size, rank, size)
-    raise SystemExit(Follower(RingReader(Memory(memory, size - 1), rank, Bell(end)), place, log).run())
+    leave(Follower(RingReader(Memory(memory, size - 1), rank, Bell(end)), place, log).run())
 
 
-def follow(place: Place, start_seconds: float, log: BoundLogger) -> int:
-    """A process that torchrun started, until its end; the exit status. Raises ChannelError."""
+def follow(place: Place, start_seconds: float, log: BoundLogger) -> NoReturn:
+    """A process that torchrun started, until its end. Raises ChannelError."""
     store = given_store(start_seconds)
-    receiver = connect(store.get(INVITATION).decode(), place.rank, start_seconds)
+    with store_errors("rank 0 has not come"):
+        invitation = store.get(INVITATION).decode()
+    receiver = connect(invitation, place.rank, start_seconds)
     watch_hangup(receiver.fileno())
-    return Follower(receiver, place, log.bind(rank=place.rank), store).run()
+    leave(Follower(receiver, place, log.bind(rank=place.rank), store).run())
+
+
+def leave(status: int) -> NoReturn:
+    """End this process without all that an interpreter does at its end, which may wait for a kernel that hangs."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def watch_hangup(descriptor: int) -> None:
@@ -115,6 +126,8 @@ class Follower:
                 case Stop():
                     break
             self._receiver.finish()
+        if forward is not None:
+            forward.close()
         if self._group is not None:
             self._group.close()
 
@@ -128,7 +141,9 @@ class Follower:
         if store is None:
             raise ChannelError("rank 0 named no store")
         self._group = Group(place.rank, place.size, find_device(config), store, seconds)
-        return load_forward(checkpoint, config, lambda *_: None, self._group)
+        forward = load_forward(checkpoint, config, lambda *_: None, self._group)
+        self._group.meet()
+        return forward
 
 
 if __name__ == "__main__":

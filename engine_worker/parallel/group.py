@@ -1,16 +1,20 @@
 """Ranks in processes of their own, joined by torch.distributed: NCCL between GPUs, gloo between CPUs."""
 
+import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from engine_worker.layers.shard import Shard
+from engine_worker.parallel.channel import ChannelError
 
 LOOPBACK = "127.0.0.1"
 
@@ -19,21 +23,22 @@ class Group(Shard):
     """This process's place among them. One per process: torch keeps the group."""
 
     def __init__(self, rank: int, size: int, device: torch.device, store: Store, seconds: float) -> None:
-        """Waits until all have joined. Raises torch's errors where they have not in `seconds`, in which also whatever
+        """Waits until all have joined. Raises ChannelError where they have not in `seconds`, in which also whatever
         they exchange has to be through."""
         self.rank = rank
         self.size = size
         self._device = device
         gpu = device.type == "cuda"
-        dist.init_process_group(
-            "nccl" if gpu else "gloo",
-            store=store,
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=seconds),
-            # NCCL connects now rather than in the first step.
-            device_id=device if gpu else None,
-        )
+        with store_errors("the ranks have not joined"):
+            dist.init_process_group(
+                "nccl" if gpu else "gloo",
+                store=store,
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=seconds),
+                # NCCL connects now rather than in the first step.
+                device_id=device if gpu else None,
+            )
 
     def reduce(self, x: Tensor) -> Tensor:
         """See Shard."""
@@ -61,9 +66,22 @@ class Group(Shard):
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
         return int(found)
 
+    def meet(self) -> None:
+        """Wait until all have come here."""
+        self.least(0)
+
     def close(self) -> None:
-        """Leave it."""
+        """Leave it, all together. With NCCL that waits until each graph that captured an exchange has gone."""
         dist.destroy_process_group()
+
+
+@contextmanager
+def store_errors(what: str) -> Iterator[None]:
+    """Errors of torch's store and of its groups as ChannelError; `what` has failed."""
+    try:
+        yield
+    except dist.DistError as error:
+        raise ChannelError(f"{what}: {str(error).partition(chr(10))[0]}") from error
 
 
 def open_store(size: int, seconds: float) -> tuple[Store, str]:
@@ -83,15 +101,18 @@ def open_store(size: int, seconds: float) -> tuple[Store, str]:
 
 
 def find_store(address: str, size: int, seconds: float) -> Store:
-    """Another rank's way to it."""
+    """Another rank's way to it. Raises ChannelError."""
     host, _, port = address.rpartition(":")
     limit = timedelta(seconds=seconds)
-    store: Store = TCPStore(host, int(port), size, is_master=False, timeout=limit, wait_for_workers=False)
+    with store_errors(f"no store at {address}"):
+        store: Store = TCPStore(host, int(port), size, is_master=False, timeout=limit, wait_for_workers=False)
     return store
 
 
 def given_store(seconds: float) -> Store:
-    """That of whoever started the ranks, by MASTER_ADDR and MASTER_PORT in the environment, as torchrun sets them."""
-    store: Store
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
-    return store
+    """That of whoever started the ranks, by MASTER_ADDR and MASTER_PORT in the environment, as torchrun sets them.
+    torchrun's own outlives its ranks: what those before them wrote is not seen. Raises ChannelError."""
+    with store_errors("no store at MASTER_ADDR and MASTER_PORT"):
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+    found: Store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    return found

@@ -18,7 +18,7 @@ REAP_SECONDS = 1.0
 class Processes:
     """They die with this process, or rather with the thread that starts them, however it ends."""
 
-    def __init__(self, size: int, seconds: float) -> None:
+    def __init__(self, size: int, seconds: float, log_level: str) -> None:
         """`seconds`: in which a full ring must get room. Raises OSError where they cannot be started."""
         descriptor = Memory.create(size - 1)
         bells = []
@@ -40,10 +40,10 @@ class Processes:
                 ours, theirs = socket.socketpair()
                 bells.append(Bell(ours))
                 with theirs:
-                    numbers = map(str, (rank, size, descriptor, theirs.fileno()))
+                    words = map(str, (rank, size, descriptor, theirs.fileno(), log_level))
                     self._children.append(
                         subprocess.Popen(
-                            [sys.executable, "-P", "-m", "engine_worker.parallel.follower", *numbers],
+                            [sys.executable, "-P", "-m", "engine_worker.parallel.follower", *words],
                             stdin=subprocess.DEVNULL,
                             env=environment,
                             pass_fds=(descriptor, theirs.fileno()),

@@ -1,4 +1,4 @@
-"""Notices that a rank has died or does not get on."""
+"""Notices that a rank has died or does not get on, or that the device does not."""
 
 import threading
 import time
@@ -22,17 +22,24 @@ class Watch(threading.Thread):
         size: int,
         ended: Callable[[int], str | None],
         lose: Callable[[str], None],
-        seconds: float,
+        waiting: Callable[[], float | None],
+        load_seconds: float,
+        step_seconds: float,
     ) -> None:
-        """`ended`: how the process of a rank did, if it has; `lose` gets why. `seconds`: in which a rank that has
-        something to do must get on, changed by `limit`."""
+        """`ended`: how the process of a rank did, if it has; `lose` gets why. `waiting`: since when this rank has been
+        waiting for a step, if it does. In `load_seconds` each must be through with the first command, which loads; in
+        `step_seconds` it must get on with the others, and a step must come back."""
         super().__init__(name="watch", daemon=True)
-        self.limit = seconds
         self._sender = sender
         self._ended = ended
         self._lose = lose
+        self._waiting = waiting
+        self._load_seconds = load_seconds
+        self._step_seconds = step_seconds
         self._done = dict.fromkeys(range(1, size), 0)
         self._still = dict.fromkeys(range(1, size), 0.0)
+        self._since: float | None = None
+        self._waited = 0.0
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -52,7 +59,8 @@ class Watch(threading.Thread):
             try:
                 if beaten >= BEAT_SECONDS:
                     beaten = 0.0
-                    if self._sender.idle():
+                    # The first command is the one that loads.
+                    if self._sender.sent and self._sender.idle():
                         self._sender.send([BEAT])
                 why = self._look(passed)
             except ChannelError as error:
@@ -69,6 +77,13 @@ class Watch(threading.Thread):
                 return f"rank {rank} {self._ended(rank) or 'has gone'}"
             done = self._done[rank] = self._sender.done(rank)
             self._still[rank] = 0.0 if done > before or done >= sent else self._still[rank] + passed
-            if self._still[rank] > self.limit:
-                return f"rank {rank} has not got on for {self.limit:g} s"
+            limit = self._step_seconds if done else self._load_seconds
+            if self._still[rank] > limit:
+                return f"rank {rank} has not got on for {limit:g} s"
+        # A rank is through with a step once it is queued on its device; what hangs there shows only here.
+        since = self._waiting()
+        self._waited = self._waited + passed if since is not None and since == self._since else 0.0
+        self._since = since
+        if self._waited > self._step_seconds:
+            return f"a step has not come back for {self._step_seconds:g} s"
         return None

@@ -50,6 +50,13 @@ class Forward:
         self._graphs = graphs
         self._shard = shard
 
+    def close(self) -> None:
+        """Wait for the device, then drop the graphs: what they captured of NCCL cannot end before them. Nothing can be
+        computed afterwards."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._graphs = None
+
     def prepare(self, arrays: Arrays) -> Prepared:
         """Everything that can be done before the step's turn."""
         count, follows = len(arrays.token_ids), len(arrays.follow_tokens) > 0

@@ -21,7 +21,6 @@ from engine_worker.runner.memory import count_blocks, count_host_blocks, fractio
 from engine_worker.runner.runner import ModelRunner, Ranks
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
 from engine_worker.runner.weights import Progress, load_weights, random_weights
-from engine_worker.step import Runner
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,7 +45,7 @@ def load_runner(
     shard: Shard = ALONE,
     ranks: Ranks | None = None,
     capturing: Progress = _unseen,
-) -> Runner:
+) -> ModelRunner:
     """Load the weights, then give the KV cache its memory, then capture graphs. `progress` is called with bytes done
     and bytes in all, `capturing` with graphs. `ranks`: the others, if there are others; they load at the same time.
 

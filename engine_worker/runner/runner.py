@@ -1,5 +1,6 @@
 """Computes steps: tensors in, the model, sampling, plain data out."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -41,16 +42,32 @@ def _use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+class Waiting:
+    """Since when the engine's thread has been waiting in here. Other threads may look."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        """By time.monotonic; None: it is not."""
+
+    def __enter__(self) -> None:
+        self.since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self.since = None
+
+
 class Running:
     """A step on its way; see `engine_worker.step.Launched`."""
 
-    def __init__(self, results: "Future[Results | None]") -> None:
+    def __init__(self, results: "Future[Results | None]", waiting: Waiting) -> None:
         self._results = results
+        self._waiting = waiting
 
     def collect(self) -> list[Drawn]:
         """See `Launched.collect`."""
-        results = self._results.result()
-        return [] if results is None else results.drawn()
+        with self._waiting:
+            results = self._results.result()
+            return [] if results is None else results.drawn()
 
     def sampled(self) -> torch.Tensor | None:
         """Its tokens, [D] int64 on the device, once it was computed; None where it failed or drew nothing."""
@@ -94,6 +111,19 @@ class ModelRunner:
         self._waits = device.type == "cpu"
         """Whether sampling may wait for the device: on a CPU there is nothing to wait for."""
         self._latest: Running | None = None
+        self._waiting = Waiting()
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when a launch, a collect or a check has not come back, by time.monotonic; None: nobody waits. On a
+        device that hangs they wait without limit."""
+        return self._waiting.since
+
+    def close(self) -> None:
+        """After the last step: end the thread, then what `Forward.close` ends."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._forward.close()
 
     def run(self, step: Step) -> list[Drawn]:
         """Launch and collect."""
@@ -103,7 +133,8 @@ class ModelRunner:
         """See `Runner.check`. After an illegal access, a failed assert or a memory fault CUDA gives the same error to
         every call of this process, for ever."""
         try:
-            self._wait_for(self._forward.device)
+            with self._waiting:
+                self._wait_for(self._forward.device)
         except Exception as error:
             said = str(error).partition("\n")[0]
             lost = DeviceLostError(f"{self._forward.device} answers no more: {said}")
@@ -114,6 +145,10 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, step: Step) -> Running:
         """See `Runner.launch`."""
+        with self._waiting:
+            return self._launch(step)
+
+    def _launch(self, step: Step) -> Running:
         before, self._latest = self._latest, None
         batch = prepared = plan = None
         if step.slices:
@@ -125,7 +160,8 @@ class ModelRunner:
             before = None
         if self._ranks is not None:
             self._ranks.tell(step.moves, None if batch is None else batch.arrays)
-        self._latest = Running(self._start(lambda: self._compute(step.moves, batch, prepared, plan, before)))
+        results = self._start(lambda: self._compute(step.moves, batch, prepared, plan, before))
+        self._latest = Running(results, self._waiting)
         return self._latest
 
     def _start(self, work: Work) -> "Future[Results | None]":

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.distributed.distributed_c10d import Work
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -59,6 +61,8 @@ class FakeGraph:
         self.replays += 1
         for func, args, kwargs, result in self._calls:
             again = func(*args, **kwargs)
+            for work in _works(again):
+                work.wait()
             for old, new in zip(_tensors(result), _tensors(again), strict=True):
                 if _memory(old) != _memory(new):
                     old.copy_(new)
@@ -82,6 +86,23 @@ class FakeCapture:
             work()
         self.graphs.append(FakeGraph(recording.calls))
         return self.graphs[-1]
+
+
+class WeakCapture:
+    """Knows those of its graphs that somebody else holds."""
+
+    def __init__(self) -> None:
+        self.alive: WeakSet[FakeGraph] = WeakSet()
+
+    def __call__(self, work: Callable[[], None]) -> FakeGraph:
+        graph = FakeCapture()(work)
+        self.alive.add(graph)
+        return graph
+
+
+def _works(tree: Any) -> list[Any]:
+    """What ranks have begun to exchange."""
+    return [Work.unbox(leaf) for leaf in tree_iter(tree) if isinstance(leaf, torch.ScriptObject)]
 
 
 def _tensors(tree: Any) -> list[Tensor]:

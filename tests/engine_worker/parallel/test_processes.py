@@ -39,6 +39,14 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in found if b"follower" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
+def shared_files(pid: int) -> set[str]:
+    """What it has open or mapped of /dev/shm."""
+    process = Path(f"/proc/{pid}")
+    paths = {str(link.readlink()) for link in (process / "fd").iterdir()}
+    paths |= {line.split()[-1] for line in (process / "maps").read_text().splitlines()}
+    return {path for path in paths if path.startswith("/dev/shm/")}
+
+
 def ended(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.wait()
@@ -78,13 +86,13 @@ def test_a_rank_is_lost_and_the_engine_ends(engine, death, why):
 
 def test_the_engine_is_killed_and_nothing_is_left(engine):
     """Not even of a rank that is frozen."""
-    before = set(os.listdir("/dev/shm"))
     until(engine, "ready")
     (follower,) = children(engine.pid)
+    shared = shared_files(engine.pid) | shared_files(follower)
     os.kill(follower, signal.SIGSTOP)
     engine.kill()
     assert wait_until(lambda: not is_alive(follower))
-    assert set(os.listdir("/dev/shm")) <= before
+    assert not [path for path in shared if Path(path).exists()]
 
 
 def test_a_rank_that_dies_while_it_loads(engine):
@@ -125,6 +133,21 @@ def test_started_by_torchrun(given_ranks):
     for rank in reversed(given_ranks):
         rank.send_signal(signal.SIGTERM)
     assert [rank.wait(60) for rank in given_ranks] == [0, 0]
+
+
+def test_torchrun_s_rank_0_does_not_come(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = {**given, "RANK": "1", "LOCAL_RANK": "1"}
+    process = start(tmp_path, "--rank-start-timeout", "1", environment=environment)
+    try:
+        _, errors = process.communicate(timeout=100)
+        assert process.returncode == 1
+        assert "python -m engine_worker: no store at MASTER_ADDR and MASTER_PORT: " in errors
+        assert "Traceback" not in errors
+    finally:
+        process.kill()
 
 
 def test_torchrun_lost_rank_0(given_ranks):

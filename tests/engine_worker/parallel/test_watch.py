@@ -5,39 +5,22 @@ import time
 
 import pytest
 
-from engine_worker.parallel.channel import ChannelError
+from engine_worker.parallel.commands import Beat, Stop, encode
 from engine_worker.parallel.watch import Watch
+from tests.fakes.command_sender import CommandSender
 from tests.fakes.processes import wait_until
 
-
-class Told:
-    """A sender whose ranks do as the test says."""
-
-    def __init__(self) -> None:
-        self.sent = 0
-        self.through = {1: 0, 2: 0}
-        self.left: set[int] = set()
-        self.busy = False
-        self.broken = False
-
-    def send(self, parts) -> None:
-        if self.broken:
-            raise ChannelError("rank 2 has read nothing")
-        self.sent += 1
-
-    def idle(self) -> bool:
-        return not self.busy
-
-    def done(self, rank: int) -> int:
-        return self.through[rank]
-
-    def gone(self, rank: int) -> bool:
-        return rank in self.left
+STEP_SECONDS = 0.5
+COMMAND = [encode(Stop())]
 
 
 @pytest.fixture
 def sender():
-    return Told()
+    """Two others, which have loaded."""
+    sender = CommandSender(3)
+    sender.send(COMMAND)
+    sender.through = {1: 1, 2: 1}
+    return sender
 
 
 @pytest.fixture
@@ -46,13 +29,27 @@ def lost():
 
 
 @pytest.fixture
-def watch(sender, lost):
-    watch = Watch(sender, 3, lambda rank: {2: "was killed by SIGKILL"}.get(rank), lost.append, seconds=0.5)
+def since():
+    """Since when a step has been waited for: the last of these."""
+    return [None]
+
+
+@pytest.fixture
+def watch(sender, lost, since):
+    watch = Watch(
+        sender,
+        3,
+        lambda rank: {2: "was killed by SIGKILL"}.get(rank),
+        lost.append,
+        lambda: since[-1],
+        load_seconds=3600.0,
+        step_seconds=STEP_SECONDS,
+    )
     yield watch
     watch.stop()
 
 
-def keep_up(sender: Told, ranks: list[int], seconds: float) -> None:
+def keep_up(sender: CommandSender, ranks: list[int], seconds: float) -> None:
     """These ranks are through with whatever comes."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -65,11 +62,12 @@ def test_one_that_has_nothing_to_do_is_not_lost(sender, watch, lost):
     watch.start()
     keep_up(sender, [1, 2], 1.5)
     assert not lost
-    assert sender.sent >= 1
+    assert sender.commands[1:] == [Beat()]
 
 
 def test_one_that_gets_on_slowly_is_not_lost(sender, watch, lost):
-    sender.sent = 50
+    for _ in range(50):
+        sender.send(COMMAND)
     watch.start()
     for _ in range(10):
         time.sleep(0.1)
@@ -106,18 +104,48 @@ def test_nobody_is_kept_waiting_for_a_beat(sender, watch, lost):
     sender.busy = True
     watch.start()
     time.sleep(1.4)
-    assert sender.sent == 0
+    assert sender.sent == 1
     assert not lost
 
 
-def test_the_limit_may_change(sender, watch, lost):
-    watch.limit = 3600.0
-    sender.sent = 1
+def test_the_first_command_is_no_beat(sender, watch):
+    sender.commands.clear()
     watch.start()
+    time.sleep(1.4)
+    assert sender.sent == 0
+
+
+def test_loading_may_take_longer(sender, watch, lost):
+    """Whoever has taken long for it has as long for the next command as all others."""
+    sender.through = {1: 0, 2: 1}
+    watch.start()
+    keep_up(sender, [2], 1.0)
+    assert not lost
+    sender.through[1] = 1
+    keep_up(sender, [2], 0.3)
+    assert not lost
+    keep_up(sender, [2], 2.0)
+    assert lost == ["rank 1 has not got on for 0.5 s"]
+
+
+def test_a_step_that_does_not_come_back(sender, watch, lost, since):
+    """As where the device hangs: all ranks are through with it, for they have queued it."""
+    sender.keeps_up = True
+    since.append(time.monotonic())
+    watch.start()
+    assert wait_until(lambda: bool(lost))
+    assert lost == ["a step has not come back for 0.5 s"]
+
+
+def test_steps_that_come_back_one_after_the_other(sender, watch, lost, since):
+    sender.keeps_up = True
+    watch.start()
+    for i in range(12):
+        since.append(float(i))
+        time.sleep(0.1)
+    since.append(None)
     time.sleep(1.0)
     assert not lost
-    watch.limit = 0.2
-    assert wait_until(lambda: bool(lost))
 
 
 def test_after_its_end_nobody_is_lost(sender, watch, lost):

@@ -1,0 +1,83 @@
+"""A rank on a CPU with fake graphs, as torchrun starts it: `python -m … FOLDER`. Rank 0 prints what it found.
+
+Its group may not end while graphs are left: with NCCL that would never come back.
+"""
+
+import json
+import os
+import sys
+from dataclasses import replace
+
+from engine_worker.attention.choice import Choice
+from engine_worker.parallel.follower import follow
+from engine_worker.parallel.group import Group
+from engine_worker.parallel.lead import Lead
+from engine_worker.parallel.place import find_place
+from engine_worker.runner import load
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.step import Draw, Runner, Slice, Step
+from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.params import SamplingParams
+from sluice.telemetry import configure
+from tests.fakes.graphs import WeakCapture
+from tests.fakes.paged_attention import PagedTorch
+
+SECONDS = 60.0
+STEPS = 12
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14]]
+CONFIG = RunnerConfig("cpu", tokens_per_block=4, kv_cache_tokens=128, max_batch_size=5, overlap=True, threads=1)
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def ignore(_done: int, _total: int) -> None:
+    """Progress that nobody wants to see."""
+
+
+def generate(runner: Runner) -> list[list[int]]:
+    """Tokens of each step. All are launched before anybody looks; the first sequence ends early."""
+    launched, before = [], list(range(3))
+    for step in range(STEPS):
+        live = [0, 1, 2] if step < 2 else [1, 2]
+        slices = []
+        for i in live:
+            draws = (Draw(GREEDY, 0, step, PROMPTS[i], []),)
+            blocks = range(8 * i, 8 * i + 8)
+            if step == 0:
+                slices.append(Slice(PROMPTS[i], 0, blocks, draws))
+            else:
+                slices.append(Slice([0], len(PROMPTS[i]) + step - 1, blocks, draws, before.index(i)))
+        before = live
+        launched.append(runner.launch(Step(tuple(slices))))
+    return [[drawn.token for drawn in step.collect()] for step in launched]
+
+
+def main() -> None:
+    folder, place, log = sys.argv[1], find_place(2, os.environ), configure("rank")
+    capture, leave = WeakCapture(), Group.close
+    left: list[int] = []
+
+    def close(group: Group) -> None:
+        left.append(len(capture.alive))
+        leave(group)
+        if left[0]:
+            raise RuntimeError(f"{left[0]} graphs are left")
+
+    Group.close = close
+    load.CudaCapture = lambda _: capture
+    load.graphs_refused = lambda config, *_: None if config.cuda_graphs else "unwanted"
+    load.choose = lambda _, site: Choice(PagedTorch(site.heads), "it is fake", site.tokens_per_block)
+    if place.rank:
+        follow(place, SECONDS, log)
+    checkpoint = open_checkpoint(folder)
+    lead = Lead(place, SECONDS, SECONDS, log)
+    runner = lead.load(folder, checkpoint, CONFIG, ignore, ignore)
+    found = {"graphs": runner.choices["cuda_graphs"], "tokens": generate(runner)}
+    found["replays"] = sum(graph.replays for graph in capture.alive)
+    lead.close()
+    alone = load.load_runner(checkpoint, replace(CONFIG, cuda_graphs=False), ignore)
+    print(json.dumps({**found, "left": left, "expected": generate(alone)}))
+    alone.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Generation steps as graphs on two ranks, with fake graphs and gloo."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
+
+ROOT = Path(__file__).parents[3]
+RANK = "tests.engine_worker.parallel.fake_graph_rank"
+
+
+def test_two_ranks_replay_what_one_computes(tmp_path):
+    """Padded, with tokens that only rank 0 has drawn; the graphs are gone before the group ends, on both."""
+    write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", RANK, str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **given, "GLOO_SOCKET_IFNAME": "lo", "RANK": str(i), "LOCAL_RANK": str(i)},
+        )
+        for i in range(2)
+    ]
+    try:
+        printed = [rank.communicate(timeout=100)[0] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    found = json.loads(printed[0])
+    assert found["tokens"] == found["expected"]
+    assert found["graphs"] == "4 up to 5"
+    assert found["replays"] == 11
+    assert found["left"] == [0]

@@ -1,0 +1,44 @@
+"""Stores that cannot be reached."""
+
+import socket
+
+import pytest
+
+from engine_worker.parallel.channel import ChannelError
+from engine_worker.parallel.group import find_store, given_store, open_store
+
+
+@pytest.fixture
+def port():
+    """Where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def test_no_store(port):
+    with pytest.raises(ChannelError, match=rf"no store at 127\.0\.0\.1:{port}: "):
+        find_store(f"127.0.0.1:{port}", 2, 1.0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_torchrun_s_other_ranks_do_not_come(port, monkeypatch, rank):
+    given = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(ChannelError, match=r"no store at MASTER_ADDR and MASTER_PORT: [^\n]+$"):
+        given_store(1.0)
+
+
+def test_after_a_restart_nothing_is_left_of_the_ranks_before(monkeypatch):
+    """With --node-rank torchrun keeps its store."""
+    kept, address = open_store(1, 20.0)
+    given = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": address.partition(":")[2]}
+    for name, value in {**given, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    before = given_store(20.0)
+    before.set("where", "there")
+    assert given_store(20.0).check(["where"])
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "4")
+    assert not given_store(20.0).check(["where"])
+    del kept
