@@ -37,15 +37,21 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-gpu-", ignore_cleanup_errors=True) as folder:
         session = Session(found, Budget(options.seconds), device, Path(folder), options.out / "gpu.json")
         session.say(", ".join(f"{name} {value}" for name, value in found.origin.items()))
-        session.watch()
-        Stages(session, tiny_scale() if options.tiny else FULL).run()
+        session.watch(lambda: _write(found, options.out))
         try:
-            plot.draw(found, options.out / "gpu.png")
-        except Skip as reason:
-            session.skip("plot", str(reason))
-    _write(found, options.out)
+            Stages(session, tiny_scale() if options.tiny else FULL).run()
+            _draw(session, options.out)
+        finally:
+            _write(found, options.out)
     if not found.passed:
         sys.exit(1)
+
+
+def _draw(session: Session, folder: Path) -> None:
+    try:
+        plot.draw(session.findings, folder / "gpu.png")
+    except Skip as reason:
+        session.skip("plot", str(reason))
 
 
 def _write(found: Findings, folder: Path) -> None:

@@ -18,10 +18,11 @@ from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.wire import Submit
 
 HERE = "inproc://here"
+GREEDY = SamplingParams(temperature=0.0)
 
 
 class Ask(NamedTuple):
-    """A request; greedy, and on past any end of sequence."""
+    """A request; it goes on past any end of sequence."""
 
     prompt: list[int]
     max_tokens: int
@@ -53,15 +54,15 @@ class Log:
 class Core:
     """Takes requests, turns as often as it is told, and keeps what came."""
 
-    def __init__(self, served: Served, *, logprobs: int | None = None) -> None:
-        """`logprobs`: alternatives to report with each token."""
+    def __init__(self, served: Served, sampling: SamplingParams = GREEDY) -> None:
+        """`sampling`: of all requests."""
         config, checkpoint = served.config, served.checkpoint
         batching = Batching(config.max_batch_size, config.max_tokens_per_step)
         longest = longest_sequence(served.runner, batching, checkpoint.max_context_tokens)
         terms = Terms(checkpoint.fingerprint, checkpoint.vocab_size, longest, config.max_batch_size)
         hooks = Hooks(self._get_requests, self._take, self._poll_stops, self._report)
         self._engine = assemble(served.runner, terms, batching, hooks, time.monotonic, cast(Any, Log()))
-        self._sampling = SamplingParams(temperature=0.0, logprobs=logprobs)
+        self._sampling = sampling
         self._inbox: list[Submit] = []
         self._stops: list[Stop] = []
         self._prompts: dict[int, int] = {}

@@ -60,6 +60,7 @@ class Gaps:
     """When the device had nothing to do in generation steps."""
 
     shape: str
+    mode: str
     batch: int
     overlap: bool
     step_seconds: float

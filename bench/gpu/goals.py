@@ -56,7 +56,8 @@ def _graphs(found: Findings) -> Iterator[Goal]:
 
 
 def _overlap(found: Findings) -> Iterator[Goal]:
-    idle = {(one.batch, one.overlap): one.idle_seconds for one in found.gaps if one.shape == SMALL.name}
+    steps = [one for one in found.gaps if (one.shape, one.mode) == (SMALL.name, AS_SERVED)]
+    idle = {(one.batch, one.overlap): one.idle_seconds for one in steps}
     for batch in sorted({batch for batch, _ in idle}):
         plain, ahead = idle.get((batch, False)), idle.get((batch, True))
         if plain and ahead is not None:

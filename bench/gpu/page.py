@@ -106,7 +106,7 @@ def _context(found: Findings) -> Table:
 def _gaps(found: Findings) -> Table:
     rows = [
         (
-            f"{one.shape}, {'overlap' if one.overlap else 'no overlap'}",
+            f"{one.shape}, {one.mode}, {'overlap' if one.overlap else 'no overlap'}",
             str(one.batch),
             _number(one.step_seconds * 1e6),
             _number(one.idle_seconds * 1e6),

@@ -28,6 +28,8 @@ class Scale:
     """Of the matrices."""
     batches: tuple[int, ...]
     """Of generation."""
+    sampled_batches: tuple[int, ...]
+    """Of generation that is not greedy."""
     gap_batches: tuple[int, ...]
     peer_batches: tuple[int, ...]
     prompt: int
@@ -65,6 +67,7 @@ FULL = Scale(
     copied=4 << 30,
     side=8192,
     batches=(1, 16, 64, 256),
+    sampled_batches=(1, 64, 256),
     gap_batches=(1, 64),
     peer_batches=(1, 64),
     prompt=512,
@@ -92,6 +95,7 @@ def tiny_scale() -> Scale:
         copied=32 << 20,
         side=512,
         batches=(1, 4),
+        sampled_batches=(1, 4),
         gap_batches=(1, 4),
         peer_batches=(1, 4),
         prompt=24,

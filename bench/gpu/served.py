@@ -1,7 +1,7 @@
 """A shape with random weights, in memory and ready to run."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,13 @@ import torch
 from bench.gpu.shapes import Shape
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
+from engine_worker.runner.weights import Progress
 from engine_worker.step import Runner
 from sluice.ring.checkpoint import Checkpoint, open_checkpoint
 
 SEED = 7
+
+Load = Callable[[Checkpoint, RunnerConfig, Progress], Runner]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +40,14 @@ class Served:
 
 
 @contextmanager
-def served(shape: Shape, folder: Path, **options: Any) -> Iterator[Served]:
-    """Loaded with these options of RunnerConfig, and given back."""
+def served(shape: Shape, folder: Path, load: Load = load_runner, **options: Any) -> Iterator[Served]:
+    """Loaded with these options of RunnerConfig, and given back. Of a runner of several ranks `weight_bytes` is what
+    this one reads."""
     give_back()
     checkpoint = open_checkpoint(str(shape.write(folder)))
     config = RunnerConfig(weights="random", weights_seed=SEED, **options)
     sizes = [0]
-    runner = load_runner(checkpoint, config, lambda _, total: sizes.append(total))
+    runner = load(checkpoint, config, lambda _, total: sizes.append(total))
     dtype = getattr(torch, runner.choices["dtype"])
     try:
         weight_bytes = sizes[-1] - shape.embedding * dtype.itemsize

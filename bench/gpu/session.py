@@ -6,11 +6,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from bench.gpu.budget import Budget
+from bench.gpu.children import Children
 from bench.gpu.findings import Findings, Skip
 
 GRACE = 20.0
@@ -26,7 +28,9 @@ class Session:
         self.budget = budget
         self.device = device
         self.folder = folder
+        self.children = Children()
         self._file = file
+        self._doing = "the start"
 
     def say(self, text: str) -> None:
         """A line of progress."""
@@ -37,31 +41,56 @@ class Session:
         self.findings.skipped[name] = why
         self.say(f"{name}: skipped: {why}")
 
-    def do(self, name: str, seconds: float, task: Callable[[], str]) -> None:
-        """Run a task that takes about so long and says what came of it."""
+    def do(self, name: str, seconds: float, task: Callable[[], str], *, needed: bool = False) -> None:
+        """Run a task that takes about so long and says what came of it. Where there is no time for it, it is left out;
+        if it is `needed`, the run has failed then."""
         if self.budget.left < seconds:
-            self.skip(name, f"takes about {seconds:.0f} s, and {max(0.0, self.budget.left):.0f} are left")
+            self._no_time(name, f"takes about {seconds:.0f} s, and {max(0.0, self.budget.left):.0f} are left", needed)
             return
+        self._doing = name
         self.say(f"{name} …")
         try:
             self.say(f"{name}: {task()}")
         except Skip as reason:
             self.skip(name, str(reason))
-        except torch.OutOfMemoryError as error:
-            self.skip(name, f"out of memory: {str(error).splitlines()[0]}")
         except Exception as error:  # noqa: BLE001 - what others find is still to be written down
-            self.findings.failed[name] = traceback.format_exc()
-            self.say(f"{name}: FAILED: {type(error).__name__}: {error}")
+            self._fail(name, traceback.format_exc(), f"{type(error).__name__}: {error}")
         finally:
             self.findings.save(self._file)
 
-    def watch(self, grace: float = GRACE) -> None:
-        """End the process where a task does not come back. What was found until then is written."""
-        threading.Thread(target=self._watch, args=(grace,), name="budget", daemon=True).start()
+    def _no_time(self, name: str, why: str, needed: bool) -> None:
+        if needed:
+            self._fail(name, why, why)
+        else:
+            self.skip(name, why)
 
-    def _watch(self, grace: float) -> None:
+    def _fail(self, name: str, how: str, short: str) -> None:
+        self.findings.failed[name] = how
+        self.say(f"{name}: FAILED: {short}")
+
+    def watch(self, leave: Callable[[], None], grace: float = GRACE) -> None:
+        """End the process where a task does not come back, and what it has started; before that `leave`, which writes
+        what was found."""
+        args = (threading.current_thread(), leave, grace)
+        threading.Thread(target=self._watch, args=args, name="budget", daemon=True).start()
+
+    def _watch(self, main: threading.Thread, leave: Callable[[], None], grace: float) -> None:
         while self.budget.left > -grace:
             time.sleep(max(0.01, self.budget.left + grace))
-        print(f"not through {grace:.0f} s after the budget of {self.budget.seconds:.0f} s", file=sys.stderr)
-        # A thread that waits for a device cannot be ended.
-        os._exit(1)
+        why = f"not through {grace:.0f} s after the budget of {self.budget.seconds:.0f} s"
+        with ExitStack() as last:
+            # A thread that waits for a device cannot be ended.
+            last.callback(os._exit, 1)
+            last.callback(self.children.kill)
+            try:
+                self.findings.failed[self._doing] = f"{_stack(main)}{why}"
+                print(f"{self._doing}: {why}", file=sys.stderr, flush=True)
+                leave()
+            except Exception:  # noqa: BLE001 - the process ends now
+                traceback.print_exc()
+
+
+def _stack(thread: threading.Thread) -> str:
+    """Where it is just now."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame is not None else ""

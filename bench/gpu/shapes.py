@@ -21,6 +21,11 @@ class Shape:
     config: Mapping[str, Any]
     """config.json."""
 
+    @classmethod
+    def read(cls, path: Path) -> "Shape":
+        """What `write` has written."""
+        return cls(path.name, json.loads((path / "config.json").read_text(encoding="utf-8")))
+
     def write(self, folder: Path) -> Path:
         """As a model folder within `folder`."""
         path = folder / self.name
@@ -47,6 +52,11 @@ class Shape:
         heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["hidden_size"]
         attention = size * c["head_dim"] * (2 * heads + 2 * kv_heads)
         return int(c["num_hidden_layers"] * (attention + 3 * size * c["intermediate_size"]))
+
+    @property
+    def weights(self) -> int:
+        """All that count."""
+        return self.matrices + self.vocab_size * int(self.config["hidden_size"]) + self.embedding
 
     @property
     def head_sizes(self) -> int:

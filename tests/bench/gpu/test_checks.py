@@ -1,26 +1,35 @@
 """Each check finds what it looks for."""
 
 import random
+import threading
+from dataclasses import replace
 from math import inf
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.gpu.checks import attention, graphs, overlap, parity
+from bench.gpu import times
+from bench.gpu.checks import attention, chosen, graphs, kernels, overlap, pair, parity, ranks
 from bench.gpu.checks.kernels import Candidate, candidates
 from bench.gpu.compare import Verdict, difference, together, verdict
 from bench.gpu.findings import Skip
+from bench.gpu.measures import generation
 from bench.gpu.measures.idle import SHORTEST, between
-from bench.gpu.scale import tiny_scale
+from bench.gpu.scale import FULL, tiny_scale
 from bench.gpu.served import Served, served
-from bench.gpu.shapes import LARGE, SMALL
+from bench.gpu.shapes import LARGE, SMALL, tiny
 from bench.gpu.twin import twin
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache
+from engine_worker.attention.choice import Site
+from engine_worker.attention.paged import Kernel
 from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.step import Drawn
+from engine_worker.attention.refusal import RefusedError
+from engine_worker.sampling.choose import Filtered
+from engine_worker.step import Draw, Drawn
 from sluice.ring.wire import TokenLogprob
 
 CPU = torch.device("cpu")
@@ -64,9 +73,9 @@ def test_a_wrong_backend_is_found(what, told):
     assert told in found.detail
 
 
-def test_a_backend_that_cannot_be_had_is_skipped_with_its_reason():
+def test_a_backend_that_is_not_here_is_skipped_with_its_reason():
     def refuse(*_):
-        raise ValueError("it is not for this machine")
+        raise Skip("it is not for this machine")
 
     with pytest.raises(Skip, match="not for this machine"):
         check_attention(refuse)
@@ -76,6 +85,116 @@ def test_a_backend_that_cannot_be_had_is_skipped_with_its_reason():
     for one in found.values():
         with pytest.raises(Skip, match="CUDA device"):
             attention.check(one, CASES, torch.float32, CPU)
+
+
+def test_one_that_is_for_some_is_checked_for_these():
+    def make(heads, window, size):
+        if window:
+            raise Skip("it knows no windows")
+        return Wrong(heads, "window")
+
+    found = check_attention(make)
+    assert found.passed
+    assert "others: it knows no windows" in found.detail
+
+
+@pytest.mark.parametrize("error", [RuntimeError("an illegal access"), torch.OutOfMemoryError("no memory")])
+def test_what_a_backend_raises_is_no_skip(error):
+    class Broken(ReferenceAttention):
+        def attend(self, *_):
+            raise error
+
+    with pytest.raises(type(error)) as raised:
+        check_attention(lambda heads, window, size: Broken(heads))
+    assert "in Case(" in raised.value.__notes__[0]
+
+
+def kernel(load, **limits):
+    given = {"dtypes": (torch.float32,), "tokens_per_block": 1} | limits
+    return Kernel("this", "This", load, frozenset({9}), **given)
+
+
+def zeros(query, *_):
+    return torch.zeros_like(query)
+
+
+def broken(*_):
+    raise RuntimeError("it does not compile\nfor many reasons")
+
+
+def raising(error):
+    def load():
+        raise error
+
+    return load
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """Or so all sites are told."""
+    of = Site.of
+    monkeypatch.setattr(Site, "of", staticmethod(lambda *given: replace(of(*given), capability=(9, 0))))
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (kernel(raising(ModuleNotFoundError("No module named 'this'"))), "No module named 'this'"),
+        (kernel(lambda: zeros, dtypes=(torch.bfloat16,)), "does not compute in float32"),
+        (kernel(lambda: zeros, head_dims=range(8)), "heads of dimension 16"),
+    ],
+)
+def test_a_kernel_that_is_not_here_is_skipped(on_a_gpu, one, why):
+    with pytest.raises(Skip, match=why):
+        attention.check(kernels.paged(one, CPU, torch.float32), CASES, torch.float32, CPU)
+
+
+@pytest.mark.parametrize(
+    ("load", "why"),
+    [
+        (raising(ImportError("undefined symbol")), "failed: undefined symbol"),
+        (lambda: broken, "failed: it does not compile"),
+        (lambda: zeros, "is wrong: tried out, it is off by"),
+    ],
+)
+def test_a_kernel_that_is_here_and_fails_is_no_skip(on_a_gpu, load, why):
+    with pytest.raises(RefusedError, match=why):
+        attention.check(kernels.paged(kernel(load), CPU, torch.float32), CASES, torch.float32, CPU)
+
+
+def test_cases_ask_for_few_kernels_to_be_compiled():
+    """Whether keys are split depends on the batch and the longest context."""
+
+    def variant(case):
+        generation = max(row.query for row in case.rows) == 1
+        return case.window is None, len(case.rows) if generation else None
+
+    cases = attention.cases(FULL.heads, FULL.pages, FULL.longest, FULL.rounds)
+    assert {case.window for case in cases} == set(attention.WINDOWS)
+    assert {max(row.context for row in case.rows) for case in cases} == {FULL.longest}
+    assert len({variant(case) for case in cases}) == times.VARIANTS
+
+
+CHOICES = {"device": "cuda:0", "attention": "triton", "attention_because": "it runs", "cuda_graphs": "11 up to 128"}
+
+
+def chose(**others: str) -> Served:
+    return Served(tiny(), None, None, SimpleNamespace(choices=CHOICES | others), torch.float32, 0)
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ({"attention": "reference", "attention_because": "nothing faster runs here"}, "nothing faster runs here"),
+        ({"cuda_graphs": "none: the model waits for the device"}, "the model waits"),
+    ],
+)
+def test_a_gpu_that_falls_back_is_found(others, told):
+    assert chosen.check(chose()).passed
+    assert chosen.check(chose(**others, device="cpu")).passed
+    for found in (chosen.check(chose(**others)), graphs.check(chose(**others), chose(), (1, 3), 30)):
+        assert not found.passed
+        assert told in found.detail
 
 
 def drawn(*logprobs: float) -> Drawn:
@@ -142,6 +261,48 @@ def test_a_runner_that_differs_is_found(runners: tuple[Served, Served, Served]):
     assert not parity.check(other, CPU, (3, 20), 3).passed
 
 
+WORK = ranks.Work("", {}, (1, 3), (4, 30))
+
+
+def test_ranks_that_differ_are_found(runners: tuple[Served, Served, Served]):
+    ahead, plain, other = runners
+    found = pair.compare(ahead, plain, lambda: None, WORK)
+    assert found.passed
+    assert "ended within 10 s" in found.detail
+    assert not pair.compare(ahead, other, lambda: None, WORK).passed
+    assert not pair.compare(chose(cuda_graphs="none: another rank cannot"), plain, lambda: None, WORK).passed
+
+
+def test_ranks_that_do_not_end_are_found(runners: tuple[Served, Served, Served], monkeypatch):
+    monkeypatch.setattr(pair, "CLOSE_SECONDS", 0.1)
+    tested = threading.Event()
+    found = pair.compare(*runners[:2], tested.wait, WORK)
+    tested.set()
+    assert not found.passed
+    assert "did not end" in found.detail
+
+
+def outputs(one: Served, mode: str) -> list[int]:
+    core = generation._settled(one, mode, 1, 8, 4)
+    core.advance(4)
+    core.stop()
+    return [drawn.token for drawn in core.drawn[0]][:5]
+
+
+def test_modes_sample(runners: tuple[Served, Served, Served]):
+    greedy, *others = (outputs(runners[1], mode) for mode in (generation.AS_SERVED, generation.FREE, generation.FLAT))
+    assert greedy == outputs(runners[1], generation.EAGER)
+    assert all(other != greedy for other in others)
+
+
+def test_peaked_and_flat_are_what_they_say():
+    """Logits as random weights of the smaller shape make them: hidden states of length 32, and rows of 0.02 each."""
+    scores = 0.64 * torch.randn(3, SMALL.vocab_size, generator=torch.Generator().manual_seed(0))
+    for mode, short in ((generation.PEAKED, False), (generation.FLAT, True)):
+        draws = [Draw(generation.SAMPLING[mode], i, 0, [], []) for i in range(3)]
+        assert Filtered.of(draws)(scores, widen=False).short.tolist() == [short] * 3
+
+
 def test_what_a_step_reads(runners: tuple[Served, Served, Served]):
     plain = runners[1]
     heads = (plain.shape.config["num_key_value_heads"], plain.shape.config["head_dim"])
@@ -155,4 +316,5 @@ def test_what_a_step_reads(runners: tuple[Served, Served, Served]):
 def test_a_step_reads_of_an_embedding_that_is_no_head_what_it_needs():
     assert SMALL.embedding == 0
     assert LARGE.embedding == 151936 * 4096
-    assert 8.0e9 < LARGE.matrices + 2 * LARGE.embedding < 8.3e9
+    assert 8.0e9 < LARGE.weights < 8.3e9
+    assert 5.9e8 < SMALL.weights < 6.1e8

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from bench.gpu.children import Children
 from bench.gpu.findings import Skip
 from bench.gpu.peers import ask as asking
 from bench.gpu.peers.ask import ask
@@ -35,7 +36,7 @@ def does(monkeypatch):
 
 def test_lines_are_read_between_whatever_libraries_print(does, tmp_path):
     does(f"print('hello'); {LINE % 1} print('loading'); {LINE % 4}")
-    found, why = ask(entry("json"), tiny(), tmp_path, CPU, WORKS, 30)
+    found, why = ask(entry("json"), tiny(), tmp_path, CPU, WORKS, Children(), 30)
     assert [(one.system, one.batch, one.tokens_per_second) for one in found] == [
         ("a peer", 1, 5.0),
         ("a peer", 4, 20.0),
@@ -45,7 +46,7 @@ def test_lines_are_read_between_whatever_libraries_print(does, tmp_path):
 
 def test_one_that_breaks_keeps_what_it_had(does, tmp_path):
     does(f"{LINE % 1} raise SystemExit('no memory')")
-    found, why = ask(entry("json"), tiny(), tmp_path, CPU, WORKS, 30)
+    found, why = ask(entry("json"), tiny(), tmp_path, CPU, WORKS, Children(), 30)
     assert [one.batch for one in found] == [1]
     assert "status 1" in why
     assert "no memory" in why
@@ -55,7 +56,7 @@ def test_one_that_hangs_is_ended_with_what_it_started(does, tmp_path):
     code = f"{LINE % 4} import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
     does(code)
     began = time.monotonic()
-    found, why = ask(entry("json"), tiny(), tmp_path, CPU, WORKS, 3)
+    found, why = ask(entry("json"), tiny(), tmp_path, CPU, WORKS, Children(), 3)
     assert time.monotonic() - began < 30
     assert [one.batch for one in found] == [4]
     assert "not through after 3 s" in why
@@ -63,9 +64,9 @@ def test_one_that_hangs_is_ended_with_what_it_started(does, tmp_path):
 
 def test_one_that_is_not_there_is_skipped(tmp_path):
     with pytest.raises(Skip, match="not installed"):
-        ask(entry("no_such_package"), tiny(), tmp_path, CPU, WORKS, 30)
+        ask(entry("no_such_package"), tiny(), tmp_path, CPU, WORKS, Children(), 30)
     with pytest.raises(Skip, match="CPU"):
-        ask(entry("json", cpu=False), tiny(), tmp_path, CPU, WORKS, 30)
+        ask(entry("json", cpu=False), tiny(), tmp_path, CPU, WORKS, Children(), 30)
 
 
 def test_peers_are_known_by_the_package_that_they_import():

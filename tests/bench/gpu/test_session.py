@@ -8,6 +8,7 @@ import torch
 from bench.gpu.budget import Budget
 from bench.gpu.findings import Check, Findings, Skip
 from bench.gpu.session import Session
+from tests.fakes.processes import is_alive, wait_until
 
 ROOT = Path(__file__).parents[3]
 HANGS = """
@@ -20,10 +21,15 @@ from bench.gpu.session import Session
 
 out = Path(sys.argv[1])
 session = Session(Findings({}), Budget(0.5), torch.device("cpu"), out, out / "gpu.json")
-session.watch(grace=0.5)
+session.watch(lambda: (out / "page").write_text(str(session.findings)), grace=0.5)
 session.do("first", 0.1, lambda: "done")
-session.do("second", 0.1, lambda: time.sleep(600))
+session.do("second", 0.1, lambda: HANGING)
 """
+HANGS_ITSELF = HANGS.replace("HANGING", "time.sleep(600)")
+ASKS_ONE_THAT_HANGS = HANGS.replace(
+    "HANGING", "session.children.run(['sh', '-c', f'sleep 600 & echo $! $$ > {out}/pids; wait'], out / 'log', 600)"
+)
+LEAVES_NOTHING = HANGS_ITSELF.replace("write_text(str(session.findings))", "joinpath('no', 'folder').touch()")
 
 
 class Clock:
@@ -60,10 +66,18 @@ def test_a_task_that_does_not_fit_is_skipped_and_shorter_ones_are_not(session, c
     assert session.findings.skipped == {"long": "takes about 3 s, and 2 are left"}
 
 
+def test_without_one_that_is_needed_the_run_has_failed(session, clock):
+    session.do("not here", 1, raises(Skip("no such thing")), needed=True)
+    assert session.findings.passed
+    clock.now = 8.0
+    session.do("long", 3, lambda: "", needed=True)
+    assert session.findings.failed == {"long": "takes about 3 s, and 2 are left"}
+    assert not session.findings.passed
+
+
 def test_what_cannot_be_done_is_skipped_with_the_reason(session):
     session.do("there", 1, raises(Skip("no such thing")))
-    session.do("large", 1, raises(torch.OutOfMemoryError("CUDA out of memory.\nmore")))
-    assert session.findings.skipped == {"there": "no such thing", "large": "out of memory: CUDA out of memory."}
+    assert session.findings.skipped == {"there": "no such thing"}
     assert session.findings.passed
 
 
@@ -83,11 +97,28 @@ def test_a_check_that_does_not_hold_is_no_pass(session):
     assert not session.findings.passed
 
 
-def test_a_task_that_does_not_come_back_ends_the_process(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", HANGS, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+def run(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", code, str(folder)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_a_task_that_does_not_come_back_ends_the_process_and_the_page_is_written(tmp_path):
+    done = run(HANGS_ITSELF, tmp_path)
     assert done.returncode == 1
-    assert "not through" in done.stderr
-    assert Findings.load(tmp_path / "gpu.json").failed == {}
+    assert "second: not through" in done.stderr
     assert "first: done" in done.stdout
+    page = (tmp_path / "page").read_text()
+    assert "in <lambda>" in page
+    assert "after the budget of 0 s" in page
+
+
+def test_what_a_task_has_started_ends_with_the_process(tmp_path):
+    assert run(ASKS_ONE_THAT_HANGS, tmp_path).returncode == 1
+    for pid in (tmp_path / "pids").read_text().split():
+        assert wait_until(lambda pid=pid: not is_alive(int(pid)))
+
+
+def test_a_page_that_cannot_be_written_keeps_nothing_alive(tmp_path):
+    done = run(LEAVES_NOTHING, tmp_path)
+    assert done.returncode == 1
+    assert "FileNotFoundError" in done.stderr

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -55,12 +56,16 @@ def test_everything_is_checked_and_measured(run):
         "greedy = transformers",
         "overlap = none",
         "graphs = eager",
+        "no fallback",
     }
     assert all(check.passed for check in found.checks)
-    assert [(one.mode, one.batch) for one in found.decode] == [("as served", 1), ("as served", 4), ("eager", 1)]
+    both = ("as served", "temperature 1", "top-p 0.9, peaked", "top-p 0.9, flat")
+    assert {(one.mode, one.batch) for one in found.decode} == {("eager", 1), *product(both, (1, 4))}
+    assert len(found.decode) == 9
     assert all(one.tokens_per_second > 0 and one.bytes_per_second > 0 for one in found.decode)
     assert [one.prompts for one in found.context] == [2]
-    assert {(one.batch, one.overlap) for one in found.gaps} == {(1, True), (1, False), (4, True), (4, False)}
+    runners = (("as served", True), ("as served", False), ("top-p 0.9, peaked", True))
+    assert {(one.batch, (one.mode, one.overlap)) for one in found.gaps} == set(product((1, 4), runners))
     assert all(0 < one.idle_seconds < 1 for one in found.gaps)
     systems = {"Sluice", "transformers, continuous batching"}
     assert {(one.system, one.batch) for one in found.throughput} == {
@@ -75,6 +80,7 @@ def test_what_is_missing_is_stood_in_for_or_said(run):
     found, said, _ = run
     assert found.origin["stood in for"] == "msgspec, structlog"
     assert found.skipped["plot"] == "no matplotlib"
+    assert "no msgspec, structlog" in found.skipped["2 ranks = one, tiny"]
     assert "a CUDA device" in found.skipped["attention, FlashAttention-2 = reference"]
     assert {name for name, why in found.skipped.items() if why == "not installed"} == {
         f"side by side, tiny: {name}" for name in ("vLLM", "SGLang", "nano-vllm")

@@ -1,0 +1,88 @@
+"""python -m bench.gpu.checks.pair WORK: compares two ranks with one, and says what came of it as a line of JSON."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+from bench.gpu.checks.chosen import fallbacks
+from bench.gpu.checks.overlap import same_loops
+from bench.gpu.checks.ranks import MARK, RANKS, Work, title
+from bench.gpu.checks.steps import same_steps
+from bench.gpu.core import Log
+from bench.gpu.findings import Check
+from bench.gpu.served import Served, served
+from bench.gpu.shapes import Shape
+from engine_worker.parallel.lead import Lead
+from engine_worker.parallel.place import Place
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.weights import Progress
+from engine_worker.step import Runner
+from sluice.ring.checkpoint import Checkpoint
+
+SLACK = 2.0
+"""Of the tolerance: each rank rounds its part of a sum."""
+START_SECONDS, STEP_SECONDS = 120.0, 30.0
+"""For the ranks to load, and for each of their steps."""
+CLOSE_SECONDS = 10.0
+"""In which they have to end."""
+
+
+def main() -> None:
+    """Exit status 1 where they differ."""
+    given = json.loads(sys.argv[1])
+    work = Work(given["model"], given["options"], tuple(given["sizes"]), tuple(given["requests"]))
+    with ExitStack() as stack:
+        found = pair(work, stack)
+        print(MARK + json.dumps(asdict(found)), flush=True)
+        if not found.passed:
+            # What does not end would be waited for.
+            os._exit(1)
+
+
+def pair(work: Work, stack: ExitStack) -> Check:
+    """Load both, onto the stack; the ranks as the worker does."""
+    model = Path(work.model)
+    shape, folder = Shape.read(model), model.parent
+    lead = Lead(Place(0, RANKS, 0, RANKS), START_SECONDS, STEP_SECONDS, cast(Any, Log()))
+
+    def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> Runner:
+        return lead.load(str(checkpoint.path), checkpoint, config, progress, lambda *_: None)
+
+    ranks = stack.enter_context(served(shape, folder, load, **work.options))
+    one = stack.enter_context(served(shape, folder, **work.options))
+    return compare(ranks, one, lead.close, work)
+
+
+def compare(ranks: Served, one: Served, close: Callable[[], None], work: Work) -> Check:
+    """The same steps, and the same requests through the engine's loop; then `close`, which has CLOSE_SECONDS."""
+    name = title(ranks.shape.name)
+    if missing := fallbacks(ranks.runner.choices):
+        return Check(name, passed=False, detail="; ".join(missing))
+    steps = same_steps(ranks, one, work.sizes, work.requests[1], SLACK)
+    loops, parted = same_loops(ranks, one, *work.requests, SLACK)
+    ended = ends(close, CLOSE_SECONDS)
+    detail = (
+        f"graphs: {ranks.runner.choices['cuda_graphs']}; step by step {steps}; "
+        f"{work.requests[0]} requests, {parted} part at a near-tie; {loops}; "
+        f"{'ended' if ended else 'did not end'} within {CLOSE_SECONDS:.0f} s"
+    )
+    return Check(name, steps.passed and loops.passed and ended, detail)
+
+
+def ends(close: Callable[[], None], seconds: float) -> bool:
+    """Whether it does in so many seconds. Raises what it raises."""
+    try:
+        ThreadPoolExecutor(1).submit(close).result(seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Two ranks against one, in processes of their own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.gpu import standins
+from bench.gpu.checks import ranks
+from bench.gpu.checks.ranks import MARK
+from bench.gpu.children import Children
+from bench.gpu.findings import Check, Skip
+from bench.gpu.scale import tiny_scale
+from bench.gpu.shapes import tiny
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+OPTIONS = tiny_scale().options(3, 100) | {"overlap": True}
+
+
+def check(folder: Path, device: torch.device = CPU, **options: object) -> Check:
+    return ranks.check(tiny(), folder, device, OPTIONS | options, (1, 3), (4, 30), Children())
+
+
+@pytest.mark.timeout(200)
+def test_two_ranks_are_as_one(tmp_path):
+    found = check(tmp_path)
+    assert found.passed, found.detail
+    assert found.name == "2 ranks = one, tiny"
+    assert "graphs: none: the device is a CPU" in found.detail
+    assert "ended within 10 s" in found.detail
+
+
+@pytest.mark.timeout(200)
+def test_ranks_that_cannot_load_do_not_hold(tmp_path):
+    found = check(tmp_path, attention="flash")
+    assert not found.passed
+    assert "attention = flash cannot run here" in found.detail
+
+
+def test_they_are_skipped_where_they_cannot_be(tmp_path, monkeypatch):
+    for count in (1, 0):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        with pytest.raises(Skip, match="GPU"):
+            check(tmp_path, CUDA)
+    monkeypatch.setattr(standins, "installed", lambda: ("msgspec",))
+    with pytest.raises(Skip, match="no msgspec"):
+        check(tmp_path)
+
+
+LINE = MARK + '{"name": "ranks", "passed": %s, "detail": "so"}'
+
+
+@pytest.mark.parametrize(
+    ("output", "why", "passed", "told"),
+    [
+        (LINE % "true", "", True, "so"),
+        (f"hello\n{LINE % 'false'}", "ended with status 1: a log", False, "so"),
+        (LINE % "true", "not through after 150 s: a log", False, "so; not through after 150 s: a log"),
+        ("hello", "ended with status 1: rank_lost", False, "ended with status 1: rank_lost"),
+        ("", "", False, "the process ended and said nothing"),
+    ],
+)
+def test_what_the_process_said_is_judged(output, why, passed, told):
+    found = ranks._judge("ranks", output, why)
+    assert (found.passed, found.detail) == (passed, told)

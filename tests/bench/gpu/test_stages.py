@@ -1,0 +1,115 @@
+"""What a failure within a stage comes to."""
+
+import gc
+import weakref
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bench.gpu import stages
+from bench.gpu.budget import Budget
+from bench.gpu.findings import Check, Findings, Skip
+from bench.gpu.scale import FULL, tiny_scale
+from bench.gpu.session import Session
+from bench.gpu.shapes import LARGE, tiny
+from bench.gpu.stages import Stages
+from engine_worker.attention.refusal import Refusal, RefusedError
+
+
+@pytest.fixture
+def findings():
+    return Findings({})
+
+
+@pytest.fixture
+def session(findings, tmp_path):
+    return Session(findings, Budget(1000), torch.device("cpu"), tmp_path, tmp_path / "gpu.json")
+
+
+@pytest.fixture
+def made(session):
+    return Stages(session, tiny_scale())
+
+
+def raises(error: Exception):
+    def task():
+        raise error
+
+    return task
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory.\nmore"),
+        RefusedError(Refusal.WRONG, "it is off by 2"),
+        RuntimeError("an illegal memory access"),
+    ],
+)
+def test_a_check_that_raises_does_not_hold(made, findings, error):
+    made._check("one", 1, raises(error))
+    assert [(check.name, check.passed) for check in findings.checks] == [("one", False)]
+    assert str(error).splitlines()[0] in findings.checks[0].detail
+    assert "one" in findings.failed
+    assert not findings.passed
+
+
+def test_a_check_of_what_is_not_here_is_skipped(made, findings):
+    made._check("one", 1, raises(Skip("not installed")))
+    assert findings.skipped == {"one": "not installed"}
+    assert findings.checks == []
+    assert findings.passed
+
+
+def test_a_check_for_which_there_is_no_time_has_not_passed(made, findings):
+    made._check("one", 1e6, lambda: Check("one", True, ""))
+    assert not findings.passed
+
+
+def test_a_measure_that_takes_too_much_memory_is_left_out(made, findings):
+    made._measure("one", 1, raises(torch.OutOfMemoryError("CUDA out of memory.\nmore")))
+    made._measure("two", 1e6, lambda: "")
+    assert findings.skipped["one"] == "out of memory: CUDA out of memory."
+    assert findings.passed
+
+
+def test_an_engine_that_cannot_be_loaded_has_not_passed(made, findings, monkeypatch):
+    monkeypatch.setattr(stages, "served", lambda *_, **__: raises(torch.OutOfMemoryError("CUDA out of memory."))())
+    made._small(tiny())
+    assert list(findings.failed) == ["tiny, as served"]
+    assert not findings.passed
+
+
+def test_no_engine_is_held_while_the_large_one_loads(session, monkeypatch):
+    alive: list[int] = []
+    engines: list[weakref.ref] = []
+
+    class Engine(SimpleNamespace):
+        pass
+
+    @contextmanager
+    def served(shape, folder, **options):
+        gc.collect()
+        alive.append(sum(engine() is not None for engine in engines))
+        runner = Engine(choices={"device": "cpu", "attention": "cpu", "cuda_graphs": "none"}, overlap=True)
+        engines.append(weakref.ref(runner))
+        yield Engine(shape=shape, runner=runner)
+
+    monkeypatch.setattr(stages, "served", served)
+    made = Stages(session, replace(tiny_scale(), large=tiny()))
+    for name in ("_measure", "_kernels", "_ranks", "_peers"):
+        monkeypatch.setattr(made, name, lambda *_: None)
+    made.run()
+    assert alive == [0, 0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(("gibibytes", "fits"), [(79, True), (48, False)])
+def test_a_shape_that_a_gpu_has_no_room_for_is_left_out(session, findings, monkeypatch, gibibytes, fits):
+    there = SimpleNamespace(total_memory=gibibytes << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: there)
+    session.device = torch.device("cuda")
+    assert Stages(session, FULL)._fitting(LARGE) == (LARGE if fits else None)
+    assert findings.skipped == ({} if fits else {"Qwen3-8B": "takes 54 GiB, and this GPU has 48"})
