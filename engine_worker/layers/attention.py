@@ -39,9 +39,11 @@ class SelfAttention(Layer):
         self._backend = backend
         self._window = window
 
-    def normalize(self, query_key: Tensor) -> Tensor:
-        """Of queries and keys together, [T, heads + kv_heads, head_dim], before the rotation."""
-        return query_key
+    def turn(self, query_key: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
+        """Queries and keys together, [T, heads + kv_heads, head_dim], as attention gets them."""
+        if self._kernels is not None:
+            return self._kernels.turn(query_key, rotations, None, 0.0)
+        return rotate(query_key, rotations)
 
     def __call__(
         self, x: Tensor, rotations: tuple[Tensor, Tensor], cache: LayerCache, inputs: AttentionInputs
@@ -49,7 +51,7 @@ class SelfAttention(Layer):
         """[T, hidden] -> [T, hidden]."""
         num_heads, num_kv_heads = self._heads.num_heads, self._heads.num_kv_heads
         qkv = self.qkv_proj(x).view(len(x), num_heads + 2 * num_kv_heads, self._heads.head_dim)
-        query_key = rotate(self.normalize(qkv[:, : num_heads + num_kv_heads]), rotations)
+        query_key = self.turn(qkv[:, : num_heads + num_kv_heads], rotations)
         query, key, value = query_key[:, :num_heads], query_key[:, num_heads:], qkv[:, num_heads + num_kv_heads :]
         return self.o_proj(self._backend.attend(query, key, value, cache, inputs, self._window).flatten(1))
 
@@ -85,14 +87,18 @@ class NormedSelfAttention(SelfAttention):
         self.q_norm = RMSNorm(heads.head_dim, eps=eps, dtype=dtype, device=device)
         self.k_norm = RMSNorm(heads.head_dim, eps=eps, dtype=dtype, device=device)
         self._normalize = Normalize(heads.head_dim, eps, device)
+        self._rows = torch.empty(0, dtype=dtype, device=device)
+        self._eps = eps
 
     def freeze(self) -> None:
         """See Layer. One weight [heads + kv_heads, head_dim] does for both norms."""
         super().freeze()
         query, key = self.q_norm.weight, self.k_norm.weight
-        rows = (query.expand(self._heads.num_heads, -1), key.expand(self._heads.num_kv_heads, -1))
-        self._normalize.weigh(torch.cat(rows))
+        self._rows = torch.cat((query.expand(self._heads.num_heads, -1), key.expand(self._heads.num_kv_heads, -1)))
+        self._normalize.weigh(self._rows)
 
-    def normalize(self, query_key: Tensor) -> Tensor:
+    def turn(self, query_key: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
         """See SelfAttention."""
-        return self._normalize(query_key)
+        if self._kernels is not None:
+            return self._kernels.turn(query_key, rotations, self._rows, self._eps)
+        return rotate(self._normalize(query_key), rotations)

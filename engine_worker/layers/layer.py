@@ -7,11 +7,14 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from engine_worker.layers.fusion import Kernels
 from engine_worker.layers.shard import Cut
 
 
 class Layer:
     """Its weights are its public attributes that are tensors; its parts are its public attributes that are layers."""
+
+    _kernels: Kernels | None = None
 
     def parts(self) -> Iterator[tuple[str, "Layer"]]:
         """Layers that this one is made of, with their names; of a list, with their numbers."""
@@ -43,3 +46,9 @@ class Layer:
         """The weights are final: derive from them what is needed. Comes before the first call."""
         for _, part in self.parts():
             part.freeze()
+
+    def fuse(self, kernels: Kernels) -> None:
+        """Compute by these what they can, here and in all parts."""
+        self._kernels = kernels
+        for _, part in self.parts():
+            part.fuse(kernels)

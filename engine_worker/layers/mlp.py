@@ -31,5 +31,11 @@ class SwiGLU(Layer):
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate).mul_(up))
+        gate_up = self.gate_up_proj(x)
+        return self.down_proj(gated(gate_up) if self._kernels is None else self._kernels.gate(gate_up))
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """[T, 2 * size] -> [T, size], by torch."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)

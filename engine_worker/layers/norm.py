@@ -12,15 +12,25 @@ class RMSNorm(Layer):
 
     def __init__(self, size: int, *, eps: float, dtype: torch.dtype, device: torch.device) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)
+        self._eps = eps
         self._normalize = Normalize(size, eps, device)
 
     def freeze(self) -> None:
         """See Layer."""
         self._normalize.weigh(self.weight)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., size] -> the same shape."""
+    def __call__(self, x: Tensor, update: Tensor | None = None) -> Tensor:
+        """[T, size] -> the same shape. `update`: is added to x first, in place."""
+        if self._kernels is not None:
+            return self._kernels.norm(x, update, self.weight, self._eps)
+        if update is not None:
+            x += update
         return self._normalize(x)
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm by torch: [..., size], by a weight [..., size]."""
+    return F.rms_norm(x, weight.shape[-1:], eps=eps) * weight
 
 
 class Normalize:
@@ -42,6 +52,6 @@ class Normalize:
     def __call__(self, x: Tensor) -> Tensor:
         """[..., size] -> the same shape."""
         if self._fused:
-            return F.rms_norm(x, (self._size,), eps=self._eps) * self._weight
+            return normed(x, self._weight, self._eps)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x / torch.hypot(norm, self._root)).mul_(self._weight)

@@ -28,7 +28,7 @@ FeedForward = SwiGLU | SparseMoE
 
 
 class DecoderLayer(Layer):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). What is added last is left to the next layer's norm."""
 
     def __init__(
         self,
@@ -46,12 +46,16 @@ class DecoderLayer(Layer):
         self.post_attention_layernorm = RMSNorm(size, eps=eps, dtype=dtype, device=device)
 
     def __call__(
-        self, x: Tensor, rotations: tuple[Tensor, Tensor], cache: LayerCache, inputs: AttentionInputs
+        self,
+        x: Tensor,
+        update: Tensor | None,
+        rotations: tuple[Tensor, Tensor],
+        cache: LayerCache,
+        inputs: AttentionInputs,
     ) -> Tensor:
-        """[T, hidden] -> the same tensor, changed in place."""
-        x += self.self_attn(self.input_layernorm(x), rotations, cache, inputs)
-        x += self.mlp(self.post_attention_layernorm(x))
-        return x
+        """x [T, hidden] is changed in place. `update`: what the layer before left -> what this one leaves."""
+        update = self.self_attn(self.input_layernorm(x, update), rotations, cache, inputs)
+        return self.mlp(self.post_attention_layernorm(x, update))
 
 
 class Decoder(Layer):
@@ -105,9 +109,10 @@ class CausalLM(Layer):
         """token_ids [T] int64, positions [T] int64 -> hidden states [T, hidden], before the head."""
         x = self.model.embed_tokens(token_ids)
         rotations = self._rotary.rotations(positions)
+        update = None
         for layer, layer_cache in zip(self.model.layers, cache.layers, strict=True):
-            x = layer(x, rotations, layer_cache, inputs)
-        return self.model.norm(x)
+            update = layer(x, update, rotations, layer_cache, inputs)
+        return self.model.norm(x, update)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab] float32. What other ranks than 0 get means nothing."""

@@ -15,12 +15,14 @@ from engine_worker.models.registry import find_model
 from engine_worker.models.windows import narrowed
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.forward import Forward
+from engine_worker.runner.fusing import fuse
 from engine_worker.runner.graphs import CudaCapture
 from engine_worker.runner.machine import usable_cores
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of
 from engine_worker.runner.runner import ModelRunner, Ranks
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
 from engine_worker.runner.weights import Progress, load_weights, random_weights
+from engine_worker.sampling.race import Race
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -36,6 +38,8 @@ class Loaded(NamedTuple):
     forward: Forward
     choices: Mapping[str, str]
     """For the log."""
+    race: Race
+    """For sampling."""
 
 
 def load_runner(
@@ -52,9 +56,9 @@ def load_runner(
     Raises CheckpointError on a model that is not supported or not whole, ValueError on options that do not fit
     together, and MemoryTooSmallError.
     """
-    forward, choices = load(checkpoint, config, progress, shard, capturing)
+    forward, choices, race = load(checkpoint, config, progress, shard, capturing)
     overlap = forward.device.type == "cuda" if config.overlap is None else config.overlap
-    runner = ModelRunner(forward, overlap, ranks)
+    runner = ModelRunner(forward, overlap, ranks, race=race)
     runner.choices |= choices
     return runner
 
@@ -91,6 +95,7 @@ def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard
         else:
             load_weights(checkpoint.path, model.targets(), progress, model.cuts())
         model.freeze()
+        fused = fuse(model, heads, dtype, device, shard)
         cache = _make_cache(model, chosen.backend, config, context, dtype, device, shard)
         refused = graphs_refused(config, model, chosen.backend, device)
         # Padding makes another step of it: all ranks do it, or none.
@@ -102,9 +107,10 @@ def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard
     choices = {
         **found.choices,
         "attention_because": chosen.because,
+        "fused": fused.said,
         "cuda_graphs": f"none: {refused}" if graphs is None else f"{len(graphs.sizes)} up to {graphs.sizes[-1]}",
     }
-    return Loaded(Forward(model, cache, chosen.backend, device, graphs, shard), choices)
+    return Loaded(Forward(model, cache, chosen.backend, device, graphs, shard), choices, fused.race)
 
 
 def _make_cache(

@@ -12,6 +12,7 @@ from engine_worker.runner.arrays import Arrays
 from engine_worker.runner.batch import Batch, build
 from engine_worker.runner.forward import Forward, Prepared
 from engine_worker.runner.results import Results
+from engine_worker.sampling.race import Race, by_torch
 from engine_worker.sampling.sampler import Plan, sample
 from engine_worker.step import DeviceLostError, Drawn, Move, Step
 from engine_worker.transfer import send
@@ -88,8 +89,10 @@ class ModelRunner:
         overlap: bool = False,
         ranks: Ranks | None = None,
         wait_for: Callable[[torch.device], None] = _wait_for,
+        race: Race = by_torch,
     ) -> None:
-        """`wait_for`: until a device is through with all that it has to do; raises where it does not answer."""
+        """`wait_for`: until a device is through with all that it has to do; raises where it does not answer. `race`: of
+        sampling."""
         cache, device = forward.cache, forward.device
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = cache.num_host_blocks
@@ -106,6 +109,7 @@ class ModelRunner:
         self._thread = ThreadPoolExecutor(1, "runner", _use, (device,)) if overlap else None
         self._forward = forward
         self._ranks = ranks
+        self._race = race
         self._wait_for = wait_for
         self._vocab_size = forward.model.config.vocab_size
         self._waits = device.type == "cpu"
@@ -194,6 +198,8 @@ class ModelRunner:
             raise
         if batch is None or plan is None or logits is None:
             return None
-        results = Results(sample(logits, plan, sampled, widen=self._waits), batch.draws)
+        results = Results(sample(logits, plan, sampled, widen=self._waits, race=self._race), batch.draws)
         # Looked at when all of the step is queued: the device runs dry only until the next one is queued too.
-        return Results(sample(logits, plan, sampled), batch.draws) if results.short() else results
+        if not results.short():
+            return results
+        return Results(sample(logits, plan, sampled, race=self._race), batch.draws)

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from engine_worker.sampling.filters import Filters, keep
 from engine_worker.sampling.noise import gumbel, noise_key, random_bits
+from engine_worker.sampling.race import Race, by_torch
 from engine_worker.step import Draw
 
 FEW, CANDIDATES = 64, 256
 """Tried first, the few where a small top-k says that they will do."""
 MORE = 16
 """Times as many for rows whose filters let more pass, again and again."""
-CELLS, MIN_COLUMNS = {"cpu": 1 << 15, "cuda": 1 << 24}, 1 << 9
-"""Scores that `Free` takes at a time: so that they stay in the processor's cache, and so that they fit into memory."""
 
 
 class Chosen(NamedTuple):
@@ -42,7 +41,7 @@ class Greedy(NamedTuple):
         """Needs nothing of them."""
         return Greedy()
 
-    def __call__(self, scores: Tensor, *, widen: bool) -> Chosen:  # noqa: ARG002
+    def __call__(self, scores: Tensor, *, widen: bool, race: Race = by_torch) -> Chosen:  # noqa: ARG002
         """Never short."""
         tokens = scores.argmax(dim=1)
         return Chosen(tokens, _finite(scores.gather(1, tokens.unsqueeze(1)).squeeze(1)))
@@ -73,7 +72,7 @@ class Filtered(NamedTuple):
             FEW if all(0 < params.top_k < FEW for params in sampling) else CANDIDATES,
         )
 
-    def __call__(self, scores: Tensor, *, widen: bool) -> Chosen:
+    def __call__(self, scores: Tensor, *, widen: bool, race: Race = by_torch) -> Chosen:  # noqa: ARG002
         """`widen`: rows for which the candidates are too few get more, and the host waits for the device to tell which;
         else they are told."""
         temperature, unlimited = self.temperature, self.unlimited
@@ -124,25 +123,13 @@ class Free(NamedTuple):
         """In order of the rows."""
         return Free(_temperature(draws), _keys(draws), Filters.of([draw.sampling for draw in draws]).min_p)
 
-    def __call__(self, scores: Tensor, *, widen: bool) -> Chosen:  # noqa: ARG002
-        """Never short. Every token gets its noise: bounding the noise and skipping tokens that cannot win costs more
-        than it saves."""
-        device, size = scores.device, scores.shape[1]
+    def __call__(self, scores: Tensor, *, widen: bool, race: Race = by_torch) -> Chosen:  # noqa: ARG002
+        """Never short."""
         best = scores.amax(dim=1, keepdim=True)
         threshold = None if self.min_p is None else best / self.temperature + self.min_p.log()
-        columns = max(CELLS[device.type] // len(scores), MIN_COLUMNS)
-        peaks, tokens = [], []
-        for begin in range(0, size, columns):
-            scaled = scores[:, begin : begin + columns] / self.temperature
-            ids = torch.arange(begin, begin + scaled.shape[1], device=device)
-            sums = gumbel(random_bits(self.keys, ids)).add_(scaled)
-            if threshold is not None:
-                sums.masked_fill_(scaled < threshold, -torch.inf)
-            peak, column = sums.max(dim=1)
-            peaks.append(peak)
-            tokens.append(column + begin)
-        winner = torch.stack(peaks, dim=1).argmax(dim=1, keepdim=True)
-        return Chosen(torch.stack(tokens, dim=1).gather(1, winner).squeeze(1), _finite(best.squeeze(1)))
+        peaks, tokens = race(scores, self.temperature, self.keys, threshold)
+        winner = peaks.argmax(dim=1, keepdim=True)
+        return Chosen(tokens.gather(1, winner).squeeze(1), _finite(best.squeeze(1)))
 
 
 def _temperature(draws: Sequence[Draw]) -> Tensor:

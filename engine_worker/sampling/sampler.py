@@ -14,6 +14,7 @@ from torch import Tensor
 from engine_worker.sampling.choose import Filtered, Free, Greedy
 from engine_worker.sampling.edits import Edits, edits
 from engine_worker.sampling.logprobs import Scores, score
+from engine_worker.sampling.race import Race, by_torch
 from engine_worker.step import Draw, Drawn
 from sluice.ring.errors import ErrorCode, Fault
 
@@ -102,16 +103,18 @@ class Plan(NamedTuple):
         )
 
 
-def sample(logits: Tensor, plan: Plan, before: Tensor | None = None, *, widen: bool = True) -> Sampled:
+def sample(
+    logits: Tensor, plan: Plan, before: Tensor | None = None, *, widen: bool = True, race: Race = by_torch
+) -> Sampled:
     """Logits [R, vocab] float32, left as they are. `before`: tokens of the step before, [D] int64, where draws follow
-    it; None where it failed. `widen`: see `Filtered`; without it nothing waits for the device."""
+    it; None where it failed. `widen`: see `Filtered`; without it nothing waits for the device. `race`: see `Free`."""
     chosen = []
     for group in plan.groups:
         scores = logits if group.rows is None else logits.index_select(0, group.rows)
         if group.edits is not None:
             scores = logits.clone() if scores is logits else scores
             group.edits.apply(scores, before)
-        chosen.append(group.choose(scores, widen=widen))
+        chosen.append(group.choose(scores, widen=widen, race=race))
     tokens, valid = chosen[0].tokens, chosen[0].valid
     if plan.order is not None:
         tokens = torch.cat([each.tokens for each in chosen]).index_select(0, plan.order)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engine_worker.sampling.choose import Chosen, Filtered
 from engine_worker.sampling.edits import Edits
+from engine_worker.sampling.race import Race, by_torch
 from engine_worker.sampling.sampler import Plan, Sampled, sample
 from engine_worker.step import Draw, Drawn
 from engine_worker.transfer import send
@@ -41,10 +42,11 @@ def tensors(
     before: Tensor | None = None,
     *,
     widen: bool = True,
+    race: Race = by_torch,
 ) -> Sampled:
     """As they come."""
     plan = Plan.of(draws, rows, *logits.shape, follows)
-    return sample(logits, send(plan, logits.device), before, widen=widen)
+    return sample(logits, send(plan, logits.device), before, widen=widen, race=race)
 
 
 def edit(

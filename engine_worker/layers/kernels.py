@@ -1,0 +1,104 @@
+"""Triton kernels of `fusion`; imports triton, and is itself imported where they are wanted."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine_worker.layers.fusion import Kernels
+
+TILE = 1 << 10
+"""Numbers that a program computes, but in a norm, where it has a whole row."""
+
+
+@triton.jit
+def _norm(x, update, weight, out, eps, ADDED: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """A row."""
+    start = tl.program_id(0).to(tl.int64) * SIZE
+    at = tl.arange(0, WIDTH)
+    inside = at < SIZE
+    row = tl.load(x + start + at, mask=inside, other=0.0)
+    if ADDED:
+        more = tl.load(update + start + at, mask=inside, other=0.0)
+        row = (row.to(tl.float32) + more.to(tl.float32)).to(x.dtype.element_ty)
+        tl.store(x + start + at, row, mask=inside)
+    values = row.to(tl.float32)
+    values = values * tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
+    values = values.to(x.dtype.element_ty).to(tl.float32) * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + start + at, values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _turn(
+    x, cos, sin, weight, out, stride, eps,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, GROUP: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    """GROUP heads of a token: each number, and the one half a head from it that it is rotated with."""
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * GROUP + tl.arange(0, GROUP))[:, None]
+    at = tl.arange(0, DIMS)[None, :]
+    across = tl.where(at < HEAD_DIM // 2, at + HEAD_DIM // 2, at - HEAD_DIM // 2)
+    inside = (head < HEADS) & (at < HEAD_DIM)
+    rows = x + token * stride + head * HEAD_DIM
+    near = tl.load(rows + at, mask=inside, other=0.0).to(tl.float32)
+    far = tl.load(rows + across, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        scale = tl.rsqrt(tl.sum(near * near, 1) / HEAD_DIM + eps)[:, None]
+        weights = weight + head * HEAD_DIM
+        near = (near * scale).to(x.dtype.element_ty).to(tl.float32)
+        near = near * tl.load(weights + at, mask=inside, other=0.0).to(tl.float32)
+        near = near.to(x.dtype.element_ty).to(tl.float32)
+        far = (far * scale).to(x.dtype.element_ty).to(tl.float32)
+        far = far * tl.load(weights + across, mask=inside, other=0.0).to(tl.float32)
+        far = far.to(x.dtype.element_ty).to(tl.float32)
+    cosines = tl.load(cos + token * HEAD_DIM + at, mask=at < HEAD_DIM, other=0.0).to(tl.float32)
+    sines = tl.load(sin + token * HEAD_DIM + at, mask=at < HEAD_DIM, other=0.0).to(tl.float32)
+    turned = (near * cosines).to(x.dtype.element_ty).to(tl.float32) + far * sines
+    tl.store(out + (token * HEADS + head) * HEAD_DIM + at, turned.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gate(x, out, SIZE: tl.constexpr, TILE: tl.constexpr):
+    """TILE numbers of a row."""
+    row = tl.program_id(0).to(tl.int64) * SIZE
+    at = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = at < SIZE
+    gates = tl.load(x + 2 * row + at, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(x + 2 * row + SIZE + at, mask=inside, other=0.0).to(tl.float32)
+    opened = (gates / (1.0 + tl.exp(-gates))).to(x.dtype.element_ty).to(tl.float32)
+    tl.store(out + row + at, (opened * values).to(out.dtype.element_ty), mask=inside)
+
+
+def norm(x: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """See `Norm`."""
+    rows, size = x.shape
+    out = torch.empty_like(x)
+    width = triton.next_power_of_2(size)
+    added = x if update is None else update.contiguous()
+    flags = {"ADDED": update is not None, "SIZE": size, "WIDTH": width}
+    _norm[(rows,)](x, added, weight, out, eps, **flags, num_warps=min(16, max(4, width // 512)))
+    return out
+
+
+def turn(x: Tensor, rotations: tuple[Tensor, Tensor], weight: Tensor | None, eps: float) -> Tensor:
+    """See `Turn`."""
+    tokens, heads, head_dim = x.shape
+    out = torch.empty((tokens, heads, head_dim), dtype=x.dtype, device=x.device)
+    dims = triton.next_power_of_2(head_dim)
+    group = max(1, min(TILE // dims, triton.next_power_of_2(heads)))
+    _turn[(tokens, triton.cdiv(heads, group))](
+        x, *rotations, x if weight is None else weight, out, x.stride(0), eps,
+        HEADS=heads, HEAD_DIM=head_dim, DIMS=dims, GROUP=group, NORMED=weight is not None,
+    )  # fmt: skip
+    return out
+
+
+def gate(x: Tensor) -> Tensor:
+    """See `Gate`."""
+    rows, size = len(x), x.shape[1] // 2
+    out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
+    _gate[(rows, triton.cdiv(size, TILE))](x, out, SIZE=size, TILE=TILE)
+    return out
+
+
+KERNELS = Kernels(norm, turn, gate)

@@ -1,0 +1,84 @@
+"""The kernels of layers by Triton's interpreter, on a CPU; `test_kernels` runs this in a process of its own."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine_worker.layers.kernels import KERNELS, TILE
+from engine_worker.layers.mlp import gated
+from engine_worker.layers.norm import normed
+from engine_worker.layers.rotary import Rope, Rotary, rotate
+from tests.engine_worker.models.test_fused import Fusible
+
+CPU = torch.device("cpu")
+EPS = 1e-2
+"""Large, so that one that is forgotten is seen."""
+HALF = {"atol": 4e-3, "rtol": 4e-3}
+CLOSE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.float16: HALF}
+
+rows = st.sampled_from([1, 2, 7, 64])
+dtypes = st.sampled_from([torch.float32, torch.float16])
+seeds = st.integers(0, 1000)
+
+
+def numbers(seed: int, dtype: torch.dtype):
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(*shape, generator=generator).to(dtype)
+
+
+@settings(max_examples=12, deadline=None)
+@given(rows=rows, size=st.sampled_from([1, 48, 64, 1000]), added=st.booleans(), dtype=dtypes, seed=seeds)
+def test_norm(rows, size, added, dtype, seed):
+    some = numbers(seed, dtype)
+    x, update, weight = some(rows, size), some(rows, size) if added else None, some(size)
+    whole = x if update is None else x + update
+    expected = normed(whole, weight, EPS)
+    torch.testing.assert_close(KERNELS.norm(x, update, weight, EPS), expected, **CLOSE[dtype])
+    assert torch.equal(x, whole)
+
+
+def test_an_update_may_lie_in_memory_as_it_likes():
+    some = numbers(0, torch.float32)
+    x, update, weight = some(3, 8), some(8, 3).T, some(8)
+    expected = normed(x + update, weight, EPS)
+    torch.testing.assert_close(KERNELS.norm(x, update, weight, EPS), expected)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    rows=rows,
+    heads=st.sampled_from([1, 3, 8, 40]),
+    head_dim=st.sampled_from([2, 16, 80, 128]),
+    values=st.integers(0, 2),
+    weighted=st.booleans(),
+    dtype=dtypes,
+    seed=seeds,
+)
+def test_turn(rows, heads, head_dim, values, weighted, dtype, seed):
+    some = numbers(seed, dtype)
+    x = some(rows, heads + values, head_dim)[:, :heads]
+    weight = some(heads, head_dim) if weighted else None
+    rotations = Rotary(Rope(10000.0), head_dim, dtype, CPU).rotations(torch.arange(5, 5 + rows))
+    expected = rotate(x if weight is None else normed(x, weight, EPS), rotations)
+    found = KERNELS.turn(x, rotations, weight, EPS)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, expected, **(CLOSE[dtype] if weight is None else {"atol": 2e-2, "rtol": 1e-2}))
+    if dtype == torch.float32:
+        torch.testing.assert_close(found, expected, **CLOSE[dtype])
+
+
+@settings(max_examples=12, deadline=None)
+@given(rows=rows, size=st.sampled_from([1, 80, TILE, TILE + 3]), dtype=dtypes, seed=seeds)
+def test_gate(rows, size, dtype, seed):
+    x = 4 * numbers(seed, dtype)(rows, 2 * size)
+    torch.testing.assert_close(KERNELS.gate(x), gated(x), **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("name", ["qwen3, biased", "llama, biased, linear rope"])
+@torch.inference_mode()
+def test_a_model(name):
+    made = Fusible(name)
+    expected = made.logits()
+    made.model.fuse(KERNELS)
+    torch.testing.assert_close(made.logits(), expected, atol=1e-3, rtol=1e-3)

@@ -1,0 +1,66 @@
+"""A model by kernels computes what it computes without, and has torch do nothing that one of them is for."""
+
+import pytest
+import torch
+
+from engine_worker.attention.cache import KVCache
+from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.models.registry import model_class
+from engine_worker.runner.batch import build
+from engine_worker.runner.forward import Forward
+from engine_worker.step import Draw, Slice
+from sluice.ring.params import SamplingParams
+from tests.engine_worker.models.checkpoints import CONFIGS
+from tests.fakes.kernels import CountedKernels
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Fusible:
+    """A small model with random weights, and a step of it."""
+
+    def __init__(self, name: str) -> None:
+        config = CONFIGS[name]
+        raw = config.to_dict() | {"architectures": [type(config).__name__.replace("Config", "ForCausalLM")]}
+        architecture = model_class(raw)
+        shape = architecture.read_config(raw)
+        backend = ReferenceAttention(shape.heads)
+        self.model = architecture(shape, backend, dtype=torch.float32, device=CPU)
+        generator = torch.Generator().manual_seed(0)
+        for target in self.model.targets().values():
+            target.copy_(torch.randn(target.shape, generator=generator) * 0.3)
+        self.model.freeze()
+        sizes = (4, shape.heads.num_kv_heads, shape.heads.head_dim)
+        cache = KVCache(shape.num_layers, 4, *sizes, torch.float32, CPU)
+        self._forward = Forward(self.model, cache, backend, CPU)
+
+    def logits(self) -> torch.Tensor:
+        """Of a sequence's context and another's one token."""
+        slices = [
+            Slice([5, 6, 7, 8, 9], 0, [0, 1], (Draw(GREEDY, 0, 0, [0], [0]),)),
+            Slice([10], 0, [2], (Draw(GREEDY, 0, 0, [0], [0]),)),
+        ]
+        return self._forward.logits((), self._forward.prepare(build(slices, 4, None).arrays))
+
+
+@pytest.mark.parametrize("name", ["qwen3, tied", "qwen3, biased", "llama, biased, linear rope", "qwen2"])
+@torch.inference_mode()
+def test_by_kernels(name):
+    made, counted = Fusible(name), CountedKernels()
+    expected = made.logits()
+    assert not counted.launches
+    made.model.fuse(counted.kernels)
+    torch.testing.assert_close(made.logits(), expected, atol=1e-3, rtol=1e-3)
+    layers = made.model.config.num_layers
+    assert counted.launches == {"norm": 2 * layers + 1, "turn": layers, "gate": layers}
+
+
+@torch.inference_mode()
+def test_experts_are_left_to_torch():
+    made, counted = Fusible("qwen3 moe"), CountedKernels()
+    expected = made.logits()
+    made.model.fuse(counted.kernels)
+    torch.testing.assert_close(made.logits(), expected, atol=1e-3, rtol=1e-3)
+    layers = made.model.config.num_layers
+    assert counted.launches == {"norm": 2 * layers + 1, "turn": layers}

@@ -1,0 +1,109 @@
+"""Whether a model gets kernels: they are right here, on every rank, or it goes on without."""
+
+import pytest
+import torch
+
+from engine_worker.attention.backend import HeadShape
+from engine_worker.layers.shard import ALONE, Shard
+from engine_worker.runner.fusing import by_triton, fuse
+from engine_worker.sampling.race import by_torch
+from tests.engine_worker.models.test_fused import Fusible
+from tests.fakes.kernels import CountedKernels
+
+CPU = torch.device("cpu")
+
+
+def race(*arguments):
+    """As good as torch's."""
+    return by_torch(*arguments)
+
+
+def other_race(*arguments):
+    sums, tokens = by_torch(*arguments)
+    return sums, tokens.roll(1, 1) if tokens.shape[1] > 1 else (tokens + 1) % 3001
+
+
+def fused(kernels, one=race, shard=ALONE, dtype=torch.float32):
+    """What is said, whether the model computes by them, and what samples."""
+    made = Fusible("qwen3, tied")
+    found = fuse(made.model, made.model.config.heads, dtype, CPU, shard, lambda _: (kernels, one))
+    return found.said, made.model._kernels is kernels, found.race
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@torch.inference_mode()
+def test_they_are_right(dtype):
+    assert fused(CountedKernels().kernels, dtype=dtype) == ("layers and sampling", True, race)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "what"),
+    [
+        ("norm", lambda x, update, weight, eps: x * weight, "the norm is wrong by "),
+        ("norm", lambda x, update, weight, eps: torch.full_like(x, torch.nan), "the norm is wrong by nan"),
+        ("turn", lambda x, rotations, weight, eps: x.clone(), "the rotation is wrong by "),
+        ("gate", lambda x: x.chunk(2, -1)[0], "the gate is wrong by "),
+    ],
+)
+@torch.inference_mode()
+def test_one_is_wrong(name, wrong, what):
+    said, computes, samples = fused(CountedKernels().kernels._replace(**{name: wrong}))
+    assert said.startswith(f"no: tried out, {what}")
+    assert not computes
+    assert samples is by_torch
+
+
+@torch.inference_mode()
+def test_an_update_that_is_not_kept_is_wrong():
+    kernels = CountedKernels().kernels
+
+    def norm(x, update, weight, eps):
+        return kernels.norm(x.clone(), update, weight, eps)
+
+    assert fused(kernels._replace(norm=norm))[0].startswith("no: tried out, the sum is wrong by ")
+
+
+@torch.inference_mode()
+def test_sampling_is_wrong():
+    assert fused(CountedKernels().kernels, other_race) == (
+        "no: tried out, sampling takes other tokens",
+        False,
+        by_torch,
+    )
+
+
+@torch.inference_mode()
+def test_what_a_compiler_says_is_why_not():
+    def broken(x):
+        raise RuntimeError("no C compiler\nand much more")
+
+    kernels = CountedKernels().kernels._replace(gate=broken)
+    assert fused(kernels) == ("no: no C compiler", False, by_torch)
+
+
+@torch.inference_mode()
+def test_all_ranks_or_none():
+    class Second(Shard):
+        def __init__(self) -> None:
+            self.told: list[int] = []
+
+        def least(self, number: int) -> int:
+            self.told.append(number)
+            return 0
+
+    shard, broken = Second(), CountedKernels().kernels._replace(gate=lambda x: x)
+    assert fused(CountedKernels().kernels, shard=shard) == ("no: another rank cannot", False, by_torch)
+    assert fused(broken, shard=shard)[0] != "no: another rank cannot"
+    assert shard.told == [1, 0]
+
+
+@torch.inference_mode()
+def test_a_model_that_is_not_made_of_our_layers_gets_the_sampling():
+    model = type("Adapter", (), {"config": Fusible("llama").model.config})()
+    found = fuse(model, HeadShape(4, 2, 16), torch.float32, CPU, ALONE, lambda _: (CountedKernels().kernels, race))
+    assert found == (race, "sampling; the layers are transformers'")
+
+
+def test_a_cpu_has_none():
+    with pytest.raises(ValueError, match="the device is a CPU"):
+        by_triton(CPU)

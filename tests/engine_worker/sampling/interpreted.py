@@ -1,0 +1,79 @@
+"""The kernel of sampling by Triton's interpreter, on a CPU; `test_kernels` runs this in a process of its own."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine_worker.sampling import kernels, noise
+from engine_worker.sampling.race import by_torch
+from tests.engine_worker.sampling.draws import draw, tensors
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+@triton.jit
+def bits_of(key, ids, out, GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BITS: tl.constexpr):  # noqa: N803
+    at = tl.arange(0, 8)
+    tl.store(out + at, kernels.random_bits(tl.load(key), tl.load(ids + at), GOLDEN, FIRST, SECOND, BITS))
+
+
+@settings(max_examples=100, deadline=None)
+@given(key=INT64, ids=st.lists(st.integers(0, (1 << 31) - 1), min_size=8, max_size=8))
+def test_the_bits_of_a_token_are_the_same(key, ids):
+    keys, tokens, found = torch.tensor([key]), torch.tensor(ids), torch.empty(8, dtype=torch.int64)
+    bits_of[(1,)](keys, tokens.int(), found, **kernels.NOISE)
+    assert torch.equal(found, noise.random_bits(keys, tokens))
+
+
+def race(one, *arguments):
+    """[N] sums and [N] tokens of the winners."""
+    sums, tokens = one(*arguments)
+    peak, part = sums.max(dim=1, keepdim=True)
+    return peak.squeeze(1), tokens.gather(1, part).squeeze(1)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    rows=st.sampled_from([1, 2, 7, 64]),
+    size=st.sampled_from([1, 97, kernels.WIDTH, 2 * kernels.WIDTH + 5]),
+    padding=st.sampled_from([0, 3]),
+    limited=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_winners_are_the_same(rows, size, padding, limited, seed):
+    generator = torch.Generator().manual_seed(seed)
+    scores = 4 * torch.randn(rows, size + padding, generator=generator)[:, :size]
+    temperature = 0.1 + 2 * torch.rand(rows, 1, generator=generator)
+    keys = torch.randint(-(1 << 63), (1 << 63) - 1, (rows, 1), generator=generator)
+    threshold = scores.amax(dim=1, keepdim=True) / temperature - 1.0 if limited else None
+    expected = race(by_torch, scores, temperature, keys, threshold)
+    found = race(kernels.race, scores, temperature, keys, threshold)
+    assert torch.equal(found[1], expected[1])
+    torch.testing.assert_close(found[0], expected[0], atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("places", [slice(None), slice(3, 4)], ids=["all", "one"])
+def test_what_is_no_number_takes_a_token_that_there_is(bad, places):
+    scores = torch.randn(2, kernels.WIDTH + 5, generator=torch.Generator().manual_seed(0))
+    scores[1, places] = bad
+    _, tokens = kernels.race(scores, torch.ones(2, 1), torch.tensor([[1], [2]]), None)
+    assert tokens.min() >= 0
+    assert tokens.max() < scores.shape[1]
+    draws = [draw(seed=1), draw(seed=2)]
+    found, expected = tensors(scores, [0, 1], draws, race=kernels.race), tensors(scores, [0, 1], draws)
+    assert found.valid.tolist() == expected.valid.tolist()
+    assert torch.equal(found.tokens[expected.valid], expected.tokens[expected.valid])
+
+
+def test_all_that_is_sampled_from_the_whole_vocabulary_goes_through_it():
+    logits = 3 * torch.randn(40, 2000, generator=torch.Generator().manual_seed(3))
+    kinds = ({}, {"min_p": 0.05}, {"temperature": 0.0}, {"top_k": 5}, {"repetition_penalty": 1.5, "prompt": [1, 2]})
+    draws = [draw(seed=i, **kinds[i % len(kinds)]) for i in range(40)]
+    found = tensors(logits, range(40), draws, race=kernels.race)
+    assert found.valid.all()
+    assert torch.equal(found.tokens, tensors(logits, range(40), draws).tokens)

@@ -1,0 +1,32 @@
+from pathlib import Path
+
+import pytest
+
+from tests.engine_worker.triton_tools import CAPABILITIES, interpret, machine_code, needs_triton
+
+TYPES = {
+    "scores": "*fp32",
+    "temperatures": "*fp32",
+    "keys": "*i64",
+    "thresholds": "*fp32",
+    "peaks": "*fp64",
+    "tokens": "*i64",
+    "stride": "i32",
+    "size": "i32",
+}
+
+
+@needs_triton
+def test_by_tritons_interpreter():
+    interpret(Path(__file__).with_name("interpreted.py"))
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("limited", [False, True])
+def test_it_compiles(capability, limited, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from engine_worker.sampling import kernels
+
+    constants = {**kernels.NOISE, "UNIT": kernels.UNIT, "LIMITED": limited, "WIDTH": kernels.WIDTH}
+    assert machine_code(kernels._race, capability, TYPES, constants)
