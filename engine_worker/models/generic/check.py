@@ -15,20 +15,23 @@ NEAR = 7
 
 def check(
     name: str,
-    body: Callable[[Tensor, Tensor], Tensor],
+    body: Callable[[Tensor, Tensor | None], Tensor],
     logits: Callable[[Tensor], Tensor],
     whole: Callable[[Tensor, Tensor], Tensor],
     context: int,
+    pad: int | None,
     device: torch.device,
 ) -> None:
     """With attention that stays within each token, a token's hidden state may hang on nothing but its id and its
-    position; and the head after the body has to give what the whole module gives.
+    position, counted from 0 as we count it; and the head after the body has to give what the whole module gives.
 
-    body: ids and positions [T] -> hidden [T, hidden]; logits: hidden -> [T, vocab]; whole: both; context: tokens that
-    positions may come to. Raises CheckpointError.
+    body: ids and positions [T], or None where it is to count itself -> hidden [T, hidden]; logits: hidden ->
+    [T, vocab]; whole: both; context: tokens that positions may come to; pad: an id that modules may pass over. Raises
+    CheckpointError.
     """
     near, far = min(NEAR, context - 1), context - 1
-    ids, positions = (torch.tensor(numbers, device=device) for numbers in ((1, 2, 0), (near, 0, far)))
+    numbers = [number for number in range(4) if number != pad][:3]
+    ids, positions, first = (torch.tensor(each, device=device) for each in (numbers, (near, 0, far), (0, 1)))
     with answered_by(_within_tokens):
         hidden = body(ids[:2], positions[:2])
         elsewhere = body(ids[[1, 0]], positions[[1, 0]]).flip(0)
@@ -38,6 +41,8 @@ def check(
             raise CheckpointError(
                 f"{name} mixes tokens outside attention (recurrence, convolution), or counts positions itself"
             )
+        if not _close(body(ids[:2], first), body(ids[:2], None)):
+            raise CheckpointError(f"{name} does not count positions from 0")
         if not _close(logits(hidden), whole(ids[:2], positions[:2])):
             raise CheckpointError(f"{name} does more than its head after its decoder")
 

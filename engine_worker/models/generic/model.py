@@ -75,7 +75,8 @@ class Adapter:
 
     @property
     def graphs(self) -> bool:
-        """See Model. That nothing looks at values is what the probe has shown, but for the experts."""
+        """See Model. The probe has shown that nothing looks at values, but for the experts; that nothing is copied to
+        the device, which a capture refuses too, it cannot see."""
         sparse = any(hasattr(part, "num_experts") for part in self._module.modules())
         return not sparse or not waits_for_device(self._dtype, self._device)
 
@@ -115,8 +116,10 @@ class Adapter:
         name = next(name for name, part in module.named_modules() if part is self._body)
         self._head = _with_given_body(module, name)
         self._layers = {module.get_submodule(name): layer for layer, name in enumerate(self.config.attention)}
-        context = getattr(self.config.source.config, "max_position_embeddings", None) or DEFAULT_CONTEXT
-        check(self.config.source.name, self._hidden, self.logits, self._whole, context, self._device)
+        source = self.config.source
+        context = getattr(source.config, "max_position_embeddings", None) or DEFAULT_CONTEXT
+        pad = getattr(source.config, "pad_token_id", None)
+        check(source.name, self._hidden, self.logits, self._whole, context, pad, self._device)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
         """token_ids [T] int64, positions [T] int64 -> hidden states [T, hidden], before the head."""
@@ -138,8 +141,9 @@ class Adapter:
         logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits.float()
 
-    def _hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        found = self._body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+    def _hidden(self, token_ids: Tensor, positions: Tensor | None) -> Tensor:
+        position_ids = None if positions is None else positions[None]
+        found = self._body(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
         hidden: Tensor = found.last_hidden_state[0]
         return hidden
 

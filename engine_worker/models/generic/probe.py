@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import HeadShape
+from engine_worker.models.generic.counts import Counts
 from engine_worker.models.generic.interface import PROBED, Call, answered_by, seen_by
 from engine_worker.models.generic.source import Source, build
 from engine_worker.models.windows import Windows
 from sluice.ring.checkpoint import CheckpointError
 
-TOKENS = 3
+TOKENS = 23
+"""A number that no module has of heads or experts."""
 META = torch.device("meta")
 UNDERSTOOD = frozenset(
     {"dropout", "is_causal", "output_attentions", "position_ids", "scaling", "sliding_window", "use_cache"}
@@ -37,6 +39,7 @@ def probe(source: Source) -> Probed:
     config = copy.deepcopy(source.config)
     config._experts_implementation = "batched_mm"
     calls: list[Call] = []
+    counts = Counts(TOKENS)
 
     def record(call: Call) -> Tensor:
         calls.append(call)
@@ -46,8 +49,10 @@ def probe(source: Source) -> Probed:
     ids = torch.zeros(1, TOKENS, dtype=torch.int64, device=META)
     try:
         module = build(Source(source.module_class, config), PROBED, torch.bfloat16, META).eval()
-        with answered_by(record), torch.inference_mode():
-            module.get_decoder()(input_ids=ids, position_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+        with answered_by(record), torch.inference_mode(), counts:
+            found = module.get_decoder()(
+                input_ids=ids, position_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False
+            )
     except Exception as error:
         raise CheckpointError(
             f"{source.name} does not run on tokens of many sequences side by side, or not without looking at values: "
@@ -56,7 +61,11 @@ def probe(source: Source) -> Probed:
     names = {part: name for name, part in module.named_modules()}
     modules = tuple(names[call.module] for call in calls)
     _check_layers(source, modules)
-    return Probed(modules, _heads(source, calls), tuple(_window(source, call) for call in calls))
+    probed = Probed(modules, _heads(source, calls), tuple(_window(source, call) for call in calls))
+    # Rows of a step are of many sequences: a count of them says nothing of a token.
+    if counts.reach(found.last_hidden_state, *(part for call in calls for part in (call.query, call.key, call.value))):
+        raise CheckpointError(f"{source.name} counts the tokens of a step itself")
+    return probed
 
 
 def _check_layers(source: Source, modules: tuple[str, ...]) -> None:
@@ -105,6 +114,8 @@ def _window(source: Source, call: Call) -> int | None:
         if isinstance(seen, str):
             raise CheckpointError(f"{source.name} attends through {seen}")
         return seen
+    if call.options.get("sliding_window") is not None:
+        raise CheckpointError(f"{source.name} asks for a sliding window without a mask that shows it")
     causal = call.options.get("is_causal")
     if not (getattr(call.module, "is_causal", True) if causal is None else causal):
         raise CheckpointError(f"{source.name} attends to what comes after a token")

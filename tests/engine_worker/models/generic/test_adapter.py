@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Model, OlmoForCausalLM
+from transformers import GPT2Model, OlmoForCausalLM, RobertaConfig
+from transformers.models.olmo import modeling_olmo
+from transformers.models.starcoder2 import modeling_starcoder2
 
 from engine_worker.layers.shard import Shard
 from engine_worker.models.generic.model import Adapter
@@ -14,7 +16,7 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from sluice.ring.checkpoint import CheckpointError
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
-from tests.engine_worker.models.foreign import ADAPTED, REFUSED, SLIDING, UNWINDOWED, WINDOWED
+from tests.engine_worker.models.foreign import ADAPTED, PLAIN, REFUSED, SLIDING, UNWINDOWED, WINDOWED
 from tests.engine_worker.models.logits import logprobs_of
 
 LENGTHS = (1, 2, 15, 16, 33, 70, 300)
@@ -102,6 +104,13 @@ def test_a_window_as_wide_as_the_context_is_none(tmp_path):
     assert Adapter.read_config(raw | {"sliding_window": None}).windows == (None, None)
 
 
+def test_a_window_that_no_mask_shows_is_refused(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path, WINDOWED["starcoder2"])
+    monkeypatch.setattr(modeling_starcoder2, "create_sliding_window_causal_mask", lambda **_: None)
+    with pytest.raises(CheckpointError, match="asks for a sliding window without a mask that shows it"):
+        Adapter.read_config(config_of(tmp_path))
+
+
 def test_a_limit_narrows_the_windows(tmp_path):
     write_checkpoint(tmp_path, UNWINDOWED["olmo"])
     runner = runner_of(tmp_path, max_attention_window=(24,))
@@ -169,6 +178,30 @@ def test_positions_that_it_counts_itself_are_noticed(tmp_path, monkeypatch):
     forward = GPT2Model.forward
     monkeypatch.setattr(GPT2Model, "forward", lambda self, position_ids=None, **given: forward(self, **given))
     with pytest.raises(CheckpointError, match="counts positions itself"):
+        runner_of(tmp_path)
+
+
+def test_counts_that_matter_in_large_steps_only_are_noticed(tmp_path, monkeypatch):
+    """As Llama 4's temperature, which is 1 in the first thousands of rows."""
+    write_checkpoint(tmp_path, UNWINDOWED["olmo"])
+    rotate = modeling_olmo.apply_rotary_pos_emb
+
+    def tempered(query, *more):
+        rows = torch.arange(query.shape[2], device=query.device)
+        scale = torch.log1p(torch.floor((rows.float() + 1) / 8192)) * 0.1 + 1
+        query, key = rotate(query, *more)
+        return (query * scale[:, None]).to(key.dtype), key
+
+    runner_of(tmp_path)
+    monkeypatch.setattr(modeling_olmo, "apply_rotary_pos_emb", tempered)
+    with pytest.raises(CheckpointError, match="OlmoForCausalLM counts the tokens of a step itself"):
+        Adapter.read_config(config_of(tmp_path))
+
+
+def test_positions_that_begin_elsewhere_are_noticed(tmp_path):
+    """RoBERTa's begin behind the id of its padding."""
+    write_checkpoint(tmp_path, RobertaConfig(**PLAIN | {"pad_token_id": 1}, is_decoder=True, type_vocab_size=1))
+    with pytest.raises(CheckpointError, match="RobertaForCausalLM does not count positions from 0"):
         runner_of(tmp_path)
 
 
