@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine_worker.step import DeviceLostError
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.stats import Stage
 from tests.fakes.engine import EngineBench
@@ -69,6 +70,21 @@ def test_a_runner_that_draws_too_few():
     bench.runner.run = run
     bench.run()
     assert bench.fault(request) == "STEP_FAILED"
+
+
+@pytest.mark.parametrize("when", ["launch", "before", "after"])
+def test_a_step_that_takes_the_device_with_it_ends_the_loop_and_no_request(when):
+    bench = EngineBench(max_batch_size=2)
+    requests = [bench.submit([1, 2, 3]), bench.submit([4, 5]), bench.submit([6])]
+    bench.step()
+    bench.runner.fail, bench.runner.lost = when, True
+    with pytest.raises(DeviceLostError, match="answers no more"):
+        bench.run()
+    bench.outbox.flush()
+    bench.receiver.read()
+    streams = [found for number, found in bench.receiver.streams.items() if number[0] in requests]
+    assert streams
+    assert all(found.end is None for found in streams)
 
 
 def test_ending_everything():

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from engine_worker.beats import BEAT_SECONDS
 from engine_worker.config import EngineSettings
+from engine_worker.step import DeviceLostError
 from engine_worker.worker import Worker
 from sluice.ring.beats import EngineBeat, Hello, Pulse
 from sluice.ring.checkpoint import Checkpoint
@@ -339,6 +340,25 @@ def test_a_detokenizer_that_takes_nothing_does_not_keep_it(start, monkeypatch):
     (lost,) = [line for line in logs if line["event"] == "rows_lost"]
     assert (lost["detokenizer"], lost["rows"], lost["opens"]) == (world.detokenizer.address, 1, 1)
     assert [line["rows_lost"] for line in logs if line["event"] == "stopped"] == [1]
+
+
+def test_a_lost_device_ends_the_process_and_no_request(start, runner, monkeypatch):
+    ended = []
+    monkeypatch.setattr(threading, "excepthook", ended.append)
+    with capture_logs() as logs:
+        entered, go_on = stall(runner)
+        world = start()
+        world.submit(1, [1, 2, 3])
+        assert entered.wait(LIMIT)
+        runner.fail, runner.lost = "before", True
+        go_on.set()
+        world.thread.join(LIMIT)
+    assert not world.thread.is_alive()
+    assert [failure.exc_type for failure in ended] == [DeviceLostError]
+    assert [line["event"] for line in logs] == ["step_failed", "device_lost", "stopped"]
+    assert {"event": "device_lost", "log_level": "error", "error": "the device answers no more", "requests": 1} in logs
+    world.detokenizer.wait(0.2)
+    assert not any(isinstance(message, TokenBatch) for message in world.detokenizer.receive())
 
 
 def test_progress_is_turns_of_the_loop_and_stands_still_in_a_step(start, runner):

@@ -1,0 +1,50 @@
+"""Whether the device still answers after a step that failed."""
+
+import pytest
+
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.load import load_runner
+from engine_worker.runner.runner import ModelRunner
+from engine_worker.step import DeviceLostError
+from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
+
+SAID = "CUDA error: an illegal memory access was encountered"
+
+
+class Ranks:
+    """Others of a group."""
+
+    def __init__(self) -> None:
+        self.lost: list[Exception] = []
+
+    def tell(self, moves, arrays) -> None:
+        pass
+
+    def lose(self, error: Exception) -> None:
+        self.lost.append(error)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_checkpoint(folder, CONFIGS["qwen3, tied"])
+    return load_runner(open_written(folder), RunnerConfig("cpu", kv_cache_tokens=256, threads=1), lambda *_: None)
+
+
+def test_a_device_that_answers(runner):
+    asked = []
+    ModelRunner(runner._forward, wait_for=asked.append).check()
+    runner.check()
+    assert [device.type for device in asked] == ["cpu"]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_device_that_does_not(runner, overlap):
+    def wait_for(device):
+        raise RuntimeError(f"{SAID}\nCUDA kernel errors might be reported at some other API call")
+
+    ranks = Ranks()
+    lost = ModelRunner(runner._forward, overlap, ranks, wait_for)
+    with pytest.raises(DeviceLostError, match=f"^cpu answers no more: {SAID}$") as caught:
+        lost.check()
+    assert ranks.lost == [caught.value]
