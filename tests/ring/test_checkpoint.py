@@ -29,6 +29,38 @@ def test_the_fingerprint_follows_the_files(tmp_path):
     assert open_checkpoint(str(folder)).fingerprint != before
 
 
+def weights(first: int = 0, header: bytes = b"{}", size: int = 300_000) -> bytearray:
+    return bytearray(len(header).to_bytes(8, "little") + header + bytes([first]) * size)
+
+
+@pytest.mark.parametrize("at", [0, 2, 10, 1000, 150_000, -1])
+def test_the_fingerprint_follows_the_weights(tmp_path, at):
+    """Of equal names, sizes and headers, as of two that were made of one model."""
+    folder = copy_of_tiny(tmp_path)
+    file, content = folder / "model.safetensors", weights()
+    file.write_bytes(content)
+    before = open_checkpoint(str(folder))
+    content[at] ^= 1
+    file.write_bytes(content)
+    after = open_checkpoint(str(folder))
+    assert after.fingerprint != before.fingerprint
+    assert after.tokenizer_fingerprint == before.tokenizer_fingerprint
+
+
+def test_of_weights_some_is_read_from_all_over_and_the_header_whole(tmp_path):
+    folder = copy_of_tiny(tmp_path)
+    file = folder / "model.safetensors"
+
+    def seen(content: bytearray) -> str:
+        file.write_bytes(content)
+        return open_checkpoint(str(folder)).fingerprint
+
+    plain, header = seen(weights()), b"{%s}" % (b" " * 40_000)
+    assert len({plain, seen(weights(1)), seen(weights(size=1)), seen(weights(size=0)), seen(bytearray())}) == 5
+    changed = header[:20_000] + b"\n" + header[20_001:]
+    assert seen(weights(header=header)) != seen(weights(header=changed))
+
+
 def test_eos_ids_fall_back_to_the_config(tmp_path):
     folder = copy_of_tiny(tmp_path)
     config = json.loads((folder / "config.json").read_text())
