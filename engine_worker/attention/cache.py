@@ -13,23 +13,30 @@ from engine_worker.step import Move, MoveKind
 class LayerCache:
     """One layer's blocks, in flash-attn's paged layout, and the same memory in other shapes."""
 
-    __slots__ = ("_key_slots", "_value_slots", "key_columns", "keys", "value_rows", "values")
+    __slots__ = ("_key_slots", "_value_slots", "key_columns", "keys", "spare", "value_rows", "values")
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys = keys
-        self.values = values
+    def __init__(self, keys: Tensor, values: Tensor, tokens_per_block: int) -> None:
+        """Each [slots + 1, kv_heads, head_dim]: the last is in no block, so nobody reads it."""
+        self._key_slots = keys
+        self._value_slots = values
+        self.spare = len(keys) - 1
+        """The slot for what is to be written nowhere."""
+        blocks = (self.spare // tokens_per_block, tokens_per_block)
+        self.keys, self.values = (pool[:-1].unflatten(0, blocks) for pool in (keys, values))
         """Each [num_blocks, tokens_per_block, kv_heads, head_dim]."""
-        self.key_columns = keys.view(-1, keys.shape[-1]).t()
+        self.key_columns = self.keys.view(-1, keys.shape[-1]).t()
         """[head_dim, slots * kv_heads]."""
-        self.value_rows = values.view(-1, values.shape[-1])
+        self.value_rows = self.values.view(-1, values.shape[-1])
         """[slots * kv_heads, head_dim]."""
-        self._key_slots = keys.flatten(0, 1)
-        self._value_slots = values.flatten(0, 1)
 
     def store(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Write key and value [T, kv_heads, head_dim] to slots [T] int64, none of them negative."""
         self._key_slots.index_copy_(0, slots, key)
         self._value_slots.index_copy_(0, slots, value)
+
+    def copy(self) -> "LayerCache":
+        """The same in other memory."""
+        return LayerCache(self._key_slots.clone(), self._value_slots.clone(), self.keys.shape[1])
 
 
 class KVCache:
@@ -49,14 +56,15 @@ class KVCache:
         device: torch.device,
         num_host_blocks: int = 0,
     ) -> None:
-        block = (tokens_per_block, num_kv_heads, head_dim)
-        self._blocks = _zeros((2, num_layers, num_blocks, *block), dtype, device)
-        self._host_blocks = _host_zeros((num_host_blocks, 2, num_layers, *block), dtype, device)
+        slot = (num_kv_heads, head_dim)
+        slots = _zeros((2, num_layers, num_blocks * tokens_per_block + 1, *slot), dtype, device)
+        self._blocks = slots[:, :, :-1].unflatten(2, (num_blocks, tokens_per_block))
+        self._host_blocks = _host_zeros((num_host_blocks, 2, num_layers, tokens_per_block, *slot), dtype, device)
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.tokens_per_block = tokens_per_block
         self.dtype = dtype
-        self.layers = tuple(LayerCache(self._blocks[0, i], self._blocks[1, i]) for i in range(num_layers))
+        self.layers = tuple(LayerCache(slots[0, i], slots[1, i], tokens_per_block) for i in range(num_layers))
 
     def move(self, moves: Iterable[Move]) -> None:
         """Carry out moves in order, in every layer. On CUDA they are queued like everything else on its stream."""

@@ -11,8 +11,8 @@ from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.paged import Kernel, PagedAttention
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.attention.refusal import Refusal, RefusedError
-from engine_worker.attention.store import store_on
-from engine_worker.attention.trial import try_out
+from engine_worker.attention.store import Store, fused, plain
+from engine_worker.attention.trial import try_out, try_store
 
 KERNELS: tuple[Kernel, ...] = (*flash.KERNELS, varlen.KERNEL, tiled.KERNEL)
 """Best first."""
@@ -84,14 +84,27 @@ def choose(wanted: str, site: Site) -> Choice:
 def try_kernel(kernel: Kernel, site: Site) -> Choice:
     """Raises RefusedError where it is not for this site, cannot be loaded, fails or is wrong there."""
     size = _suited(kernel, site)
+    store, because = _store(site)
     try:
-        backend = PagedAttention(kernel, site.heads, store_on(site.device))
+        backend = PagedAttention(kernel, site.heads, store)
         try_out(backend, site.heads, site.windows, size, site.dtype, site.device)
     except RefusedError:
         raise
     except Exception as error:  # whatever a foreign package raises is why it is not used
         raise RefusedError.of(error) from error
-    return Choice(backend, f"{kernel.title} runs here", size)
+    return Choice(backend, ". ".join([f"{kernel.title} runs here", *because]), size)
+
+
+def _store(site: Site) -> tuple[Store, list[str]]:
+    """The fused one, or the plain one and why."""
+    try:
+        store = fused()
+        try_store(store, site.heads, site.dtype, site.device)
+    except RefusedError as error:
+        return plain, [f"Triton's store {error}"]
+    except Exception as error:  # noqa: BLE001 - without a C compiler Triton raises what it likes
+        return plain, [f"Triton's store {RefusedError.of(error)}"]
+    return store, []
 
 
 def _suited(kernel: Kernel, site: Site) -> int:

@@ -55,6 +55,7 @@ class CpuAttention:
             block_tables=inputs.block_tables,
             query_start=inputs.query_start,
             context_lengths=inputs.context_lengths,
+            generation_rows=inputs.generation_rows,
             max_query=inputs.max_query,
             max_context=inputs.max_context,
             stored=torch.nonzero(inputs.slots >= 0).view(-1) if padded else None,

@@ -82,6 +82,8 @@ def _flash4() -> Attend:
             softmax_scale=scale,
             causal=True,
             window_size=(None, None) if window is None else (window - 1, 0),
+            # 0: as many as keep the GPU busy.
+            num_splits=0 if inputs.generation else 1,
         )
         # With the logarithm of the sum of the exponentials, or, in some releases, without.
         found: Tensor = out[0] if isinstance(out, tuple) else out
@@ -92,7 +94,8 @@ def _flash4() -> Attend:
 
 KERNELS = (
     Kernel("flash", "FlashAttention-3", _flash3, frozenset({9}), tokens_per_block=1),
-    Kernel("flash", "FlashAttention-4", _flash4, frozenset({9, 10, 11}), tokens_per_block=1),
-    Kernel("flash", "FlashAttention-2", _flash2, frozenset({8, 9, 10, 11, 12}), tokens_per_block=256),
+    # On Hopper it does not split contexts, which all the others do.
+    Kernel("flash", "FlashAttention-4", _flash4, frozenset({10, 11}), tokens_per_block=1),
+    Kernel("flash", "FlashAttention-2", _flash2, frozenset({8, 9, 10, 11, 12}), tokens_per_block=256, key_start=True),
 )
 """Best first."""

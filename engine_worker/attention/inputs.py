@@ -24,6 +24,8 @@ class AttentionInputs:
     context_lengths: Tensor
     """[B] int32: the sequence's tokens in these blocks, its last one included; where nothing is behind the window, all.
     """
+    generation_rows: int
+    """Sequences in front that have one token each."""
     max_query: int
     """Longest query, or more."""
     max_context: int
@@ -32,4 +34,4 @@ class AttentionInputs:
     @property
     def generation(self) -> bool:
         """One token of every sequence and no padding after them: B = T. Known without a look at the tensors."""
-        return self.max_query == 1 and len(self.slots) == len(self.context_lengths)
+        return self.generation_rows == len(self.slots)

@@ -1,5 +1,7 @@
 """Triton kernels; the only importer of triton, itself imported where one is wanted."""
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -7,14 +9,36 @@ from torch import Tensor
 
 from engine_worker.attention.cache import LayerCache
 from engine_worker.attention.paged import PagedInputs
+from engine_worker.attention.split import ALONE, LONG, SPLITS, Split, plan
 
-SPLITS = 64
-"""Of a sequence's keys, at most."""
-ROUNDS = 2
-"""Programs per multiprocessor that splitting goes for."""
 TILE_BYTES = 1 << 15
 """Of query rows, and of keys and values together, in one round of a program: with two rounds on their way at once that
 is what any GPU's multiprocessor has room for."""
+STAGES = 3
+"""Rounds that overlap. With 2 Triton's pipeline leaves out what other loads wait for, entries of block tables; 3 takes
+no more shared memory."""
+CHUNK = 16
+"""Shares that are put together at once."""
+
+
+class Shares(NamedTuple):
+    """Keys of each sequence are split over programs; here these leave what they found."""
+
+    split: Split
+    sums: Tensor
+    """[rows, heads, most, head_dim] float32: weighted values."""
+    tops: Tensor
+    totals: Tensor
+    """Each [rows, heads, most] float32: the highest score, and the sum of the weights."""
+
+    @classmethod
+    def of(cls, split: Split, query: Tensor, rows: int) -> "Shares":
+        """For the first `rows` tokens of the query."""
+        shape = (rows, query.shape[1], split.most)
+        sums, tops, totals = (
+            query.new_empty(size, dtype=torch.float32) for size in ((*shape, query.shape[2]), shape, shape)
+        )
+        return cls(split, sums, tops, totals)
 
 
 @triton.jit
@@ -38,18 +62,19 @@ def store(cache: LayerCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
     _store[(len(slots),)](key, value, cache.keys, cache.values, slots, *strides, size, WIDTH=width)
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride", "skipped", "most", "busy", "window"])
 def _attend(
     query, keys, values, out, sums, tops, totals, tables, query_start, lengths, scale, query_stride, table_stride,
+    skipped, most, busy, window,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, PAGE: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, LONG: tl.constexpr, SPLIT: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """A KV head, a share of a sequence's keys, and ROWS pairs of a query token and one of the head's query heads.
 
-    Online softmax (arXiv:1805.02867). With one share the output, else what `_combine` needs.
+    Online softmax (arXiv:1805.02867). The output, or where keys are split what `_combine` needs.
     """
-    tile, sequence = tl.program_id(0), tl.program_id(2)
-    head, split = tl.program_id(1) // SPLITS, tl.program_id(1) % SPLITS
+    tile, sequence = tl.program_id(0), skipped + tl.program_id(2)
+    head, split = tl.program_id(1) // most, tl.program_id(1) % most
     begin = tl.load(query_start + sequence)
     count = tl.load(query_start + sequence + 1) - begin
     past = tl.load(lengths + sequence) - count
@@ -66,9 +91,10 @@ def _attend(
 
         end = past + tl.minimum(count, (tile * ROWS + ROWS - 1) // GROUP + 1)
         first = 0
-        if WINDOW > 0:
-            first = tl.maximum(0, past + tile * ROWS // GROUP - WINDOW + 1)
-        share = tl.cdiv(tl.cdiv(end - first, KEYS), SPLITS) * KEYS
+        if WINDOWED:
+            first = tl.maximum(0, past + tile * ROWS // GROUP - window + 1)
+        tiles = tl.cdiv(end - first, KEYS)
+        share = tl.maximum(tl.cdiv(tiles, most), tl.minimum(tl.cdiv(tiles, busy), LONG // KEYS)) * KEYS
         low = first + split * share
         high = tl.minimum(end, low + share)
 
@@ -84,8 +110,8 @@ def _attend(
             columns = tl.load(keys + slot[:, None] + at[None, :], mask=wanted, other=0.0)
             scores = tl.dot(rows, tl.trans(columns), input_precision="ieee") * scale
             seen = (key[None, :] <= position[:, None]) & there[None, :]
-            if WINDOW > 0:
-                seen = seen & (key[None, :] > position[:, None] - WINDOW)
+            if WINDOWED:
+                seen = seen & (key[None, :] > position[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, 1))
             # A row that has seen nothing yet has no top: what it has is nothing times one.
@@ -99,66 +125,111 @@ def _attend(
             top = higher
 
         target = (begin + token).to(tl.int64) * (GROUP * KV_HEADS) + query_head
-        if SPLITS == 1:
-            mean = weighted / tl.where(total == 0.0, 1.0, total)[:, None]
-            tl.store(out + target[:, None] * HEAD_DIM + at[None, :], mean.to(out.dtype.element_ty), mask=inside)
-        else:
-            target = target * SPLITS + split
+        if SPLIT:
+            target = target * most + split
             tl.store(tops + target, top, mask=live)
             tl.store(totals + target, total, mask=live)
-            tl.store(sums + target[:, None] * HEAD_DIM + at[None, :], weighted, mask=inside)
+            tl.store(sums + target[:, None] * HEAD_DIM + at[None, :], weighted, mask=inside & (low < high))
+        else:
+            mean = weighted / tl.where(total == 0.0, 1.0, total)[:, None]
+            tl.store(out + target[:, None] * HEAD_DIM + at[None, :], mean.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _combine(sums, tops, totals, out, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, SPLITS: tl.constexpr):
+@triton.jit(do_not_specialize=["most"])
+def _combine(
+    sums, tops, totals, out, most,
+    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """The shares of one query token and head."""
     pair = tl.program_id(0).to(tl.int64)
     split, at = tl.arange(0, SPLITS), tl.arange(0, DIMS)
     inside = at < HEAD_DIM
-    top = tl.load(tops + pair * SPLITS + split)
+    top = tl.load(tops + pair * most + split, mask=split < most, other=float("-inf"))
     highest = tl.max(top, 0)
-    weights = tl.exp(top - tl.where(highest == float("-inf"), 0.0, highest))
-    total = tl.sum(tl.load(totals + pair * SPLITS + split) * weights, 0)
-    parts = tl.load(sums + (pair * SPLITS + split)[:, None] * HEAD_DIM + at[None, :], mask=inside[None, :], other=0.0)
-    mean = tl.sum(parts * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    total = tl.sum(tl.load(totals + pair * most + split, mask=split < most, other=0.0) * tl.exp(top - base), 0)
+    weighted = tl.zeros([DIMS], tl.float32)
+    for start in range(0, most, CHUNK):
+        part = start + tl.arange(0, CHUNK)
+        weights = tl.exp(tl.load(tops + pair * most + part, mask=part < most, other=float("-inf")) - base)
+        # Who had no keys has a weight of 0, and left nothing.
+        there = (weights > 0.0)[:, None] & inside[None, :]
+        found = tl.load(sums + (pair * most + part)[:, None] * HEAD_DIM + at[None, :], mask=there, other=0.0)
+        weighted += tl.sum(found * weights[:, None], 0)
+    mean = weighted / tl.where(total == 0.0, 1.0, total)
     tl.store(out + pair * HEAD_DIM + at, mean.to(out.dtype.element_ty), mask=inside)
 
 
 def attend(query: Tensor, cache: LayerCache, inputs: PagedInputs, scale: float, window: int | None) -> Tensor:
-    """See `engine_worker.attention.paged.Attend`. Generation steps split long contexts over the GPU."""
-    tokens, num_heads, head_dim = query.shape
-    page, kv_heads = cache.keys.shape[1:3]
-    group, batch = num_heads // kv_heads, len(inputs.context_lengths)
-    dims = max(16, triton.next_power_of_2(head_dim))
-    in_tile = TILE_BYTES // (dims * query.itemsize)
-    rows = max(16, triton.next_power_of_2(group) if inputs.generation else min(128, in_tile))
-    keys = max(16, min(64, in_tile // 2))
-    splits = _splits(inputs, batch * kv_heads, keys, query.device) if inputs.generation else 1
-    out = torch.empty((tokens, num_heads, head_dim), dtype=query.dtype, device=query.device)
-    sums = tops = totals = out
-    if splits > 1:
-        shape = (tokens, num_heads, splits)
-        tops, totals = torch.empty((2, *shape), dtype=torch.float32, device=query.device)
-        sums = torch.empty((*shape, head_dim), dtype=torch.float32, device=query.device)
-    query = _rows(query)
-    grid = (triton.cdiv(inputs.max_query * group, rows), kv_heads * splits, batch)
-    _attend[grid](
-        query, cache.keys, cache.values, out, sums, tops, totals, inputs.block_tables, inputs.query_start,
-        inputs.context_lengths, scale, query.stride(0), inputs.block_tables.stride(0),
-        GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, DIMS=dims, PAGE=page,
-        ROWS=rows, KEYS=keys, SPLITS=splits, WINDOW=window or 0, num_stages=2,
-        num_warps=4 if inputs.generation else 8,
-    )  # fmt: skip
-    if splits > 1:
-        _combine[(tokens * num_heads,)](sums, tops, totals, out, HEAD_DIM=head_dim, DIMS=dims, SPLITS=splits)
+    """See `engine_worker.attention.paged.Attend`. Generation rows in front are computed apart, in steps with context
+    too: their tiles have few rows, and their keys are split where that is worth while."""
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    single, batch = inputs.generation_rows, len(inputs.context_lengths)
+    if single:
+        longest = min(inputs.max_context, window or inputs.max_context)
+        split = plan(single * cache.keys.shape[2], longest, _keys(query), _cores(query.device))
+        shares = None if split == ALONE else Shares.of(split, query, single)
+        _launch(query, cache, inputs, scale, window, out, range(single), 1, shares)
+        if shares is not None:
+            _put_together(shares, out)
+    if single < batch:
+        _launch(query, cache, inputs, scale, window, out, range(single, batch), inputs.max_query, None)
     return out
 
 
-def _splits(inputs: PagedInputs, programs: int, keys: int, device: torch.device) -> int:
-    """A power of two: as many as keep the GPU busy, and no more than the longest context has tiles of keys."""
-    cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else SPLITS
-    useful = min(SPLITS, ROUNDS * cores // programs, triton.cdiv(inputs.max_context, keys))
-    return 1 << max(0, useful.bit_length() - 1)
+def _launch(
+    query: Tensor,
+    cache: LayerCache,
+    inputs: PagedInputs,
+    scale: float,
+    window: int | None,
+    out: Tensor,
+    sequences: range,
+    longest: int,
+    shares: Shares | None,
+) -> None:
+    """For these sequences, which have `longest` tokens at most."""
+    page, kv_heads, head_dim = cache.keys.shape[1:]
+    group = query.shape[1] // kv_heads
+    rows = max(16, triton.next_power_of_2(group) if longest == 1 else min(128, _in_tile(query)))
+    split, *found = shares or (ALONE, out, out, out)
+    rows_of_query = _rows(query)
+    grid = triton.cdiv(longest * group, rows), kv_heads * split.most, len(sequences)
+    _attend[grid](
+        rows_of_query, cache.keys, cache.values, out, *found, inputs.block_tables, inputs.query_start,
+        inputs.context_lengths, scale, rows_of_query.stride(0), inputs.block_tables.stride(0),
+        sequences.start, split.most, split.busy, window or 0,
+        GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, DIMS=_dims(head_dim), PAGE=page,
+        ROWS=rows, KEYS=_keys(query), LONG=LONG, SPLIT=shares is not None, WINDOWED=window is not None,
+        num_stages=STAGES, num_warps=4 if longest == 1 else 8,
+    )  # fmt: skip
+
+
+def _put_together(shares: Shares, out: Tensor) -> None:
+    rows, num_heads, most, head_dim = shares.sums.shape
+    _combine[(rows * num_heads,)](
+        shares.sums, shares.tops, shares.totals, out, most,
+        HEAD_DIM=head_dim, DIMS=_dims(head_dim), SPLITS=SPLITS, CHUNK=CHUNK,
+    )  # fmt: skip
+
+
+def _dims(head_dim: int) -> int:
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+def _in_tile(query: Tensor) -> int:
+    """Vectors of a head in TILE_BYTES."""
+    return TILE_BYTES // (_dims(query.shape[2]) * query.itemsize)
+
+
+def _keys(query: Tensor) -> int:
+    """In a round."""
+    return max(16, min(64, _in_tile(query) // 2))
+
+
+def _cores(device: torch.device) -> int:
+    """Multiprocessors; on a CPU, where Triton interprets, some."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 32
 
 
 def _rows(heads: Tensor) -> Tensor:

@@ -10,16 +10,16 @@ from torch import Tensor
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.attention.inputs import AttentionInputs
-from engine_worker.attention.store import Store, masked
+from engine_worker.attention.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class PagedInputs(AttentionInputs):
     """The inputs, and what a kernel may need beside them."""
 
-    key_start: Tensor
+    key_start: Tensor | None
     """[B + 1] int32: where keys would begin if those of the sequences stood one after the other. In a generation step
-    only its shape is right: graphs replay that, and no kernel looks."""
+    only its shape is right: graphs replay that, and no kernel looks. None where the kernel does not ask for it."""
 
 
 Attend = Callable[[Tensor, LayerCache, PagedInputs, float, int | None], Tensor]
@@ -42,30 +42,34 @@ class Kernel:
     """A multiple of it is needed."""
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
     head_dims: range = range(8, 257, 8)
+    key_start: bool = False
+    """Whether it asks for `PagedInputs.key_start`."""
 
 
 class PagedAttention:
     """Stores what is new, then lets the kernel attend."""
 
+    graphs = True
+
     def __init__(self, kernel: Kernel, heads: HeadShape, store: Store) -> None:
         """Raises what `kernel.load` raises."""
         self.name = kernel.name
-        self.graphs = store is not masked
+        self._key_start = kernel.key_start
         self._attend = kernel.load()
         self._scale = heads.scale
         self._store = store
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> PagedInputs:  # noqa: ARG002
         """See `AttentionBackend.prepare`."""
-        generation, lengths = inputs.generation, inputs.context_lengths
         return PagedInputs(
             slots=inputs.slots,
             block_tables=inputs.block_tables,
             query_start=inputs.query_start,
-            context_lengths=lengths,
+            context_lengths=inputs.context_lengths,
+            generation_rows=inputs.generation_rows,
             max_query=inputs.max_query,
             max_context=inputs.max_context,
-            key_start=inputs.query_start if generation else F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)),
+            key_start=_key_start(inputs) if self._key_start else None,
         )
 
     def attend(
@@ -82,3 +86,9 @@ class PagedAttention:
             raise TypeError("prepare() comes before attend()")
         self._store(cache, key, value, inputs.slots)
         return self._attend(query, cache, inputs, self._scale, window)
+
+
+def _key_start(inputs: AttentionInputs) -> Tensor:
+    if inputs.generation:
+        return inputs.query_start
+    return F.pad(inputs.context_lengths.cumsum(0, dtype=torch.int32), (1, 0))

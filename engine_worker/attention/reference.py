@@ -6,7 +6,7 @@ from torch import Tensor
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.attention.inputs import AttentionInputs
-from engine_worker.attention.store import masked
+from engine_worker.attention.store import plain
 
 
 class ReferenceAttention:
@@ -32,7 +32,7 @@ class ReferenceAttention:
         window: int | None = None,
     ) -> Tensor:
         """See `AttentionBackend.attend`. Padding comes out as zeros."""
-        masked(cache, key, value, inputs.slots)
+        plain(cache, key, value, inputs.slots)
         out = torch.zeros_like(query)
         bounds = inputs.query_start.tolist()
         for i, length in enumerate(inputs.context_lengths.tolist()):

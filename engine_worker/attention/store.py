@@ -1,28 +1,23 @@
-"""Keys and values of a step's tokens into their slots, for all backends on a GPU: one layout, one way in."""
+"""Keys and values of a step's tokens into their slots, for all backends on a GPU: one layout, two ways in. Nobody waits
+for either, and graphs hold both."""
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from engine_worker.attention.cache import LayerCache
 
 Store = Callable[[LayerCache, Tensor, Tensor, Tensor], None]
-"""Key and value [T, kv_heads, head_dim] to slots [T] int64; -1 writes nothing."""
+"""Key and value [T, kv_heads, head_dim] to slots [T] int64; -1 writes nothing that is read."""
 
 
-def masked(cache: LayerCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """In torch; the host waits for the number of tokens that are no padding."""
-    stored = slots >= 0
-    cache.store(key[stored], value[stored], slots[stored])
+def plain(cache: LayerCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    """In torch: padding goes to the spare slot, for the host does not know how much there is."""
+    cache.store(key, value, slots.masked_fill(slots < 0, cache.spare))
 
 
-def store_on(device: torch.device) -> Store:
-    """Both in one launch that nobody waits for where this torch has Triton; `masked` elsewhere."""
-    if device.type != "cuda":
-        return masked
-    try:
-        from engine_worker.attention.kernels import store
-    except ImportError:
-        return masked
+def fused() -> Store:
+    """Both in one launch, by Triton. Raises ModuleNotFoundError where there is none."""
+    from engine_worker.attention.kernels import store
+
     return store

@@ -1,20 +1,22 @@
 """A backend against the reference, on the machine that it is to run on."""
 
 from collections.abc import Iterable
+from itertools import takewhile
 
 import torch
 
 from engine_worker.attention.backend import AttentionBackend, HeadShape
-from engine_worker.attention.cache import KVCache, LayerCache
+from engine_worker.attention.cache import KVCache
 from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.attention.refusal import Refusal, RefusedError
+from engine_worker.attention.store import Store, plain
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Of numbers about one."""
-STEPS = (((0, 1), (699, 1), (400, 1)), ((0, 5), (300, 40), (650, 1)))
-"""(tokens in the cache, tokens of the step) of each sequence: a generation step long enough to be split over a GPU, and
-one with context."""
+STEPS = (((0, 1), (699, 1), (400, 1)), ((0, 1), (5, 1)), ((700, 1), (0, 5), (300, 40), (650, 1)))
+"""(tokens in the cache, tokens of the step) of each sequence: a generation step long enough to be split over a GPU, one
+that is not, and one with context. What is compiled for serving is compiled here."""
 WINDOW = 100
 
 
@@ -37,12 +39,26 @@ def try_out(
         )
         prepared = backend.prepare(inputs, pool)
         for window in {None if window is None else WINDOW for window in windows}:
-            expected = reference.attend(query, key, value, _copy(pool.layers[0]), inputs, window)
-            found = backend.attend(query, key, value, _copy(pool.layers[0]), prepared, window)
+            expected = reference.attend(query, key, value, pool.layers[0].copy(), inputs, window)
+            found = backend.attend(query, key, value, pool.layers[0].copy(), prepared, window)
             error = float((found.float() - expected.float()).abs().max())
             if not error <= TOLERANCE[dtype]:
                 reason = f"tried out, it is off by {error:.2g} in a step of {sequences}, window {window}"
                 raise RefusedError(Refusal.WRONG, reason)
+
+
+def try_store(store: Store, heads: HeadShape, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises RefusedError where it does not do what `plain` does, and whatever it raises."""
+    shape = (3, heads.num_kv_heads, heads.head_dim)
+    key, value = torch.randn(2, *shape, generator=torch.Generator().manual_seed(2)).to(device, dtype)
+    slots = torch.tensor([2, 0, -1], device=device)
+    pools = []
+    for one in (store, plain):
+        cache = KVCache(1, 2, 2, *shape[1:], dtype, device).layers[0]
+        one(cache, key, value, slots)
+        pools.append(torch.stack((cache.keys, cache.values)))
+    if not torch.equal(*pools):
+        raise RefusedError(Refusal.WRONG, "tried out, keys and values are not where they belong")
 
 
 def _step(
@@ -71,10 +87,7 @@ def _step(
         block_tables=tables.to(device),
         query_start=queries.cumsum(0, dtype=torch.int32).to(device),
         context_lengths=torch.tensor([past + query for past, query in sequences], dtype=torch.int32).to(device),
+        generation_rows=len(list(takewhile(lambda sequence: sequence[1] == 1, sequences))),
         max_query=int(queries.max()),
         max_context=max(past + query for past, query in sequences),
     )
-
-
-def _copy(cache: LayerCache) -> LayerCache:
-    return LayerCache(cache.keys.clone(), cache.values.clone())

@@ -44,4 +44,6 @@ def _varlen() -> Attend:
     return attend
 
 
-KERNEL = Kernel("varlen", "torch's varlen_attn", _varlen, frozenset({8, 9, 10, 11, 12}), tokens_per_block=256)
+KERNEL = Kernel(
+    "varlen", "torch's varlen_attn", _varlen, frozenset({8, 9, 10, 11, 12}), tokens_per_block=256, key_start=True
+)

@@ -28,6 +28,8 @@ class Arrays:
     """[F]: which of `token_ids` the step before gives."""
     follow_draws: NDArray[np.int64]
     """[F]: the draws of the step before, in its order, that give them."""
+    generation_rows: int
+    """Slices in front that have one token each."""
     max_query: int
     """Longest query."""
     max_context: int

@@ -59,6 +59,7 @@ def build(slices: Sequence[Slice], tokens_per_block: int, window: int | None) ->
         last_tokens=None if len(drawing) == total else (ends - 1)[drawing],
         follow_tokens=follow_tokens,
         follow_draws=follow_draws,
+        generation_rows=int(np.logical_and.accumulate(counts == 1).sum()),
         max_query=int(counts.max()),
         max_context=int(lengths.max()),
     )

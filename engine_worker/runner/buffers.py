@@ -28,6 +28,7 @@ def pad(arrays: Arrays, size: int) -> Arrays:
         block_tables=tables,
         query_start=np.arange(size + 1, dtype=np.int32),
         context_lengths=np.concatenate((arrays.context_lengths, zeros.astype(np.int32))),
+        generation_rows=size,
     )
 
 
@@ -60,6 +61,7 @@ class Buffers:
             self._block_tables[:size],
             self._query_start[: size + 1],
             self._context_lengths[:size],
+            generation_rows=size,
             max_query=1,
             max_context=self._max_context,
         )

@@ -44,7 +44,9 @@ class Tensors:
         token_ids, positions, slots, tables, query_start, lengths, tokens, draws, *last = to_device(
             parts + rows, device
         )
-        attention = AttentionInputs(slots, tables, query_start, lengths, arrays.max_query, arrays.max_context)
+        attention = AttentionInputs(
+            slots, tables, query_start, lengths, arrays.generation_rows, arrays.max_query, arrays.max_context
+        )
         return cls(token_ids, positions, attention, last[0] if last else None, tokens, draws)
 
     def follow(self, sampled: Tensor) -> None:

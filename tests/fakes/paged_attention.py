@@ -7,6 +7,7 @@ from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.attention.store import plain
 
 
 class PagedTorch:
@@ -33,8 +34,7 @@ class PagedTorch:
     ) -> Tensor:
         if inputs.max_query > 1:
             return self._others.attend(query, key, value, cache, inputs, window)
-        for pool, new in ((cache.keys, key), (cache.values, value)):
-            _store(pool, new, inputs.slots)
+        plain(cache, key, value, inputs.slots)
         group = self._heads.group
         keys, values = (
             pool.index_select(0, inputs.block_tables.view(-1))
@@ -50,10 +50,3 @@ class PagedTorch:
         scores = scores.masked_fill(hidden[:, None], -torch.inf)
         values = values.masked_fill(hidden[:, :, None, None], 0.0)
         return torch.einsum("bhl,blhd->bhd", scores.softmax(-1), values)
-
-
-def _store(pool: Tensor, new: Tensor, slots: Tensor) -> None:
-    rows = pool.view(-1, *pool.shape[2:])
-    writes = slots[:, None] == torch.arange(len(rows))
-    written = writes.any(0)[:, None, None]
-    rows.copy_(torch.where(written, new.index_select(0, writes.to(torch.uint8).argmax(0)), rows))

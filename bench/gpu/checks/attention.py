@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, takewhile
 from typing import NamedTuple
 
 import torch
@@ -152,6 +152,7 @@ def _inputs(case: Case, device: torch.device) -> AttentionInputs:
         block_tables=torch.tensor(padded, dtype=torch.int32, device=device),
         query_start=torch.tensor(starts, dtype=torch.int32, device=device),
         context_lengths=torch.tensor([row.context for row in case.rows], dtype=torch.int32, device=device),
+        generation_rows=len(list(takewhile(lambda row: row.query == 1, case.rows))),
         max_query=max(row.query for row in case.rows),
         max_context=max(row.context for row in case.rows),
     )

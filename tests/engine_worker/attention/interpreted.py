@@ -5,13 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_worker.attention import kernels, tiled
+from engine_worker.attention import kernels, split, tiled
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.paged import PagedAttention
 from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.attention.store import masked
+from engine_worker.attention.store import plain
 from tests.engine_worker.attention.paged import attend, paged_step, pools, without_blocks_behind
+
+ONE_SPLIT = [(300, 1), (7, 1)]
+MIXED = [(300, 1), (7, 1), (30, 40), (5, 1), (0, 3)]
 
 
 def assert_same(heads, step, window=None, tolerance=1e-5) -> None:
@@ -23,13 +26,14 @@ def assert_same(heads, step, window=None, tolerance=1e-5) -> None:
     assert torch.equal(found_cache.values, expected_cache.values)
 
 
-sequence = st.tuples(st.integers(0, 200), st.one_of(st.just(1), st.integers(1, 80)))
-generation = st.lists(st.tuples(st.integers(0, 300), st.just(1)), min_size=1, max_size=4)
+context = st.tuples(st.integers(0, 150), st.one_of(st.just(1), st.integers(1, 60)))
+row = st.tuples(st.integers(0, 300), st.just(1))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
-    sequences=st.one_of(generation, st.lists(sequence, min_size=1, max_size=3)),
+    rows=st.lists(row, max_size=3),
+    contexts=st.lists(context, max_size=2),
     tokens_per_block=st.sampled_from([1, 3, 16, 256]),
     num_kv_heads=st.sampled_from([1, 2]),
     group=st.sampled_from([1, 3, 4]),
@@ -38,16 +42,40 @@ generation = st.lists(st.tuples(st.integers(0, 300), st.just(1)), min_size=1, ma
     window=st.one_of(st.none(), st.integers(1, 250)),
     seed=st.integers(0, 1000),
 )
-def test_agrees_with_the_reference(sequences, tokens_per_block, num_kv_heads, group, head_dim, padding, window, seed):
-    heads = HeadShape(num_kv_heads * group, num_kv_heads, head_dim)
+def test_agrees_with_the_reference(
+    rows, contexts, tokens_per_block, num_kv_heads, group, head_dim, padding, window, seed
+):
+    heads, sequences = HeadShape(num_kv_heads * group, num_kv_heads, head_dim), rows + contexts or [(0, 1)]
     step = paged_step(heads, sequences, tokens_per_block=tokens_per_block, padding=padding, seed=seed)
     assert_same(heads, step if window is None else without_blocks_behind(step, window), window)
 
 
-@pytest.mark.parametrize("sequences", [[(300, 1), (7, 1)], [(30, 40), (7, 1)]])
+@pytest.mark.parametrize("sequences", [ONE_SPLIT, MIXED])
 def test_half_precision(sequences):
     heads = HeadShape(4, 2, 16)
     assert_same(heads, paged_step(heads, sequences, dtype=torch.float16), tolerance=5e-3)
+
+
+@pytest.mark.parametrize(("cores", "long"), [(1, 4096), (1, 64), (4, 64), (32, 64)])
+@pytest.mark.parametrize("window", [None, 200])
+def test_however_keys_are_split(monkeypatch, cores, long, window):
+    """One program for each sequence, more for the long one, some for each and more for the long one, many for each."""
+    monkeypatch.setattr(kernels, "_cores", lambda device: cores)
+    for module in (kernels, split):
+        monkeypatch.setattr(module, "LONG", long)
+    heads = HeadShape(4, 2, 8)
+    assert_same(heads, paged_step(heads, MIXED), window)
+
+
+def test_generation_rows_beside_context_are_split(monkeypatch):
+    launched = []
+    monkeypatch.setattr(
+        kernels, "_launch", lambda *args: launched.append((args[6], args[7], args[8] and args[8].split.most))
+    )
+    monkeypatch.setattr(kernels, "_put_together", lambda *_: None)
+    heads = HeadShape(4, 2, 16)
+    attend(PagedAttention(tiled.KERNEL, heads, plain), paged_step(heads, MIXED))
+    assert launched == [(range(2), 1, 5), (range(2, 5), 40, None)]
 
 
 def test_a_sequence_without_a_context_is_zeros():
@@ -62,7 +90,7 @@ def test_a_sequence_without_a_context_is_zeros():
 
 
 @pytest.mark.parametrize("strided", [False, True])
-def test_the_store_is_the_masked_one(strided):
+def test_the_store_is_the_plain_one(strided):
     generator = torch.Generator().manual_seed(3)
     together = torch.randn(5, 7, 24, generator=generator)
     key, value = together[:, 2:5], torch.randn(5, 3, 24, generator=generator)
@@ -70,7 +98,7 @@ def test_the_store_is_the_masked_one(strided):
         key, value = key.transpose(1, 2).contiguous().transpose(1, 2), value.expand(5, 3, 24)
     slots = torch.tensor([7, -1, 0, 12, -1])
     caches = []
-    for store in (masked, kernels.store):
+    for store in (plain, kernels.store):
         pool = KVCache(1, 4, 4, 3, 24, torch.float32, torch.device("cpu"))
         store(pool.layers[0], key, value, slots)
         caches.append(pool.layers[0])

@@ -1,6 +1,7 @@
 """Random steps over a random paged cache."""
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import torch
 
@@ -59,6 +60,7 @@ def paged_step(
         block_tables=tables,
         query_start=torch.tensor([0, *(query for _, query in sequences)]).cumsum(0).int(),
         context_lengths=torch.tensor([past + query for past, query in sequences], dtype=torch.int32),
+        generation_rows=len(list(takewhile(lambda sequence: sequence[1] == 1, sequences))),
         max_query=max(query for _, query in sequences),
         max_context=max(past + query for past, query in sequences),
     )
@@ -81,6 +83,6 @@ def pools(cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
 
 def attend(backend: AttentionBackend, step: PagedStep, window: int | None = None) -> tuple[torch.Tensor, LayerCache]:
     """The output, and the cache after it; the step's own cache stays as it is."""
-    cache = LayerCache(*(blocks.clone() for blocks in pools(step.pool.layers[0])))
+    cache = step.pool.layers[0].copy()
     inputs = backend.prepare(step.inputs, step.pool)
     return backend.attend(step.query, step.key, step.value, cache, inputs, window), cache

@@ -1,12 +1,13 @@
 import dataclasses
 import sys
+from types import ModuleType
 
 import pytest
 import torch
 from torch.nn.attention import varlen as torch_varlen
 from torch.torch_version import TorchVersion
 
-from engine_worker.attention import choice
+from engine_worker.attention import choice, store
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.choice import Choice, Site, choose
 from engine_worker.attention.paged import Kernel
@@ -70,7 +71,8 @@ def test_torch_alone(installed, version):
     has_torch(installed, version)
     found = choose("auto", HOPPER)
     assert told(found) == ("varlen", 256)
-    assert found.because.startswith("torch's varlen_attn runs here. FlashAttention-3 is not here: ")
+    assert found.because.startswith("torch's varlen_attn runs here. ")
+    assert "FlashAttention-3 is not here: " in found.because
 
 
 def test_the_best_that_is_there(installed):
@@ -80,6 +82,7 @@ def test_the_best_that_is_there(installed):
     assert told(choose("varlen", HOPPER)) == ("varlen", 256)
     installed.setitem(sys.modules, "flash_attn_interface", twins.flash3())
     assert told(choose("auto", HOPPER)) == ("flash", 16)
+    installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(store.plain))
     assert choose("flash", HOPPER).because == "FlashAttention-3 runs here"
 
 
@@ -87,9 +90,8 @@ def test_the_gpu_must_be_one_that_it_is_for(installed):
     installed.setitem(sys.modules, "flash_attn", twins.flash2())
     installed.setitem(sys.modules, "flash_attn_interface", twins.flash3())
     found = choose("auto", AMPERE)
-    assert found.because.startswith(
-        "FlashAttention-2 runs here. FlashAttention-3 is not here: it is not for compute capability 8.0"
-    )
+    assert found.because.startswith("FlashAttention-2 runs here. ")
+    assert "FlashAttention-3 is not here: it is not for compute capability 8.0" in found.because
     turing = dataclasses.replace(HOPPER, capability=(7, 5))
     assert told(choose("auto", turing)) == ("reference", 16)
 
@@ -170,6 +172,38 @@ def test_every_kernel_is_a_setting():
     names = {kernel.name for kernel in choice.KERNELS} | {"auto", "reference", "cpu"}
     for config in (EngineSettings, RunnerConfig):
         assert set(config.__annotations__["attention"].__args__) == names
+
+
+def with_store(function) -> ModuleType:
+    """As `engine_worker.attention.kernels`, but for the attention."""
+    module = ModuleType("kernels")
+    module.store = function
+    return module
+
+
+def _no_compiler(*args):
+    raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+
+
+def _padding_to_the_first(cache, key, value, slots):
+    cache.store(key, value, slots.clamp(min=0))
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (None, "is not here: "),
+        (with_store(_no_compiler), "failed: Failed to find C compiler"),
+        (with_store(_padding_to_the_first), "is wrong: "),
+    ],
+)
+def test_without_tritons_store_torch_stores(installed, found, reason):
+    """What can attend is not given up for it, nor are graphs."""
+    installed.setitem(sys.modules, "flash_attn", twins.flash2())
+    installed.setitem(sys.modules, "engine_worker.attention.kernels", found)
+    chosen = choose("flash", AMPERE)
+    assert f"Triton's store {reason}" in chosen.because
+    assert chosen.backend.graphs
 
 
 def _spoilt(function):

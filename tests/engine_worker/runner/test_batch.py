@@ -1,3 +1,5 @@
+from itertools import takewhile
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +32,7 @@ def test_a_mixed_step():
     assert work.arrays.query_start.tolist() == [0, 3, 4, 5]
     assert work.arrays.context_lengths.tolist() == [6, 1, 9]
     assert (work.arrays.max_query, work.arrays.max_context) == (3, 9)
+    assert work.arrays.generation_rows == 0
     assert work.arrays.last_tokens.tolist() == [2, 4]
     assert work.draws == [one, two, three]
     assert work.draw_rows == [0, 0, 1]
@@ -118,6 +121,7 @@ def test_a_step_token_by_token(step):
     assert work.draws == [each for part in slices for each in part.draws]
     assert (work.num_rows, work.follows) == (row, draw_follows)
     assert arrays.max_query == max(len(part.tokens) for part in slices)
+    assert arrays.generation_rows == len(list(takewhile(lambda part: len(part.tokens) == 1, slices)))
     assert arrays.max_context == arrays.context_lengths.max()
     types = {array.dtype for array in (arrays.block_tables, arrays.query_start, arrays.context_lengths)}
     assert types == {np.dtype(np.int32)}
