@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import NoReturn
 
 import zmq
@@ -94,13 +95,17 @@ def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger, sta
     )
     progress, capturing = progress_log(log, "loading"), progress_log(log, "capturing")
     if settings.tensor_parallel == 1:
-        return load_runner(checkpoint, config, progress, capturing=capturing)
+        return load_runner(checkpoint, config, progress, capturing=capturing, warn=partial(_warn, log))
     from engine_worker.parallel.lead import Lead
 
     lead = stack.enter_context(
         closing(Lead(settings.place, settings.rank_start_timeout, settings.rank_timeout, log, settings.log_level))
     )
     return lead.load(settings.model, checkpoint, config, progress, capturing)
+
+
+def _warn(log: BoundLogger, event: str, because: str) -> None:
+    log.warning(event, because=because)
 
 
 def progress_log(

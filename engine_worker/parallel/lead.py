@@ -84,11 +84,14 @@ class Lead:
         self._send(Load(model, checkpoint.fingerprint, config, self._address, seconds, self._step_seconds))
         config = replace(config, device_index=place.rank_here, ranks_here=place.size_here)
         self._group = Group(place.rank, place.size, find_device(config), self._store, seconds)
-        runner = load_runner(checkpoint, config, progress, self._group, self, capturing)
+        runner = load_runner(checkpoint, config, progress, self._group, self, capturing, self._warn)
         runner.choices["tensor_parallel"] = str(place.size)
         self._group.meet()
         self._runner = runner
         return runner
+
+    def _warn(self, event: str, because: str) -> None:
+        self._log.warning(event, because=because)
 
     def tell(self, moves: tuple[Move, ...], arrays: Arrays | None) -> None:
         """See `Ranks`."""

@@ -7,6 +7,7 @@ may look at a number on the device.
 
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -36,11 +37,15 @@ class Graph(Protocol):
         ...
 
 
+class CaptureError(RuntimeError):
+    """The work runs, but cannot be captured."""
+
+
 class Capture(Protocol):
     """Makes graphs; all of them share the memory of what lies between their inputs and outputs."""
 
     def __call__(self, work: Work) -> Graph:
-        """Run the work some times, then capture it."""
+        """Run the work some times, then capture it. Raises CaptureError."""
         ...
 
 
@@ -48,6 +53,7 @@ class CudaCapture:
     """`torch.cuda.CUDAGraph` with one memory pool and one stream for all."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
 
@@ -58,11 +64,32 @@ class CudaCapture:
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 work()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            work()
+        graph = self._capture(work)
         torch.cuda.current_stream().wait_stream(self._stream)
         return graph
+
+    def _capture(self, work: Work) -> torch.cuda.CUDAGraph:
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        failed: RuntimeError | None = None
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                try:
+                    work()
+                except RuntimeError as error:
+                    # The end of a spoilt capture raises too, and says less.
+                    failed = error
+        except RuntimeError as error:
+            failed = failed or error
+        if failed is None:
+            return graph
+        # It also leaves its stream as the current one and, until torch mended that, the allocator in the capture, where
+        # it frees nothing any more (https://github.com/pytorch/pytorch/pull/180395).
+        torch.cuda.set_stream(before)
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+        if isinstance(failed, torch.OutOfMemoryError):
+            raise failed
+        raise CaptureError(str(failed).partition("\n")[0]) from failed
 
 
 def graph_sizes(max_batch_size: int) -> list[int]:

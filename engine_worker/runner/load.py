@@ -1,6 +1,6 @@
 """From a checkpoint to a runner."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -8,7 +8,8 @@ import torch
 
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
-from engine_worker.attention.choice import Site, choose
+from engine_worker.attention.choice import Choice, Site, choose
+from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.shard import ALONE, Shard
 from engine_worker.models.model import Model, SelfLoading
 from engine_worker.models.registry import find_model
@@ -16,7 +17,7 @@ from engine_worker.models.windows import narrowed
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.fusing import fuse
-from engine_worker.runner.graphs import CudaCapture
+from engine_worker.runner.graphs import CaptureError, CudaCapture, Graphs
 from engine_worker.runner.machine import usable_cores
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of
 from engine_worker.runner.runner import ModelRunner, Ranks
@@ -28,7 +29,15 @@ from sluice.ring.checkpoint import Checkpoint, CheckpointError
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+Warn = Callable[[str, str], None]
+"""Gets what an operator should know, as an event for the log, and the reason."""
+
+
 def _unseen(_done: int, _total: int) -> None:
+    pass
+
+
+def _unheard(_event: str, _because: str) -> None:
     pass
 
 
@@ -49,14 +58,16 @@ def load_runner(
     shard: Shard = ALONE,
     ranks: Ranks | None = None,
     capturing: Progress = _unseen,
+    warn: Warn = _unheard,
 ) -> ModelRunner:
     """Load the weights, then give the KV cache its memory, then capture graphs. `progress` is called with bytes done
     and bytes in all, `capturing` with graphs. `ranks`: the others, if there are others; they load at the same time.
+    `warn` is told why things are slower than they could be.
 
     Raises CheckpointError on a model that is not supported or not whole, ValueError on options that do not fit
     together, and MemoryTooSmallError.
     """
-    forward, choices, race = load(checkpoint, config, progress, shard, capturing)
+    forward, choices, race = load(checkpoint, config, progress, shard, capturing, warn)
     overlap = forward.device.type == "cuda" if config.overlap is None else config.overlap
     runner = ModelRunner(forward, overlap, ranks, race=race)
     runner.choices |= choices
@@ -65,10 +76,12 @@ def load_runner(
 
 def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> Forward:
     """What another rank than 0 computes with: the same. See `load_runner`."""
-    return load(checkpoint, config, progress, shard, _unseen).forward
+    return load(checkpoint, config, progress, shard, _unseen, _unheard).forward
 
 
-def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard, capturing: Progress) -> Loaded:
+def load(
+    checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard, capturing: Progress, warn: Warn
+) -> Loaded:
     """See `load_runner`."""
     device = find_device(config)
     config = _own(config, device)
@@ -85,6 +98,7 @@ def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard
         chosen = choose(config.attention, Site.of(device, dtype, heads, shape.windows, config.tokens_per_block))
         if chosen.tokens_per_block != shard.least(chosen.tokens_per_block):
             raise ValueError(f"ranks disagree on tokens_per_block: {chosen.tokens_per_block} suits this one")
+        _heed(chosen, device, warn)
         config = replace(config, tokens_per_block=chosen.tokens_per_block)
         model = found.architecture(shape, chosen.backend, dtype=dtype, device=device, shard=shard)
         if config.weights == "random":
@@ -97,20 +111,42 @@ def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard
         model.freeze()
         fused = fuse(model, heads, dtype, device, shard)
         cache = _make_cache(model, chosen.backend, config, context, dtype, device, shard)
-        refused = graphs_refused(config, model, chosen.backend, device)
-        # Padding makes another step of it: all ranks do it, or none.
-        if not shard.least(int(refused is None)):
-            refused = refused or "another rank cannot"
-        graphs = None
-        if refused is None:
-            graphs = capture_graphs(model, cache, chosen.backend, config, context, CudaCapture(device), capturing)
-    choices = {
-        **found.choices,
-        "attention_because": chosen.because,
-        "fused": fused.said,
-        "cuda_graphs": f"none: {refused}" if graphs is None else f"{len(graphs.sizes)} up to {graphs.sizes[-1]}",
-    }
+        graphs, told = _make_graphs(model, cache, chosen.backend, config, context, device, shard, capturing, warn)
+    choices = {**found.choices, "attention_because": chosen.because, "fused": fused.said, "cuda_graphs": told}
     return Loaded(Forward(model, cache, chosen.backend, device, graphs, shard), choices, fused.race)
+
+
+def _heed(chosen: Choice, device: torch.device, warn: Warn) -> None:
+    if device.type == "cuda" and chosen.backend.name == ReferenceAttention.name:
+        warn("slow_attention", chosen.because)
+
+
+def _make_graphs(
+    model: Model,
+    cache: KVCache,
+    backend: AttentionBackend,
+    config: RunnerConfig,
+    max_context: int,
+    device: torch.device,
+    shard: Shard,
+    capturing: Progress,
+    warn: Warn,
+) -> tuple[Graphs | None, str]:
+    """And what to say of them."""
+    refused = graphs_refused(config, model, backend, device)
+    # Padding makes another step of it: all ranks do it, or none.
+    if not shard.least(int(refused is None)):
+        return None, f"none: {refused or 'another rank cannot'}"
+    graphs, told = None, ""
+    try:
+        graphs = capture_graphs(model, cache, backend, config, max_context, CudaCapture(device), capturing, shard)
+        told = f"{len(graphs.sizes)} up to {graphs.sizes[-1]}"
+    except CaptureError as error:
+        told = f"none: the capture failed: {error}"
+        warn("no_cuda_graphs", told)
+    where = "beside the KV cache (see kv_memory_fraction) and CUDA graphs"
+    warm_up(model, cache, backend, config, max_context, samples=shard.rank == 0, where=where)
+    return graphs, told
 
 
 def _make_cache(

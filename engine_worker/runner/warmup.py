@@ -1,17 +1,21 @@
 """What comes between loading and serving on a GPU: a step of the largest size, so that what it takes is taken before
-the KV cache gets the rest, and graphs of the steps that will come most."""
+the KV cache gets the rest, graphs of the steps that will come most, and that step again."""
+
+import gc
 
 import torch
+from msgspec.structs import replace
 
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
+from engine_worker.layers.shard import ALONE, Shard
 from engine_worker.models.model import Model
 from engine_worker.models.windows import widest
 from engine_worker.runner.batch import build
 from engine_worker.runner.buffers import Buffers, table_width
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.forward import Forward
-from engine_worker.runner.graphs import LARGEST, Capture, Graphs
+from engine_worker.runner.graphs import LARGEST, Capture, CaptureError, Graph, Graphs, Work
 from engine_worker.runner.machine import free_memory
 from engine_worker.runner.memory import MemoryTooSmallError
 from engine_worker.runner.weights import Progress
@@ -20,11 +24,12 @@ from engine_worker.step import Draw, Slice
 from engine_worker.transfer import send
 from sluice.ring.params import SamplingParams
 
-EVERYTHING = SamplingParams(top_p=0.9, repetition_penalty=1.1, presence_penalty=0.1, logprobs=20)
-"""What takes most memory of all that a draw may ask for."""
+UNFILTERED = SamplingParams(repetition_penalty=1.1, presence_penalty=0.1, logprobs=20)
+FILTERED = replace(UNFILTERED, top_p=0.9)
+"""One of them takes most memory of all that a draw may ask for: which, hangs on how many there are."""
 
 
-def largest_step(config: RunnerConfig, max_context: int) -> list[Slice]:
+def largest_step(config: RunnerConfig, max_context: int, sampling: SamplingParams) -> list[Slice]:
     """As many tokens as a step may have, of as many sequences, one of them as long as can be. All blocks are block 0:
     nobody will read what is written there."""
     left = config.max_tokens_per_step
@@ -32,7 +37,7 @@ def largest_step(config: RunnerConfig, max_context: int) -> list[Slice]:
     for others in reversed(range(min(config.max_batch_size, left))):
         count = min(max_context, left - others)
         blocks = [0] * -(-count // config.tokens_per_block)
-        slices.append(Slice([0] * count, 0, blocks, (Draw(EVERYTHING, 0, 0, [0], [0]),)))
+        slices.append(Slice([0] * count, 0, blocks, (Draw(sampling, 0, 0, [0], [0]),)))
         left -= count
     return slices
 
@@ -45,27 +50,34 @@ def warm_up(
     max_context: int,
     *,
     samples: bool = True,
+    where: str = "after loading",
 ) -> None:
-    """Run the largest step, and if this rank `samples`, do that too. On CUDA torch keeps what memory it took; so do
-    libraries.
+    """Run the largest step, and if this rank `samples`, do that too. On CUDA torch keeps what memory it took until a
+    graph is captured; so do libraries.
 
-    cache: of one block. Raises MemoryTooSmallError.
+    cache: of one block or more; the first is written to. `where`: what has its memory by then, for the error. Raises
+    MemoryTooSmallError.
     """
     device = cache.layers[0].keys.device
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
-    free = free_memory(device)
-    batch = build(largest_step(config, max_context), config.tokens_per_block, widest(model.config.windows))
+    free, window = free_memory(device), widest(model.config.windows)
+    unfiltered, filtered = (
+        build(largest_step(config, max_context, sampling), config.tokens_per_block, window)
+        for sampling in (UNFILTERED, FILTERED)
+    )
     forward = Forward(model, cache, backend, device)
     try:
-        logits = forward.logits((), forward.prepare(batch.arrays))
+        logits = forward.logits((), forward.prepare(unfiltered.arrays))
         if logits is not None and samples:
-            sample(logits, send(batch.plan(model.config.vocab_size), device), widen=False)
+            for batch in (unfiltered, filtered):
+                sample(logits, send(batch.plan(model.config.vocab_size), device), widen=False)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except torch.OutOfMemoryError as error:
         raise MemoryTooSmallError(
-            f"{free >> 20} MiB are free after loading: too little for a step of max_tokens_per_step = "
+            f"{free >> 20} MiB are free {where}: too little for a step of max_tokens_per_step = "
             f"{config.max_tokens_per_step} tokens and max_batch_size = {config.max_batch_size} sequences"
         ) from error
 
@@ -91,9 +103,13 @@ def capture_graphs(
     max_context: int,
     capture: Capture,
     progress: Progress,
+    shard: Shard = ALONE,
 ) -> Graphs:
     """Of generation steps of up to `max_batch_size` sequences with up to `max_context` tokens. `progress` is called
-    with graphs done and graphs in all. Raises MemoryTooSmallError."""
+    with graphs done and graphs in all. Raises MemoryTooSmallError, and on all ranks alike CaptureError.
+
+    CUDA gets back whatever torch keeps besides: see `warm_up`.
+    """
     size, device = cache.tokens_per_block, cache.layers[0].keys.device
     longest = min(max_context, cache.num_blocks * size)
     buffers = Buffers(
@@ -105,7 +121,7 @@ def capture_graphs(
             lambda token_ids, positions, inputs: model(token_ids, positions, cache, inputs),
             lambda inputs: backend.prepare(inputs, cache),
             buffers,
-            capture,
+            _agreed(capture, shard),
             progress,
         )
     except torch.OutOfMemoryError as error:
@@ -113,3 +129,20 @@ def capture_graphs(
             f"{free >> 20} MiB are left beside the KV cache: too little for CUDA graphs of {buffers.rows} sequences; "
             "lower kv_memory_fraction or max_batch_size, or set cuda_graphs = false"
         ) from error
+
+
+def _agreed(capture: Capture, shard: Shard) -> Capture:
+    """Where one rank cannot capture a graph, no rank goes on to the next: it would wait for that one there."""
+
+    def attempt(work: Work) -> Graph:
+        graph, cause = None, CaptureError("another rank failed")
+        try:
+            graph = capture(work)
+        except CaptureError as error:
+            cause = error
+        together = shard.least(int(graph is not None))
+        if graph is None or not together:
+            raise cause
+        return graph
+
+    return attempt

@@ -10,6 +10,8 @@ from torch.distributed.distributed_c10d import Work
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from engine_worker.runner.graphs import CaptureError
+
 SYNCS = {
     "aten::_local_scalar_dense",
     "aten::equal",
@@ -83,7 +85,10 @@ class FakeCapture:
     def __call__(self, work: Callable[[], None]) -> FakeGraph:
         work()
         with Recording() as recording:
-            work()
+            try:
+                work()
+            except RuntimeError as error:
+                raise CaptureError(str(error)) from error
         self.graphs.append(FakeGraph(recording.calls))
         return self.graphs[-1]
 

@@ -10,7 +10,8 @@ from engine_worker.models.qwen3 import Qwen3
 from engine_worker.runner import warmup
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.memory import MemoryTooSmallError
-from engine_worker.runner.warmup import capture_graphs, graphs_refused, largest_step, warm_up
+from engine_worker.runner.warmup import FILTERED, capture_graphs, graphs_refused, largest_step, warm_up
+from engine_worker.sampling.choose import Filtered, Free
 from tests.engine_worker.models.checkpoints import CONFIGS
 from tests.fakes.graphs import FakeCapture
 from tests.fakes.paged_attention import PagedTorch
@@ -43,7 +44,7 @@ def make(name: str, backend=None):
 )
 def test_the_largest_step(batch, more, context, size):
     config = RunnerConfig(tokens_per_block=size, max_batch_size=batch, max_tokens_per_step=batch + more)
-    slices = largest_step(config, context)
+    slices = largest_step(config, context, FILTERED)
     counts = [len(part.tokens) for part in slices]
     assert len(slices) == batch
     assert sum(counts) == min(batch + more, batch * context)
@@ -56,21 +57,24 @@ def test_the_largest_step(batch, more, context, size):
 @pytest.mark.parametrize("backend", [CpuAttention, PagedTorch])
 @pytest.mark.parametrize("name", ["qwen3, tied", "qwen3, windowed", "llama"])
 @torch.inference_mode()
-def test_a_warm_up_computes_and_samples_it(monkeypatch, name, backend):
+def test_a_warm_up_computes_and_samples_it_with_and_without_filters(monkeypatch, name, backend):
     model, attention, cache = make(name, backend)
     seen = []
 
     def sample(logits, plan, **options):
         assert options == {"widen": False}
-        seen.append((logits.shape, sum(len(group.choose.keys) for group in plan.groups)))
+        (group,) = plan.groups
+        assert group.edits is not None
+        assert plan.scored is not None
+        seen.append((logits.shape, type(group.choose), len(group.choose.keys)))
         return sampled(logits, plan, **options)
 
     sampled = warmup.sample
     monkeypatch.setattr(warmup, "sample", sample)
     warm_up(model, cache(1), attention, CONFIG, 30)
-    assert seen == [((6, 97), 6)]
+    assert seen == [((6, 97), Free, 6), ((6, 97), Filtered, 6)]
     warm_up(model, cache(1), attention, CONFIG, 30, samples=False)
-    assert len(seen) == 1
+    assert len(seen) == 2
 
 
 class Greedy:
@@ -93,6 +97,8 @@ def test_too_little_memory_is_told_with_the_numbers(monkeypatch):
         MemoryTooSmallError, match=r"300 MiB .* max_tokens_per_step = 50 tokens and max_batch_size = 6 sequences"
     ):
         warm_up(Greedy(model), cache(1), attention, CONFIG, 30)
+    with pytest.raises(MemoryTooSmallError, match=r"300 MiB are free beside all else: .* max_batch_size = 6 sequences"):
+        warm_up(Greedy(model), cache(1), attention, CONFIG, 30, where="beside all else")
     with pytest.raises(MemoryTooSmallError, match=r"300 MiB .* graphs of 6 sequences; lower kv_memory_fraction"):
         capture_graphs(Greedy(model), cache(20), attention, CONFIG, 30, FakeCapture(), lambda *_: None)
 

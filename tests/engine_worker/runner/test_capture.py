@@ -1,0 +1,212 @@
+"""A capture that fails: what CUDA leaves behind is put right, all ranks do without, and serving goes on."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from engine_worker.attention.choice import Choice
+from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.layers.shard import Shard
+from engine_worker.runner import load
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.graphs import WARM_UPS, CaptureError, CudaCapture
+from engine_worker.runner.load import load_runner
+from engine_worker.runner.warmup import capture_graphs
+from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
+from tests.engine_worker.runner.generate import generate
+from tests.engine_worker.runner.test_warmup import CONFIG, make
+from tests.fakes.graphs import FakeCapture
+from tests.fakes.paged_attention import PagedTorch
+
+CUDA = torch.device("cuda", 0)
+PROMPTS = [[5, 6, 7, 8, 9], [12, 13], [14]]
+
+
+class Stream:
+    """Of CUDA."""
+
+    def wait_stream(self, other) -> None:
+        pass
+
+
+class FakeCuda:
+    """As torch's: the end of a spoilt capture raises, and leaves the capture's stream and its memory pool in use."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.before = self.current = Stream()
+        self.pools: set = set()
+        for name in ("stream", "graph"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
+        monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self, "current", stream))
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end_allocation, raising=False)
+
+    def end_allocation(self, device, pool) -> None:
+        if (device, pool) not in self.pools:
+            raise RuntimeError("not currently recording to this pool")
+        self.pools.discard((device, pool))
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def graph(self, graph, pool, stream, capture_error_mode):
+        self.spoilt = False
+        before, self.current = self.current, stream
+        self.pools.add((0, pool))
+        try:
+            yield
+        finally:
+            if self.spoilt:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+            self.pools.discard((0, pool))
+            self.current = before
+
+
+def failing(cuda: FakeCuda, error: Exception, run: int, *, spoils: bool = True):
+    """Work whose so-manieth run fails."""
+    runs = []
+
+    def work() -> None:
+        runs.append(cuda.current)
+        if len(runs) == run:
+            cuda.spoilt = spoils
+            raise error
+
+    return work
+
+
+@pytest.mark.parametrize("spoils", [True, False])
+def test_a_failed_capture_is_told_by_its_cause_and_leaves_nothing_behind(monkeypatch, spoils):
+    cuda = FakeCuda(monkeypatch)
+    error = RuntimeError("CUDA error: operation not permitted when stream is capturing\nand much more")
+    with pytest.raises(CaptureError, match=r"^CUDA error: operation not permitted when stream is capturing$"):
+        CudaCapture(CUDA)(failing(cuda, error, WARM_UPS + 1, spoils=spoils))
+    assert cuda.current is cuda.before
+    assert not cuda.pools
+
+
+def test_what_only_the_end_of_a_capture_notices(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    with pytest.raises(CaptureError, match="a previous error during capture"):
+        CudaCapture(CUDA)(lambda: setattr(cuda, "spoilt", True))
+    assert cuda.current is cuda.before
+    assert not cuda.pools
+
+
+def test_what_does_not_run_at_all_or_has_no_memory_is_another_matter(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    with pytest.raises(RuntimeError, match="wrong shapes") as caught:
+        CudaCapture(CUDA)(failing(cuda, RuntimeError("wrong shapes"), WARM_UPS))
+    assert not isinstance(caught.value, CaptureError)
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaCapture(CUDA)(failing(cuda, torch.OutOfMemoryError("CUDA out of memory"), WARM_UPS + 1))
+    assert cuda.current is cuda.before
+
+
+def test_a_capture_that_succeeds(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    streams = []
+    capture = CudaCapture(CUDA)
+    assert capture(lambda: streams.append(cuda.current)) is not None
+    assert streams == [capture._stream] * (WARM_UPS + 1)
+    assert cuda.current is cuda.before
+
+
+class Copying(PagedTorch):
+    """Copies a number to the device in each step, as modules do that know nothing of graphs."""
+
+    def attend(self, query, *more):
+        return super().attend(query * torch.tensor(1.0), *more)
+
+
+@pytest.fixture
+def loaded(tmp_path, monkeypatch):
+    """As on a GPU, but for the GPU."""
+    write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
+    config = RunnerConfig("cpu", tokens_per_block=4, kv_cache_tokens=256, max_batch_size=5, max_tokens_per_step=64)
+    warm_up, again = load.warm_up, []
+
+    def noted(*given, where, **options):
+        again.append(where)
+        warm_up(*given, where=where, **options)
+
+    monkeypatch.setattr(load, "graphs_refused", lambda *_: None)
+    monkeypatch.setattr(load, "CudaCapture", lambda device: FakeCapture())
+    monkeypatch.setattr(load, "warm_up", noted)
+
+    def loaded(backend):
+        monkeypatch.setattr(load, "choose", lambda _, site: Choice(backend(site.heads), "fake", site.tokens_per_block))
+        told = []
+        runner = load_runner(open_written(tmp_path), config, lambda *_: None, warn=lambda *news: told.append(news))
+        return runner, told, again
+
+    return loaded
+
+
+def test_what_cannot_be_captured_is_served_without_graphs(loaded):
+    expected = generate(loaded(PagedTorch)[0], PROMPTS, 8, temperature=0.0)
+    runner, told, again = loaded(Copying)
+    why = "none: the capture failed: operation not permitted when stream is capturing: aten::lift_fresh"
+    assert runner.choices["cuda_graphs"] == why
+    assert told == [("no_cuda_graphs", why)]
+    assert generate(runner, PROMPTS, 8, temperature=0.0) == expected
+    assert len(again) == 2
+
+
+def test_what_a_capture_gave_back_is_taken_again(loaded):
+    runner, told, again = loaded(PagedTorch)
+    assert runner.choices["cuda_graphs"] == "4 up to 5"
+    assert told == []
+    assert again == ["beside the KV cache (see kv_memory_fraction) and CUDA graphs"]
+
+
+class Pair(Shard):
+    """One of two ranks; the other cannot capture the graph of this number."""
+
+    size = 2
+
+    def __init__(self, fails_at: int) -> None:
+        self.votes: list[int] = []
+        self._fails_at = fails_at
+
+    def least(self, number: int) -> int:
+        self.votes.append(number)
+        return min(number, int(len(self.votes) != self._fails_at))
+
+
+@torch.inference_mode()
+def test_ranks_give_up_at_the_same_graph():
+    def captured(capture, fails_at: int) -> list[int]:
+        model, attention, cache = make("llama")
+        pair = Pair(fails_at)
+        with pytest.raises(CaptureError, match="another rank failed" if fails_at else "not here"):
+            capture_graphs(model, cache(20), attention, CONFIG, 30, capture, lambda *_: None, pair)
+        return pair.votes
+
+    class Third(FakeCapture):
+        def __call__(self, work):
+            if len(self.graphs) == 2:
+                raise CaptureError("not here")
+            return super().__call__(work)
+
+    assert captured(FakeCapture(), 3) == [1, 1, 1]
+    assert captured(Third(), 0) == [1, 1, 0]
+
+
+def test_slow_attention_on_a_gpu_is_told():
+    model, attention, _ = make("llama")
+    told = []
+    reference = Choice(ReferenceAttention(model.config.heads), "nothing faster runs here. Triton: no compiler", 16)
+    for chosen, device in ((reference, CUDA), (reference, torch.device("cpu")), (Choice(attention, "fine", 16), CUDA)):
+        load._heed(chosen, device, lambda *news: told.append(news))
+    assert told == [("slow_attention", "nothing faster runs here. Triton: no compiler")]
