@@ -42,6 +42,8 @@ class Stages:
         self._scale = scale
         self._findings = session.findings
         self._device = session.device
+        self._known: set[str] = set()
+        """Shapes that were loaded before: what is compiled for them is there."""
         self._dtype = torch.bfloat16 if session.device.type == "cuda" else torch.float32
 
     def run(self) -> None:
@@ -143,7 +145,8 @@ class Stages:
             loaded.append(stack.enter_context(served(shape, self._session.folder, **wanted)))
             return ", ".join(f"{name} {value}" for name, value in loaded[0].runner.choices.items())
 
-        seconds = times.LOAD if title in (AS_SERVED, "parity") else times.AGAIN
+        seconds = times.AGAIN if shape.name in self._known else times.LOAD
+        self._known.add(shape.name)
         self._session.do(f"{shape.name}, {title}", seconds * self._scale.pace, load, needed=True)
         return loaded[0] if loaded else None
 

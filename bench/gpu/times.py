@@ -16,10 +16,11 @@ RATES = 5.0
 """Most of it to make a CUDA context."""
 LIBRARY = 10.0
 """A check by a kernel that needs no compiler: some 70 steps of one layer, and as many by the reference."""
-LOAD = 20.0
-"""Weights are drawn on the GPU; then some sixty steps run on their way into graphs, and kernels are compiled."""
+LOAD = 30.0
+"""Weights are drawn on the GPU; then some sixty steps run on their way into graphs. Some ten kernels are compiled for
+the sizes of a model: of attention, of what lies between matrix products, of sampling."""
 AGAIN = 10.0
-"""To load a shape whose kernels are compiled."""
+"""To load a shape once more."""
 PARITY = 25.0
 """transformers is imported and makes its model, twice; the tokens themselves take a second or two."""
 RANKS = 75.0

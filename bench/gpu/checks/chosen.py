@@ -5,22 +5,21 @@ from collections.abc import Mapping
 from bench.gpu.findings import Check
 from bench.gpu.served import Served
 
+FALLBACKS = {"attention": "reference", "fused": "no:", "cuda_graphs": "none:"}
+"""How a choice begins where it is one."""
+
 
 def check(served: Served) -> Check:
-    """On a GPU a kernel for attention, and CUDA graphs."""
+    """On a GPU kernels for attention and for what lies between matrix products, and CUDA graphs."""
     choices = served.runner.choices
     missing = fallbacks(choices)
-    taken = f"attention = {choices['attention']}, cuda_graphs = {choices['cuda_graphs']}"
-    return Check(f"no fallback, {served.shape.name}", not missing, "; ".join(missing) or taken)
+    taken = ", ".join(f"{name} = {choices[name]}" for name in FALLBACKS)
+    return Check(f"no fallback, {served.shape.name}", not missing, "; ".join(missing.values()) or taken)
 
 
-def fallbacks(choices: Mapping[str, str]) -> list[str]:
-    """Of an engine on a GPU; none on a CPU."""
+def fallbacks(choices: Mapping[str, str]) -> dict[str, str]:
+    """By choice, which one it is and why; none on a CPU."""
     if choices["device"] == "cpu":
-        return []
-    found = []
-    if choices["attention"] == "reference":
-        found.append(f"attention = reference: {choices['attention_because']}")
-    if choices["cuda_graphs"].startswith("none"):
-        found.append(f"cuda_graphs = {choices['cuda_graphs']}")
-    return found
+        return {}
+    said = {**choices, "attention": f"{choices['attention']}: {choices['attention_because']}"}
+    return {name: f"{name} = {said[name]}" for name, no in FALLBACKS.items() if said[name].startswith(no)}

@@ -63,7 +63,7 @@ def compare(ranks: Served, one: Served, close: Callable[[], None], work: Work) -
     """The same steps, and the same requests through the engine's loop; then `close`, which has CLOSE_SECONDS."""
     name = title(ranks.shape.name)
     if missing := fallbacks(ranks.runner.choices):
-        return Check(name, passed=False, detail="; ".join(missing))
+        return Check(name, passed=False, detail="; ".join(missing.values()))
     steps = same_steps(ranks, one, work.sizes, work.requests[1], SLACK)
     loops, parted = same_loops(ranks, one, *work.requests, SLACK)
     ended = ends(close, CLOSE_SECONDS)

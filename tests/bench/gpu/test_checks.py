@@ -175,26 +175,42 @@ def test_cases_ask_for_few_kernels_to_be_compiled():
     assert len({variant(case) for case in cases}) == times.VARIANTS
 
 
-CHOICES = {"device": "cuda:0", "attention": "triton", "attention_because": "it runs", "cuda_graphs": "11 up to 128"}
+CHOICES = {
+    "device": "cuda:0",
+    "attention": "triton",
+    "attention_because": "it runs",
+    "fused": "layers and sampling",
+    "cuda_graphs": "11 up to 128",
+}
 
 
 def chose(**others: str) -> Served:
     return Served(tiny(), None, None, SimpleNamespace(choices=CHOICES | others), torch.float32, 0)
 
 
+GRAPHS = {"cuda_graphs": "none: the model waits for the device"}
+
+
 @pytest.mark.parametrize(
     ("others", "told"),
     [
-        ({"attention": "reference", "attention_because": "nothing faster runs here"}, "nothing faster runs here"),
-        ({"cuda_graphs": "none: the model waits for the device"}, "the model waits"),
+        ({"attention": "reference", "attention_because": "nothing faster runs"}, "reference: nothing faster runs"),
+        ({"fused": "no: tried out, the norm is wrong by 0.21"}, "fused = no: tried out, the norm is wrong by 0.21"),
+        (GRAPHS, "cuda_graphs = none: the model waits for the device"),
     ],
 )
 def test_a_gpu_that_falls_back_is_found(others, told):
     assert chosen.check(chose()).passed
     assert chosen.check(chose(**others, device="cpu")).passed
-    for found in (chosen.check(chose(**others)), graphs.check(chose(**others), chose(), (1, 3), 30)):
-        assert not found.passed
-        assert told in found.detail
+    found = chosen.check(chose(**others))
+    assert not found.passed
+    assert told in found.detail
+
+
+def test_graphs_that_are_not_there_are_not_as_eager_steps():
+    found = graphs.check(chose(**GRAPHS), chose(), (1, 3), 30)
+    assert not found.passed
+    assert "the model waits" in found.detail
 
 
 def drawn(*logprobs: float) -> Drawn:

@@ -94,7 +94,9 @@ def test_no_engine_is_held_while_the_large_one_loads(session, monkeypatch):
     def served(shape, folder, **options):
         gc.collect()
         alive.append(sum(engine() is not None for engine in engines))
-        runner = Engine(choices={"device": "cpu", "attention": "cpu", "cuda_graphs": "none"}, overlap=True)
+        runner = Engine(
+            choices={"device": "cpu", "attention": "cpu", "fused": "no", "cuda_graphs": "none"}, overlap=True
+        )
         engines.append(weakref.ref(runner))
         yield Engine(shape=shape, runner=runner)
 
