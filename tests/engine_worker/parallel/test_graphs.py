@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 
 ROOT = Path(__file__).parents[3]
 RANK = "tests.engine_worker.parallel.fake_graph_rank"
 
 
+@pytest.mark.timeout(300)
 def test_two_ranks_replay_what_one_computes(tmp_path):
     """Padded, with tokens that only rank 0 has drawn; the graphs are gone before the group ends, on both."""
     write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
@@ -30,7 +33,7 @@ def test_two_ranks_replay_what_one_computes(tmp_path):
         for i in range(2)
     ]
     try:
-        printed = [rank.communicate(timeout=100)[0] for rank in ranks]
+        printed = [rank.communicate(timeout=200)[0] for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:

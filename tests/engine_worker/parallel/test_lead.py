@@ -182,11 +182,13 @@ def test_a_device_that_hangs(make_lead, ends, folder, monkeypatch):
     step = runner.launch(STEP)
     collecting = threading.Thread(target=step.collect)
     collecting.start()
-    assert wait_until(lambda: bool(ends))
-    assert ends == [LOST]
-    assert one._processes.killed
-    hangs.set()
-    collecting.join()
+    try:
+        assert wait_until(lambda: bool(ends))
+        assert ends == [LOST]
+        assert one._processes.killed
+    finally:
+        hangs.set()
+        collecting.join()
     assert runner.waiting_since is None
 
 
