@@ -30,7 +30,7 @@ context = st.tuples(st.integers(0, 150), st.one_of(st.just(1), st.integers(1, 60
 row = st.tuples(st.integers(0, 300), st.just(1))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     rows=st.lists(row, max_size=3),
     contexts=st.lists(context, max_size=2),
@@ -56,8 +56,9 @@ def test_half_precision(sequences):
     assert_same(heads, paged_step(heads, sequences, dtype=torch.float16), tolerance=5e-3)
 
 
-@pytest.mark.parametrize(("cores", "long"), [(1, 4096), (1, 64), (4, 64), (32, 64)])
-@pytest.mark.parametrize("window", [None, 200])
+@pytest.mark.parametrize(
+    ("cores", "long", "window"), [(1, 4096, None), (1, 64, None), (4, 64, None), (1, 64, 200), (32, 64, 200)]
+)
 def test_however_keys_are_split(monkeypatch, cores, long, window):
     """One program for each sequence, more for the long one, some for each and more for the long one, many for each."""
     monkeypatch.setattr(kernels, "_cores", lambda device: cores)

@@ -1,18 +1,98 @@
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
-TESTS = Path(__file__).with_name("interpreted.py")
+from engine_worker.attention import tiled, trial
+from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.paged import PagedAttention
+from engine_worker.attention.store import plain
+from tests.engine_worker.attention.paged import attend, paged_step
+from tests.engine_worker.triton_tools import interpret, needs_triton
+
+LARGE, SMALL = HeadShape(32, 8, 128), HeadShape(4, 1, 16)
+NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+SHARED = {80: 163, 90: 227, 120: 99}
+"""KiB of shared memory that a program may have, by compute capability."""
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-def test_the_kernels_by_tritons_interpreter():
-    """Whether Triton interprets is settled when it is imported."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:]
+@needs_triton
+@pytest.mark.timeout(400)
+def test_by_tritons_interpreter():
+    interpret(Path(__file__).with_name("interpreted.py"))
+
+
+class Recorded:
+    """In a kernel's place: what Triton's launcher would compile."""
+
+    def __init__(self, kernel) -> None:
+        self.kernel = kernel
+        self.sources = []
+
+    def __getitem__(self, grid):
+        return self._launch
+
+    def _launch(self, *args, num_stages=3, num_warps=4, **constants) -> None:
+        from triton.compiler import ASTSource
+
+        signature, divisible = {}, {}
+        for i, (parameter, value) in enumerate(zip(self.kernel.params, args, strict=False)):
+            if isinstance(value, torch.Tensor):
+                signature[parameter.name] = f"*{NAMES[value.dtype]}"
+            else:
+                signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+            if isinstance(value, torch.Tensor) or (not parameter.do_not_specialize and value % 16 == 0):
+                divisible[(i,)] = [["tt.divisibility", 16]]
+        signature = {p.name: signature.get(p.name, "constexpr") for p in self.kernel.params}
+        source = ASTSource(self.kernel, signature, constants, divisible)
+        self.sources.append((source, {"num_stages": num_stages, "num_warps": num_warps}))
+
+
+@pytest.fixture
+def launched(monkeypatch, tmp_path):
+    """A function that gives (source, options) of what a step of these sequences would launch on a small GPU."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from engine_worker.attention import kernels
+
+    monkeypatch.setattr(kernels, "_cores", lambda device: 8)
+    recorded = [Recorded(kernels._attend), Recorded(kernels._combine)]
+    monkeypatch.setattr(kernels, "_attend", recorded[0])
+    monkeypatch.setattr(kernels, "_combine", recorded[1])
+
+    def launch(heads, sequences, window=None):
+        for one in recorded:
+            one.sources.clear()
+        step = paged_step(heads, sequences, dtype=torch.bfloat16)
+        attend(PagedAttention(tiled.KERNEL, heads, plain), step, window)
+        return [source for one in recorded for source in one.sources]
+
+    return launch
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", SHARED)
+def test_they_compile_and_have_room(launched, capability):
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    compiled = [
+        triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        for source, options in launched(LARGE, [(8700, 1), (300, 40)])
+    ]
+    assert len(compiled) == 3
+    assert max(one.metadata.shared for one in compiled) <= SHARED[capability] << 10
+
+
+@needs_triton
+@pytest.mark.parametrize("windows", [(None,), (50, 101)])
+def test_nothing_is_compiled_while_serving_that_was_not_tried_out(launched, windows):
+    """A window, a number of splits or of sequences is no kernel of its own."""
+
+    def variants(steps, windows):
+        return {source.hash() for step in steps for window in windows for source, _ in launched(SMALL, step, window)}
+
+    rows = [[(length, 1)] * count for length in (0, 70, 5000) for count in (1, 3, 40)]
+    steps = [*rows, *([*some, (3, 7)] for some in rows), [(0, 9), (3, 1)]]
+    tried = variants(trial.STEPS, (None if windows[0] is None else trial.WINDOW,))
+    assert len(tried) == 4
+    assert variants(steps, windows) == tried
