@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bench.gpu import times
-from bench.gpu.checks import attention, chosen, graphs, overlap, parity, ranks
+from bench.gpu.checks import attention, chosen, graphs, overlap, parity, ranks, store
 from bench.gpu.checks.kernels import candidates
 from bench.gpu.findings import Check, Skip
 from bench.gpu.measures.context import context
@@ -62,6 +62,8 @@ class Stages:
         self._peers(large or small)
 
     def _kernels(self) -> None:
+        check = partial(store.check, self._scale.heads, self._dtype, self._device)
+        self._check(store.NAME, times.LIBRARY, check)
         cases = attention.cases(self._scale.heads, self._scale.pages, self._scale.longest, self._scale.rounds)
         for one in candidates(self._device, self._dtype):
             check = partial(attention.check, one, cases, self._dtype, self._device)

@@ -110,8 +110,9 @@ def load(
             load_weights(checkpoint.path, model.targets(), progress, model.cuts())
         model.freeze()
         fused = fuse(model, heads, dtype, device, shard)
-        cache = _make_cache(model, chosen.backend, config, context, dtype, device, shard)
-        graphs, told = _make_graphs(model, cache, chosen.backend, config, context, device, shard, capturing, warn)
+        race = fused.race if shard.rank == 0 else None
+        cache = _make_cache(model, chosen.backend, config, context, dtype, device, shard, race)
+        graphs, told = _make_graphs(model, cache, chosen.backend, config, context, device, shard, race, capturing, warn)
     choices = {**found.choices, "attention_because": chosen.because, "fused": fused.said, "cuda_graphs": told}
     return Loaded(Forward(model, cache, chosen.backend, device, graphs, shard), choices, fused.race)
 
@@ -129,6 +130,7 @@ def _make_graphs(
     max_context: int,
     device: torch.device,
     shard: Shard,
+    race: Race | None,
     capturing: Progress,
     warn: Warn,
 ) -> tuple[Graphs | None, str]:
@@ -145,7 +147,7 @@ def _make_graphs(
         told = f"none: the capture failed: {error}"
         warn("no_cuda_graphs", told)
     where = "beside the KV cache (see kv_memory_fraction) and CUDA graphs"
-    warm_up(model, cache, backend, config, max_context, samples=shard.rank == 0, where=where)
+    warm_up(model, cache, backend, config, max_context, race=race, where=where)
     return graphs, told
 
 
@@ -157,12 +159,13 @@ def _make_cache(
     dtype: torch.dtype,
     device: torch.device,
     shard: Shard,
+    race: Race | None,
 ) -> KVCache:
     heads, num_layers = shard.heads(model.config.heads), model.config.num_layers
     sizes = (config.tokens_per_block, heads.num_kv_heads, heads.head_dim)
     if device.type == "cuda":
         tiny = KVCache(num_layers, 1, *sizes, dtype, device)
-        warm_up(model, tiny, backend, config, max_context, samples=shard.rank == 0)
+        warm_up(model, tiny, backend, config, max_context, race=race)
     block_bytes = KVCache.block_bytes(num_layers, *sizes, dtype)
     num_blocks = shard.least(count_blocks(config, block_bytes, heads.num_kv_heads, max_context, device))
     num_host_blocks = shard.least(count_host_blocks(config, block_bytes, num_blocks, device))

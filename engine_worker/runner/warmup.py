@@ -19,6 +19,7 @@ from engine_worker.runner.graphs import LARGEST, Capture, CaptureError, Graph, G
 from engine_worker.runner.machine import free_memory
 from engine_worker.runner.memory import MemoryTooSmallError
 from engine_worker.runner.weights import Progress
+from engine_worker.sampling.race import Race, by_torch
 from engine_worker.sampling.sampler import sample
 from engine_worker.step import Draw, Slice
 from engine_worker.transfer import send
@@ -49,11 +50,11 @@ def warm_up(
     config: RunnerConfig,
     max_context: int,
     *,
-    samples: bool = True,
+    race: Race | None = by_torch,
     where: str = "after loading",
 ) -> None:
-    """Run the largest step, and if this rank `samples`, do that too. On CUDA torch keeps what memory it took until a
-    graph is captured; so do libraries.
+    """Run the largest step, and sample by the `race`; None: this rank does not sample. On CUDA torch keeps what memory
+    it took until a graph is captured; so do libraries.
 
     cache: of one block or more; the first is written to. `where`: what has its memory by then, for the error. Raises
     MemoryTooSmallError.
@@ -70,9 +71,9 @@ def warm_up(
     forward = Forward(model, cache, backend, device)
     try:
         logits = forward.logits((), forward.prepare(unfiltered.arrays))
-        if logits is not None and samples:
+        if logits is not None and race is not None:
             for batch in (unfiltered, filtered):
-                sample(logits, send(batch.plan(model.config.vocab_size), device), widen=False)
+                sample(logits, send(batch.plan(model.config.vocab_size), device), widen=False, race=race)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except torch.OutOfMemoryError as error:

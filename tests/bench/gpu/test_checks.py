@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.gpu import times
-from bench.gpu.checks import attention, chosen, graphs, kernels, overlap, pair, parity, ranks
+from bench.gpu.checks import attention, chosen, graphs, kernels, overlap, pair, parity, ranks, store
 from bench.gpu.checks.kernels import Candidate, candidates
 from bench.gpu.compare import Verdict, difference, together, verdict
 from bench.gpu.findings import Skip
@@ -22,6 +22,7 @@ from bench.gpu.scale import FULL, tiny_scale
 from bench.gpu.served import Served, served
 from bench.gpu.shapes import LARGE, SMALL, tiny
 from bench.gpu.twin import twin
+from engine_worker.attention import store as store_module
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.choice import Site
@@ -160,6 +161,24 @@ def test_a_kernel_that_is_not_here_is_skipped(on_a_gpu, one, why):
 def test_a_kernel_that_is_here_and_fails_is_no_skip(on_a_gpu, load, why):
     with pytest.raises(RefusedError, match=why):
         attention.check(kernels.paged(kernel(load), CPU, torch.float32), CASES, torch.float32, CPU)
+
+
+def shifted(cache, key, value, slots):
+    store_module.plain(cache, key, value, slots.where(slots < 0, slots + 1))
+
+
+def test_a_store_that_is_wrong_is_found():
+    assert store.compare(store_module.plain, FULL.heads, torch.float32, CPU).passed
+    with pytest.raises(RefusedError, match="not where they belong"):
+        store.compare(shifted, FULL.heads, torch.float32, CPU)
+
+
+def test_a_store_that_is_not_here_is_skipped(monkeypatch):
+    with pytest.raises(Skip, match="a CUDA device"):
+        store.check(FULL.heads, torch.float32, CPU)
+    monkeypatch.setattr(store, "fused", raising(ModuleNotFoundError("No module named 'triton'")))
+    with pytest.raises(Skip, match="No module named 'triton'"):
+        store.check(FULL.heads, torch.float32, torch.device("cuda"))
 
 
 def test_cases_ask_for_few_kernels_to_be_compiled():

@@ -12,6 +12,7 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.memory import MemoryTooSmallError
 from engine_worker.runner.warmup import FILTERED, capture_graphs, graphs_refused, largest_step, warm_up
 from engine_worker.sampling.choose import Filtered, Free
+from engine_worker.sampling.race import by_torch
 from tests.engine_worker.models.checkpoints import CONFIGS
 from tests.fakes.graphs import FakeCapture
 from tests.fakes.paged_attention import PagedTorch
@@ -62,7 +63,7 @@ def test_a_warm_up_computes_and_samples_it_with_and_without_filters(monkeypatch,
     seen = []
 
     def sample(logits, plan, **options):
-        assert options == {"widen": False}
+        assert options == {"widen": False, "race": by_torch}
         (group,) = plan.groups
         assert group.edits is not None
         assert plan.scored is not None
@@ -73,7 +74,7 @@ def test_a_warm_up_computes_and_samples_it_with_and_without_filters(monkeypatch,
     monkeypatch.setattr(warmup, "sample", sample)
     warm_up(model, cache(1), attention, CONFIG, 30)
     assert seen == [((6, 97), Free, 6), ((6, 97), Filtered, 6)]
-    warm_up(model, cache(1), attention, CONFIG, 30, samples=False)
+    warm_up(model, cache(1), attention, CONFIG, 30, race=None)
     assert len(seen) == 2
 
 

@@ -1,0 +1,30 @@
+"""Keys and values into their slots by Triton against torch: the engine takes torch's way where Triton's is wrong."""
+
+from collections.abc import Sequence
+
+import torch
+
+from bench.gpu.findings import Check, Skip
+from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.store import Store, fused
+from engine_worker.attention.trial import try_store
+
+NAME = "Triton's store = torch's"
+
+
+def check(heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) -> Check:
+    """Raises Skip where there is no Triton or no GPU, and what `compare` raises."""
+    if device.type == "cpu":
+        raise Skip("it needs a CUDA device")
+    try:
+        store = fused()
+    except ModuleNotFoundError as error:
+        raise Skip(str(error)) from error
+    return compare(store, heads, dtype, device)
+
+
+def compare(store: Store, heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) -> Check:
+    """For each of the heads. Raises RefusedError where it is wrong, and whatever it raises."""
+    for one in heads:
+        try_store(store, one, dtype, device)
+    return Check(NAME, passed=True, detail=f"{len(heads)} shapes of heads")
