@@ -231,10 +231,10 @@ def test_who_says_nothing_hinders_nobody():
     """Nor does a rank whose greeting comes in two parts."""
     listener = Listener("127.0.0.1")
     token, port, host = listener.invitation.split(" ")
-    silent = [socket.create_connection((host, int(port))) for _ in range(5)]
     slow = socket.create_connection((host, int(port)))
     greeting = bytes.fromhex(token) + struct.pack("!I", 1)
     slow.sendall(greeting[:7])
+    silent = [socket.create_connection((host, int(port))) for _ in range(2)]
     with ThreadPoolExecutor(1) as pool:
         accepting = pool.submit(listener.accept, 3, SECONDS)
         reader = connect(listener.invitation, 2, SECONDS)
