@@ -149,7 +149,7 @@ def test_how_far_a_reader_is(channel):
 
 
 def test_a_reader_that_reads_nothing_stops_the_writer_for_a_bounded_time(channel):
-    writer, readers = channel(2, 1000, seconds=0.3)
+    writer, readers = channel(2, 1000, seconds=3.0)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(readers[0].receive, SECONDS)
         with pytest.raises(ChannelError, match="rank 2"):
