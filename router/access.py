@@ -11,7 +11,7 @@ from router.callers import Admit, Call, Caller
 from router.config import RouterSettings
 from router.files import Reloads, Watched
 from router.hook import Hook
-from router.tls import Certificates
+from router.tls import Certificates, Handshakes
 from router.tokens import Tokens, read_tokens
 from sluice.ring.named import find
 
@@ -29,6 +29,7 @@ class Access:
         self.refused: Counter[str] = Counter()
         """Calls, by reason."""
         self.certificates = _certificates(settings)
+        self.handshakes = Handshakes() if self.certificates is None else self.certificates.handshakes
         tokens = _tokens(settings.tokens_file)
         admin_tokens = _tokens(settings.admin_tokens_file)
         hook = _hook(settings, logger)
@@ -53,10 +54,9 @@ class Access:
         """`admit`, which also counts the connections that bring calls."""
         if self.certificates is None:
             return admit
-        handshakes = self.certificates.handshakes
 
         async def count(call: Call) -> Caller:
-            handshakes.use(call.peer())
+            self.handshakes.use(call.peer())
             return await admit(call)
 
         return count

@@ -75,10 +75,8 @@ def access(found: Access) -> Iterator[Metric]:
     """Who was not let in; files of certificates and tokens."""
     text = "Calls refused because of who made them."
     yield counter(P + "refused_calls", text, found.refused, ("reason",))
-    if found.certificates is not None:
-        handshakes = found.certificates.handshakes
-        yield counter(P + "tls_handshakes", "TLS handshakes that began.", handshakes.begun)
-        text = "Of those, that brought a call; the others: refused certificates, no TLS, nothing asked yet."
-        yield counter(P + "tls_connections", text, handshakes.used)
+    yield counter(P + "tls_handshakes", "TLS handshakes that began.", found.handshakes.begun)
+    text = "Of those, that brought a call; the others: refused certificates, no TLS, nothing asked yet."
+    yield counter(P + "tls_connections", text, found.handshakes.used)
     text = "Changes of certificates and tokens, by what came of them; after failed the old ones stay."
     yield counter(P + "file_reloads", text, found.reloads.counts, ("outcome",))

@@ -79,7 +79,7 @@ async def test_with_a_client_authority_only_its_clients_get_a_connection(tls, au
 
 async def test_handshakes_that_brought_no_call_can_be_told_by_their_number(tls, authority, other):
     router = (await tls(tls_client_ca=str(authority.certificate))).router
-    handshakes, client = router._access.certificates.handshakes, authority.issue("client")
+    handshakes, client = router._access.handshakes, authority.issue("client")
     async with authority.channel(router.port, client) as channel:
         for _ in range(3):
             await HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)

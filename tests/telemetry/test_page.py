@@ -43,13 +43,12 @@ def test_engine():
 
 async def test_router():
     found, peers = router.metrics, Having(all=[], unknown=0)
-    certificates = Having(handshakes=Having(begun=0, used=0))
     metrics = [
         *found.requests(Tally(), Requests(1)),
         *found.admission(Admission(1, Bounds(1, 1))),
         *found.ring(Having(engines=peers, detokenizers=peers), INBOX, Having(late_rows=0, between_attempts=0)),
         *found.steps(Steps()),
-        *found.access(Having(refused={}, certificates=certificates, reloads=Having(counts={}))),
+        *found.access(Having(refused={}, handshakes=Having(begun=0, used=0), reloads=Having(counts={}))),
     ]
     assert shown(metrics) == documented("sluice_router_")
 
