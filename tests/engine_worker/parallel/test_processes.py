@@ -103,24 +103,33 @@ def test_a_rank_that_dies_while_it_loads(engine):
 
 
 def test_a_model_that_cannot_be_shared(tmp_path):
-    process = start(tmp_path, "--tensor-parallel", "3")
+    errors = refused(start(tmp_path, "--tensor-parallel", "3"))
+    assert "python -m engine_worker: tensor_parallel = 3 does not divide num_attention_heads = 4" in errors
+
+
+def refused(process) -> str:
+    """What it said when it ended, which it did in good order."""
     try:
         _, errors = process.communicate(timeout=100)
         assert process.returncode == 1
-        assert "python -m engine_worker: tensor_parallel = 3 does not divide num_attention_heads = 4" in errors
         assert "Traceback" not in errors
+        return errors
     finally:
         process.kill()
+
+
+def environments() -> list[dict[str, str]]:
+    """Of two ranks, as torchrun makes them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [{**given, "GLOO_SOCKET_IFNAME": "lo", "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(2)]
 
 
 @pytest.fixture
 def given_ranks(tmp_path):
     """Two, as torchrun starts them."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    given["GLOO_SOCKET_IFNAME"] = "lo"
-    ranks = [start(tmp_path, environment={**given, "RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(2)]
+    ranks = [start(tmp_path, environment=environment) for environment in environments()]
     yield ranks
     for rank in ranks:
         ended(rank)
@@ -136,18 +145,8 @@ def test_started_by_torchrun(given_ranks):
 
 
 def test_torchrun_s_rank_0_does_not_come(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environment = {**given, "RANK": "1", "LOCAL_RANK": "1"}
-    process = start(tmp_path, "--rank-start-timeout", "1", environment=environment)
-    try:
-        _, errors = process.communicate(timeout=100)
-        assert process.returncode == 1
-        assert "python -m engine_worker: no store at MASTER_ADDR and MASTER_PORT: " in errors
-        assert "Traceback" not in errors
-    finally:
-        process.kill()
+    errors = refused(start(tmp_path, "--rank-start-timeout", "1", environment=environments()[1]))
+    assert "python -m engine_worker: no store at MASTER_ADDR and MASTER_PORT: " in errors
 
 
 def test_torchrun_lost_rank_0(given_ranks):
