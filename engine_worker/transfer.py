@@ -17,6 +17,12 @@ Tree = TypeVar("Tree", bound=tuple[Any, ...])
 DTYPES = {np.dtype(name): getattr(torch, name) for name in ("int64", "int32", "float64", "float32", "bool")}
 
 
+def wait_for(device: torch.device) -> None:
+    """Until it is through with all that it was given; a CPU always is. Raises RuntimeError where a GPU has failed."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
     """The same numbers as tensors. On a CPU they share the arrays' memory; to CUDA all travel in one copy, which nobody
     waits for: work that is queued on the same stream later finds them there."""

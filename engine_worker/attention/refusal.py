@@ -25,7 +25,11 @@ class RefusedError(Exception):
 
     @classmethod
     def of(cls, error: Exception) -> "RefusedError":
-        """What a foreign package raised; only the first line, for torch's and Triton's compilers say a lot."""
-        lines = str(error).strip().splitlines()
-        reason = (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
-        return cls(Refusal.ABSENT if isinstance(error, ModuleNotFoundError) else Refusal.FAILED, reason)
+        """What a foreign package raised."""
+        kind = Refusal.ABSENT if isinstance(error, ModuleNotFoundError) else Refusal.FAILED
+        return cls(kind, in_a_line(error).rstrip("."))
+
+
+def in_a_line(error: Exception) -> str:
+    """The first line, for torch's and Triton's compilers say a lot."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

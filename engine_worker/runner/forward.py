@@ -16,6 +16,7 @@ from engine_worker.runner.buffers import pad
 from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.tensors import Tensors
 from engine_worker.step import Move
+from engine_worker.transfer import wait_for
 
 
 class Prepared(NamedTuple):
@@ -53,8 +54,7 @@ class Forward:
     def close(self) -> None:
         """Wait for the device, then drop the graphs: what they captured of NCCL cannot end before them. Nothing can be
         computed afterwards."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        wait_for(self.device)
         self._graphs = None
 
     def prepare(self, arrays: Arrays) -> Prepared:

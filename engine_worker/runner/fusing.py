@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.refusal import in_a_line
 from engine_worker.layers.fusion import Kernels
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.mlp import gated
@@ -62,7 +63,7 @@ def fuse(
         if layers is not None:
             _try_layers(kernels, model.config.hidden_size, heads, dtype, device)
     except Exception as error:  # noqa: BLE001 - whatever a compiler raises is why its kernels are not used
-        refused = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        refused = in_a_line(error)
     if not shard.least(int(refused is None)):
         return Fused(by_torch, f"no: {refused or 'another rank cannot'}")
     if layers is None:

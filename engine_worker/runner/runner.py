@@ -15,7 +15,7 @@ from engine_worker.runner.results import Results
 from engine_worker.sampling.race import Race, by_torch
 from engine_worker.sampling.sampler import Plan, sample
 from engine_worker.step import DeviceLostError, Drawn, Move, Step
-from engine_worker.transfer import send
+from engine_worker.transfer import send, wait_for
 
 Work = Callable[[], Results | None]
 
@@ -30,11 +30,6 @@ class Ranks(Protocol):
     def lose(self, error: Exception) -> None:
         """This one failed at a step that they were told of: the group is out of step."""
         ...
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _use(device: torch.device) -> None:
@@ -88,7 +83,7 @@ class ModelRunner:
         forward: Forward,
         overlap: bool = False,
         ranks: Ranks | None = None,
-        wait_for: Callable[[torch.device], None] = _wait_for,
+        wait_for: Callable[[torch.device], None] = wait_for,
         race: Race = by_torch,
     ) -> None:
         """`wait_for`: until a device is through with all that it has to do; raises where it does not answer. `race`: of

@@ -22,7 +22,7 @@ from engine_worker.runner.weights import Progress
 from engine_worker.sampling.race import Race, by_torch
 from engine_worker.sampling.sampler import sample
 from engine_worker.step import Draw, Slice
-from engine_worker.transfer import send
+from engine_worker.transfer import send, wait_for
 from sluice.ring.params import SamplingParams
 
 UNFILTERED = SamplingParams(repetition_penalty=1.1, presence_penalty=0.1, logprobs=20)
@@ -74,8 +74,7 @@ def warm_up(
         if logits is not None and race is not None:
             for batch in (unfiltered, filtered):
                 sample(logits, send(batch.plan(model.config.vocab_size), device), widen=False, race=race)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
     except torch.OutOfMemoryError as error:
         raise MemoryTooSmallError(
             f"{free >> 20} MiB are free {where}: too little for a step of max_tokens_per_step = "
