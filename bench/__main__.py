@@ -15,7 +15,7 @@ from bench import report
 from bench.catalog import PARTS, Measured, load, save
 from bench.machine import origin
 from bench.report import OUT
-from sluice.launch.plan import usable_cores
+from sluice.ring.cores import usable_cores
 
 WIDTH = 140
 """Of what is printed where there is no terminal."""

@@ -17,6 +17,8 @@ class EngineAsk(Ask, frozen=True):
     passed: float = 0.0
     """Seconds that have gone by on the engine's clock before it comes, and that nobody waited for."""
     retention: RetentionParams = RetentionParams()
+    ends_after: int | None = None
+    """Output tokens after which it is cancelled, as for a stop string. None: it generates max_tokens."""
 
 
 class EngineLoad(Load, frozen=True):
@@ -26,6 +28,11 @@ class EngineLoad(Load, frozen=True):
     settings: dict[str, Any] | None = None
     """Given, an engine of these settings is put together for this load, with an empty cache. It uses the memory of the
     process's own, all or less."""
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens wanted."""
+        return sum(ask.max_tokens if ask.ends_after is None else ask.ends_after for ask in self.asks)
 
 
 class EngineRun(Run, frozen=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.launch.plan import usable_cores
+from sluice.ring.cores import usable_cores
 
 PACKAGES = ("torch", "transformers", "grpcio", "pyzmq")
 

@@ -76,14 +76,17 @@ def policies_plan(quick: bool, threads: int, _: Path) -> policies.Plan:
         Mix("lengths spread evenly, 8 at a time", False, 8),
         Mix("one in eight is long, 8 at a time", True, 8),
         Mix("one in eight is long, 16 at a time", True, 16),
+        Mix("spread, 16 at a time, cache of 1,536 tokens", False, 16, pool=1536),
+        Mix("max_tokens unset, 16 at a time, cache of 4,096", False, 16, pool=4096, max_tokens=2016),
     ]
+    scarce = Mix("max_tokens unset, 4 at a time, cache of 128", True, 4, pool=128, max_tokens=64)
     return policies.Plan(
         model=TINY,
         requests=16 if quick else 32,
         prompt_tokens=32,
         shortest=2 if quick else 8,
         longest=16 if quick else 256,
-        mixes=[Mix("one in eight is long, 4 at a time", True, 4)] if quick else mixes,
+        mixes=[Mix("one in eight is long, 4 at a time", True, 4), scarce] if quick else mixes,
         repeats=1 if quick else 3,
         engine=engine_settings(threads),
     )

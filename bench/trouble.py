@@ -5,6 +5,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from bench.models import TINY
+from bench.overload.refusals import Volley
 from bench.overload.tenants import TenantPlan
 from bench.parts import deaths, overload, restart, slow_reader
 from bench.plans import engine_settings
@@ -36,11 +37,13 @@ def restart_plan(quick: bool, threads: int, _: Path) -> restart.Plan:
 
 
 def overload_plan(quick: bool, threads: int, _: Path) -> overload.Plan:
-    """A thousand requests against a queue of sixteen; a flood of four batches."""
+    """A thousand requests and more against a queue of sixteen; a flood of four batches."""
+    requests = 100 if quick else 1000
+    paced = [Volley(requests, seconds) for seconds in ((0.0, 1.0) if quick else (0.0, 1.0, 5.0))]
     return overload.Plan(
         model=TINY,
-        requests=100 if quick else 1000,
-        paces=[0.0, 1.0] if quick else [0.0, 1.0, 5.0],
+        volleys=[*paced, Volley(4 * requests, connections=8)],
+        retried=requests,
         max_live=8,
         max_waiting=16,
         first_backoff=1.0 if quick else 4.0,

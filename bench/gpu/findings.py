@@ -5,6 +5,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.gpu.files import write_whole
+
+RUNS = "runs"
+"""How a trial ended well."""
+
 
 class Skip(Exception):  # noqa: N818 - nothing went wrong
     """Something cannot be checked or measured here; the message says why."""
@@ -83,6 +88,35 @@ class Throughput:
     """Output tokens of all requests."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A kernel on one kind of heads, in a process of its own."""
+
+    kernel: str
+    place: str
+    ended: str
+    """"runs", or why not."""
+    absent: bool = False
+    """It is not here, or not for these: nothing is amiss."""
+    crashed: bool = False
+    """Its process died or was too slow."""
+    first: float = 0.0
+    """Seconds of the first round, which compiles."""
+    fastest: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of the device, in bytes, after a phase."""
+
+    phase: str
+    allocated: int
+    """By tensors of this process."""
+    reserved: int
+    """By torch, for tensors that are and that were."""
+    free: int
+
+
 @dataclass(slots=True)
 class Findings:
     """All of it. Grows while tasks run."""
@@ -100,15 +134,27 @@ class Findings:
     """By what, why."""
     failed: dict[str, str] = field(default_factory=dict)
     """Tracebacks, by task."""
+    facts: dict[str, str] = field(default_factory=dict)
+    """About the machine."""
+    notes: list[str] = field(default_factory=list)
+    """What a reader has to know before the figures."""
+    tried: list[Tried] = field(default_factory=list)
+    memory: list[Memory] = field(default_factory=list)
+    """Of the default path."""
+    blamed: dict[str, str] = field(default_factory=dict)
+    """By check that did not hold, what is at fault."""
+    doing: str = ""
+    """The task under way; "" at the end."""
 
     @property
     def passed(self) -> bool:
         """Nothing that was checked or tried went wrong."""
-        return not self.failed and all(check.passed for check in self.checks)
+        sound = all(one.absent or one.ended == RUNS for one in self.tried)
+        return not self.failed and sound and all(check.passed for check in self.checks)
 
     def save(self, file: Path) -> None:
         """As JSON."""
-        file.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        write_whole(file, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, file: Path) -> "Findings":
@@ -118,7 +164,15 @@ class Findings:
     @classmethod
     def of(cls, data: dict[str, Any]) -> "Findings":
         """What `asdict` makes of findings, back."""
-        lists = {"checks": Check, "decode": Decode, "context": Context, "gaps": Gaps, "throughput": Throughput}
+        lists = {
+            "checks": Check,
+            "decode": Decode,
+            "context": Context,
+            "gaps": Gaps,
+            "throughput": Throughput,
+            "tried": Tried,
+            "memory": Memory,
+        }
         made = {name: [kind(**entry) for entry in data[name]] for name, kind in lists.items()}
         rates = None if data["rates"] is None else Rates(**data["rates"])
         return cls(**(data | made | {"rates": rates}))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from bench.gpu.findings import Findings
+from bench.gpu.findings import RUNS, Findings
 from bench.gpu.goals import goals
 
 
@@ -17,7 +17,8 @@ class Table(NamedTuple):
 
 def tables(found: Findings) -> list[Table]:
     """Those that have rows."""
-    made = [_device(found), _checks(found), _goals(found), _decode(found), _context(found), _gaps(found), _peers(found)]
+    made = [_facts(found), _goals(found), _device(found), _tried(found), _checks(found), _blamed(found), _memory(found)]
+    made += [_decode(found), _context(found), _gaps(found), _peers(found)]
     made.append(Table("Skipped", ("what", "why"), [(name, _short(why)) for name, why in found.skipped.items()]))
     made.append(Table("Failed", ("what", "how"), [(name, _last(text)) for name, text in found.failed.items()]))
     return [table for table in made if table.rows]
@@ -26,8 +27,12 @@ def tables(found: Findings) -> list[Table]:
 def markdown(found: Findings) -> str:
     """A page."""
     origin = "; ".join(f"{name} {value}" for name, value in found.origin.items() if name != "command")
-    parts = [f"# The GPU engine, measured\n\n`{found.origin['command']}`: {origin}. Data: [gpu.json](gpu.json)."]
-    if found.decode:
+    command = found.origin.get("command", "python -m bench.gpu")
+    parts = [f"# The GPU engine, measured\n\n`{command}`: {origin}. Data: [gpu.json](gpu.json)."]
+    parts += found.notes
+    if found.doing:
+        parts.append(f"Not through: it was at *{found.doing}* when this was written.")
+    if found.decode and not found.doing:
         parts.append("![Generation](gpu.png)")
     for table in tables(found):
         lines = [table.columns, ["---"] * len(table.columns), *table.rows]
@@ -45,6 +50,37 @@ def _aligned(lines: Sequence[Sequence[str]]) -> Iterable[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+
+
+def _facts(found: Findings) -> Table:
+    return Table("The machine", ("what", "found"), list(found.facts.items()))
+
+
+def _tried(found: Findings) -> Table:
+    rows = [
+        (
+            one.kernel,
+            one.place,
+            one.ended if one.absent or one.ended == RUNS else f"**{_short(one.ended)}**",
+            _number(one.first) if one.first else "",
+            _number(one.fastest * 1e3) if one.fastest else "",
+        )
+        for one in found.tried
+    ]
+    columns = ("kernel, in a process of its own", "heads", "", "first, s", "fastest, ms")
+    return Table("Kernels", columns, rows)
+
+
+def _blamed(found: Findings) -> Table:
+    return Table("At fault", ("check", "layer, and what was tried"), list(found.blamed.items()))
+
+
+def _memory(found: Findings) -> Table:
+    rows = [
+        (one.phase, *(f"{size / (1 << 30):.2f}" for size in (one.allocated, one.reserved, one.free)))
+        for one in found.memory
+    ]
+    return Table("Memory of the default path, GiB", ("after", "tensors", "torch's", "free"), rows)
 
 
 def _device(found: Findings) -> Table:

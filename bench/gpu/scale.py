@@ -60,7 +60,7 @@ class Scale:
 FULL = Scale(
     small=SMALL,
     large=LARGE,
-    heads=(HeadShape(16, 8, 128), HeadShape(32, 8, 128), HeadShape(14, 2, 64)),
+    heads=(HeadShape(16, 8, 128), HeadShape(32, 8, 128), HeadShape(14, 2, 64), HeadShape(8, 4, 256)),
     pages=(16, 256),
     longest=1500,
     rounds=3,

@@ -1,19 +1,23 @@
 """One run: tasks within a budget, what they found, and how far it is."""
 
 import os
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import FrameType
 
 import torch
 
 from bench.gpu.budget import Budget
 from bench.gpu.children import Children
+from bench.gpu.files import write_whole
 from bench.gpu.findings import Findings, Skip
+from bench.gpu.page import markdown
 
 GRACE = 20.0
 """Seconds past the budget that a task may take to end before the process does."""
@@ -23,7 +27,7 @@ class Session:
     """Tasks one after the other; a task that fails or cannot be done does not keep others from being done."""
 
     def __init__(self, findings: Findings, budget: Budget, device: torch.device, folder: Path, file: Path) -> None:
-        """`folder` is for scratch, `file` is kept up to date with the findings."""
+        """`folder` is for scratch, `file` is kept up to date with the findings, as is a page beside it."""
         self.findings = findings
         self.budget = budget
         self.device = device
@@ -47,7 +51,8 @@ class Session:
         if self.budget.left < seconds:
             self._no_time(name, f"takes about {seconds:.0f} s, and {max(0.0, self.budget.left):.0f} are left", needed)
             return
-        self._doing = name
+        self._doing = self.findings.doing = name
+        self.keep()
         self.say(f"{name} …")
         try:
             self.say(f"{name}: {task()}")
@@ -56,7 +61,25 @@ class Session:
         except Exception as error:  # noqa: BLE001 - what others find is still to be written down
             self._fail(name, traceback.format_exc(), f"{type(error).__name__}: {error}")
         finally:
-            self.findings.save(self._file)
+            self.findings.doing = ""
+            self.keep()
+
+    def keep(self) -> None:
+        """Write what was found so far: a run may be cut off at any time."""
+        self.findings.save(self._file)
+        write_whole(self._file.with_suffix(".md"), markdown(self.findings))
+
+    def end_on_signals(self) -> None:
+        """A signal ends the process, and what it has started. What was found is written already."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._cut)
+
+    def _cut(self, number: int, _frame: FrameType | None) -> None:
+        self.children.kill()
+        with suppress(Exception):
+            self.say(f"cut off by {signal.Signals(number).name} during {self._doing}")
+        # A thread that waits for a device cannot be ended.
+        os._exit(128 + number)
 
     def _no_time(self, name: str, why: str, needed: bool) -> None:
         if needed:

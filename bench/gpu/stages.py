@@ -45,9 +45,11 @@ class Stages:
         self._known: set[str] = set()
         """Shapes that were loaded before: what is compiled for them is there."""
         self._dtype = torch.bfloat16 if session.device.type == "cuda" else torch.float32
+        self._forced: dict[str, Any] = {}
+        """Options of every runner, over all others."""
 
     def run(self) -> None:
-        """All."""
+        """All of them."""
         small, large = self._scale.small, self._scale.large
         self._measure("copy and matrix product", times.RATES, self._rates)
         self._kernels()
@@ -61,11 +63,15 @@ class Stages:
             self._large(large)
         self._peers(large or small)
 
-    def _kernels(self) -> None:
-        check = partial(store.check, self._scale.heads, self._dtype, self._device)
-        self._check(store.NAME, times.LIBRARY, check)
+    def _kernels(self, avoided: frozenset[str] = frozenset()) -> None:
+        """`avoided`: titles of kernels that must not run in this process."""
+        if store.TITLE not in avoided:
+            check = partial(store.check, self._scale.heads, self._dtype, self._device)
+            self._check(store.NAME, times.LIBRARY, check)
         cases = attention.cases(self._scale.heads, self._scale.pages, self._scale.longest, self._scale.rounds)
         for one in candidates(self._device, self._dtype):
+            if one.title in avoided:
+                continue
             check = partial(attention.check, one, cases, self._dtype, self._device)
             self._check(f"attention, {one.title} = reference", times.attention(self._scale, one.compiles), check)
 
@@ -90,12 +96,16 @@ class Stages:
             if eager is not None:
                 self._decode(eager, EAGER, (1,))
             self._gaps(AS_SERVED, fast, *([] if plain is None else [plain]))
-            for mode in (FREE, PEAKED, FLAT):
-                self._decode(fast, mode, self._scale.sampled_batches)
-            self._gaps(PEAKED, fast)
-            if self._scale.large is None:
-                self._context(fast)
-                self._throughput(fast)
+            self._sampled(fast)
+
+    def _sampled(self, fast: Served) -> None:
+        """Generation that is not greedy; and, where there is no large shape for them, prompts and throughput."""
+        for mode in (FREE, PEAKED, FLAT):
+            self._decode(fast, mode, self._scale.sampled_batches)
+        self._gaps(PEAKED, fast)
+        if self._scale.large is None:
+            self._context(fast)
+            self._throughput(fast)
 
     def _alone(self, shape: Shape) -> None:
         """On its own, with nothing left of it afterwards: transformers in float32 takes twice the weights' memory
@@ -143,7 +153,7 @@ class Stages:
         loaded: list[Served] = []
 
         def load() -> str:
-            wanted = self._options(batch) | options | {"device": self._device.type}
+            wanted = self._options(batch) | options | {"device": self._device.type} | self._forced
             loaded.append(stack.enter_context(served(shape, self._session.folder, **wanted)))
             return ", ".join(f"{name} {value}" for name, value in loaded[0].runner.choices.items())
 

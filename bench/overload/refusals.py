@@ -3,7 +3,9 @@
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -23,6 +25,21 @@ PROMPT_TOKENS = 8
 MILLISECONDS = 1000.0
 
 
+class Volley(msgspec.Struct, frozen=True):
+    """Requests of a burst."""
+
+    requests: int
+    seconds: float = 0.0
+    """In which they come; 0: at once."""
+    connections: int = 1
+    """Over which they come, in turns."""
+
+    @property
+    def name(self) -> str:
+        """Of the ids of its requests."""
+        return f"burst-{self.requests}-{self.seconds:g}"
+
+
 class Burst(msgspec.Struct, frozen=True):
     """Requests that come within some seconds, none of which is sent twice. Times in milliseconds, sorted."""
 
@@ -39,6 +56,9 @@ class Burst(msgspec.Struct, frozen=True):
     """The same as the router tells: from when it has read the message."""
     cpu: dict[str, float]
     """Of client and router, per request."""
+    connections: int = 1
+    unexplained: dict[str, int] = {}
+    """Calls that failed without the router's refusal, by status: it never saw them."""
 
 
 class Retried(msgspec.Struct, frozen=True):
@@ -51,38 +71,46 @@ class Retried(msgspec.Struct, frozen=True):
     seconds: float
 
 
-async def burst(ring: Ring, lines: Lines, requests: int, seconds: float) -> Burst:
+async def burst(ring: Ring, lines: Lines, volley: Volley) -> Burst:
     """Send them and count."""
     refusals: list[tuple[float, bool]] = []
-    name = f"burst-{seconds:g}"
+    unexplained: Counter[str] = Counter()
+    requests, name = volley.requests, volley.name
 
-    async with aio.insecure_channel(ring.address) as channel:
-        stub = GenerationServiceStub(channel)
-        await channel.channel_ready()
+    async with AsyncExitStack() as stack:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [aio.insecure_channel(ring.address, options) for _ in range(volley.connections)]
+        for channel in channels:
+            await stack.enter_async_context(channel)
+            await channel.channel_ready()
+        stubs = [GenerationServiceStub(channel) for channel in channels]
         before = _cpu(ring)
 
         async def one(i: int) -> None:
-            await asyncio.sleep(seconds * i / requests)
+            await asyncio.sleep(volley.seconds * i / requests)
             began = time.perf_counter()
             try:
-                await stub.Generate(_request(i, f"{name}-{i}"))
+                await stubs[i % len(stubs)].Generate(_request(i, f"{name}-{i}"))
             except aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    raise
-                refusals.append((time.perf_counter() - began, has_retry_info(error)))
+                if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    refusals.append((time.perf_counter() - began, has_retry_info(error)))
+                else:
+                    unexplained[error.code().name] += 1
 
         await asyncio.gather(*map(one, range(requests)))
         used = {name: MILLISECONDS * (after - before[name]) / requests for name, after in _cpu(ring).items()}
-    told = await lines.of_requests(name, requests)
+    told = await lines.of_requests(name, requests - unexplained.total())
     return Burst(
         requests,
-        seconds,
-        requests - len(refusals),
+        volley.seconds,
+        requests - len(refusals) - unexplained.total(),
         len(refusals),
         sum(when for _, when in refusals),
         thinned([MILLISECONDS * took for took, _ in refusals]),
         thinned([MILLISECONDS * line["seconds"] for line in told if line["outcome"] == "OVERLOADED"]),
         used,
+        volley.connections,
+        dict(unexplained),
     )
 
 

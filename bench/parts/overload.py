@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from bench.lines import Lines
-from bench.overload.refusals import Burst, Retried, burst, retried
+from bench.overload.refusals import Burst, Retried, Volley, burst, retried
 from bench.overload.tenants import TenantPlan, Tenants, tenants
 from bench.rounds import Step
 from sluice.launch import Ring
@@ -18,14 +18,14 @@ class Plan(msgspec.Struct, frozen=True):
     """How much of it."""
 
     model: Path
-    requests: int
-    """In each burst."""
-    paces: list[float]
-    """Seconds in which they come, once each; 0: at once."""
+    volleys: list[Volley]
+    """One after the other."""
+    retried: int
+    """Requests at once, of the client that tries again."""
     max_live: int
     max_waiting: int
     first_backoff: float
-    """Seconds, of the client that tries again."""
+    """Seconds, of that client, where the server does not say when to come again."""
     tenants: TenantPlan
     batch: int
     """The engine's, where tenants share it."""
@@ -34,7 +34,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def steps(self) -> int:
         """Runs to come."""
-        return len(self.paces) + 2
+        return len(self.volleys) + 2
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -62,9 +62,9 @@ def measure(plan: Plan, _: Path, step: Step) -> Result:
 
 async def _refusals(ring: Ring, lines: Lines, plan: Plan, step: Step) -> tuple[list[Burst], Retried]:
     bursts = []
-    for seconds in plan.paces:
-        bursts.append(await burst(ring, lines, plan.requests, seconds))
-        step(f"{plan.requests} requests in {seconds:g} s")
-    again = await retried(ring.address, plan.requests, plan.first_backoff)
-    step("the same with a retry policy")
+    for volley in plan.volleys:
+        bursts.append(await burst(ring, lines, volley))
+        step(f"{volley.requests} requests in {volley.seconds:g} s")
+    again = await retried(ring.address, plan.retried, plan.first_backoff)
+    step(f"{plan.retried} at once with a retry policy")
     return bursts, again

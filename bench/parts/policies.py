@@ -3,6 +3,7 @@
 import random
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,21 @@ class Mix(msgspec.Struct, frozen=True):
     few_long: bool
     """One in eight as long as may be, the others short; else spread evenly."""
     batch: int
+    pool: int | None = None
+    """Tokens of the KV cache. None: all that the engine has, which is enough for everybody."""
+    max_tokens: int | None = None
+    """What each request asks for, though its output ends where the mix says. None: just that."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of its engine."""
+        return {"max_batch_size": self.batch} | ({} if self.pool is None else {"kv_cache_tokens": self.pool})
+
+    def ask(self, prompt: list[int], length: int) -> EngineAsk:
+        """A request with an output of this length."""
+        if self.max_tokens is None:
+            return EngineAsk(prompt, length)
+        return EngineAsk(prompt, self.max_tokens, ends_after=length)
 
     def lengths(self, count: int, shortest: int, longest: int) -> list[int]:
         """The same ones each time."""
@@ -68,7 +84,7 @@ class Plan(msgspec.Struct, frozen=True):
         """All there from the start; the engine decides who runs."""
         prompts = python_prompts(self.model, self.requests, self.prompt_tokens)
         lengths = mix.lengths(self.requests, self.shortest, self.longest)
-        asks = [EngineAsk(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+        asks = [mix.ask(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
         return EngineLoad(asks, self.requests)
 
 
@@ -91,6 +107,8 @@ class Entry(msgspec.Struct, frozen=True):
     step_milliseconds: float
     lives: list[Life]
     """Of the round in the middle."""
+    longest_pause: float | None = None
+    """Milliseconds between two tokens of one request, at most; median of the rounds. Older results have none."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -125,7 +143,7 @@ def measure(plan: Plan, logs: Path, step: Step) -> Result:
 def _outcome(engine: System[EngineRun], plan: Plan, mix: Mix, step: Step) -> Outcome:
     load = plan.load(mix)
     systems = [
-        Configured(name, engine, {"capacity_scheduler_policy": policy, "max_batch_size": mix.batch})
+        Configured(name, engine, {"capacity_scheduler_policy": policy, **mix.settings})
         for policy, name in POLICIES.items()
     ]
     runs = dict(zip(POLICIES, interleave([(system, load) for system in systems], plan.repeats, step), strict=True))
@@ -137,10 +155,16 @@ def _outcome(engine: System[EngineRun], plan: Plan, mix: Mix, step: Step) -> Out
             own[0].steps,
             statistics.median(1000 * run.seconds / run.steps for run in own),
             _lives(own),
+            statistics.median(_longest_pause(run) for run in own),
         )
         for policy, own in runs.items()
     ]
     return Outcome(mix, load.tokens, entries)
+
+
+def _longest_pause(run: EngineRun) -> float:
+    pauses = (after - before for trace in run.traces for before, after in pairwise(trace.arrivals))
+    return 1000 * max(pauses, default=0.0)
 
 
 def _lives(runs: Sequence[EngineRun]) -> list[Life]:

@@ -31,8 +31,13 @@ def _refused(burst: Burst) -> str:
     return (
         f"{burst.requests:,} requests {_within(burst)}: {burst.refused} refused, {burst.told_when} of them with "
         f"RetryInfo; they know after **{number(percentile(burst.client, 99))} ms** (p99) at the client, "
-        f"{number(percentile(burst.router, 99))} ms in the router."
+        f"{number(percentile(burst.router, 99))} ms in the router.{_unexplained(burst)}"
     )
+
+
+def _unexplained(burst: Burst) -> str:
+    found = ", ".join(f"{count} {status}" for status, count in sorted(burst.unexplained.items()))
+    return f" **{found}** without the router's word." if found else ""
 
 
 def _retried(result: overload.Result) -> str:
@@ -52,7 +57,8 @@ def _flooded(tenants: Tenants) -> str:
 
 
 def _within(burst: Burst) -> str:
-    return f"within {burst.seconds:g} s" if burst.seconds else "at once"
+    when = f"within {burst.seconds:g} s" if burst.seconds else "at once"
+    return when if burst.connections == 1 else f"{when} over {burst.connections} connections"
 
 
 def _refusals(bursts: Sequence[Burst]) -> Table:

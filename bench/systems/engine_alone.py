@@ -21,7 +21,7 @@ from engine_worker.__main__ import load
 from engine_worker.assembly import Batching, assemble, longest_sequence
 from engine_worker.config import EngineSettings, read_settings
 from engine_worker.engine import Engine
-from engine_worker.hooks import Hooks, Opened, Report, Responses
+from engine_worker.hooks import Hooks, Opened, Report, Responses, Stop
 from engine_worker.intake import Terms
 from engine_worker.step import Runner
 from sluice.launch.plan import child_environment
@@ -33,6 +33,7 @@ from sluice.telemetry import configure
 NAME = "Sluice, engine alone"
 HERE = "inproc://here"
 EPOCH = 1
+ATTEMPT = 0
 IDLE_SECONDS = 0.001
 
 Heard = tuple[float, list[tuple[int, TokenRow]]]
@@ -50,6 +51,7 @@ class EngineAlone:
         self._runner = load(settings, self._checkpoint, self._log, ExitStack())
         self._ahead = 0.0
         self._submitted: list[Submit] = []
+        self._stops: list[Stop] = []
         self._opened: list[Opened] = []
         self._sent: list[tuple[float, list[TokenRow]]] = []
         self._steps = 0
@@ -79,6 +81,7 @@ class EngineAlone:
                 time.sleep(IDLE_SECONDS)
             for at, rows in self._sent:
                 some = [(row.request - base, row) for row in rows]
+                self._stops += [Stop(base + i, ATTEMPT) for i, row in some if _is_enough(load.asks[i], row)]
                 heard.append((at - began, some))
                 arrivals.heard(at - began, some)
             self._sent.clear()
@@ -100,12 +103,16 @@ class EngineAlone:
             max_sequence_tokens=longest_sequence(runner, _batching(settings), checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
         )
-        hooks = Hooks(self._get_requests, self._keep, lambda: (), self._count)
+        hooks = Hooks(self._get_requests, self._keep, self._get_stops, self._count)
         clock = lambda: time.monotonic() + self._ahead  # noqa: E731
         return assemble(runner, terms, _batching(settings), hooks, clock, self._log)
 
     def _get_requests(self, limit: int) -> list[Submit]:
         taken, self._submitted = self._submitted[:limit], self._submitted[limit:]
+        return taken
+
+    def _get_stops(self) -> list[Stop]:
+        taken, self._stops = self._stops, []
         return taken
 
     def _keep(self, responses: Responses) -> None:
@@ -116,6 +123,10 @@ class EngineAlone:
 
     def _count(self, report: Report) -> None:
         self._steps += report.step is not None
+
+
+def _is_enough(ask: EngineAsk, row: TokenRow) -> bool:
+    return ask.ends_after is not None and row.end is None and row.offset + len(row.tokens) >= ask.ends_after
 
 
 def _batching(settings: EngineSettings) -> Batching:
@@ -140,7 +151,7 @@ def _submit(number: int, ask: EngineAsk, load: EngineLoad) -> Submit:
     """What a router would have sent."""
     return Submit(
         request=number,
-        attempt=0,
+        attempt=ATTEMPT,
         engine_epoch=EPOCH,
         name=str(number),
         prompt=ask.prompt,

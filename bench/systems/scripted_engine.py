@@ -26,6 +26,7 @@ class ScriptedRunner:
         self.num_host_blocks = 0
         self.tokens_per_block = TOKENS_PER_BLOCK
         self.window: int | None = None
+        self.dtype = "none"
         self.choices = {"device": "none"}
         self.overlap = False
         self.called = 0.0

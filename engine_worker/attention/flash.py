@@ -12,6 +12,11 @@ from engine_worker.attention.paged import Attend, Kernel, PagedInputs
 
 def _flash2() -> Attend:
     """flash-attn, from 2.6 on."""
+    import flash_attn
+
+    # FlashAttention-4 alone makes a namespace package of this name, with a folder `cute` and nothing else.
+    if hasattr(flash_attn, "__path__") and getattr(flash_attn, "__file__", None) is None:
+        raise ModuleNotFoundError("the package flash_attn has nothing but FlashAttention-4")
     from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
     def attend(query: Tensor, cache: LayerCache, inputs: PagedInputs, scale: float, window: int | None) -> Tensor:

@@ -22,8 +22,14 @@ class PagedInputs(AttentionInputs):
     only its shape is right: graphs replay that, and no kernel looks. None where the kernel does not ask for it."""
 
 
+Splits = Callable[[HeadShape, tuple[int | None, ...]], bool]
+"""(heads, windows of the layers) -> whether long contexts of generation rows are split over the GPU."""
 Attend = Callable[[Tensor, LayerCache, PagedInputs, float, int | None], Tensor]
 """(query [T, heads, head_dim], cache, inputs, scale of the scores, window) -> the same shape as the query."""
+
+
+def _always(heads: HeadShape, windows: tuple[int | None, ...]) -> bool:  # noqa: ARG001
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,8 @@ class Kernel:
     head_dims: range = range(8, 257, 8)
     key_start: bool = False
     """Whether it asks for `PagedInputs.key_start`."""
+    splits: Splits = _always
+    """Where it is false `auto` prefers any kernel for which it is true."""
 
 
 class PagedAttention:

@@ -2,6 +2,10 @@
 
 from enum import StrEnum
 
+import torch
+
+from engine_worker.transfer import wait_for
+
 
 class Refusal(StrEnum):
     """In words, after the kernel's title."""
@@ -28,6 +32,22 @@ class RefusedError(Exception):
         """What a foreign package raised."""
         kind = Refusal.ABSENT if isinstance(error, ModuleNotFoundError) else Refusal.FAILED
         return cls(kind, in_a_line(error).rstrip("."))
+
+
+class BrokenDeviceError(ValueError):
+    """A kernel under trial broke the process's CUDA context, so every later kernel would seem to fail as well."""
+
+
+def check_device(device: torch.device, kernel: str, setting: str, error: Exception) -> None:
+    """After a kernel under trial raised this error. An illegal access or a failed assertion stays with the process:
+    CUDA answers every later call with it. Raises BrokenDeviceError then, with the kernel and the setting without it."""
+    try:
+        wait_for(device)
+    except Exception as sticky:
+        raise BrokenDeviceError(
+            f"{kernel} broke the CUDA context of {device} when it was tried out: {in_a_line(error)}. "
+            f"This process cannot use the GPU any more; start it with {setting}"
+        ) from sticky
 
 
 def in_a_line(error: Exception) -> str:

@@ -48,9 +48,10 @@ def test_quick_through_the_ring_and_beside_transformers(tmp_path):
 
 def test_quick_of_the_engine_alone(tmp_path):
     found = bench(ALONE, tmp_path)
-    (outcome,) = found["policies"].outcomes
-    assert all(len(entry.lives) == found["policies"].requests for entry in outcome.entries)
-    assert outcome.of("max_utilization").steps < outcome.of("static_batch").steps
+    plenty, scarce = found["policies"].outcomes
+    assert all(len(entry.lives) == found["policies"].requests for entry in (*plenty.entries, *scarce.entries))
+    assert plenty.of("max_utilization").steps < plenty.of("static_batch").steps
+    assert scarce.of("max_utilization").steps < scarce.of("guaranteed_no_evict").steps
     for entry in found["chunked"].entries:
         assert len(entry.episode.streams) == found["chunked"].streams
         assert all(arrival.came < arrival.first_token for arrival in entry.episode.newcomers)
@@ -66,8 +67,10 @@ def test_quick_of_too_much(tmp_path):
     found = bench(CROWDED, tmp_path)
     for burst in found["overload"].bursts:
         assert burst.served + burst.refused == burst.requests
+        assert burst.unexplained == {}
         assert burst.served >= found["overload"].max_live
         assert burst.told_when == len(burst.router) == len(burst.client) == burst.refused
+    assert [burst.connections for burst in found["overload"].bursts] == [1, 1, 8]
     assert found["overload"].retried.errors == {}
     shared = found["overload"].tenants
     count = shared.plan.rounds * shared.plan.requests

@@ -19,7 +19,8 @@ from engine_worker.attention.reference import ReferenceAttention
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Of an output, absolute and relative: the reference computes in float32 and rounds once, others in between."""
 PADDING = 3
-"""Tokens of nobody at the end of every other step."""
+"""At the end of every other step, as the engine pads: tokens of no sequence, or in generation steps, which graphs pad,
+sequences without a context. FlashAttention-2 refuses the former where every sequence has one token."""
 BATCHES = (3, 17)
 """Sequences: kernels split the keys of the former over the device, those of the latter less or not at all. These and
 the windows are few, and the longest context is the same in all cases, for a kernel may be compiled for each."""
@@ -38,6 +39,10 @@ class Rows(NamedTuple):
     context: int
 
 
+EMPTY = Rows(1, 0)
+"""Padding of a graph."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """A step of one layer."""
@@ -47,7 +52,13 @@ class Case:
     window: int | None
     rows: tuple[Rows, ...]
     padding: int
+    """Tokens after the last sequence."""
     seed: int
+
+    @property
+    def tokens(self) -> int:
+        """Of sequences that have a context; padding comes after them."""
+        return sum(row.query for row in self.rows if row.context)
 
 
 def cases(heads: Sequence[HeadShape], pages: Sequence[int], longest: int, rounds: int) -> list[Case]:
@@ -68,7 +79,17 @@ def _case(
     rows = [Rows(query(source, length), length) for length in contexts]
     if source.random() < GENERATION_FIRST:
         rows.sort(key=lambda row: row.query > 1)
+    if all(row.query == 1 for row in rows):
+        rows, padding = _padded(rows, padding), 0
     return Case(heads, tokens_per_block, source.choice(WINDOWS), tuple(rows), padding, source.getrandbits(32))
+
+
+def _padded(rows: list[Rows], padding: int) -> list[Rows]:
+    """With so many of them empty, as long as the longest is left."""
+    count = len(rows) - min(padding, len(rows) - 1)
+    longest = max(rows)
+    rest = [row for row in rows if row is not longest]
+    return [longest, *rest[: count - 1], *[EMPTY] * (len(rows) - count)]
 
 
 def check(candidate: Candidate, given: Sequence[Case], dtype: torch.dtype, device: torch.device) -> Check:
@@ -110,7 +131,7 @@ def deviation(backend: AttentionBackend, case: Case, dtype: torch.dtype, device:
     outputs = []
     for one, cache in zip((ReferenceAttention(heads), backend), caches, strict=True):
         prepared = one.prepare(inputs, cache)
-        outputs.append(one.attend(query, key, value, cache.layers[0], prepared, case.window)[: count - case.padding])
+        outputs.append(one.attend(query, key, value, cache.layers[0], prepared, case.window)[: case.tokens])
     wanted, found = (output.float() for output in outputs)
     allowed = ALLOWED[dtype] * (1 + wanted.abs())
     return float(((found - wanted).abs() / allowed).nan_to_num(nan=torch.inf).max()), _same(*caches)
@@ -143,9 +164,10 @@ def _inputs(case: Case, device: torch.device) -> AttentionInputs:
     positions = [
         (table, at)
         for table, row in zip(tables, case.rows, strict=True)
-        for at in range(row.context - row.query, row.context)
+        for at in range(max(0, row.context - row.query), row.context)
     ]
-    slots = [table[at // size] * size + at % size for table, at in positions] + [-1] * case.padding
+    empty = case.rows.count(EMPTY)
+    slots = [table[at // size] * size + at % size for table, at in positions] + [-1] * (empty + case.padding)
     starts = [sum(row.query for row in case.rows[:i]) for i in range(len(case.rows) + 1)]
     return AttentionInputs(
         slots=torch.tensor(slots, device=device),

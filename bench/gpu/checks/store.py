@@ -9,7 +9,8 @@ from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.store import Store, fused
 from engine_worker.attention.trial import try_store
 
-NAME = "Triton's store = torch's"
+TITLE = "Triton's store"
+NAME = f"{TITLE} = torch's"
 
 
 def check(heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) -> Check:

@@ -13,5 +13,6 @@ def structlog() -> list[ModuleType]:
     package, stdlib, typing = (ModuleType(name) for name in ("structlog", "structlog.stdlib", "structlog.typing"))
     package.stdlib, package.typing = stdlib, typing  # type: ignore[attr-defined]
     stdlib.BoundLogger = BoundLogger  # type: ignore[attr-defined]
-    typing.ExcInfo = typing.Processor = Any  # type: ignore[attr-defined]
+    for name in ("EventDict", "ExcInfo", "Processor", "WrappedLogger"):
+        setattr(typing, name, Any)
     return [package, stdlib, typing]

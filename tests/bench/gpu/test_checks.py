@@ -1,6 +1,7 @@
 """Each check finds what it looks for."""
 
 import random
+import sys
 import threading
 from dataclasses import replace
 from math import inf
@@ -10,6 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.attention import varlen as torch_varlen
+from torch.torch_version import TorchVersion
 
 from bench.gpu import times
 from bench.gpu.checks import attention, chosen, graphs, kernels, overlap, pair, parity, ranks, store
@@ -25,16 +28,18 @@ from bench.gpu.twin import twin
 from engine_worker.attention import store as store_module
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache
-from engine_worker.attention.choice import Site
+from engine_worker.attention.choice import KERNELS, Site
 from engine_worker.attention.paged import Kernel
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.attention.refusal import RefusedError
 from engine_worker.sampling.choose import Filtered
 from engine_worker.step import Draw, Drawn
 from sluice.ring.wire import TokenLogprob
+from tests.engine_worker.attention import twins
 
 CPU = torch.device("cpu")
 CASES = attention.cases((HeadShape(4, 2, 16),), (16,), 100, 2)
+HALF_CASES = attention.cases((HeadShape(4, 2, 16), HeadShape(2, 1, 256)), (256,), 300, 3)
 
 
 class Wrong(ReferenceAttention):
@@ -161,6 +166,32 @@ def test_a_kernel_that_is_not_here_is_skipped(on_a_gpu, one, why):
 def test_a_kernel_that_is_here_and_fails_is_no_skip(on_a_gpu, load, why):
     with pytest.raises(RefusedError, match=why):
         attention.check(kernels.paged(kernel(load), CPU, torch.float32), CASES, torch.float32, CPU)
+
+
+@pytest.fixture
+def all_kernels(monkeypatch):
+    """As their twins, with torch 2.13."""
+    monkeypatch.setitem(sys.modules, "flash_attn", twins.flash2())
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", twins.flash3())
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", twins.flash4())
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
+    monkeypatch.setattr(torch_varlen, "varlen_attn", twins.varlen((2, 13)))
+
+
+@pytest.mark.parametrize("title", ["FlashAttention-2", "FlashAttention-3", "FlashAttention-4", "torch's varlen_attn"])
+def test_every_kernel_is_given_steps_that_it_takes(all_kernels, on_a_gpu, title):
+    """Heads of 256 and empty sequences too. FlashAttention-2 packs grouped heads of single tokens, and needs as many
+    tokens as sequences for it."""
+    one = next(replace(kernel, majors=frozenset({9})) for kernel in KERNELS if kernel.title == title)
+    found = attention.check(kernels.paged(one, CPU, torch.bfloat16), HALF_CASES, torch.bfloat16, CPU)
+    assert found.passed
+    assert found.detail.startswith(f"{len(HALF_CASES)} steps")
+
+
+def test_generation_steps_are_padded_as_graphs_pad():
+    generation = [case for case in HALF_CASES if all(row.query == 1 for row in case.rows)]
+    assert {bool(case.rows.count(attention.EMPTY)) for case in generation} == {False, True}
+    assert not any(case.padding for case in generation)
 
 
 def shifted(cache, key, value, slots):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.gpu.findings import Check, Context, Decode, Findings, Gaps, Rates, Throughput
+from bench.gpu.findings import Check, Context, Decode, Findings, Gaps, Memory, Rates, Throughput, Tried
 from bench.gpu.goals import goals
 from bench.gpu.page import markdown, tables, text
 from bench.gpu.picture import of_findings
@@ -28,6 +28,11 @@ def found():
         Throughput(name, "Qwen3-8B", 64, 32, 256, rate) for name, rate in (("Sluice", 8000.0), ("vLLM", 7900.0))
     ]
     found.skipped["plot"] = "no matplotlib"
+    found.facts["compiler"] = "Triton can compile"
+    found.notes.append("**Read this first.**")
+    found.tried.append(Tried("Triton", "4 heads", "its process ended with status -11", crashed=True))
+    found.memory.append(Memory("ready", 1 << 30, 2 << 30, 3 << 30))
+    found.blamed["graphs = eager"] = "CUDA graphs"
     found.failed["gaps"] = "Traceback\nValueError: no luck"
     return found
 
@@ -66,9 +71,13 @@ def test_goals_of_which_a_side_is_missing_are_not_told(found):
 
 def test_tables_hold_everything(found):
     assert [table.title for table in tables(found)] == [
-        "The device",
-        "Checks",
+        "The machine",
         "Goals",
+        "The device",
+        "Kernels",
+        "Checks",
+        "At fault",
+        "Memory of the default path, GiB",
         "Generation, through the engine's loop",
         "Context, through the engine's loop",
         "Gaps between steps",
@@ -83,6 +92,22 @@ def test_tables_hold_everything(found):
     assert "| Qwen3-8B, as served | 1 | 560 | 6 | 166 | 2,800 | 80% |" in page
     assert "96 steps / all" in page
     assert "gpu.png" in page
+    assert "**Read this first.**" in page
+    assert "| Triton | 4 heads | **its process ended with status -11** |" in page
+    assert "| ready | 1.00 | 2.00 | 3.00 |" in page
+    assert "Not through" not in page
+
+
+def test_a_page_in_between_says_what_was_under_way(found):
+    found.doing = "gaps, tiny"
+    assert "Not through: it was at *gaps, tiny* when this was written." in markdown(found)
+
+
+def test_a_kernel_that_crashed_is_no_pass():
+    found = Findings({}, tried=[Tried("Triton", "all", "is not here: no GPU", absent=True)])
+    assert found.passed
+    found.tried.append(Tried("Triton", "4 heads", "is wrong: it is off by 2"))
+    assert not found.passed
 
 
 def test_the_picture_shows_it(found, tmp_path):

@@ -8,6 +8,7 @@ import torch
 from bench.gpu.budget import Budget
 from bench.gpu.findings import Check, Findings, Skip
 from bench.gpu.session import Session
+from tests.fakes.clock import Clock
 from tests.fakes.processes import is_alive, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -32,17 +33,9 @@ ASKS_ONE_THAT_HANGS = HANGS.replace(
 LEAVES_NOTHING = HANGS_ITSELF.replace("write_text(str(session.findings))", "joinpath('no', 'folder').touch()")
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""The one command, on a CPU, as on a machine that has torch and transformers alone."""
+"""`python -m bench.gpu first`, which does all that `python -m bench.gpu` does and more, on a CPU, as on a machine that
+has torch and transformers alone."""
 
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.findings import Findings
+from bench.gpu.first.subjects import subjects
 from bench.gpu.page import markdown
 
 ROOT = Path(__file__).parents[3]
@@ -35,19 +37,19 @@ sys.meta_path.insert(0, Missing())
 sys.argv[0] = "bench.gpu"
 runpy.run_module("bench.gpu", run_name="__main__", alter_sys=True)
 """
-TINY = ("--device", "cpu", "--tiny", "--seconds", "240")
+TINY = ("first", "--device", "cpu", "--tiny", "--seconds", "400")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Findings, str, Path]:
     folder = tmp_path_factory.mktemp("measured")
     command = [sys.executable, "-c", WITHOUT, *TINY, "--out", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=460)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     return Findings.load(folder / "gpu.json"), done.stdout, folder
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_everything_is_checked_and_measured(run):
     found, said, _ = run
     assert found.failed == {}
@@ -72,10 +74,18 @@ def test_everything_is_checked_and_measured(run):
         (name, size) for name in systems for size in (1, 4)
     }
     assert found.rates is not None
+    assert found.facts["compiler"]
+    assert {one.kernel: (one.place, one.absent) for one in found.tried if one.ended != "runs"} == {
+        title: ("all", True) for title in subjects() if title != "cpu"
+    }
+    assert len([one for one in found.tried if one.ended == "runs"]) == 4
+    assert [one.phase for one in found.memory] == ["weights", "ready", "64 greedy", "64 top-p"]
+    assert found.choices.keys() == {"default path", "tiny"}
+    assert (found.blamed, found.doing) == ({}, "")
     assert "generation, tiny, as served, batch 4" in said
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_what_is_missing_is_stood_in_for_or_said(run):
     found, said, _ = run
     assert found.origin["stood in for"] == "msgspec, structlog"
@@ -88,13 +98,13 @@ def test_what_is_missing_is_stood_in_for_or_said(run):
     assert "not installed" in said
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_the_page_is_what_was_found(run):
     found, _, folder = run
     assert (folder / "gpu.md").read_text(encoding="utf-8") == markdown(found)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_the_picture_can_be_drawn_elsewhere(run):
     found, _, folder = run
     command = [sys.executable, "-m", "bench.gpu", "--draw", "--out", str(folder)]

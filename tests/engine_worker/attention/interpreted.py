@@ -51,8 +51,9 @@ def test_agrees_with_the_reference(
 
 
 @pytest.mark.parametrize("sequences", [ONE_SPLIT, MIXED])
-def test_half_precision(sequences):
-    heads = HeadShape(4, 2, 16)
+@pytest.mark.parametrize("head_dim", [16, 256])
+def test_half_precision(sequences, head_dim):
+    heads = HeadShape(4, 2, head_dim)
     assert_same(heads, paged_step(heads, sequences, dtype=torch.float16), tolerance=5e-3)
 
 
@@ -79,9 +80,10 @@ def test_generation_rows_beside_context_are_split(monkeypatch):
     assert launched == [(range(2), 1, 5), (range(2, 5), 40, None)]
 
 
-def test_a_sequence_without_a_context_is_zeros():
+@pytest.mark.parametrize("head_dim", [16, 256])
+def test_a_sequence_without_a_context_is_zeros(head_dim):
     """Padding of a graph: where splits have nothing to look at, too."""
-    heads = HeadShape(4, 2, 16)
+    heads = HeadShape(4, 2, head_dim)
     step = paged_step(heads, [(300, 1), (0, 1)])
     step.inputs.context_lengths[1] = 0
     step.inputs.slots[1] = -1

@@ -7,11 +7,11 @@ import torch
 from torch.nn.attention import varlen as torch_varlen
 from torch.torch_version import TorchVersion
 
-from engine_worker.attention import choice, store
+from engine_worker.attention import choice, refusal, store
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.choice import Choice, Site, choose
 from engine_worker.attention.paged import Kernel
-from engine_worker.attention.refusal import Refusal, RefusedError
+from engine_worker.attention.refusal import BrokenDeviceError, Refusal, RefusedError
 from tests.engine_worker.attention import twins
 
 CPU = torch.device("cpu")
@@ -47,6 +47,15 @@ def test_a_cpu_gets_its_own():
     assert told(choose("reference", site)) == ("reference", 16)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_on_a_cpu_is_refused_but_by_the_reference(dtype):
+    site = Site.of(CPU, getattr(torch, dtype), HEADS, [None], 0)
+    for wanted in ("auto", "cpu"):
+        with pytest.raises(ValueError, match=rf"^dtype = {dtype} is slower than float32 on a CPU, .*dtype = float32"):
+            choose(wanted, site)
+    assert told(choose("reference", site)) == ("reference", 16)
+
+
 @pytest.mark.parametrize("name", ["flash", "varlen", "triton"])
 def test_a_cpu_gets_none_of_a_gpus(name):
     with pytest.raises(ValueError, match=f"attention = {name} cannot run here.*needs a CUDA device"):
@@ -73,6 +82,26 @@ def test_torch_alone(installed, version):
     assert told(found) == ("varlen", 256)
     assert found.because.startswith("torch's varlen_attn runs here. ")
     assert "FlashAttention-3 is not here: " in found.because
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "2.13.0"])
+@pytest.mark.parametrize(
+    ("heads", "windows", "packs"),
+    [(HEADS, (None,), True), (HEADS, (None, 30), False), (HeadShape(2, 2, 16), (None,), False)],
+)
+def test_generation_on_varlen_packs_grouped_heads_without_a_window(installed, version, heads, windows, packs):
+    """Where torch cannot pack, it neither splits long contexts nor reads a KV head once: Sluice's kernels are first."""
+    has_torch(installed, version)
+    calls: list[bool] = []
+    major, minor, _ = version.split(".")
+    installed.setattr(torch_varlen, "varlen_attn", twins.varlen((int(major), int(minor)), calls))
+    site = dataclasses.replace(HOPPER, heads=heads, windows=windows)
+    assert told(choose("auto", site)) == ("varlen", 256)
+    generation_steps, windows_tried = 2, len(set(windows))
+    assert calls.count(True) == (generation_steps if heads is HEADS else 0)
+    assert len(calls) == 3 * windows_tried
+    installed.setitem(sys.modules, "engine_worker.attention.kernels", with_attend())
+    assert told(choose("auto", site)) == (("varlen", 256) if packs else ("triton", 16))
 
 
 def test_the_best_that_is_there(installed):
@@ -140,6 +169,17 @@ def test_one_that_fails_here_is_not_used(installed):
     assert "FlashAttention-2 failed: CUDA error: no kernel image is available." in found.because
 
 
+def test_flash_attention_2_is_absent_where_only_4_is_installed(installed, tmp_path):
+    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
+    (tmp_path / "flash_attn" / "cute" / "__init__.py").touch()
+    installed.delitem(sys.modules, "flash_attn")
+    installed.syspath_prepend(tmp_path)
+    with pytest.raises(RefusedError, match="nothing but FlashAttention-4") as caught:
+        choice.try_kernel(_flash2(), AMPERE)
+    installed.delitem(sys.modules, "flash_attn")
+    assert caught.value.kind is Refusal.ABSENT
+
+
 def _flash2() -> Kernel:
     return next(kernel for kernel in choice.KERNELS if kernel.title == "FlashAttention-2")
 
@@ -181,6 +221,19 @@ def with_store(function) -> ModuleType:
     return module
 
 
+def with_attend() -> ModuleType:
+    """All of `engine_worker.attention.kernels`, with Triton's attention replaced by a twin's."""
+    module = with_store(store.plain)
+
+    def attend(query, cache, inputs, scale, window):
+        starts, lengths = inputs.query_start.tolist(), inputs.context_lengths.tolist()
+        bounds = (-1, 0) if window is None else (window - 1, 0)
+        return twins.paged(query, cache.keys, cache.values, inputs.block_tables, starts, lengths, scale, bounds)
+
+    module.attend = attend
+    return module
+
+
 def _no_compiler(*args):
     raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
 
@@ -216,3 +269,33 @@ def _windowless(function):
 
 def _no_image(*args, **options):
     raise RuntimeError("CUDA error: no kernel image is available\nCompile with TORCH_USE_CUDA_DSA")
+
+
+def _sticky(device):
+    raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA")
+
+
+def test_a_kernel_that_breaks_the_context_ends_the_start_with_its_name_and_a_setting(installed):
+    """Everything tried after it would fail too, and `reference` would be served for no reason of its own."""
+    module = twins.flash2()
+    module.flash_attn_varlen_func = _no_image
+    installed.setitem(sys.modules, "flash_attn", module)
+    installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(store.plain))
+    installed.setattr(refusal, "wait_for", _sticky)
+    with pytest.raises(BrokenDeviceError, match=r"FlashAttention-2 broke .* no kernel image .* attention = triton"):
+        choose("auto", HOPPER)
+
+
+def test_a_store_that_breaks_the_context_names_the_setting_without_it(installed):
+    installed.setitem(sys.modules, "flash_attn", twins.flash2())
+    installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(_no_compiler))
+    installed.setattr(refusal, "wait_for", _sticky)
+    with pytest.raises(BrokenDeviceError, match=r"Triton's store broke .* fused_kernels = false"):
+        choose("flash", AMPERE)
+
+
+def test_without_fused_kernels_tritons_store_is_not_tried(installed):
+    installed.setitem(sys.modules, "flash_attn", twins.flash2())
+    installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(_padding_to_the_first))
+    found = choose("flash", dataclasses.replace(AMPERE, fused=False))
+    assert "Triton's store is not used: fused_kernels = false" in found.because

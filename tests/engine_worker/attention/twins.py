@@ -84,6 +84,8 @@ def flash2() -> ModuleType:
         _check_half(q, k)
         _check_page(k)
         starts, ends = _starts(cu_seqlens_q, max_seqlen_q), _starts(cu_seqlens_k, max_seqlen_k)
+        if max_seqlen_q == 1 and q.shape[1] > k.shape[2] and max(window_size) < 0 and len(q) != len(starts) - 1:
+            raise RuntimeError(f"shape '[{len(starts) - 1}, ...]' is invalid for input of {len(q)} tokens")
         lengths = [end - start for start, end in pairwise(ends)]
         return paged(q, k, v, block_table, starts, lengths, softmax_scale, (window_size[0], 0 if causal else -1))
 
@@ -152,8 +154,9 @@ def flash4() -> ModuleType:
     return module
 
 
-def varlen(version: tuple[int, int]):
-    """torch's varlen_attn, whose paging came with 2.12; since 2.13 splitting spoils all sequences but the first."""
+def varlen(version: tuple[int, int], packed: list[bool] | None = None):
+    """torch's varlen_attn, whose paging came with 2.12; since 2.13 splitting spoils all sequences but the first, except
+    where grouped heads are packed. `packed` gets one entry per call."""
 
     def torch_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None,
                    window_size=(-1, -1)):  # fmt: skip
@@ -178,8 +181,11 @@ def varlen(version: tuple[int, int]):
             raise RuntimeError("num_splits requires FA3")
         starts = _starts(cu_seq_q, max_q)
         out = paged(query, key, value, block_table, starts, seqused_k.tolist(), scale, window_size)
-        if version >= (2, 13) and num_splits != 1:
+        packs = max_q == 1 and query.size(1) > key.size(2) and max(window_size) < 0
+        if version >= (2, 13) and num_splits != 1 and not packs:
             out[starts[1] :] = torch.nan
+        if packed is not None:
+            packed.append(packs and num_splits is None)
         return out
 
     return torch_2_11 if version < (2, 12) else varlen_attn

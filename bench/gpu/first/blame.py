@@ -1,0 +1,43 @@
+"""Where a check of the whole engine does not hold: the same without one layer at a time. The layer without which it
+holds is at fault."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bench.gpu.findings import Check
+
+Recheck = Callable[[Mapping[str, Any]], Check]
+"""The check again, with these options of RunnerConfig."""
+
+WITHOUT: Mapping[str, Mapping[str, Any]] = {
+    "CUDA graphs": {"cuda_graphs": False},
+    "overlap": {"overlap": False},
+    "fused kernels": {"fused_kernels": False},
+    "an attention kernel": {"attention": "reference"},
+    "all of these": {"cuda_graphs": False, "overlap": False, "fused_kernels": False, "attention": "reference"},
+}
+
+
+def blame(recheck: Recheck) -> tuple[str, list[str]]:
+    """What is at fault, as far as can be told, and what came of each trial."""
+    told, holds = [], []
+    for layer, options in WITHOUT.items():
+        try:
+            check = recheck(options)
+        except Exception as error:  # noqa: BLE001 - the other layers are still to be tried
+            told.append(f"without {layer}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            continue
+        told.append(f"without {layer}: {'holds' if check.passed else 'does not hold'}: {check.detail}")
+        if check.passed:
+            holds.append(layer)
+    return verdict(holds), told
+
+
+def verdict(holds: list[str]) -> str:
+    """Of the layers without which the check holds."""
+    alone = [layer for layer in holds if layer != "all of these"]
+    if len(alone) == 1:
+        return alone[0]
+    if alone:
+        return f"one of {', '.join(alone)}; it holds without any one of them"
+    return "more than one layer" if holds else "something else: it does not hold without any of them"

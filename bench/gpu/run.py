@@ -1,0 +1,58 @@
+"""A run: what is asked for, on which device, for how long, and what is written of it."""
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+
+from bench.gpu import page, plot
+from bench.gpu.budget import Budget
+from bench.gpu.findings import Findings, Skip
+from bench.gpu.first.plan import First
+from bench.gpu.origin import origin
+from bench.gpu.peers.child import OFFLINE
+from bench.gpu.scale import FULL, tiny_scale
+from bench.gpu.session import Session
+from bench.gpu.stages import Stages
+
+
+def draw(folder: Path) -> None:
+    """Page and picture again, from the JSON."""
+    found = Findings.load(folder / "gpu.json")
+    plot.draw(found, folder / "gpu.png")
+    (folder / "gpu.md").write_text(page.markdown(found), encoding="utf-8")
+
+
+def run(options: argparse.Namespace, arguments: list[str]) -> bool:
+    """Whether all that was checked holds. What is found is written as it comes."""
+    os.environ.update(OFFLINE)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("python -m bench.gpu: torch finds no CUDA device; --device cpu --tiny sees whether it works")
+    device = torch.device(options.device)
+    found = Findings(origin(arguments, device))
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-", ignore_cleanup_errors=True) as folder:
+        session = Session(found, Budget(options.seconds), device, Path(folder), options.out / "gpu.json")
+        session.end_on_signals()
+        session.say(", ".join(f"{name} {value}" for name, value in found.origin.items()))
+        session.watch(lambda: _end(session, options.out))
+        kind = First if options.what == "first" else Stages
+        try:
+            kind(session, tiny_scale() if options.tiny else FULL).run()
+            _draw(session, options.out)
+        finally:
+            _end(session, options.out)
+    return found.passed
+
+
+def _draw(session: Session, folder: Path) -> None:
+    try:
+        plot.draw(session.findings, folder / "gpu.png")
+    except Skip as reason:
+        session.skip("plot", str(reason))
+
+
+def _end(session: Session, folder: Path) -> None:
+    session.keep()
+    print(f"\n{page.text(session.findings)}\n\nwritten to {folder}")

@@ -1,0 +1,43 @@
+"""Which layer is at fault where a check of the whole engine does not hold."""
+
+import pytest
+
+from bench.gpu.findings import Check
+from bench.gpu.first.blame import WITHOUT, blame
+
+
+def holds_if(condition):
+    return lambda options: Check("greedy = transformers", bool(condition(options)), "off by 2")
+
+
+@pytest.mark.parametrize(
+    ("layer", "condition"),
+    [
+        ("CUDA graphs", lambda options: options.get("cuda_graphs") is False),
+        ("overlap", lambda options: options.get("overlap") is False),
+        ("fused kernels", lambda options: options.get("fused_kernels") is False),
+        ("an attention kernel", lambda options: options.get("attention") == "reference"),
+        ("more than one layer", lambda options: len(options) == 4),
+        ("something else: it does not hold without any of them", lambda options: False),
+        (
+            "one of CUDA graphs, overlap; it holds without any one of them",
+            lambda options: not options.get("cuda_graphs", True) or not options.get("overlap", True),
+        ),
+    ],
+)
+def test_the_layer_without_which_it_holds(layer, condition):
+    found, told = blame(holds_if(condition))
+    assert found == layer
+    assert len(told) == len(WITHOUT)
+    assert all("off by 2" in line for line in told)
+
+
+def test_a_trial_that_raises_does_not_end_the_search():
+    def recheck(options):
+        if options.get("cuda_graphs") is False and len(options) == 1:
+            raise RuntimeError("out of memory\nwith much more")
+        return Check("", options.get("attention") == "reference" and len(options) == 1, "")
+
+    found, told = blame(recheck)
+    assert found == "an attention kernel"
+    assert told[0] == "without CUDA graphs: RuntimeError: out of memory"

@@ -1,0 +1,51 @@
+"""A run that is cut off at any time has a page of what it found until then."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.gpu.findings import Findings
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("seconds", "number"), [(0.5, signal.SIGKILL), (6.0, signal.SIGTERM), (13.0, signal.SIGKILL), (20.0, signal.SIGINT)]
+)
+def test_the_page_is_whole(tmp_path, seconds, number):
+    """Counted from the page that is there before torch is imported; slow machines come less far."""
+    page = tmp_path / "gpu.md"
+    command = [sys.executable, "-m", "bench.gpu", "first", "--device", "cpu", "--tiny", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        while not page.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(seconds)
+    finally:
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# The GPU engine, measured\n\n")
+    assert text.endswith("\n")
+    found = tmp_path / "gpu.json"
+    if found.exists() and " …" in output:
+        Findings.load(found)
+        assert "Not through: it was at *" in text
+
+
+def test_a_file_is_replaced_in_one_piece(tmp_path, monkeypatch):
+    from bench.gpu import files
+
+    file = tmp_path / "page"
+    files.write_whole(file, "first")
+    monkeypatch.setattr(files.os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        files.write_whole(file, "second")
+    assert file.read_text() == "first"

@@ -1,0 +1,73 @@
+"""What the plan does with what it finds."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bench.gpu.budget import Budget
+from bench.gpu.findings import Check, Findings, Tried
+from bench.gpu.first import plan
+from bench.gpu.first.plan import NO_COMPILER, First
+from bench.gpu.page import markdown
+from bench.gpu.scale import tiny_scale
+from bench.gpu.session import Session
+from bench.gpu.shapes import tiny
+
+
+@pytest.fixture
+def findings():
+    return Findings({"command": "python -m bench.gpu first"})
+
+
+@pytest.fixture
+def made(findings, tmp_path):
+    session = Session(findings, Budget(1000), torch.device("cpu"), tmp_path, tmp_path / "gpu.json")
+    return First(session, tiny_scale())
+
+
+def test_without_a_compiler_the_page_says_that_its_figures_mean_nothing(made, findings, monkeypatch):
+    monkeypatch.setattr(plan.compiler, "missing", lambda: "Triton misses a C compiler: install gcc")
+    made._facts()
+    assert findings.notes == [NO_COMPILER]
+    assert NO_COMPILER in markdown(findings)
+
+
+def test_a_kernel_whose_process_died_does_not_run_in_this_one(made, findings, monkeypatch):
+    findings.tried.append(Tried("Triton's store", "2 heads", "its process ended with status -11", crashed=True))
+    made._avoid()
+    checked = []
+    monkeypatch.setattr(made, "_check", lambda name, *_: checked.append(name))
+    made._kernels(made._avoided)
+    assert "Triton's store = torch's" not in checked
+    assert checked
+    loaded = []
+    monkeypatch.setattr(plan.Stages, "_enter", First._enter)
+    monkeypatch.setattr("bench.gpu.stages.served", lambda shape, folder, **options: loaded.append(options))
+    made._enter(SimpleNamespace(enter_context=lambda _: None), "as served", tiny(), 1, overlap=True)
+    assert loaded[0]["fused_kernels"] is False
+    assert not findings.passed
+    assert "took its process with it" in markdown(findings)
+
+
+def test_a_check_that_does_not_hold_is_searched_for_the_layer_at_fault(made, findings):
+    asked = []
+
+    def again(options):
+        asked.append(options)
+        return Check("", options == {"cuda_graphs": False}, "")
+
+    made._blaming("graphs = eager", 0, lambda: Check("graphs = eager", True, ""), again)
+    assert asked == []
+    made._blaming("overlap = none", 0, lambda: Check("overlap = none", False, ""), again)
+    assert findings.blamed["overlap = none"].startswith("CUDA graphs; ")
+    assert "| overlap = none | CUDA graphs; " in markdown(findings)
+
+
+def test_a_check_is_searched_on_a_real_runner(made, findings):
+    made._blaming("parity", 0, lambda: Check("parity", False, ""), lambda options: made._again(tiny(), _held, options))
+    assert findings.blamed["parity"].startswith("one of CUDA graphs, overlap, fused kernels, an attention kernel")
+
+
+def _held(one):
+    return Check("", one.runner.num_blocks > 0, one.runner.choices["attention"])

@@ -1,0 +1,115 @@
+"""Kernels in processes of their own, and what is done without those whose process died."""
+
+import json
+
+import pytest
+import torch
+
+from bench.gpu.children import Children
+from bench.gpu.findings import RUNS, Tried
+from bench.gpu.first import trial, trials
+from bench.gpu.first.subjects import LAYERS, Place, subjects
+from bench.gpu.first.trials import avoiding, judge, places, try_apart
+from bench.gpu.scale import tiny_scale
+from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.refusal import Refusal, RefusedError
+
+CPU = torch.device("cpu")
+PLACE = Place(HeadShape(2, 1, 16), 32, False, torch.float32, CPU)
+GOOD = {"ended": RUNS, "absent": False, "first": 0.5, "fastest": 0.001}
+
+
+def lines(*places: str, last: str | None = None, **told) -> str:
+    """What a process writes that came through these places, and began the last."""
+    done = [f"begun: {place}\ntried: {json.dumps({'place': place, **GOOD, **told})}\n" for place in places]
+    return "noise of a library\n" + "".join(done) + ("" if last is None else f"begun: {last}\n")
+
+
+def test_a_kernel_that_runs():
+    assert judge("Triton", lines("a", "b"), "") == [
+        Tried("Triton", place, RUNS, first=0.5, fastest=0.001) for place in ("a", "b")
+    ]
+
+
+def test_a_process_that_dies_is_told_with_the_place_it_died_at():
+    *before, died = judge("Triton", lines("a", last="b"), "ended with status -11: Segmentation fault")
+    assert [one.ended for one in before] == [RUNS]
+    assert died == Tried("Triton", "b", "its process ended with status -11: Segmentation fault", crashed=True)
+
+
+def test_a_kernel_that_is_not_here_is_one_line():
+    output = lines("a", "b", ended="is not here: it needs a CUDA device", absent=True)
+    assert judge("Triton", output, "") == [Tried("Triton", "all", "is not here: it needs a CUDA device", absent=True)]
+
+
+def wrong(place):
+    raise RefusedError(Refusal.WRONG, "it is off by 2")
+
+
+def missing(place):
+    raise ModuleNotFoundError("No module named 'flash_attn'")
+
+
+def broken(place):
+    raise RuntimeError("no kernel image\nand more")
+
+
+@pytest.mark.parametrize(
+    ("one", "ended", "absent"),
+    [
+        (wrong, "is wrong: it is off by 2", False),
+        (missing, "is not here: No module named 'flash_attn'", True),
+        (broken, "failed: no kernel image", False),
+    ],
+)
+def test_how_a_trial_ends(one, ended, absent):
+    assert trial.run(one, PLACE, 20) == {"ended": ended, "absent": absent}
+
+
+def test_each_place_is_tried_many_times():
+    seen = []
+    found = trial.run(lambda place: seen.append(place), PLACE, 20)
+    assert seen == [PLACE] * 20
+    assert (found["ended"], found["absent"]) == (RUNS, False)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("title", "ended"), [("cpu", RUNS), ("Triton", "is not here: it needs a CUDA device")])
+def test_in_a_real_process(tmp_path, monkeypatch, title, ended):
+    monkeypatch.setattr(trials, "ROUNDS", 2)
+    given = places(tiny_scale(), torch.float32, CPU)
+    found = try_apart(title, given, Children(), tmp_path / "log", 200)
+    assert {one.ended for one in found} == {ended}
+
+
+def test_a_process_that_cannot_begin_is_a_crash(tmp_path):
+    (found,) = try_apart("no such kernel", [PLACE], Children(), tmp_path / "log", 100)
+    assert found.crashed
+    assert "KeyError" in found.ended
+
+
+@pytest.mark.parametrize(
+    ("crashed", "options"),
+    [
+        ((), {}),
+        (("Triton's store",), {"fused_kernels": False}),
+        ((LAYERS,), {"fused_kernels": False}),
+        (("FlashAttention-3",), {"attention": "varlen"}),
+        (("FlashAttention-3", "torch's varlen_attn"), {"attention": "triton"}),
+        (
+            ("FlashAttention-2", "torch's varlen_attn", "Triton", LAYERS),
+            {"attention": "reference", "fused_kernels": False},
+        ),
+    ],
+)
+def test_what_crashed_is_not_used_again(crashed, options):
+    """Nor another kernel that the same setting asks for, which might not be the one that it gets."""
+    tried = [Tried(title, "a", RUNS) for title in subjects()]
+    tried += [Tried(title, "b", "its process ended with status -6", crashed=True) for title in crashed]
+    assert avoiding(tried) == options
+
+
+def test_one_that_is_wrong_is_no_substitute():
+    tried = [Tried("FlashAttention-2", "a", "its process ended", crashed=True), Tried("torch's varlen_attn", "a", RUNS)]
+    tried += [Tried("torch's varlen_attn", "b", "is wrong: it is off by 2"), Tried("Triton", "a", RUNS)]
+    assert avoiding(tried) == {"attention": "triton"}
