@@ -1,5 +1,11 @@
 """`python -m detok_service`: one detokenizer process."""
 
+from sluice.ring.process import exit_on_interrupt
+
+if __name__ == "__main__":
+    # Before the imports below, which take a second.
+    exit_on_interrupt()
+
 import gc
 import secrets
 import time
@@ -10,47 +16,54 @@ import zmq
 
 from detok_service import metrics
 from detok_service.config import DetokenizerSettings, read_settings
+from detok_service.outlets import MAX_OUTLETS
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import TokenizerError, load_decoders
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
+from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_limit, raise_limit
 from sluice.ring.inbox import Inbox
 from sluice.ring.keys import InsecureError, KeysError, Security
 from sluice.ring.lane import Lane
-from sluice.ring.process import die_with_parent, on_stop_signal
+from sluice.ring.ports import Port, PortError, check_ports
+from sluice.ring.process import die_with_parent, on_stop_signal, run_service
+from sluice.ring.socket_file import ListenError
 from sluice.ring.wire import ToDetokenizer
 from sluice.telemetry import configure
 from sluice.telemetry.health import Health
 from sluice.telemetry.metrics import registry_of
+from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.pulse import Pulse
-from sluice.telemetry.server import StatusServer
+from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
 
 IDLE_SECONDS = 0.1
 """Between two looks at what no message tells: a signal."""
 BUSY_SECONDS = 0.01
 """Between two looks at full lanes, or at what is left while draining."""
 LINGER_SECONDS = 1.0
+NEEDED_DESCRIPTORS = OWN_DESCRIPTORS + MAX_CONNECTIONS + MAX_OUTLETS * LANE_DESCRIPTORS
 MAX_MESSAGES = 256
 """In one look into the inbox."""
 
 
 def main() -> None:
     """Serve until SIGTERM or SIGINT, then drain. Exit status 0 after a drain, 1 when it cannot start."""
+    protect_stderr()
     die_with_parent()
     settings = read_settings()
     log = configure("detok_service", settings.log_level).bind(id=settings.id)
+    check_limit(raise_limit(), NEEDED_DESCRIPTORS, log)
     try:
-        checkpoint = open_checkpoint(settings.model, settings.name, weights=False)
+        check_ports([Port("metrics_port", settings.metrics_host, settings.metrics_port)])
+        checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
         decoders = load_decoders(checkpoint.tokenizer_file)
-    except (CheckpointError, TokenizerError) as error:
-        raise SystemExit(f"python -m detok_service: {error}") from error
+    except (CheckpointError, PortError, TokenizerError) as error:
+        raise SystemExit(str(error)) from error
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         security = settings.security("detok")
         inbox: Inbox[ToDetokenizer] = Inbox(context, settings.listen, ToDetokenizer, security=security)  # type: ignore[arg-type]
-    except (KeysError, InsecureError) as error:
-        raise SystemExit(f"python -m detok_service: {error}") from error
-    except zmq.ZMQError as error:
-        raise SystemExit(f"python -m detok_service: cannot listen on {settings.listen}: {error}") from error
+    except (KeysError, InsecureError, ListenError) as error:
+        raise SystemExit(str(error)) from error
     address = settings.advertise or inbox.address
     identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint)
     service = Service(identity, decoders, partial(open_lane, context, security.to("router")), settings.max_streams, log)
@@ -58,7 +71,7 @@ def main() -> None:
     try:
         server = serve_status(service, inbox, settings, pulse)
     except OSError as error:
-        raise SystemExit(f"python -m detok_service: {error}") from error
+        raise SystemExit(str(error)) from error
     on_stop_signal(service.drain)
     # The tables live as long as the process: the collector need not walk through them again and again.
     gc.freeze()
@@ -126,4 +139,4 @@ def patience(service: Service) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_service("detok_service", main)

@@ -17,6 +17,7 @@ class DetokenizerSettings(ServiceSettings):
 
     model: str = Field(description="folder or hub id of the model whose tokenizer.json is used")
     name: str | None = Field(None, description="served name of the model, for logs; default: the folder's")
+    revision: str | None = Field(None, min_length=1, description="branch, tag or commit of a hub model; default: main")
     listen: str = Field(
         "tcp://127.0.0.1:*", description="address of the inbox: ipc:///path or tcp://host:port (port *: any)"
     )

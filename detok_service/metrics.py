@@ -8,6 +8,7 @@ from detok_service.service import Service
 from sluice.ring.inbox import Inbox
 from sluice.ring.wire import ToDetokenizer
 from sluice.telemetry.metrics import counter, gauge
+from sluice.telemetry.output import lines_lost
 
 P = "sluice_detok_"
 
@@ -28,4 +29,5 @@ def read(service: Service, inbox: "Inbox[ToDetokenizer]") -> Iterator[Metric]:
     yield counter(P + "frame_gaps", "Times that frames of a lane never came.", service.gaps)
     yield counter(P + "frames_malformed", "Frames dropped because they were none.", inbox.malformed)
     yield counter(P + "peers_refused", "Attempts to connect without a key that is admitted.", inbox.refused)
+    yield counter(P + "log_lines_lost", "Log lines that could not be written.", lines_lost())
     yield gauge(P + "draining", "1 if it asks for no new streams.", float(service.draining_since is not None))

@@ -1,5 +1,11 @@
 """`python -m engine_worker`: one engine process."""
 
+from sluice.ring.process import exit_on_interrupt
+
+if __name__ == "__main__":
+    # Before the imports below, which take a second.
+    exit_on_interrupt()
+
 import gc
 import os
 import time
@@ -8,17 +14,23 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import NoReturn
 
-import zmq
 from structlog.stdlib import BoundLogger
 
+from engine_worker.beats import MAX_ROUTERS
 from engine_worker.config import EngineSettings, read_settings
+from engine_worker.outbox import MAX_LANES
 from engine_worker.parallel.channel import ChannelError
 from engine_worker.step import Runner
 from engine_worker.worker import Worker
 from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
-from sluice.ring.process import die_with_parent, on_stop_signal
+from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_limit, raise_limit
+from sluice.ring.ports import Port, PortError, check_ports
+from sluice.ring.process import die_with_parent, on_stop_signal, run_service
 from sluice.telemetry import configure
+from sluice.telemetry.output import protect_stderr
+from sluice.telemetry.server import MAX_CONNECTIONS
 
+NEEDED_DESCRIPTORS = OWN_DESCRIPTORS + MAX_CONNECTIONS + (MAX_LANES + MAX_ROUTERS) * LANE_DESCRIPTORS
 PROGRESS_SECONDS = 0.1
 """Between two lines about loading."""
 
@@ -27,19 +39,22 @@ def main() -> None:
     """Load, serve until SIGTERM or SIGINT, drain. Exit status 0 after a drain, 1 when it cannot start.
 
     Where torchrun has started several of us, only rank 0 serves."""
+    protect_stderr()
     die_with_parent()
     settings = read_settings()
     log = configure("engine_worker", settings.log_level, exception_texts=True).bind(id=settings.id)
+    check_limit(raise_limit(), NEEDED_DESCRIPTORS, log)
     with ExitStack() as stack:
         try:
             if settings.place.rank:
                 follow(settings, log)
+            check_ports([Port("metrics_port", settings.metrics_host, settings.metrics_port)])
             settings.schedulers.find()
             settings.security("engine").check(settings.listen)
-            checkpoint = open_checkpoint(settings.model, settings.name)
+            checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision)
             runner = load(settings, checkpoint, log, stack)
-        except (CheckpointError, ValueError, ChannelError) as error:
-            raise SystemExit(f"python -m engine_worker: {error}") from error
+        except (CheckpointError, PortError, ValueError, ChannelError) as error:
+            raise SystemExit(str(error)) from error
         serve(settings, checkpoint, runner, log)
 
 
@@ -47,10 +62,8 @@ def serve(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log:
     """Until a signal has let it drain. Raises SystemExit where it cannot listen."""
     try:
         worker = Worker(settings, checkpoint, runner, log)
-    except zmq.ZMQError as error:
-        raise SystemExit(f"python -m engine_worker: cannot listen on {settings.listen}: {error}") from error
     except (OSError, ValueError) as error:
-        raise SystemExit(f"python -m engine_worker: {error}") from error
+        raise SystemExit(str(error)) from error
     # What was loaded lives as long as the process: the collector need not look at it again in the middle of a step.
     gc.collect()
     gc.freeze()
@@ -91,6 +104,7 @@ def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger, sta
         max_attention_window=settings.max_attention_window,
         overlap=settings.overlap,
         cuda_graphs=settings.cuda_graphs,
+        fused_kernels=settings.fused_kernels,
         threads=settings.step_threads,
     )
     progress, capturing = progress_log(log, "loading"), progress_log(log, "capturing")
@@ -101,7 +115,7 @@ def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger, sta
     lead = stack.enter_context(
         closing(Lead(settings.place, settings.rank_start_timeout, settings.rank_timeout, log, settings.log_level))
     )
-    return lead.load(settings.model, checkpoint, config, progress, capturing)
+    return lead.load(settings.model, checkpoint, config, progress, capturing, settings.revision)
 
 
 def _warn(log: BoundLogger, event: str, because: str) -> None:
@@ -124,4 +138,4 @@ def progress_log(
 
 
 if __name__ == "__main__":
-    main()
+    run_service("engine_worker", main)

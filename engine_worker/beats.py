@@ -18,6 +18,8 @@ from sluice.ring.keys import PLAIN, InsecureError, Security
 from sluice.ring.lane import Lane
 
 BEAT_SECONDS = 0.5
+CONNECT_SECONDS = 0.05
+"""To the next beat after a lane was opened: its first one is usually refused, because it is not connected yet."""
 SILENCE_SECONDS = 30.0
 """A router that has not said hello for so long gets no more beats."""
 LANE_CAPACITY = 8
@@ -95,11 +97,11 @@ class Beats(threading.Thread):
 
     def run(self) -> None:
         """The thread."""
-        last = False
+        last, pause = False, BEAT_SECONDS
         while not last:
             with suppress(Empty):
-                last = self._calls.get(timeout=BEAT_SECONDS)
-            self._send()
+                last = self._calls.get(timeout=pause)
+            pause = CONNECT_SECONDS if self._send() else BEAT_SECONDS
         for lane in self._lanes.values():
             lane.close(BEAT_SECONDS)
 
@@ -112,13 +114,14 @@ class Beats(threading.Thread):
         self._calls.put(True)
         self.join()
 
-    def _send(self) -> None:
+    def _send(self) -> bool:
+        """To all listeners; whether a lane was opened for one of them."""
         listeners = self._listeners.recent()
         for address in self._lanes.keys() - listeners.keys():
             self._lanes.pop(address).close()
             del self._read[address]
         self._refused &= listeners.keys()
-        beat = self._beat()
+        beat, known = self._beat(), len(self._lanes)
         for address, greeting in listeners.items():
             lane = self._lane(address)
             if lane is None:
@@ -132,6 +135,7 @@ class Beats(threading.Thread):
             else:
                 # The next beat says the same and more.
                 self._log.debug("beat_skipped", router=address)
+        return len(self._lanes) > known
 
     def _lane(self, address: str) -> Lane | None:
         if address not in self._lanes and address not in self._refused:

@@ -36,14 +36,22 @@ class StatsCallback(threading.Thread):
     """
 
     def __init__(
-        self, function: Function, engine: str, draining: Callable[[], bool], reports: Reports, log: BoundLogger
+        self,
+        function: Function,
+        engine: str,
+        model: str,
+        draining: Callable[[], bool],
+        reports: Reports,
+        log: BoundLogger,
     ) -> None:
+        """`model`: its fingerprint."""
         super().__init__(name="stats_callback", daemon=True)
         self.errors = 0
         self.lost_steps = 0
         self.lost_requests = 0
         self._function = function
         self._engine = engine
+        self._model = model
         self._draining = draining
         self._reports = reports
         self._log = log
@@ -67,7 +75,7 @@ class StatsCallback(threading.Thread):
         self.lost_steps += news.lost.steps
         self.lost_requests += news.lost.requests
         for step in news.steps:
-            self._call(step_json(step, self._engine, self._draining()))
+            self._call(step_json(step, self._engine, self._model, self._draining()))
         for request in news.requests:
             self._call(request_json(request, self._engine, time.time()))
 

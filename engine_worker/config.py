@@ -20,6 +20,7 @@ class EngineSettings(ServiceSettings):
 
     model: str = Field(description="folder or hub id of the model")
     name: str | None = Field(None, description="served name of the model; default: the folder's")
+    revision: str | None = Field(None, min_length=1, description="branch, tag or commit of a hub model; default: main")
     listen: str = Field(
         "tcp://127.0.0.1:*", description="address of the inbox: ipc:///path or tcp://host:port (port *: any)"
     )
@@ -30,7 +31,8 @@ class EngineSettings(ServiceSettings):
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="of weights and KV cache; auto: float32 on a CPU, the model's own on a GPU"
+        "auto",
+        description="of weights and KV cache; auto: float32 on a CPU, which serves no other, the model's own on a GPU",
     )
     attention: Literal["auto", "flash", "varlen", "triton", "reference", "cpu"] = Field(
         "auto", description="attention backend; auto: on a GPU the first of flash, varlen and triton that runs there"
@@ -89,6 +91,9 @@ class EngineSettings(ServiceSettings):
     cuda_graphs: bool = Field(
         True,
         description="on a GPU launch a generation step's kernels as one; takes some memory and seconds at the start",
+    )
+    fused_kernels: bool = Field(
+        True, description="on a GPU use Sluice's Triton kernels beside attention: layers, sampling, KV cache writes"
     )
     chunked_context: bool = Field(True, description="let a long prompt fill up steps instead of taking one to itself")
     context_chunking_policy: ChunkingPolicy = Field(

@@ -107,6 +107,8 @@ class Engine:
 
     def _launch(self, now: float) -> bool:
         """Plan the next step and set it off; False where there is none."""
+        if self.intake.quarantine.holds_back(now):
+            return False
         schedule = self._schedule()
         if not (schedule.context or schedule.generation):
             return False

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from engine_worker.hooks import Stop
 from engine_worker.live import Live
+from engine_worker.quarantine import REFUSAL, Quarantine
 from engine_worker.request import Request, remaining
 from sluice.ring.bounds import MAX_SEQUENCES
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
@@ -17,7 +18,7 @@ class Terms:
     """What this engine is, and what it takes."""
 
     fingerprint: str
-    """Of the model folder: root of the block hashes."""
+    """Of the model as it is computed here: root of the block hashes."""
     vocab_size: int
     max_sequence_tokens: int
     """Longest prompt plus output: of the model's context and the block pool, the smaller."""
@@ -30,6 +31,7 @@ class Intake:
     def __init__(self, live: Live, terms: Terms, aging_seconds: float = 0.0) -> None:
         """`aging_seconds`: in which a request that waits gains a priority class; 0: never."""
         self.unknown_stops = 0
+        self.quarantine = Quarantine(live)
         self._live = live
         self._terms = terms
         self._aging_seconds = aging_seconds
@@ -47,9 +49,11 @@ class Intake:
             if fault is None:
                 self._arrivals += 1
                 root = root_hash(self._terms.fingerprint, spec.salt)
-                self._live.begin(Request(spec, root, self._arrivals, now, self._aging_seconds), now)
+                request = Request(spec, root, self._arrivals, now, self._aging_seconds)
+                (self.quarantine if spec.alone else self._live).begin(request, now)
             else:
                 self._live.refuse(spec, fault)
+        self.quarantine.look()
 
     def stop(self, stops: Iterable[Stop], now: float) -> None:
         """End what these name."""
@@ -70,6 +74,8 @@ class Intake:
         terms = self._terms
         if spec.request in self._live.requests:
             return Fault(ErrorCode.DUPLICATE_REQUEST.name, "a request with this number is live")
+        if self.quarantine.look() is not None:
+            return REFUSAL
         if not self.room:
             return Fault(ErrorCode.OVERLOADED.name, f"the engine holds its {terms.max_requests} requests")
         if not 1 <= spec.n <= MAX_SEQUENCES:

@@ -124,14 +124,17 @@ class Mailbox:
             return self._drop("bad_address", spec)
         self._streams[spec.request] = spec
         self._num_live[spec.request] = len(remaining(spec))
-        fault = self._fault(room)
+        fault = self._fault(spec, room)
         if fault is not None:
             self._refuse(spec, fault)
         return fault is None
 
-    def _fault(self, room: bool) -> Fault | None:
+    def _fault(self, spec: Submit, room: bool) -> Fault | None:
         if self.draining:
             return Fault(ErrorCode.DRAINING.name, "the engine is shutting down")
+        if not self._outbox.reaches(spec.detokenizer):
+            message = f"the engine has no file descriptor left for a lane to {spec.detokenizer}"
+            return Fault(ErrorCode.OVERLOADED.name, message)
         return None if room else Fault(ErrorCode.OVERLOADED.name, "the engine holds as many requests as it may")
 
     def _refuse(self, spec: Submit, fault: Fault) -> None:

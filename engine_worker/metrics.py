@@ -11,6 +11,7 @@ from engine_worker.stats import Stats
 from sluice.ring.inbox import Inbox
 from sluice.ring.wire import ToEngine
 from sluice.telemetry.metrics import counter, gauge, histogram
+from sluice.telemetry.output import lines_lost
 
 P = "sluice_engine_"
 
@@ -81,3 +82,8 @@ def callback(found: StatsCallback | None) -> Iterator[Metric]:
     yield counter(P + "stats_callback_errors", "Exceptions of the stats_callback.", errors)
     yield counter(P + "stats_callback_steps_lost", "Steps that a slow stats_callback missed.", steps)
     yield counter(P + "stats_callback_requests_lost", "Reports of requests that it missed.", requests)
+
+
+def log() -> Iterator[Metric]:
+    """What the log lacks."""
+    yield counter(P + "log_lines_lost", "Log lines that could not be written.", lines_lost())

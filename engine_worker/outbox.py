@@ -14,13 +14,21 @@ FORGET_SECONDS = 60.0
 """After this long, what a lane could not get rid of is given up, and a lane that no request uses is closed."""
 TOKENS_PER_MESSAGE = 8192
 """Of rows, and of what streams that begin resume from."""
-CUT_OFF_SECONDS = 5.0
-"""A lane that takes nothing for so long leads nowhere."""
+CUT_OFF_SECONDS = 4.0
+"""A lane that takes nothing for so long leads nowhere. With the time between pulses and between beats, routers know it
+after about five."""
+CUT_OFF_FORGET_SECONDS = 600.0
+"""FORGET_SECONDS for such a lane: while it exists routers place nothing behind it, and it notices when it connects."""
 MAX_LANES = 256
 
 
 class SendLane(Protocol):
     """The part of `sluice.ring.lane.Lane` that is needed here."""
+
+    @property
+    def open(self) -> bool:
+        """False while there is no descriptor for it; it tries again when it is asked whether it is ready."""
+        ...
 
     def ready(self) -> bool:
         """Whether a message would be taken now."""
@@ -94,6 +102,14 @@ class Outbox:
             self._make_room()
             peer = self._peers[address] = _Peer(self._open_lane(address), self._clock())
         peer.users += 1
+        if address not in self.cut_off and not self.reaches(address):
+            # Routers learn it by the next beat, before the next tick.
+            self.cut_off = [*self.cut_off, address]
+
+    def reaches(self, address: str) -> bool:
+        """Whether there was a descriptor for the lane to this address, which is connected."""
+        lane = self._peers[address].lane
+        return lane.open or lane.ready()
 
     def disconnect(self, address: str) -> None:
         """The request's last row has been put."""
@@ -127,7 +143,7 @@ class Outbox:
     def tick(self) -> None:
         """At least every second: pulse, give up what a dead lane holds, close lanes that are done with."""
         now = self._clock()
-        if now - self._pulsed_at < PULSE_SECONDS:
+        if now - self._pulsed_at < PULSE_SECONDS and not self._reconnected():
             return
         self._pulsed_at = now
         for address, peer in list(self._peers.items()):
@@ -135,14 +151,22 @@ class Outbox:
                 peer.moved_at = now
             elif now - peer.moved_at >= FORGET_SECONDS:
                 self._give_up(address, peer)
-            if not peer.users and now - peer.used_at >= FORGET_SECONDS:
+            kept = CUT_OFF_FORGET_SECONDS if address in self.cut_off else FORGET_SECONDS
+            if not peer.users and now - peer.used_at >= kept:
                 self._close(address)
-        self.cut_off = [address for address, peer in self._peers.items() if now - peer.moved_at >= CUT_OFF_SECONDS]
+        self.cut_off = [address for address, peer in self._peers.items() if self._is_cut_off(peer, now)]
 
     def close(self, linger: float = 0.0) -> None:
         """Close every lane, after at most `linger` seconds each for what was sent."""
         for address in list(self._peers):
             self._close(address, linger)
+
+    def _reconnected(self) -> bool:
+        """Whether a lane that was cut off takes messages again."""
+        return any(address in self._peers and self._peers[address].lane.ready() for address in self.cut_off)
+
+    def _is_cut_off(self, peer: _Peer, now: float) -> bool:
+        return not peer.lane.open or now - peer.moved_at >= CUT_OFF_SECONDS
 
     def _make_room(self) -> None:
         if len(self._peers) < MAX_LANES:

@@ -111,6 +111,8 @@ class Runner(Protocol):
     window: int | None
     """Tokens that the last one sees at most, itself included, in every layer; None: all. Blocks that lie wholly behind
     the window of a slice's first token are never read: their entries in the table may be anything."""
+    dtype: str
+    """In which it computes, such as "float32"."""
     choices: dict[str, str]
     """What it is, for the log: device, dtype, attention."""
     overlap: bool

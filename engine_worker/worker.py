@@ -13,6 +13,7 @@ from engine_worker.assembly import Batching, assemble, longest_sequence
 from engine_worker.beats import BEAT_SECONDS, Beats, Listeners
 from engine_worker.callback import StatsCallback, find_function
 from engine_worker.config import EngineSettings
+from engine_worker.fingerprint import fingerprint
 from engine_worker.hooks import Hooks
 from engine_worker.intake import Terms
 from engine_worker.kvcache.pool import CacheCorruptError
@@ -49,7 +50,7 @@ class Worker:
     """One engine process. `serve` runs the step loop in the caller's thread until `stop` has let it drain."""
 
     def __init__(self, settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log: BoundLogger) -> None:
-        """Binds the inbox. Raises zmq.ZMQError or OSError where listening fails, ValueError on a bad stats_callback,
+        """Binds the inbox. Raises ListenError or OSError where listening fails, ValueError on a bad stats_callback,
         KeysError and InsecureError."""
         self._settings = settings
         self._log = log
@@ -73,7 +74,7 @@ class Worker:
             settings.priority_aging_seconds,
         )
         self.terms = Terms(
-            fingerprint=checkpoint.fingerprint,
+            fingerprint=fingerprint(checkpoint, settings.weights, runner.dtype, settings.max_attention_window),
             vocab_size=checkpoint.vocab_size,
             max_sequence_tokens=longest_sequence(runner, batching, checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
@@ -105,6 +106,8 @@ class Worker:
         self._tokenizer = checkpoint.tokenizer_fingerprint
         self._orphans_at = time.monotonic() + ORPHAN_CHECK_SECONDS
         self._checked = True
+        self._quarantined: int | None = None
+        """Who is, as the routers know."""
         self._stopping = False
         self._draining_since: float | None = None
 
@@ -137,7 +140,10 @@ class Worker:
             self._callback.start()
         try:
             while not self._drained():
-                if stepped := self._engine.step():
+                stepped = self._engine.step()
+                # Before any rest: it has to get out before that request is computed.
+                self._tell_of_quarantine()
+                if stepped:
                     self._checked = False
                 else:
                     self._rest()
@@ -154,7 +160,8 @@ class Worker:
             self._close()
 
     def _rest(self) -> None:
-        if self._mailbox.waiting or self._inbox.wait(FULL_LANE_SECONDS if self._outbox.waiting else REST_SECONDS):
+        soon = self._outbox.waiting or self._quarantined is not None
+        if self._mailbox.waiting or self._inbox.wait(FULL_LANE_SECONDS if soon else REST_SECONDS):
             return
         if not self._checked and not self._engine.live.requests:
             self._checked = True
@@ -173,6 +180,12 @@ class Worker:
         self._orphans_at = now + ORPHAN_CHECK_SECONDS
         routers = self._listeners.recent()
         self._end_where("silent", lambda spec: spec.router not in routers)
+
+    def _tell_of_quarantine(self) -> None:
+        holder = self._engine.intake.quarantine.look()
+        if holder != self._quarantined:
+            self._quarantined = holder
+            self._beats.hurry()
 
     def _end_where(self, why: str, orphaned: Callable[[Submit], bool]) -> None:
         # An error, not an abort: a router that waits for it after all goes on elsewhere.
@@ -220,7 +233,8 @@ class Worker:
         name = self._settings.stats_callback
         if not name:
             return None
-        return StatsCallback(find_function(name), self._settings.id, lambda: self._stopping, self._reports, self._log)
+        function, model = find_function(name), self.terms.fingerprint
+        return StatsCallback(function, self._settings.id, model, lambda: self._stopping, self._reports, self._log)
 
     def _serve_status(self) -> StatusServer | None:
         settings = self._settings
@@ -241,6 +255,7 @@ class Worker:
         yield from metrics.memory(stats)
         yield from metrics.ring(self._inbox, self._mailbox, self._outbox)
         yield from metrics.callback(self._callback)
+        yield from metrics.log()
 
     def _receive(self) -> list[Submit | Cancel | Hello]:
         found: list[Submit | Cancel | Hello] = []
@@ -295,4 +310,5 @@ class Worker:
             max_batch_size=self._settings.max_batch_size,
             progress=self._pulse.turns,
             cut_off=self._outbox.cut_off,
+            quarantine=self._engine.intake.quarantine.holder,
         )

@@ -1,26 +1,35 @@
 """python -m router"""
 
+from sluice.ring.process import exit_on_interrupt
+
+if __name__ == "__main__":
+    # Before the imports below, which take a second.
+    exit_on_interrupt()
+
 import asyncio
 import signal
 from collections.abc import Callable
 
-import zmq
-
 from router.config import RouterSettings, read_settings
 from router.discovery import AddressError
-from router.service import Router
+from router.service import Router, fit_connections
 from sluice import telemetry
 from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from sluice.ring.descriptors import raise_limit
 from sluice.ring.keys import InsecureError, KeysError
-from sluice.ring.process import die_with_parent
+from sluice.ring.ports import check_ports
+from sluice.ring.process import die_with_parent, run_service
+from sluice.telemetry.output import protect_stderr
 
 
 def main() -> None:
     """Serve until SIGTERM or SIGINT. Ends the process with a clear message where it cannot start."""
+    protect_stderr()
     settings = read_settings()
     die_with_parent()
     try:
-        checkpoint = open_checkpoint(settings.model, settings.name, weights=False)
+        check_ports(settings.ports)
+        checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, checkpoint))
     except (
@@ -30,13 +39,13 @@ def main() -> None:
         KeysError,
         OSError,
         RuntimeError,
-        zmq.ZMQError,
     ) as error:
-        raise SystemExit(f"python -m router: {error}") from error
+        raise SystemExit(str(error)) from error
 
 
 async def _serve(settings: RouterSettings, checkpoint: Checkpoint) -> None:
     logger = telemetry.configure("router", settings.log_level)
+    settings = fit_connections(settings, raise_limit(), logger)
     router = Router(settings, checkpoint, logger)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -61,4 +70,4 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 if __name__ == "__main__":
-    main()
+    run_service("router", main)

@@ -10,6 +10,7 @@ from router.drain import Drain
 from router.errors import RequestError, Violation
 from router.flush import CacheFlush
 from router.members import Members
+from router.serving_model import ServingModel
 from router.statistics import detokenizer_message, step_message
 from router.steps import Steps
 from router.validate.durations import seconds
@@ -22,8 +23,17 @@ LONGEST_INTERVAL = 86_400.0
 class AdminService:
     """Each method answers one call."""
 
-    def __init__(self, members: Members, steps: Steps, drain: Drain, flush: CacheFlush, drain_seconds: float) -> None:
+    def __init__(
+        self,
+        members: Members,
+        serving: ServingModel,
+        steps: Steps,
+        drain: Drain,
+        flush: CacheFlush,
+        drain_seconds: float,
+    ) -> None:
         self._members = members
+        self._serving = serving
         self._steps = steps
         self._flush = flush
         self._drain = drain
@@ -70,12 +80,9 @@ class AdminService:
     def _stats(self) -> pb.Stats:
         return pb.Stats(
             time=_now(),
-            engines=[
-                step_message(peer.beat.engine, peer.beat.draining, peer.beat.stats)
-                for peer in self._members.engines.heard
-                if peer.beat
-            ],
+            engines=[step_message(peer.beat, peer.beat.stats) for peer in self._members.engines.heard if peer.beat],
             detokenizers=[detokenizer_message(peer.beat) for peer in self._members.detokenizers.heard if peer.beat],
+            serving_model_fingerprint=self._serving.choose(self._members.engines.usable),
         )
 
 

@@ -19,7 +19,7 @@ class Bounds:
 
     waiting: int
     waiting_tokens: int
-    """Prompt tokens."""
+    """Tokens of their prompts and of what they resume."""
     tenant_waiting: int | None = None
     """Requests of one tenant that wait; None: as many as of all."""
 
@@ -56,7 +56,7 @@ class _Waiter:
     """In line: see `place_in_line`."""
     arrival: int
     tenant: str = field(compare=False)
-    prompt_tokens: int = field(compare=False)
+    context_tokens: int = field(compare=False)
     admitted: "asyncio.Future[None]" = field(compare=False)
     gone: bool = field(default=False, compare=False)
     """Its turn came when it had been cancelled already."""
@@ -121,8 +121,9 @@ class Admission:
         if self.waiting >= bounds.waiting:
             self._refuse(f"{self.live} requests are live and {self.waiting} wait; at most {bounds.waiting} may wait")
 
-    async def acquire(self, priority: int, prompt_tokens: int, tenant: str = "", *, refusable: bool = True) -> Permit:
-        """Wait for a permit; whoever is cancelled meanwhile leaves the queue.
+    async def acquire(self, priority: int, context_tokens: int, tenant: str = "", *, refusable: bool = True) -> Permit:
+        """Wait for a permit; a caller cancelled meanwhile leaves the queue. `context_tokens` have to be computed
+        before the first new one.
 
         Raises RequestError OVERLOADED at once when the queue is full, unless it must not be refused: a request that
         gave its permit back for a while.
@@ -131,10 +132,10 @@ class Admission:
             self.check(tenant)
         self._named = self._named or bool(tenant)
         if self.waiting or not self._room(tenant):
-            await self._wait(priority, prompt_tokens, tenant, refusable)
+            await self._wait(priority, context_tokens, tenant, refusable)
         else:
             self.shares.enter(tenant)
-            self._give(tenant, prompt_tokens)
+            self._give(tenant, context_tokens)
         return Permit(self, tenant)
 
     def give_back(self, tenant: str) -> None:
@@ -146,13 +147,13 @@ class Admission:
         self.shares.leave(tenant)
         self._admit()
 
-    async def _wait(self, priority: int, prompt_tokens: int, tenant: str, refusable: bool) -> None:
+    async def _wait(self, priority: int, context_tokens: int, tenant: str, refusable: bool) -> None:
         if refusable:
-            self._check_tokens(prompt_tokens)
+            self._check_tokens(context_tokens)
         self._arrivals += 1
         place = place_in_line(priority, self._clock(), self._aging_seconds)
         admitted = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(place, self._arrivals, tenant, prompt_tokens, admitted)
+        waiter = _Waiter(place, self._arrivals, tenant, context_tokens, admitted)
         heapq.heappush(self._queues.setdefault(tenant, []), waiter)
         self._count(waiter, 1)
         self.shares.enter(tenant)
@@ -166,12 +167,12 @@ class Admission:
                 self._forget(waiter)
             raise
 
-    def _check_tokens(self, prompt_tokens: int) -> None:
+    def _check_tokens(self, context_tokens: int) -> None:
         # An empty queue takes a prompt of any length: else a long one could never wait.
-        if self.waiting and self.waiting_tokens + prompt_tokens > self._bounds.waiting_tokens:
+        if self.waiting and self.waiting_tokens + context_tokens > self._bounds.waiting_tokens:
             self._refuse(
-                f"{self.waiting} requests with {self.waiting_tokens} prompt tokens wait and this one has "
-                f"{prompt_tokens}; at most {self._bounds.waiting_tokens} may wait"
+                f"{self.waiting} requests with {self.waiting_tokens} tokens of prompts and resumed outputs wait and "
+                f"this one has {context_tokens}; at most {self._bounds.waiting_tokens} may wait"
             )
 
     def _refuse(self, message: str) -> None:
@@ -189,7 +190,7 @@ class Admission:
             return True
         present = self.shares.tenants + (0 if self.shares.requests(tenant) else 1)
         # Somebody else may always come.
-        return self._held[tenant] < self._places // max(2, present)
+        return self._held[tenant] < max(1, self._places // max(2, present))
 
     def _admit(self) -> None:
         while self._queues:
@@ -205,13 +206,13 @@ class Admission:
                 waiter.gone = True
                 self.shares.leave(tenant)
             else:
-                self._give(tenant, waiter.prompt_tokens)
+                self._give(tenant, waiter.context_tokens)
                 waiter.admitted.set_result(None)
 
-    def _give(self, tenant: str, prompt_tokens: int) -> None:
+    def _give(self, tenant: str, context_tokens: int) -> None:
         self.live += 1
         self._held[tenant] += 1
-        self.shares.charge(tenant, PROMPT_COST * prompt_tokens)
+        self.shares.charge(tenant, PROMPT_COST * context_tokens)
 
     def _forget(self, waiter: _Waiter) -> None:
         """It was cancelled while it waited."""
@@ -228,7 +229,7 @@ class Admission:
 
     def _count(self, waiter: _Waiter, by: int) -> None:
         self.waiting += by
-        self.waiting_tokens += by * waiter.prompt_tokens
+        self.waiting_tokens += by * waiter.context_tokens
         self._waiting_of[waiter.tenant] += by
         if not self._waiting_of[waiter.tenant]:
             del self._waiting_of[waiter.tenant]

@@ -4,12 +4,19 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
+import msgspec
+import structlog
+
 from router.cancels import Cancels
+from router.errors import RequestError
 from router.members import Members
 from router.peers import DetokenizerPeer, EnginePeer
 from router.placement import Placement
 from router.requests import Live, Requests, Route
+from router.serving_model import ServingModel
+from router.suspects import Suspects
 from router.validate.context import fit
+from sluice.ring.errors import ErrorCode
 from sluice.ring.params import StopParams
 from sluice.ring.wire import Cancel, Drop, Submit
 
@@ -28,6 +35,10 @@ class _Candidates(NamedTuple):
         them = {peer.epoch: peer for peer in detokenizers}
         return cls({peer.epoch: peer for peer in engines if any(reaches(peer, to) for to in them.values())}, them)
 
+    def only(self, epoch: int | None) -> "_Candidates":
+        """With this engine, or without any."""
+        return self._replace(engines={} if epoch is None else {epoch: self.engines[epoch]})
+
     def without(self, avoided: set[int]) -> "_Candidates":
         """Without these epochs, where others are left."""
         return _Candidates.of(_without(self.engines, avoided), _without(self.detokenizers, avoided))
@@ -40,12 +51,23 @@ class Attempts:
     """Sends attempts, and takes back what they were charged."""
 
     def __init__(
-        self, requests: Requests, members: Members, placement: Placement, address: str, context_tokens: int
+        self,
+        requests: Requests,
+        members: Members,
+        placement: Placement,
+        serving: ServingModel,
+        suspects: Suspects,
+        address: str,
+        context_tokens: int,
+        logger: structlog.stdlib.BoundLogger,
     ) -> None:
         """`address` is where the text is to come; `context_tokens` is the model's."""
         self._requests = requests
         self._members = members
         self._placement = placement
+        self._serving = serving
+        self._suspects = suspects
+        self._logger = logger
         self._address = address
         self._model_context_tokens = context_tokens
         self._cancels = Cancels()
@@ -53,18 +75,21 @@ class Attempts:
     @property
     def context_tokens(self) -> int:
         """Longest prompt plus output: the model's, or less where no engine that is alive can hold so much."""
-        known = [peer.beat.max_sequence_tokens for peer in self._members.engines.usable if peer.beat]
-        return min(self._model_context_tokens, max(known)) if known else self._model_context_tokens
+        return self._longest(self._members.engines.usable)
 
     def try_submit(self, live: Live) -> bool:
         """Place the request's next attempt and send it; False where nobody can take it now.
 
-        Raises RequestError CONTEXT_OVERFLOW, for a first attempt only.
+        Raises RequestError CONTEXT_OVERFLOW, for a first attempt only, and MODEL_CHANGED.
         """
+        self._serving.check(live, self._members.engines.all)
         if live.submitted is None:
-            live.max_tokens = fit(live.spec, len(live.prompt), self.context_tokens)
+            live.max_tokens = fit(live.spec, len(live.prompt), self._longest(self._reachable(live).engines.values()))
         found = self._candidates(live)
-        found = found._replace(engines={epoch: peer for epoch, peer in found.engines.items() if peer.lane.ready()})
+        ready = {epoch: peer for epoch, peer in found.engines.items() if peer.lane.ready() and not peer.quarantined}
+        ring = self._ring_size()
+        alone = self._suspects.is_quarantined(live.suspicion, ring)
+        found = self._separate(live, found._replace(engines=ready), ring if alone else None)
         if not found:
             return False
         engines, detokenizers = found.without(live.avoided) or found
@@ -76,11 +101,19 @@ class Attempts:
             live.spec.n,
         )
         route = Route(engines[choice.engine], detokenizers[choice.detokenizer], choice)
-        if not route.engine.lane.send(self._submit_message(live, route)):
+        if not route.engine.lane.send(self._submit_message(live, route, alone)):
             return False
+        if alone:
+            self._enter_quarantine(live, route)
         self._placement.charge(choice)
         self._requests.put_on_ring(live, route)
         return True
+
+    def refusal(self, live: Live) -> RequestError:
+        """Of a request that found no peers for its first attempt."""
+        if live.bound and not self._serving.engines_for(live, self._members.engines.usable):
+            return RequestError(ErrorCode.NO_ENGINE, f"no engine with the model {live.model} is alive")
+        return RequestError(ErrorCode.NO_DETOKENIZER, "nothing gets from the engines to the detokenizers")
 
     def can_move(self, live: Live) -> bool:
         """Whether peers are there that could take another attempt at it."""
@@ -123,7 +156,7 @@ class Attempts:
                 self._cancels.send(peer, Drop(live.number, live.attempt))
         self._take_off(live)
         live.attempt += 1
-        live.begun = live.cancelled = False
+        live.begun = live.cancelled = live.suspicion.started = False
         live.log.forget_start()
 
     def forget(self, peer: EnginePeer | DetokenizerPeer, gone: bool) -> None:
@@ -138,12 +171,47 @@ class Attempts:
 
     def _candidates(self, live: Live) -> _Candidates:
         total = len(live.prompt) + live.max_tokens
-        engines = (
-            peer for peer in self._members.engines.usable if peer.beat and peer.beat.max_sequence_tokens >= total
+        found = self._reachable(live)
+        engines = found.engines.items()
+        return found._replace(
+            engines={epoch: peer for epoch, peer in engines if peer.beat and peer.beat.max_sequence_tokens >= total}
         )
-        return _Candidates.of(engines, self._members.detokenizers.usable)
 
-    def _submit_message(self, live: Live, route: Route) -> Submit:
+    def _reachable(self, live: Live) -> _Candidates:
+        """With the engines that serve its model, of any length."""
+        found = _Candidates.of(self._members.engines.usable, self._members.detokenizers.usable)
+        return found._replace(
+            engines={peer.epoch: peer for peer in self._serving.engines_for(live, found.engines.values())}
+        )
+
+    def _longest(self, engines: Iterable[EnginePeer]) -> int:
+        known = [peer.beat.max_sequence_tokens for peer in engines if peer.beat]
+        return min(self._model_context_tokens, max(known)) if known else self._model_context_tokens
+
+    def _ring_size(self) -> int:
+        """Engines that are there, or may come back."""
+        since = time.monotonic() - self._suspects.patience
+        return sum(peer.alive or peer.heard > max(0.0, since) for peer in self._members.engines.all)
+
+    def _separate(self, live: Live, found: _Candidates, ring: int | None) -> _Candidates:
+        """Suspects, which come with the size of the ring, from all others."""
+        loads = {epoch: self._placement.requests(epoch) for epoch in found.engines}
+        if ring is not None:
+            return found.only(self._suspects.quarantine(live.suspicion, loads, ring))
+        reserved = self._suspects.reserved(loads)
+        return found if reserved is None else found.without({reserved})
+
+    def _enter_quarantine(self, live: Live, route: Route) -> None:
+        self._suspects.enter_quarantine(live.suspicion, route.engine.epoch)
+        self._logger.info(
+            "quarantine",
+            request_id=live.spec.request_id,
+            attempt=live.attempt,
+            engine=route.engine.name,
+            engine_deaths=live.suspicion.deaths,
+        )
+
+    def _submit_message(self, live: Live, route: Route, alone: bool) -> Submit:
         spec = live.spec
         elapsed = time.monotonic() - live.arrived
         assert route.detokenizer.beat is not None  # noqa: S101 - only peers that were heard are chosen
@@ -158,7 +226,7 @@ class Attempts:
             stopping=StopParams(
                 live.max_tokens, spec.stopping.min_tokens, spec.stopping.eos_token_ids, spec.stopping.token_ids
             ),
-            text=spec.text,
+            text=msgspec.structs.replace(spec.text, interval=live.interval),
             priority=spec.priority,
             salt=spec.salt,
             time_limit=None if spec.time_limit is None else max(0.001, spec.time_limit - elapsed),
@@ -167,6 +235,7 @@ class Attempts:
             retention=live.retention,
             resume=live.log.resume,
             ended=live.log.ended,
+            alone=alone,
         )
 
     def _send_cancel(self, live: Live, route: Route, sequence: int | None = None) -> None:
@@ -175,6 +244,7 @@ class Attempts:
     def _take_off(self, live: Live) -> None:
         if live.route is not None:
             self._placement.release(live.route.choice, live.begun)
+            self._suspects.leave_quarantine(live.suspicion)
         self._requests.take_off_ring(live)
 
 

@@ -44,9 +44,14 @@ class Context:
         self.caller = caller
         self._call = call
 
+    @property
+    def peer(self) -> str:
+        """Where the call comes from, as gRPC writes it, such as "ipv4:10.0.0.7:53124"."""
+        return self._call.peer()
+
     async def write(self, message: Message) -> None:
         """The next message of a stream."""
-        await sent(self._call.write(message))
+        await sent(self._call.write(message.SerializeToString()))
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
         """Before the first message."""

@@ -50,7 +50,8 @@ class ChatTemplate:
         try:
             text = self._template.render(variables)
         except Exception as error:  # a template is a program: whatever it raises is about this chat
-            raise _refused(f"the chat template refuses these messages: {shown(str(error))}") from error
+            description = f"the chat template refuses these messages: {shown(str(error))}"
+            raise RequestError.invalid([Violation("spec.chat", description, private=True)]) from error
         return _cut_after_final_message(text, chat.messages[-1]["content"]) if chat.continue_final_message else text
 
 

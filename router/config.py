@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from router.admission import Bounds
+from sluice.ring.ports import Port
 from sluice.ring.settings import ServiceSettings, load_settings
 
 ENVIRONMENT = "SLUICE_ROUTER_"
@@ -25,6 +26,7 @@ class RouterSettings(ServiceSettings):
 
     model: str = Field(description="folder or hub id of the model; its config and tokenizer files are read, no weights")
     name: str | None = Field(None, description="served name of the model; default: the folder's")
+    revision: str | None = Field(None, min_length=1, description="branch, tag or commit of a hub model; default: main")
     engines: tuple[str, ...] = Field(
         (), description="engine inboxes: tcp://host:port, ipc:///path, or dns://name:port, resolved again and again"
     )
@@ -71,7 +73,9 @@ class RouterSettings(ServiceSettings):
     max_open: int = Field(16_384, ge=1, description="requests open at most, those of clients that do not read included")
     max_live: int = Field(4096, ge=1, description="requests on the ring at most; engines may hold fewer")
     max_waiting: int = Field(1024, ge=0, description="requests waiting for admission at most; more get OVERLOADED")
-    max_waiting_tokens: int = Field(4_000_000, ge=0, description="prompt tokens waiting for admission at most")
+    max_waiting_tokens: int = Field(
+        4_000_000, ge=0, description="tokens of prompts and resume that wait for admission at most"
+    )
     priority_aging_seconds: float = Field(
         30.0, ge=0, le=1e9, description="in which a request that waits gains one priority class; 0: never"
     )
@@ -103,6 +107,9 @@ class RouterSettings(ServiceSettings):
     )
     slow_client_timeout: float = Field(
         900.0, gt=0, description="seconds one write to a client may take before its stream ends with SLOW_CLIENT"
+    )
+    allow_mixed_models: bool = Field(
+        False, description="use engines with different weights, configuration or dtype as one, also within a stream"
     )
     resolve_interval: float = Field(5.0, gt=0, description="seconds between two look-ups of the peers' names")
     cached_blocks: int = Field(65_536, ge=0, description="block hashes remembered per engine, for placement")
@@ -156,6 +163,15 @@ class RouterSettings(ServiceSettings):
     def listeners(self) -> dict[str, str]:
         """Interfaces of the gRPC servers, by setting."""
         return {"host": self.host} | ({} if self.admin_port is None else {"admin_host": self.admin_host})
+
+    @property
+    def ports(self) -> list[Port]:
+        """That it listens on, for clients and for probes."""
+        return [
+            Port("port", self.host, self.port),
+            Port("admin_port", self.admin_host, self.admin_port or 0),
+            Port("metrics_port", self.metrics_host, self.metrics_port),
+        ]
 
     @property
     def authenticates(self) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import msgspec
+import structlog
 
 from router.attempts import Attempts, reaches
 from router.errors import RequestError
@@ -12,6 +13,7 @@ from router.members import Members
 from router.peers import DetokenizerPeer, EnginePeer
 from router.recovery import Recovery
 from router.requests import Live, Requests
+from router.suspects import Suspects
 from router.tally import Tally
 from sluice.ring.beats import EngineBeat
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
@@ -29,8 +31,10 @@ class Dispatcher:
         members: Members,
         attempts: Attempts,
         recovery: Recovery,
+        suspects: Suspects,
         peer_wait: float,
         tally: Tally,
+        logger: structlog.stdlib.BoundLogger,
     ) -> None:
         self.late_rows = 0
         """Rows of requests or attempts that are not on the ring (any more)."""
@@ -38,8 +42,10 @@ class Dispatcher:
         self._members = members
         self._attempts = attempts
         self._recovery = recovery
+        self._suspects = suspects
         self._peer_wait = peer_wait
         self._tally = tally
+        self._logger = logger
 
     @property
     def between_attempts(self) -> int:
@@ -54,7 +60,7 @@ class Dispatcher:
     async def submit(self, live: Live) -> None:
         """Place the request and send it, waiting for peers up to a bound and for a lane with room.
 
-        Raises RequestError NO_ENGINE, NO_DETOKENIZER, CONTEXT_OVERFLOW. An aborted request is not sent.
+        Raises RequestError NO_ENGINE, NO_DETOKENIZER, MODEL_CHANGED, CONTEXT_OVERFLOW. An aborted request is not sent.
         """
         deadline = time.monotonic() + self._peer_wait
         await self._members.wait(deadline)
@@ -62,7 +68,7 @@ class Dispatcher:
             await asyncio.sleep(FULL_LANE_RETRY_SECONDS)
             await self._members.wait(deadline)
             if time.monotonic() > deadline and not self._attempts.can_move(live):
-                raise RequestError(ErrorCode.NO_DETOKENIZER, "nothing gets from the engines to the detokenizers")
+                raise self._attempts.refusal(live)
 
     def abort(self, live: Live) -> None:
         """End it with ABORTED, and free its id at once."""
@@ -92,6 +98,7 @@ class Dispatcher:
             if live is not None:
                 if live.attempt == 0 and live.log.started is None and live.permit is not None:
                     live.permit.found_cached(min(started.cached_tokens, len(live.prompt)))
+                live.suspicion.started = True
                 live.log.start(started)
         for row in batch.rows():
             live = self._current(row.request, row.attempt)
@@ -131,11 +138,19 @@ class Dispatcher:
                 concerned += 1
         return concerned
 
-    def lose_peer(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool) -> None:
-        """It fell silent or stands still; or it has `gone` (restarted, off the list), and its lane will be closed."""
+    def lose_peer(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool = False) -> None:
+        """It fell silent or stands still; or it has `gone` (restarted, off the list), and its lane will be closed.
+
+        `died`: its process has ended, which may be the doing of a request aboard.
+        """
         code = ErrorCode.ENGINE_LOST if isinstance(peer.beat, EngineBeat) else ErrorCode.DETOKENIZER_LOST
-        for live in self._requests.on_ring:
-            if live.route is not None and peer in (live.route.engine, live.route.detokenizer):
+        on_ring = self._requests.on_ring
+        aboard = [live for live in on_ring if live.route and peer in (live.route.engine, live.route.detokenizer)]
+        poison = self._poison(peer, aboard) if died else None
+        for live in aboard:
+            if live is poison:
+                self._end_poison(live)
+            else:
                 self.lose(live, code, f"{peer.name} {why}")
         self._attempts.forget(peer, gone)
 
@@ -166,6 +181,33 @@ class Dispatcher:
         self._recovery.close()
         self._attempts.close()
 
+    def _poison(self, dead: EnginePeer | DetokenizerPeer, aboard: list[Live]) -> Live | None:
+        """Who of those aboard is to end for this death."""
+        progress = {live.suspicion: live.progressed for live in aboard}
+        if not isinstance(dead.beat, EngineBeat):
+            self._suspects.peer_died(progress)
+            return None
+        for live in aboard:
+            live.suspicion.unseen = live.unseen
+        if dead.quarantine is None:
+            self._suspects.engine_died(progress, None)
+            return None
+        alone = self._requests.numbered(dead.quarantine)
+        # Where it is a request of another router, that router sees to it.
+        return alone if alone in aboard and self._suspects.engine_died(progress, alone.suspicion) else None
+
+    def _end_poison(self, live: Live) -> None:
+        deaths = live.suspicion.deaths
+        self._logger.error(
+            "request kills engines",
+            request_id=live.spec.request_id,
+            tenant=live.tenant,
+            engine=live.engine,
+            engine_deaths=deaths,
+            received_tokens=live.log.received,
+        )
+        self.lose(live, ErrorCode.POISON, f"{deaths} engines in a row died under this request")
+
     def _stop(self, live: Live) -> None:
         if live.route is not None:
             self._attempts.cancel(live)
@@ -188,6 +230,8 @@ class Dispatcher:
             self._tally.heard(live, row.sequence, len(row.tokens))
             if live.permit is not None:
                 live.permit.drew(len(row.tokens))
+            if live.suspicion.suspected and live.progressed:
+                self._suspects.clear(live.suspicion)
         if appended is Appended.HOLE and not failed:
             self.lose(live, ErrorCode.ROWS_LOST, f"rows of sequence {row.sequence} are missing before {row.offset}")
         elif row.end is not None:

@@ -1,5 +1,7 @@
 """What a client is told when its request cannot be served: a gRPC status with google.rpc details."""
 
+import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
@@ -16,6 +18,14 @@ MAX_VIOLATION_BYTES = 3000
 """Of all violations in one answer: clients take 8 KiB of metadata, in base64."""
 MAX_MESSAGE_CHARACTERS = 400
 
+PUSHBACK = "grpc-retry-pushback-ms"
+PREVIOUS_ATTEMPTS = "grpc-previous-rpc-attempts"
+ATTEMPTS = re.compile("[0-9]{1,9}", re.ASCII)
+MOST_PREVIOUS_ATTEMPTS = 4
+"""gRPC makes five attempts at most."""
+RETRIED_STATUSES = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
+"""Those that retry policies name."""
+
 
 class Violation(NamedTuple):
     """One field that cannot be taken as it is."""
@@ -24,6 +34,8 @@ class Violation(NamedTuple):
     """Path from the request message, such as "spec.sampling.temperature"."""
     description: str
     """What is wrong, with the value and the limit."""
+    private: bool = False
+    """The description quotes what the caller wrote: logs leave it out."""
 
 
 class RequestError(Exception):
@@ -35,12 +47,15 @@ class RequestError(Exception):
         message: str,
         violations: Iterable[Violation] = (),
         metadata: Mapping[str, str] | None = None,
+        private: bool = False,
     ) -> None:
+        """`private`: the message quotes what the caller wrote."""
         super().__init__(message)
         self.code = code
         self.message = message
         self.violations = tuple(violations)
         self.metadata = dict(metadata or {})
+        self.private = private or any(violation.private for violation in self.violations)
 
     @classmethod
     def invalid(cls, violations: Sequence[Violation], code: ErrorCode = ErrorCode.INVALID_ARGUMENT) -> "RequestError":
@@ -48,6 +63,17 @@ class RequestError(Exception):
         first = violations[0]
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         return cls(code, f"{first.field}: {first.description}{more}", violations)
+
+    @classmethod
+    def internal(cls, error_id: str) -> "RequestError":
+        """For an exception that nothing expected; the log has its text, under this id."""
+        message = f"an internal error; the server's log describes it under the error id {error_id}"
+        return cls(ErrorCode.INTERNAL, message, metadata={"error_id": error_id})
+
+    @property
+    def loggable(self) -> str:
+        """The message, as far as a log may hold it."""
+        return "not logged: it quotes the request" if self.private else self.message
 
     def status(self) -> status_pb2.Status:
         """google.rpc.Status with ErrorInfo, and BadRequest and RetryInfo where they say something."""
@@ -75,9 +101,24 @@ def duration(seconds: float) -> Duration:
 async def abort(call: Call, error: RequestError) -> NoReturn:
     """End the call. Where nothing was written yet no initial metadata goes out, and a client's retry policy can act."""
     status = error.status()
-    details = (("grpc-status-details-bin", status.SerializeToString()),)
-    await sent(call.abort(StatusCode[error.code.status], status.message, details))
+    trailers = [("grpc-status-details-bin", status.SerializeToString()), *_pushback(call, error.code)]
+    await sent(call.abort(StatusCode[error.code.status], status.message, tuple(trailers)))
     raise AssertionError("abort does not return")
+
+
+def _pushback(call: Call, code: ErrorCode) -> list[tuple[str, str]]:
+    """When gRPC's own retries come again, as gRFC A6 has it: this replaces the client's backoff, so it has to grow and
+    to be random here. A negative number ends them; it also counts against the channel's retries, so that it is sent for
+    a status that would be retried and for no other."""
+    if code.retry_after is None:
+        return [(PUSHBACK, "-1")] if code.status in RETRIED_STATUSES else []
+    seconds = code.retry_after * 2 ** _previous_attempts(call) * random.uniform(1.0, 2.0)
+    return [(PUSHBACK, str(round(1000 * seconds)))]
+
+
+def _previous_attempts(call: Call) -> int:
+    found = next((str(value) for key, value in call.invocation_metadata() or () if key == PREVIOUS_ATTEMPTS), "")
+    return min(int(found), MOST_PREVIOUS_ATTEMPTS) if ATTEMPTS.fullmatch(found) else 0
 
 
 def _bad_request(violations: Sequence[Violation]) -> error_details_pb2.BadRequest:

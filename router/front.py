@@ -4,11 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import structlog
 
 from router.admission import Admission
-from router.callers import Caller
+from router.callers import Caller, Context
 from router.config import Limits
 from router.dispatch import Dispatcher
 from router.errors import RequestError
@@ -21,6 +22,8 @@ from router.validate.spec import parse
 from router.validate.violations import logged
 from sluice.ring.errors import FinishReason
 from sluice.v1 import generation_pb2
+
+MAX_LOGGED_FIELDS = 8
 
 
 class Front:
@@ -48,22 +51,27 @@ class Front:
 
     @asynccontextmanager
     async def serve(
-        self, message: generation_pb2.GenerationSpec, caller: Caller, streaming: bool
+        self, message: generation_pb2.GenerationSpec, context: Context, streaming: bool
     ) -> AsyncIterator[Live]:
         """A request on the ring, or one that ended while it waited; whatever ends the body ends the request.
 
         Raises RequestError.
         """
-        request_id = logged(message.request_id)
+        request_id, tenant = logged(message.request_id), context.caller.tenant
         try:
             spec = parse(message, self._model, self._limits, streaming)
             request_id = spec.request_id
-            live = self._requests.enter(spec, caller.tenant)
+            live = self._requests.enter(spec, tenant)
         except RequestError as error:
-            self._logger.info("request", request_id=request_id, outcome=error.code.name, stream=streaming)
+            refusal = _refusal(error, context.peer)
+            outcome = error.code.name
+            self._logger.info(
+                "request", request_id=request_id, outcome=outcome, stream=streaming, tenant=tenant, **refusal
+            )
             self._tally.refused(error.code.name, error.code.status)
             raise
         outcome = status = "CANCELLED"
+        refusal = {}
         try:
             await self._bring_to_ring(live)
             yield live
@@ -71,13 +79,16 @@ class Front:
             outcome = ",".join(reasons)
         except RequestError as error:
             outcome, status = error.code.name, error.code.status
+            if live.suspicion.deaths:
+                error.metadata["engine_deaths"] = str(live.suspicion.deaths)
+            refusal = _refusal(error, context.peer)
             raise
         except Exception:
             outcome = status = "INTERNAL"
             raise
         finally:
             self._leave(live)
-            self._report(live, outcome)
+            self._report(live, outcome, refusal)
             self._tally.ended(live, "MIXED" if "," in outcome else outcome, status)
 
     async def abort(self, request_id: str, caller: Caller) -> bool:
@@ -108,7 +119,8 @@ class Front:
         live.prompt = tokens if keep is None else tokens[-keep:]
         fit(live.spec, len(live.prompt), self._dispatcher.context_tokens)
         live.retention = live.spec.retention.params(len(tokens), len(live.prompt))
-        live.permit = await self._admission.acquire(live.spec.priority, len(live.prompt), live.tenant)
+        context_tokens = len(live.prompt) + live.spec.resumed_tokens
+        live.permit = await self._admission.acquire(live.spec.priority, context_tokens, live.tenant)
         await self._dispatcher.submit(live)
 
     def _leave(self, live: Live) -> None:
@@ -116,7 +128,7 @@ class Front:
         self._dispatcher.leave(live)
         self._requests.leave(live)
 
-    def _report(self, live: Live, outcome: str) -> None:
+    def _report(self, live: Live, outcome: str, refusal: dict[str, Any]) -> None:
         started = live.log.started
         now, first_token = time.monotonic(), live.first_token
         self._logger.info(
@@ -136,4 +148,11 @@ class Front:
             first_token_seconds=None if first_token is None else round(first_token, 6),
             engine=live.engine,
             detokenizer=live.detokenizer,
+            **refusal,
         )
+
+
+def _refusal(error: RequestError, peer: str) -> dict[str, Any]:
+    """Of the log line of a request that ends with an error: what is wrong with which fields, and who sent it."""
+    fields = [violation.field for violation in error.violations[:MAX_LOGGED_FIELDS]]
+    return {"fields": fields, "reason": logged(error.loggable), "peer": peer}

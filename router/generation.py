@@ -39,15 +39,15 @@ class GenerationService:
 
     async def generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """All of it at once."""
-        async with self._front.serve(request.spec, context.caller, streaming=False) as live:
+        async with self._front.serve(request.spec, context, streaming=False) as live:
             await wait_for_end(live)
-            return Writer(live, self._text.token_bytes).response(await self._prompt_text(live))
+            return Writer(live, self._text.vocabulary).response(await self._prompt_text(live))
 
     async def generate_stream(self, request: pb.GenerateStreamRequest, context: Context) -> None:
         """Event by event."""
-        async with self._front.serve(request.spec, context.caller, streaming=True) as live:
+        async with self._front.serve(request.spec, context, streaming=True) as live:
             prompt_text = await self._prompt_text(live)
-            writer = Writer(live, self._text.token_bytes)
+            writer = Writer(live, self._text.vocabulary)
             await Stream(live, writer, context.write, self._write_seconds).run(prompt_text)
 
     async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:

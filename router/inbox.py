@@ -17,7 +17,7 @@ BATCH_MESSAGES = 32
 class RouterInbox:
     """Hands every message and gap to `handle`, in order.
 
-    Raises InsecureError for an address that must not be used, ZMQError when it cannot be bound.
+    Raises InsecureError for an address that must not be used, ListenError when it cannot be bound.
     """
 
     def __init__(

@@ -10,7 +10,11 @@ from router.tls import Certificates
 
 KEEPALIVE_MILLISECONDS = 20_000
 HANDSHAKE_MILLISECONDS = 10_000
+LEAST_PING_MILLISECONDS = 5_000
+"""Between two pings of a client. Documented as 10 s: the timers of a client and the network are not exact."""
 MAX_PING_STRIKES = 2
+LEAST_PENDING = 16_384
+MAX_PENDING_SECONDS = 600
 
 
 class Listener:
@@ -60,6 +64,8 @@ class Listener:
 
 
 def _options(settings: RouterSettings) -> list[tuple[str, int]]:
+    # gRPC cancels a call that it cannot queue, without a word why: the bounds that clients meet are our own.
+    pending = max(settings.max_open, LEAST_PENDING)
     return [
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", -1),
@@ -70,9 +76,13 @@ def _options(settings: RouterSettings) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", settings.max_streams),
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MILLISECONDS),
+        ("grpc.server.max_pending_requests", pending),
+        ("grpc.server.max_pending_requests_hard_limit", pending),
+        ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_SECONDS),
         # A client whose machine is gone must not keep its requests running.
         ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_MILLISECONDS // 2),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MILLISECONDS // 2),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_MILLISECONDS),
         ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
     ]

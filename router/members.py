@@ -19,8 +19,9 @@ HELLO_SECONDS = 1.0
 TICK_SECONDS = 0.25
 MAX_WARNED = 1000
 
-OnLost = Callable[[EnginePeer | DetokenizerPeer, str, bool], None]
-"""The peer, what became of it, and whether it is gone for good: restarted, or off the list."""
+OnLost = Callable[[EnginePeer | DetokenizerPeer, str, bool, bool], None]
+"""The peer, what became of it, whether its lane will be closed (restarted, or off the list), and whether its
+process has ended without a drain."""
 OnMissed = Callable[[int, DetokenizerPeer], int]
 """Epoch of an engine, and the detokenizer that never got messages of it; how many requests that concerns."""
 
@@ -60,7 +61,7 @@ class Members:
         self._tokenizer = tokenizer
         self._logger = logger
         self._warned: set[str] = set()
-        self._on_lost: OnLost = lambda _, __, ___: None
+        self._on_lost: OnLost = lambda *_: None
         self._on_missed: OnMissed = lambda _, __: 0
         self._on_change: Callable[[], None] = lambda: None
 
@@ -112,7 +113,7 @@ class Members:
             self._warn(beat.address, "beat from an address that is not configured")
         if former is not None:
             self._logger.warning("peer restarted", peer=name, address=beat.address)
-            self._on_lost(former, "restarted", True)
+            self._on_lost(former, "restarted", True, not (former.dead or former.asked_to_drain))
             former.lane.close()
         if heard is Heard.NEW:
             self._logger.info("peer heard", peer=name, address=beat.address, draining=beat.draining)
@@ -124,7 +125,7 @@ class Members:
         for engine in self.engines.heard:
             if engine.epoch == epoch and engine.lane.epoch in (missed := engine.news_of_missed()):
                 self._logger.warning("messages lost", engine=engine.name, missed=missed[engine.lane.epoch])
-                self._on_lost(engine, "never got some messages", False)
+                self._on_lost(engine, "never got some messages", False, False)
         for detokenizer in self.detokenizers.heard:
             for source, count in detokenizer.news_of_missed().items() if detokenizer.epoch == epoch else ():
                 if requests := self._on_missed(source, detokenizer):
@@ -159,6 +160,8 @@ class Members:
             last = now
             if late > TICK_SECONDS:
                 self._forgive(late)
+            self.engines.check_lanes()
+            self.detokenizers.check_lanes()
             self._check(self.engines, now)
             self._check(self.detokenizers, now)
 
@@ -169,11 +172,11 @@ class Members:
     def _check(self, peers: Peers[B], now: float) -> None:
         for peer in peers.fall_silent(now):
             self._logger.warning("peer lost", peer=peer.name, address=peer.address)
-            self._on_lost(peer, "fell silent", False)
+            self._on_lost(peer, "fell silent", False, peer.dead)
             self._changed()
         for peer in peers.stand_still(now):
             self._logger.warning("peer stands still", peer=peer.name, address=peer.address)
-            self._on_lost(peer, "stands still", False)
+            self._on_lost(peer, "stands still", False, False)
             self._changed()
 
     async def _resolve(self, interval: float) -> None:
@@ -184,5 +187,5 @@ class Members:
 
     def _follow(self, peers: Peers[B], addresses: dict[str, frozenset[str]]) -> None:
         for gone in peers.set_addresses(addresses):
-            self._on_lost(gone, "is not listed any more", True)
+            self._on_lost(gone, "is not listed any more", True, False)
             gone.lane.close()

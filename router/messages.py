@@ -6,9 +6,9 @@ from typing import cast
 from router.errors import duration
 from router.log import NO_TIMES, SequenceLog
 from router.requests import Live
-from router.vocabulary import TokenBytes
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import derive_seed
+from sluice.ring.vocabulary import Vocabulary
 from sluice.ring.wire import End, TokenLogprob
 from sluice.v1 import generation_pb2 as pb
 
@@ -16,10 +16,10 @@ from sluice.v1 import generation_pb2 as pb
 class Writer:
     """Builds the messages of one request."""
 
-    def __init__(self, live: Live, token_bytes: TokenBytes) -> None:
+    def __init__(self, live: Live, vocabulary: Vocabulary) -> None:
         self._live = live
         self._spec = live.spec
-        self._token_bytes = token_bytes
+        self._vocabulary = vocabulary
         self._with_logprobs = live.spec.sampling.logprobs is not None
 
     def started(self) -> pb.Started:
@@ -31,6 +31,7 @@ class Writer:
             prompt_tokens=len(self._live.prompt),
             cached_tokens=started.cached_tokens if started else 0,
             seed=self._spec.sampling.seed,
+            model_fingerprint=self._live.model,
         )
 
     def delta(self, log: SequenceLog) -> pb.Delta | None:
@@ -72,12 +73,15 @@ class Writer:
 
     def response(self, prompt_text: str) -> pb.GenerateResponse:
         """The unary answer; every sequence has its end."""
-        return pb.GenerateResponse(
+        response = pb.GenerateResponse(
             request_id=self._spec.request_id,
             outputs=[self._output(log, log.end, prompt_text) for log in self._live.log.sequences if log.end],
             usage=self._usage(),
             timings=self._timings(),
         )
+        for log in self._live.log.sequences:
+            self._live.log.take(log)
+        return response
 
     def _output(self, log: SequenceLog, end: End, prompt_text: str) -> pb.Output:
         output = pb.Output(
@@ -98,7 +102,7 @@ class Writer:
     def _logprob(self, token: int, found: TokenLogprob) -> pb.TokenLogprob:
         return pb.TokenLogprob(
             token_id=token,
-            token=self._token_bytes[token],
+            token=self._vocabulary.bytes_of(token),
             logprob=found.logprob,
             rank=found.rank,
             top=self._top(found.top),
@@ -106,7 +110,7 @@ class Writer:
 
     def _top(self, top: Sequence[tuple[int, float]]) -> list[pb.TokenLogprob]:
         return [
-            pb.TokenLogprob(token_id=token, token=self._token_bytes[token], logprob=logprob, rank=rank)
+            pb.TokenLogprob(token_id=token, token=self._vocabulary.bytes_of(token), logprob=logprob, rank=rank)
             for rank, (token, logprob) in enumerate(top, 1)
         ]
 

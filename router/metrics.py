@@ -12,9 +12,12 @@ from router.inbox import RouterInbox
 from router.members import Members
 from router.peers import Peers
 from router.requests import Requests
+from router.serving_model import engines_by_model
 from router.steps import Steps
+from router.suspects import Suspects
 from router.tally import Tally
 from sluice.telemetry.metrics import counter, gauge, histogram
+from sluice.telemetry.output import lines_lost
 
 P = "sluice_router_"
 
@@ -55,6 +58,9 @@ def ring(members: Members, inbox: RouterInbox, dispatcher: Dispatcher) -> Iterat
     usable = {kind: sum(peer.usable for peer in peers.all) for kind, peers in kinds.items()}
     yield gauge(P + "peers_alive", "Engines and detokenizers that are heard.", alive, ("kind",))
     yield gauge(P + "peers_usable", "Of those, that take new work.", usable, ("kind",))
+    models = len(engines_by_model(members.engines.all))
+    text = "Models, by weights, configuration and dtype, that the engines that are heard serve; more than 1: mixed."
+    yield gauge(P + "models", text, models)
     unknown = {kind: peers.unknown for kind, peers in kinds.items()}
     yield counter(P + "beats_unknown", "Beats of peers that are not configured.", unknown, ("kind",))
     text = "Requests that wait for another attempt: for peers, or for their own client to read."
@@ -63,6 +69,12 @@ def ring(members: Members, inbox: RouterInbox, dispatcher: Dispatcher) -> Iterat
     yield counter(P + "peers_refused", "Attempts to connect without a key that is admitted.", inbox.refused)
     yield counter(P + "frame_gaps", "Times that frames of a lane never came.", inbox.gaps)
     yield counter(P + "rows_late", "Rows of requests that are not on the ring any more.", dispatcher.late_rows)
+
+
+def suspects(found: Suspects) -> Iterator[Metric]:
+    """Requests under which engines die."""
+    yield counter(P + "quarantines", "Attempts that ran alone on an engine.", found.quarantines)
+    yield counter(P + "poisoned_requests", "Requests that ended with POISON: engines died under them.", found.poisoned)
 
 
 def steps(found: Steps) -> Iterator[Metric]:
@@ -80,3 +92,8 @@ def access(found: Access) -> Iterator[Metric]:
     yield counter(P + "tls_connections", text, found.handshakes.used)
     text = "Changes of certificates and tokens, by what came of them; after failed the old ones stay."
     yield counter(P + "file_reloads", text, found.reloads.counts, ("outcome",))
+
+
+def log() -> Iterator[Metric]:
+    """What the log lacks."""
+    yield counter(P + "log_lines_lost", "Log lines that could not be written.", lines_lost())

@@ -20,8 +20,6 @@ class Model:
     sampling: SamplingParams
     """What a request gets where it says nothing."""
     dtype: str
-    fingerprint: str
-    """Of the whole folder; what engines beat."""
     tokenizer_fingerprint: str
     """Hex; of the tokenizer files only."""
     has_chat: bool
@@ -40,7 +38,6 @@ def describe(checkpoint: Checkpoint) -> Model:
         eos_token_ids=checkpoint.eos_token_ids,
         sampling=_sampling_defaults(checkpoint),
         dtype=str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "float32"),
-        fingerprint=checkpoint.fingerprint,
         tokenizer_fingerprint=checkpoint.tokenizer_fingerprint,
         has_chat=checkpoint.chat_template is not None,
     )

@@ -24,6 +24,10 @@ class Peer(Generic[B]):
         self.address = address
         self.aliases = aliases
         self.lane = lane
+        self.greeted = False
+        """Its lane took the latest hello."""
+        self.unreachable = False
+        """The connection to it ended and no other one stands, though its beats may come."""
         self.beat: B | None = None
         self.heard = 0.0
         """When its last beat came, on the monotonic clock."""
@@ -34,6 +38,10 @@ class Peer(Generic[B]):
         """When that last grew."""
         self.stalled = False
         """It beats, but its loop stands still."""
+        self.dead = False
+        """It hung up and fell silent, and its death was reported."""
+        self.refuses = False
+        """It refused a request because it is in quarantine; until its next beat."""
         self.missed: dict[int, int] = {}
         """Frames that it never got, as far as it told, by the epoch of the lane or of the engine they came from."""
 
@@ -52,22 +60,38 @@ class Peer(Generic[B]):
     @property
     def usable(self) -> bool:
         """It takes new work."""
-        return self.alive and not self.stalled and self.beat is not None and not self.beat.draining
+        reachable = self.alive and not self.stalled and not self.unreachable
+        return reachable and self.beat is not None and not self.beat.draining
 
     def silent(self, now: float, timeout: float) -> bool:
         """It has not been heard for the timeout, or for HUNG_UP_SECONDS since it hung up."""
         return now - self.heard > (min(timeout, HUNG_UP_SECONDS) if self.lane.hung_up() else timeout)
 
     @property
+    def quarantined(self) -> bool:
+        """It is an engine that runs one request alone."""
+        return self.refuses or self.quarantine is not None
+
+    @property
+    def quarantine(self) -> int | None:
+        """Number of that request."""
+        return self.beat.quarantine if isinstance(self.beat, EngineBeat) else None
+
+    @property
     def draining(self) -> bool:
         """It is alive and wants to be rid of its work."""
-        return self.alive and self.beat is not None and self.beat.draining
+        return self.alive and self.asked_to_drain
+
+    @property
+    def asked_to_drain(self) -> bool:
+        """Its latest beat said so, whether or not it is alive."""
+        return self.beat is not None and self.beat.draining
 
     def hear(self, beat: B, now: float) -> None:
         """Take a beat of this incarnation."""
         if isinstance(beat, EngineBeat) and (beat.progress != self.progress or not self.alive):
             self.progress, self.moved, self.stalled = beat.progress, now, False
-        self.beat, self.heard, self.alive = beat, now, True
+        self.beat, self.heard, self.alive, self.refuses, self.dead = beat, now, True, False, False
 
     def news_of_missed(self) -> dict[int, int]:
         """What was missed since the call before, by epoch."""
@@ -149,9 +173,19 @@ class Peers(Generic[B]):
         return gone
 
     def greet(self) -> None:
-        """Say hello to all. Where a lane is full the peer has not read the hellos before: this one is not missed."""
+        """Say hello to all."""
         for peer in self._peers.values():
-            peer.lane.send(self._hello(peer.epoch))
+            peer.greeted = peer.lane.send(self._hello(peer.epoch))
+
+    def check_lanes(self) -> None:
+        """Mark the peers that are unreachable, and say hello to those whose lanes did not take the latest one: a new
+        lane is full until it is connected.
+        """
+        for peer in self._peers.values():
+            # While keys change, a lane may say that it hung up although another connection of it stands.
+            peer.unreachable = peer.lane.hung_up() and not peer.lane.ready()
+            if not peer.greeted and peer.lane.ready():
+                peer.greeted = peer.lane.send(self._hello(peer.epoch))
 
     def hear(self, beat: B, now: float) -> tuple[Heard, Peer[B] | None]:
         """Take a beat: what it told, and the former incarnation of its sender if that is lost now.
@@ -178,7 +212,7 @@ class Peers(Generic[B]):
         silent = [peer for peer in self._peers.values() if peer.silent(now, self._timeout)]
         lost = [peer for peer in silent if peer.alive]
         for peer in lost:
-            peer.alive = False
+            peer.alive, peer.dead = False, peer.lane.hung_up() and not peer.asked_to_drain
         return lost
 
     def stand_still(self, now: float) -> list[Peer[B]]:
@@ -205,7 +239,6 @@ class Peers(Generic[B]):
     def _replace(self, former: Peer[B]) -> Peer[B]:
         former.alive = False
         self._peers[former.address] = peer = self._new(former.address, former.aliases)
-        peer.lane.send(self._hello(peer.epoch))
         return peer
 
     def _new(self, address: str, aliases: frozenset[str]) -> Peer[B]:

@@ -89,6 +89,11 @@ class Placement:
         """Number of the latest change of that engine's cache that is applied here; 0: none."""
         return self._engines[epoch].cache.heard if epoch in self._engines else 0
 
+    def requests(self, epoch: int) -> int:
+        """That this engine holds, of all routers."""
+        load = self._engine(epoch)
+        return load.requests + load.others
+
     def hear_detokenizer(self, beat: DetokenizerBeat) -> None:
         """The same for streams."""
         load = self._detokenizer(beat.epoch)

@@ -13,6 +13,7 @@ from router.attempts import Attempts
 from router.errors import RequestError
 from router.members import Members
 from router.requests import Live
+from router.suspects import Suspects
 from router.tally import Tally
 from sluice.ring.errors import ErrorCode, FinishReason
 
@@ -29,6 +30,7 @@ HELPED = frozenset(
         ErrorCode.DRAINING,
         ErrorCode.OVERLOADED,
         ErrorCode.STEP_FAILED,
+        ErrorCode.QUARANTINE,
     }
 )
 """What another attempt may do better."""
@@ -60,6 +62,7 @@ class Recovery:
         members: Members,
         readmit: Readmit,
         patience: Patience,
+        suspects: Suspects,
         tally: Tally,
         logger: structlog.stdlib.BoundLogger,
     ) -> None:
@@ -67,6 +70,7 @@ class Recovery:
         self._members = members
         self._readmit = readmit
         self._patience = patience
+        self._suspects = suspects
         self._tally = tally
         self._logger = logger
         self._tasks: dict[Live, asyncio.Task[None]] = {}
@@ -80,7 +84,9 @@ class Recovery:
     def lose(self, live: Live, error: RequestError) -> bool:
         """Give up the attempt that is on the ring; whether another one follows, of itself, as soon as it can."""
         route = live.route
-        self._count(live)
+        self._count(live, error.code is not ErrorCode.QUARANTINE)
+        if route is not None and error.code is ErrorCode.QUARANTINE:
+            route.engine.refuses = True
         if route is not None and error.code in SHUNNED:
             live.avoided |= {route.engine.epoch, route.detokenizer.epoch}
         self._attempts.give_up(live)
@@ -97,13 +103,14 @@ class Recovery:
 
     def pause(self, live: Live) -> None:
         """Give the attempt and the permit up until the client has read enough."""
-        self._count(live)
+        self._count(live, True)
         self._attempts.give_up(live)
         live.give_permit_back()
         self._begin(live, RequestError(ErrorCode.SLOW_CLIENT, f"{live.log.undelivered} tokens wait for the client"))
 
     def stop(self, live: Live) -> None:
         """No further attempt, if one was to follow."""
+        self._suspects.stop_waiting(live.suspicion)
         task = self._tasks.pop(live, None)
         if task is not None:
             task.cancel()
@@ -113,13 +120,13 @@ class Recovery:
         for live in list(self._tasks):
             self.stop(live)
 
-    def _count(self, live: Live) -> None:
-        """What the attempt has brought."""
+    def _count(self, live: Live, taken: bool) -> None:
+        """What the attempt has brought, where an engine had taken it in."""
         if live.log.received > live.received:
             live.received, live.fruitless = live.log.received, 0
             live.avoided.clear()
         else:
-            live.fruitless += 1
+            live.fruitless += taken
 
     def _begin(self, live: Live, error: RequestError) -> None:
         self._tally.recoveries[error.code.name] += 1
@@ -133,6 +140,8 @@ class Recovery:
             engine=live.engine,
             detokenizer=live.detokenizer,
         )
+        if error.code is not ErrorCode.SLOW_CLIENT:
+            self._suspects.wait(live.suspicion)
         self._tasks[live] = asyncio.get_running_loop().create_task(self._run(live, error))
 
     async def _run(self, live: Live, error: RequestError) -> None:
@@ -154,6 +163,7 @@ class Recovery:
         finally:
             if self._tasks.get(live) is asyncio.current_task():
                 del self._tasks[live]
+                self._suspects.stop_waiting(live.suspicion)
 
     async def _go_on(self, live: Live, error: RequestError) -> None:
         if live.permit is None:

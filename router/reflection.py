@@ -1,39 +1,38 @@
 """Server reflection, v1 and v1alpha: the same messages under two names."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, Sequence
 from typing import Any
 
 import grpc
+import structlog
 from google.protobuf import descriptor_pool, json_format
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
-from router.callers import Admit, Call
-from router.errors import RequestError, abort
+from router.callers import Admit, Call, sent
+from router.rpc import guarded
 
 V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
 V1 = "grpc.reflection.v1.ServerReflection"
 V1_FILE = "grpc/reflection/v1/reflection.proto"
 
 
-def reflection_handlers(services: Sequence[str], admit: Admit) -> list[grpc.GenericRpcHandler]:
+def reflection_handlers(
+    services: Sequence[str], admit: Admit, logger: structlog.stdlib.BoundLogger
+) -> list[grpc.GenericRpcHandler]:
     """Handlers that tell of `services` and of reflection itself to whom `admit` lets in."""
     _describe_v1()
     servicer = ReflectionServicer((*services, V1, V1ALPHA))
 
-    async def answer(questions: AsyncIterable[Any], call: Call) -> AsyncIterator[Any]:
-        try:
-            await admit(call)
-        except RequestError as error:
-            await abort(call, error)
+    async def answer(questions: AsyncIterable[Any], call: Call) -> None:
+        await admit(call)
         async for found in servicer.ServerReflectionInfo(questions, call):  # type: ignore[attr-defined]
-            yield found
+            await sent(call.write(found.SerializeToString()))
 
-    method = grpc.stream_stream_rpc_method_handler(
-        answer,
+    method: Any = grpc.stream_stream_rpc_method_handler(
+        guarded(answer, logger.bind(method="ServerReflectionInfo")),
         request_deserializer=pb.ServerReflectionRequest.FromString,
-        response_serializer=pb.ServerReflectionResponse.SerializeToString,
     )
     return [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method}) for name in (V1, V1ALPHA)]
 

@@ -11,9 +11,11 @@ from router.errors import RequestError
 from router.log import RequestLog
 from router.peers import DetokenizerPeer, EnginePeer
 from router.placement import Choice
+from router.suspects import Suspicion
 from router.validate.spec import Spec
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import RetentionParams
+from sluice.ring.wire import PROBATION_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class Live:
     first_delta: float | None = None
     engine: str | None = None
     detokenizer: str | None = None
+    model: str = ""
+    """Fingerprint of the model of its latest attempt; before the first, of the model of its `resume` tokens."""
     begun: bool = False
     """The first token of this attempt has come."""
     received: int = 0
@@ -63,6 +67,7 @@ class Live:
     """Attempts in a row that brought no token."""
     avoided: set[int] = field(default_factory=set)
     """Epochs of peers at which those failed: others come first."""
+    suspicion: Suspicion = field(default_factory=Suspicion)
     aborted: bool = False
     cancelled: bool = False
     """A cancel for all of this attempt is on its way to the engine."""
@@ -70,6 +75,13 @@ class Live:
     """Sequences whose terminal has come over the ring, in this attempt or one before."""
     queue: asyncio.Timeout | None = None
     """Open while it waits for admission and for the ring; bounded by its time limit."""
+
+    @property
+    def bound(self) -> bool:
+        """It can go on with `model` only: its caller was told of that model, or tokens of it have come."""
+        return bool(self.model) and (
+            bool(self.spec.resume_model or self.ended) or self.log.start_told or self.log.received > 0
+        )
 
     @property
     def first_token(self) -> float | None:
@@ -80,6 +92,26 @@ class Live:
         if self.submitted is None or not times:
             return None
         return self.submitted - self.arrived + min(found.queue + found.context for found in times)
+
+    @property
+    def interval(self) -> int:
+        """Tokens per row of this attempt: where engines died under it, its progress has to be seen."""
+        return 1 if self.suspicion.touched else self.spec.text.interval
+
+    @property
+    def progressed(self) -> bool:
+        """This attempt got further than the one before it, and not only by its lost rows.
+
+        Where rows are joined its start has to do.
+        """
+        if self.log.received - self.received > PROBATION_TOKENS * self.spec.n + self.suspicion.unseen:
+            return True
+        return self.interval > 1 and self.suspicion.started
+
+    @property
+    def unseen(self) -> int:
+        """Tokens that this attempt may have had beyond those that came, where rows are joined."""
+        return self.interval * self.spec.n if self.interval > 1 and self.suspicion.started else 0
 
     def give_permit_back(self) -> None:
         """Its place on the ring is free; idempotent."""
@@ -140,7 +172,8 @@ class Requests:
                 ErrorCode.OVERLOADED,
                 f"{here} requests of the tenant {tenant!r} are open, at most {self._max_tenant_open} may be",
             )
-        live = Live(self._new_number(), spec, RequestLog(spec.n), tenant)
+        live = Live(self._new_number(), spec, RequestLog(spec.n), tenant, model=spec.resume_model)
+        live.suspicion.deaths = spec.engine_deaths
         for index, ids in spec.resume.items():
             live.log.bring(index, ids)
         self._by_id[spec.request_id] = live
@@ -180,6 +213,8 @@ class Requests:
         if live.submitted is None:
             live.submitted = live.resubmitted
         live.engine, live.detokenizer = route.engine.name, route.detokenizer.name
+        if route.engine.beat is not None:
+            live.model = route.engine.beat.fingerprint
         self._on_ring[live.number] = live
 
     def take_off_ring(self, live: Live) -> None:

@@ -3,6 +3,7 @@ are refused."""
 
 import asyncio
 import re
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -21,6 +22,9 @@ MESSAGE_SECONDS = 60.0
 """For the whole message to come, once its call has."""
 
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
+Handler = Callable[[Any, Call], Awaitable[Any]]
+"""As gRPC calls it, with the messages of the client and the call; its messages are bytes, so that encoding them is
+guarded too."""
 
 
 async def admit_all(_: Call) -> Caller:
@@ -44,21 +48,26 @@ def handler(
 def _method(method: MethodDescriptor, servicer: object, admit: Admit, logger: structlog.stdlib.BoundLogger) -> Any:
     """As one that takes a stream: so it is our turn before the message is read, and strangers' never are."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
+    behaviour: Behaviour = getattr(servicer, name)
+
+    async def answer(_: object, call: Call) -> bytes | None:
+        caller = await admit(call)
+        found = await behaviour(await _read(call), Context(call, caller))
+        return None if method.server_streaming else found.SerializeToString()
+
     make = grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
     return make(
-        _guarded(getattr(servicer, name), admit, logger.bind(method=method.name)),
+        guarded(answer, logger.bind(method=method.name)),
         request_deserializer=_decoder(GetMessageClass(method.input_type)),
-        response_serializer=_encode,
     )
 
 
-def _guarded(
-    behaviour: Behaviour, admit: Admit, logger: structlog.stdlib.BoundLogger
-) -> Callable[[Any, Call], Awaitable[Any]]:
-    async def answer(_: object, call: Call) -> Any:
+def guarded(handler: Handler, logger: structlog.stdlib.BoundLogger) -> Handler:
+    """`handler`, whose exceptions become statuses. The text of an unexpected one goes to the log alone."""
+
+    async def answer(messages: Any, call: Call) -> Any:
         try:
-            caller = await admit(call)
-            return await behaviour(await _read(call), Context(call, caller))
+            return await handler(messages, call)
         except RequestError as error:
             await abort(call, error)
         except aio.AbortError:
@@ -67,8 +76,11 @@ def _guarded(
             if call.done():
                 # Its end was said, and the client has gone meanwhile: there is nobody to tell.
                 raise
-            logger.exception("call failed")
-            await abort(call, RequestError(ErrorCode.INTERNAL, "an internal error; the server's log has more"))
+            error_id = secrets.token_hex(8)
+            try:
+                logger.exception("call failed", error_id=error_id)
+            finally:
+                await abort(call, RequestError.internal(error_id))
 
     return answer
 
@@ -96,7 +108,3 @@ def _decoder(message: type[Message]) -> Callable[[bytes], Message | DecodeError]
             return error
 
     return decode
-
-
-def _encode(message: Message) -> bytes:
-    return message.SerializeToString()

@@ -35,17 +35,20 @@ from router.recovery import Patience, Recovery
 from router.reflection import reflection_handlers
 from router.requests import Live, Requests
 from router.rpc import admit_all, handler
+from router.serving_model import ServingModel
 from router.steps import Steps
+from router.suspects import Suspects
 from router.tally import Tally
 from router.text import Text
 from sluice.ring.beats import DetokenizerBeat, EngineBeat, Hello
 from sluice.ring.checkpoint import Checkpoint
+from sluice.ring.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit
 from sluice.ring.inbox import Gap
 from sluice.ring.wire import TextBatch, ToRouter
 from sluice.telemetry.health import Health
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.pulse import Pulse
-from sluice.telemetry.server import StatusServer
+from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
 from sluice.v1 import admin_pb2, generation_pb2
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
@@ -54,6 +57,8 @@ ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 Service = tuple[ServiceDescriptor, object, Admit]
 """What answers its calls, and who says whether they may be made."""
 
+MAX_SOCKETS = 8192
+"""Of ZeroMQ, whose default of 1023 is too few for 341 peers."""
 PULSE_SECONDS = 0.25
 STOP_SECONDS = 0.5
 """Calls that never end of themselves (Watch, StreamStats) are cut after this."""
@@ -62,8 +67,8 @@ STOP_SECONDS = 0.5
 class Router:
     """One router: a gRPC server before, the ring behind. Make it on a running event loop.
 
-    Raises AccessError, AddressError, CheckpointError, InsecureError, KeysError, ZMQError; `start` raises RuntimeError
-    where a port cannot be bound.
+    Raises AccessError, AddressError, CheckpointError, InsecureError, KeysError, ListenError; `start` raises
+    RuntimeError where a port cannot be bound.
     """
 
     def __init__(self, settings: RouterSettings, checkpoint: Checkpoint, logger: structlog.stdlib.BoundLogger) -> None:
@@ -80,6 +85,7 @@ class Router:
             settings.max_text_bytes,
         )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         engines, detokenizers = Addresses(settings.engines), Addresses(settings.detokenizers)
         security = settings.security("router")
         for address in (*settings.engines, *settings.detokenizers):
@@ -110,13 +116,23 @@ class Router:
             time.monotonic,
         )
         self._tally = Tally()
+        # Half of the time: what is left then is for a suspect to run as any other.
+        self._suspects = suspects = Suspects(settings.recovery_timeout / 2)
+        self._serving = ServingModel(settings.allow_mixed_models, logger)
         attempts = Attempts(
-            self._requests, self._members, self._placement, self.address, self._model.max_context_tokens
+            self._requests,
+            self._members,
+            self._placement,
+            self._serving,
+            suspects,
+            self.address,
+            self._model.max_context_tokens,
+            logger,
         )
         patience = Patience(settings.recovery_timeout, settings.recovery_attempts, settings.max_undelivered_tokens)
-        recovery = Recovery(attempts, self._members, self._readmit, patience, self._tally, logger)
+        recovery = Recovery(attempts, self._members, self._readmit, patience, suspects, self._tally, logger)
         self._dispatcher = Dispatcher(
-            self._requests, self._members, attempts, recovery, settings.peer_wait, self._tally
+            self._requests, self._members, attempts, recovery, suspects, settings.peer_wait, self._tally, logger
         )
         self._steps = Steps()
         self._drain = Drain(self._requests, self._dispatcher, self._changed)
@@ -221,8 +237,10 @@ class Router:
         yield from metrics.requests(self._tally, self._requests)
         yield from metrics.admission(self._admission)
         yield from metrics.ring(self._members, self._inbox, self._dispatcher)
+        yield from metrics.suspects(self._suspects)
         yield from metrics.steps(self._steps)
         yield from metrics.access(self._access)
+        yield from metrics.log()
 
     def _make_listeners(self) -> list[Listener]:
         """The main one, then that of AdminService where it has its own."""
@@ -241,7 +259,7 @@ class Router:
         )
         models = ModelService(self._model, self._dispatcher)
         flush = CacheFlush(self._members, self._placement)
-        admin = AdminService(self._members, self._steps, self._drain, flush, self.settings.drain_timeout)
+        admin = AdminService(self._members, self._serving, self._steps, self._drain, flush, self.settings.drain_timeout)
         caller, operator = self._access.caller, self._access.admin
         main: list[Service] = [(GENERATION, generation, caller), (MODELS, models, caller)]
         administration: list[Service] = [(ADMIN, admin, operator)]
@@ -256,7 +274,7 @@ class Router:
         counted = self._access.counted
         handlers = [handler(service, answers, counted(admit), self._logger) for service, answers, admit in services]
         host, port = getattr(self.settings, f"{prefix}host"), getattr(self.settings, f"{prefix}port")
-        handlers += reflection_handlers(names, counted(reflect))
+        handlers += reflection_handlers(names, counted(reflect), self._logger)
         return Listener(host, port, self.settings, self._access.certificates, handlers)
 
     def _handle(self, message: ToRouter | Gap) -> None:
@@ -293,6 +311,7 @@ class Router:
         return await self._admission.acquire(live.spec.priority, 0, live.tenant, refusable=False)
 
     def _changed(self) -> None:
+        self._serving.watch(self._members.engines.all)
         self._dispatcher.leave_draining()
         self._dispatcher.leave_cut_off()
         self._health.set(self._members.ready.is_set() and not self._requests.closed)
@@ -300,3 +319,14 @@ class Router:
         held = sum(beat.stats.max_requests for beat in beats)
         places = sum(beat.max_batch_size or beat.stats.max_requests for beat in beats)
         self._admission.resize(min(self.settings.max_live, held or self.settings.max_live), places)
+
+
+def fit_connections(settings: RouterSettings, limit: int, logger: structlog.stdlib.BoundLogger) -> RouterSettings:
+    """With no more gRPC connections than leave the ring its descriptors, of which there are `limit`.
+
+    ZeroMQ aborts the process if none is left for a connection to an ipc inbox (ipc_listener.cpp).
+    """
+    peers = len(settings.engines) + len(settings.detokenizers)
+    others = OWN_DESCRIPTORS + MAX_CONNECTIONS + peers * WATCHED_LANE_DESCRIPTORS
+    check_limit(limit, settings.max_connections + others, logger)
+    return settings.model_copy(update={"max_connections": max(1, min(settings.max_connections, limit - others))})

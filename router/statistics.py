@@ -6,18 +6,19 @@ import msgspec
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from sluice.ring.beats import DetokenizerBeat
+from sluice.ring.beats import DetokenizerBeat, EngineBeat
 from sluice.ring.stats import RequestStats, StepStats
 from sluice.v1 import admin_pb2 as pb
 
 
-def step_message(engine: str, draining: bool, stats: StepStats) -> pb.EngineStats:
+def step_message(beat: EngineBeat, stats: StepStats) -> pb.EngineStats:
     """One engine at one step; `time` is left out before the first."""
     fields = msgspec.structs.asdict(stats)
     at, seconds = fields.pop("time"), fields.pop("step_seconds")
     return pb.EngineStats(
-        engine_id=engine,
-        draining=draining,
+        engine_id=beat.engine,
+        draining=beat.draining,
+        model_fingerprint=beat.fingerprint,
         time=_moment(at or None),
         step_time=_duration(seconds),
         **fields,

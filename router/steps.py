@@ -31,7 +31,7 @@ class Steps:
         """News of one engine."""
         if not self._listeners or not (beat.steps or beat.requests):
             return
-        steps = [step_message(beat.engine, beat.draining, step) for step in beat.steps]
+        steps = [step_message(beat, step) for step in beat.steps]
         requests = [request_message(beat.engine, request) for request in beat.requests]
         for listener in self._listeners:
             self.lost += listener.add(steps, requests)

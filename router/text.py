@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from router.chat import ChatTemplate
 from router.errors import RequestError, Violation
 from router.validate.prompt import ChatPrompt, IdsPrompt, Prompt
-from router.vocabulary import TokenBytes
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.ring.errors import ErrorCode
+from sluice.ring.vocabulary import Vocabulary
 
 ID_BYTES = 8
 """Of the text of a token id, for the bound of what waits."""
@@ -54,7 +54,7 @@ class Text:
         self._waiting = self._waiting_bytes = 0
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="text")
-        self.token_bytes = TokenBytes(self._tokenizer)
+        self.vocabulary = Vocabulary(self._tokenizer)
 
     async def tokens(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, whole. Raises RequestError."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from engine_worker.layers.fusion import Kernels
+from engine_worker.layers.packing import Packer
 from engine_worker.layers.shard import Cut
 
 
@@ -46,6 +47,11 @@ class Layer:
         """The weights are final: derive from them what is needed. Comes before the first call."""
         for _, part in self.parts():
             part.freeze()
+
+    def pack(self, packer: Packer) -> None:
+        """Pack the weights that are better packed, here and in all parts. Comes after `freeze`."""
+        for _, part in self.parts():
+            part.pack(packer)
 
     def fuse(self, kernels: Kernels) -> None:
         """Compute by these what they can, here and in all parts."""

@@ -5,42 +5,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_worker.layers.layer import Layer
+from engine_worker.layers.packing import Packer, Product
 from engine_worker.layers.shard import ALONE, Cut, Part, Shard
-
-PACK_ROWS = 16
-"""Rows that the packed form is tuned for. It serves any number, and from some 10,000 weights on it gives a row the
-same bits in a batch of any size."""
 
 
 class Linear(Layer):
-    """y = x Wᵀ + b.
-
-    In float32 on a CPU with MKL, `freeze` packs the weight once into MKL's own layout (cblas_sgemm_pack). A plain
-    matrix product packs it anew on every call, which at 4 to 32 rows costs more than the product itself.
-    """
+    """y = x Wᵀ + b."""
 
     def __init__(
         self, inputs: int, outputs: int, *, bias: bool = False, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.weight = torch.empty(outputs, inputs, dtype=dtype, device=device)
         self.bias = torch.empty(outputs, dtype=dtype, device=device) if bias else None
-        self._packed: Tensor | None = None
-        self._shape: Tensor | None = None
+        self._product: Product | None = None
 
-    def freeze(self) -> None:
+    def pack(self, packer: Packer) -> None:
         """See Layer. Where the weight is packed the plain one is given up."""
-        if not _packable(self.weight):
-            return
-        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(self.weight, PACK_ROWS)
-        # Beside a packed weight the op reads only the sizes of the plain one.
-        self._shape = torch.empty(1).expand(self.weight.shape)
-        del self.weight
+        self._product = packer.pack(self.weight)
+        if self._product is not None:
+            del self.weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
-        if self._packed is None:
+        if self._product is None:
             return F.linear(x, self.weight, self.bias)
-        return _packed_linear(x, self._packed, self._shape, self.bias, x.shape[0])
+        return self._product(x, self.bias)
 
 
 class FusedLinear(Linear):
@@ -99,17 +88,3 @@ class SummedLinear(Linear):
     def __call__(self, x: Tensor) -> Tensor:
         """[T, this rank's inputs] -> [T, outputs]."""
         return self._shard.reduce(super().__call__(x))
-
-
-def _packable(weight: Tensor) -> bool:
-    return (
-        weight.dtype == torch.float32
-        and weight.device.type == "cpu"
-        and torch.backends.mkl.is_available()
-        and hasattr(torch.ops.mkl, "_mkl_linear")
-    )
-
-
-def _packed_linear(x: Tensor, packed: Tensor, shape: Tensor | None, bias: Tensor | None, rows: int) -> Tensor:
-    found: Tensor = torch.ops.mkl._mkl_linear.default(x, packed, shape, bias, rows)
-    return found

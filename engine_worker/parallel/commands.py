@@ -29,6 +29,8 @@ class Load(Command, frozen=True):
     """In which all have loaded."""
     silent_seconds: float
     """After so long without a command rank 0 is taken for dead."""
+    revision: str | None = None
+    """Of a hub id."""
 
 
 class Compute(Command, frozen=True):

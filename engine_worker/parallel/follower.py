@@ -4,7 +4,6 @@ As `python -m engine_worker.parallel.follower RANK SIZE MEMORY BELL LOG_LEVEL` r
 descriptors.
 """
 
-import os
 import select
 import signal
 import socket
@@ -31,6 +30,7 @@ from engine_worker.runner.load import find_device, load_forward
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.ring.process import die_with_parent
 from sluice.telemetry import configure
+from sluice.telemetry.output import leave, protect_stderr
 
 HANGUP = getattr(select, "POLLRDHUP", select.POLLHUP)
 GRACE_SECONDS = 5.0
@@ -41,6 +41,7 @@ FIRST_SECONDS = 600.0
 
 def main() -> None:
     """A child of rank 0's. Exit status 0 after a Stop."""
+    protect_stderr()
     die_with_parent(signal.SIGKILL)
     rank, size, memory, bell = map(int, sys.argv[1:5])
     end = socket.socket(fileno=bell)
@@ -60,13 +61,6 @@ def follow(place: Place, start_seconds: float, log: BoundLogger) -> NoReturn:
     leave(Follower(receiver, place, log.bind(rank=place.rank), store).run())
 
 
-def leave(status: int) -> NoReturn:
-    """End this process without all that an interpreter does at its end, which may wait for a kernel that hangs."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
 def watch_hangup(descriptor: int) -> None:
     """End this process soon after the other end of a socket has gone, whatever it waits for then."""
 
@@ -75,7 +69,7 @@ def watch_hangup(descriptor: int) -> None:
         poll.register(descriptor, HANGUP)
         poll.poll()
         time.sleep(GRACE_SECONDS)
-        os._exit(LOST)
+        leave(LOST)
 
     threading.Thread(target=watch, name="hangup", daemon=True).start()
 
@@ -133,7 +127,7 @@ class Follower:
 
     def _load(self, load: Load) -> Forward:
         place, seconds = self._place, load.start_seconds
-        checkpoint = open_checkpoint(load.model)
+        checkpoint = open_checkpoint(load.model, revision=load.revision)
         if checkpoint.fingerprint != load.fingerprint:
             raise CheckpointError(f"{checkpoint.path} holds other files here than where rank 0 is")
         config = replace(load.config, device_index=place.rank_here, ranks_here=place.size_here)

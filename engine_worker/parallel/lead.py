@@ -4,7 +4,6 @@ Nothing goes on without one of them: where a rank is lost this process ends too,
 started it starts it again, and what it served goes on by itself (docs/architecture.md, "When something dies").
 """
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
 from engine_worker.step import Move, Runner
 from sluice.ring.checkpoint import Checkpoint
+from sluice.telemetry.output import leave
 
 END_SECONDS = 5.0
 """For the group to end, once the others have been told, and again for their processes."""
@@ -41,7 +41,7 @@ class Lead:
         step_seconds: float,
         log: BoundLogger,
         log_level: str = "info",
-        end: Callable[[int], None] = os._exit,
+        end: Callable[[int], None] = leave,
     ) -> None:
         """Starts the other ranks, which log from `log_level` on, or finds them where torchrun has. `end`: ends this
         process with a status, whatever its threads wait for. Raises OSError, and ChannelError where they do not
@@ -75,13 +75,19 @@ class Lead:
         self._watch.start()
 
     def load(
-        self, model: str, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, capturing: Progress
+        self,
+        model: str,
+        checkpoint: Checkpoint,
+        config: RunnerConfig,
+        progress: Progress,
+        capturing: Progress,
+        revision: str | None = None,
     ) -> Runner:
         """Every rank its shard. See `load_runner`; raises ChannelError too."""
         place, seconds = self._place, self._start_seconds
         # The last rank here has a GPU too, or the reason is told before others meet it.
         find_device(replace(config, device_index=place.size_here - 1, ranks_here=place.size_here))
-        self._send(Load(model, checkpoint.fingerprint, config, self._address, seconds, self._step_seconds))
+        self._send(Load(model, checkpoint.fingerprint, config, self._address, seconds, self._step_seconds, revision))
         config = replace(config, device_index=place.rank_here, ranks_here=place.size_here)
         self._group = Group(place.rank, place.size, find_device(config), self._store, seconds)
         runner = load_runner(checkpoint, config, progress, self._group, self, capturing, self._warn)

@@ -46,6 +46,8 @@ class Processes:
                             [sys.executable, "-P", "-m", "engine_worker.parallel.follower", *words],
                             stdin=subprocess.DEVNULL,
                             env=environment,
+                            # Ctrl-C in the terminal is for this process, which then ends them.
+                            process_group=0,
                             pass_fds=(descriptor, theirs.fileno()),
                         )
                     )

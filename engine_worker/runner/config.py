@@ -15,7 +15,8 @@ class RunnerConfig:
     ranks_here: int = 1
     """Processes on this machine that compute this model together, and share its cores and its memory."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of weights, activations and KV cache. auto: float32 on a CPU, the checkpoint's own on CUDA."""
+    """Of weights, activations and KV cache. auto: float32 on a CPU, where others need the reference attention; the
+    checkpoint's own on CUDA."""
     attention: Literal["auto", "flash", "varlen", "triton", "reference", "cpu"] = "auto"
     """auto: the first that runs here, see `engine_worker.attention.choice`."""
     weights: Literal["checkpoint", "random"] = "checkpoint"
@@ -44,6 +45,9 @@ class RunnerConfig:
     """Whether a step is launched before the results of the one before it are looked at. None: on CUDA."""
     cuda_graphs: bool = True
     """Whether generation steps on CUDA are captured as graphs where they can be."""
+    fused_kernels: bool = True
+    """Whether Triton kernels on CUDA replace torch's operations between matrix products, in sampling and on the way
+    into the KV cache, where they are right."""
     threads: int | None = None
     """CPU threads of one operation, of all ranks here together. None: all cores this process may use but one, which the
     services around it need."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import HeadShape
-from engine_worker.attention.refusal import in_a_line
+from engine_worker.attention.refusal import check_device, in_a_line
 from engine_worker.layers.fusion import Kernels
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.mlp import gated
@@ -50,19 +50,25 @@ def by_triton(device: torch.device) -> tuple[Kernels, Race]:
     return KERNELS, race
 
 
+def none(device: torch.device) -> tuple[Kernels, Race]:  # noqa: ARG001
+    """Torch's operations, as fused_kernels = false asks for. Raises ValueError."""
+    raise ValueError("fused_kernels = false")
+
+
 def fuse(
     model: Model, heads: HeadShape, dtype: torch.dtype, device: torch.device, shard: Shard, find: Find = by_triton
 ) -> Fused:
     """Have the model compute by kernels where it is made of our layers and they are right, on all ranks or on none.
-    `heads`: this rank's."""
+    `heads`: this rank's. Raises BrokenDeviceError where one takes the CUDA context with it."""
     layers = model if isinstance(model, Layer) else None
     refused = None
     try:
         kernels, race = find(device)
-        _try_race(race, device)
+        try_race(race, device)
         if layers is not None:
-            _try_layers(kernels, model.config.hidden_size, heads, dtype, device)
+            try_layers(kernels, model.config.hidden_size, heads, dtype, device)
     except Exception as error:  # noqa: BLE001 - whatever a compiler raises is why its kernels are not used
+        check_device(device, "a fused Triton kernel", "fused_kernels = false", error)
         refused = in_a_line(error)
     if not shard.least(int(refused is None)):
         return Fused(by_torch, f"no: {refused or 'another rank cannot'}")
@@ -72,8 +78,8 @@ def fuse(
     return Fused(race, "layers and sampling")
 
 
-def _try_layers(kernels: Kernels, hidden_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device) -> None:
-    """Raises ValueError where one does not agree with torch, and whatever it raises."""
+def try_layers(kernels: Kernels, hidden_size: int, heads: HeadShape, dtype: torch.dtype, device: torch.device) -> None:
+    """Of a model of this size. Raises ValueError where one does not agree with torch, and whatever it raises."""
     generator = torch.Generator().manual_seed(0)
 
     def some(*shape: int) -> Tensor:
@@ -97,8 +103,8 @@ def _try_layers(kernels: Kernels, hidden_size: int, heads: HeadShape, dtype: tor
         _compare("gate", kernels.gate(x), gated(x))
 
 
-def _try_race(race: Race, device: torch.device) -> None:
-    """As `_try_layers`."""
+def try_race(race: Race, device: torch.device) -> None:
+    """Raises as `try_layers` does."""
     generator = torch.Generator().manual_seed(0)
     for count in ROWS:
         scores = (4 * torch.randn(count, VOCAB, generator=generator)).to(device)

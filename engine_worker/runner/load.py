@@ -10,21 +10,24 @@ from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.choice import Choice, Site, choose
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.layers.layer import Layer
+from engine_worker.layers.packing import Packer
 from engine_worker.layers.shard import ALONE, Shard
 from engine_worker.models.model import Model, SelfLoading
 from engine_worker.models.registry import find_model
 from engine_worker.models.windows import narrowed
+from engine_worker.runner import compiler
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.forward import Forward
-from engine_worker.runner.fusing import fuse
+from engine_worker.runner.fusing import by_triton, fuse, none
 from engine_worker.runner.graphs import CaptureError, CudaCapture, Graphs
-from engine_worker.runner.machine import usable_cores
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of
 from engine_worker.runner.runner import ModelRunner, Ranks
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
 from engine_worker.runner.weights import Progress, load_weights, random_weights
 from engine_worker.sampling.race import Race
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
+from sluice.ring.cores import usable_cores
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -89,13 +92,15 @@ def load(
         torch.set_num_threads(config.threads or 1)
     else:
         torch.cuda.set_device(device)
+        _check_compiler(warn)
     dtype = _dtype(config, checkpoint, device)
     found = find_model(checkpoint.config)
     context = checkpoint.max_context_tokens
     shape = replace(found.config, windows=narrowed(found.config.windows, config.max_attention_window, context))
     heads = shard.heads(shape.heads)
     with torch.inference_mode():
-        chosen = choose(config.attention, Site.of(device, dtype, heads, shape.windows, config.tokens_per_block))
+        site = Site.of(device, dtype, heads, shape.windows, config.tokens_per_block, config.fused_kernels)
+        chosen = choose(config.attention, site)
         if chosen.tokens_per_block != shard.least(chosen.tokens_per_block):
             raise ValueError(f"ranks disagree on tokens_per_block: {chosen.tokens_per_block} suits this one")
         _heed(chosen, device, warn)
@@ -109,12 +114,27 @@ def load(
         else:
             load_weights(checkpoint.path, model.targets(), progress, model.cuts())
         model.freeze()
-        fused = fuse(model, heads, dtype, device, shard)
+        packer = Packer()
+        if isinstance(model, Layer):
+            model.pack(packer)
+        fused = fuse(model, heads, dtype, device, shard, by_triton if config.fused_kernels else none)
         race = fused.race if shard.rank == 0 else None
         cache = _make_cache(model, chosen.backend, config, context, dtype, device, shard, race)
         graphs, told = _make_graphs(model, cache, chosen.backend, config, context, device, shard, race, capturing, warn)
-    choices = {**found.choices, "attention_because": chosen.because, "fused": fused.said, "cuda_graphs": told}
+    choices = {
+        **found.choices,
+        "attention_because": chosen.because,
+        "linear": packer.summary,
+        "fused": fused.said,
+        "cuda_graphs": told,
+    }
     return Loaded(Forward(model, cache, chosen.backend, device, graphs, shard), choices, fused.race)
+
+
+def _check_compiler(warn: Warn) -> None:
+    """Before the trials, whose own errors for it are long and come once per kernel."""
+    if absent := compiler.missing():
+        warn("no_compiler", absent)
 
 
 def _heed(chosen: Choice, device: torch.device, warn: Warn) -> None:

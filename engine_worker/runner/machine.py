@@ -1,6 +1,5 @@
-"""What this process may use of the machine; inside a container what cgroup v2 leaves it."""
+"""Memory that this process may use; inside a container what cgroup v2 leaves it."""
 
-import math
 import os
 from pathlib import Path
 
@@ -19,13 +18,14 @@ def free_memory(device: torch.device) -> int:
     return min(_available(), max(0, int(limit) - int(used)))
 
 
-def usable_cores() -> int:
-    """CPU cores, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _read("cpu.max").partition(" ")
-    if quota in ("", "max"):
-        return cores
-    return max(1, min(cores, math.ceil(int(quota) / int(period))))
+def gpu_memory(device: torch.device) -> int:
+    """Bytes that a GPU has in all."""
+    return int(torch.cuda.mem_get_info(device)[1])
+
+
+def held_memory(device: torch.device) -> int:
+    """Bytes of a GPU that torch holds in this process; the driver's own are not in it."""
+    return int(torch.cuda.memory_reserved(device))
 
 
 def _read(name: str) -> str:

@@ -3,7 +3,7 @@
 import torch
 
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.machine import free_memory
+from engine_worker.runner.machine import free_memory, gpu_memory, held_memory
 
 FRACTION = {"cpu": 0.5, "cuda": 0.9}
 """Part of the free memory that goes to the KV caches of all engines there, unless told otherwise."""
@@ -58,10 +58,19 @@ def count_host_blocks(config: RunnerConfig, block_bytes: int, num_blocks: int, d
 
 
 def fraction_of(config: RunnerConfig, device: torch.device) -> float:
-    """Part of the free memory that the KV cache gets: what is asked for, or this engine's share."""
+    """Part of `_room` that the KV cache gets: what is asked for, or this engine's share."""
     if config.kv_memory_fraction is not None:
         return config.kv_memory_fraction
-    return FRACTION[device.type] / (config.engines_here if device.type == "cpu" else config.engines_per_gpu)
+    return FRACTION[device.type] / (config.engines_here if device.type == "cpu" else 1)
+
+
+def _room(config: RunnerConfig, device: torch.device) -> int:
+    """Bytes that the KV cache gets its part of: what is free. Engines that share a GPU and look at different times find
+    different amounts free, so each has an equal part of the whole GPU instead, less what it holds already."""
+    free = free_memory(device)
+    if device.type == "cpu" or config.engines_per_gpu == 1 or config.kv_memory_fraction is not None:
+        return free
+    return max(0, min(free, gpu_memory(device) // config.engines_per_gpu - held_memory(device)))
 
 
 def _by_tokens(tokens: int, tokens_per_block: int) -> int:
@@ -72,11 +81,11 @@ def _by_tokens(tokens: int, tokens_per_block: int) -> int:
 
 def _by_memory(config: RunnerConfig, block_bytes: int, device: torch.device) -> int:
     fraction = fraction_of(config, device)
-    free = free_memory(device)
-    blocks = int(free * fraction) // block_bytes
+    room = _room(config, device)
+    blocks = int(room * fraction) // block_bytes
     if blocks < 1:
         raise MemoryTooSmallError(
-            f"no memory for the KV cache: {free >> 20} MiB are free after {BEFORE[device.type]}, "
+            f"no memory for the KV cache: {room >> 20} MiB are free after {BEFORE[device.type]}, "
             f"{fraction:.0%} of them are for it, "
             f"and a block of {config.tokens_per_block} tokens takes {block_bytes / 2**20:.2f} MiB"
         )

@@ -11,7 +11,8 @@ from engine_worker.step import Draw, Drawn
 class Results:
     """Copies to pinned memory are under way from the start; nothing waits for them before `drawn`."""
 
-    def __init__(self, sampled: Sampled, draws: list[Draw]) -> None:
+    def __init__(self, sampled: Sampled, draws: list[Draw], *, hidden: bool) -> None:
+        """`hidden`: the next step is queued before this one is waited for, so a late wake-up costs nothing."""
         self.tokens = sampled.tokens
         """[D] int64, where they were drawn."""
         self._draws = draws
@@ -20,7 +21,9 @@ class Results:
             scores = None if sampled.scores is None else Scores(*map(_on_host, sampled.scores))
             short = None if sampled.short is None else _on_host(sampled.short)
             sampled = Sampled(_on_host(sampled.tokens), _on_host(sampled.valid), scores, short)
-            self._there = torch.cuda.Event()
+            # CUDA waits in a loop by default and takes a whole core for it, which router and detokenizer may need; a
+            # blocking wait wakes up some 50 µs later. `short` is on the way to the next step, so it must not block.
+            self._there = torch.cuda.Event(blocking=hidden and short is None)
             self._there.record()
         self._sampled = sampled
 

@@ -93,10 +93,10 @@ class ModelRunner:
         self.num_host_blocks = cache.num_host_blocks
         self.tokens_per_block = cache.tokens_per_block
         self.window = widest(forward.model.config.windows)
-        dtype = str(cache.layers[0].keys.dtype).removeprefix("torch.")
+        self.dtype = str(cache.layers[0].keys.dtype).removeprefix("torch.")
         self.choices = {
             "device": str(device),
-            "dtype": dtype,
+            "dtype": self.dtype,
             "attention": forward.backend.name,
             "overlap": str(overlap),
         }
@@ -193,8 +193,9 @@ class ModelRunner:
             raise
         if batch is None or plan is None or logits is None:
             return None
-        results = Results(sample(logits, plan, sampled, widen=self._waits, race=self._race), batch.draws)
+        drawn = sample(logits, plan, sampled, widen=self._waits, race=self._race)
+        results = Results(drawn, batch.draws, hidden=self.overlap)
         # Looked at when all of the step is queued: the device runs dry only until the next one is queued too.
         if not results.short():
             return results
-        return Results(sample(logits, plan, sampled, race=self._race), batch.draws)
+        return Results(sample(logits, plan, sampled, race=self._race), batch.draws, hidden=self.overlap)

@@ -1,8 +1,7 @@
 """Weights from safetensors files, one tensor at a time and only what this rank has of it, straight to its device."""
 
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,7 @@ from torch import Tensor
 from engine_worker.layers.shard import Cut
 from engine_worker.models.decoder import TIED
 from sluice.ring.checkpoint import CheckpointError
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-LISTED = 20
+from sluice.ring.weight_files import listed, weight_files
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -32,7 +28,7 @@ def load_weights(folder: Path, targets: dict[str, Tensor], progress: Progress, c
     another shape or type. Derived tensors that old checkpoints carry are passed over: rotary frequencies and a tied
     head.
     """
-    files = _weight_files(folder)
+    files = weight_files(folder)
     _check_names(folder, targets, files)
     total = sum(file.stat().st_size for file in files)
     done = 0
@@ -73,22 +69,6 @@ def random_weights(
         progress(done := done + target.nbytes, total)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    index = folder / INDEX
-    if not index.is_file():
-        raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}")
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is no index of weights: {error!r}") from error
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise CheckpointError(f"{folder} lacks weight files of its index: {_listed(missing)}")
-    return [folder / name for name in names]
-
-
 def _check_names(folder: Path, targets: dict[str, Tensor], files: list[Path]) -> None:
     found: set[str] = set()
     for file in files:
@@ -97,7 +77,7 @@ def _check_names(folder: Path, targets: dict[str, Tensor], files: list[Path]) ->
     missing = targets.keys() - found
     unexpected = {name for name in found - targets.keys() if name != TIED and not name.endswith("rotary_emb.inv_freq")}
     problems = [
-        f"{kind}: {_listed(names)}" for kind, names in (("missing", missing), ("unexpected", unexpected)) if names
+        f"{kind}: {listed(names)}" for kind, names in (("missing", missing), ("unexpected", unexpected)) if names
     ]
     if problems:
         raise CheckpointError(f"the weights in {folder} do not fit the model; {'; '.join(problems)}")
@@ -134,9 +114,3 @@ def _opened(file: Path, device: str = "cpu") -> Iterator[Any]:
             yield tensors
     except SafetensorError as error:
         raise CheckpointError(f"{file} is broken: {error}") from error
-
-
-def _listed(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
-    return ", ".join(ordered[:LISTED]) + more

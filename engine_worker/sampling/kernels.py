@@ -1,4 +1,8 @@
-"""A Triton kernel of `race`; imports triton, and is itself imported where it is wanted."""
+"""Triton kernels of `race`; imports triton, and is itself imported where it is wanted.
+
+Many GPUs compute float64 at a 32nd or a 64th of the speed of float32. So the whole vocabulary gets its noise in float32
+first, good to MARGIN, and the few parts that may hold the winner get theirs once more, exactly.
+"""
 
 import torch
 import triton
@@ -11,6 +15,8 @@ WIDTH = 1 << 10
 """Tokens of a part."""
 NOISE = {"GOLDEN": GOLDEN, "FIRST": FACTORS[0], "SECOND": FACTORS[1], "BITS": BITS}
 UNIT = 2.0**-BITS
+MARGIN, RELATIVE = 1e-3, 1e-6
+"""What a sum in float32 is good to, absolute and of the highest: a thousand, and eight, times its rounding error."""
 
 
 @triton.jit
@@ -24,39 +30,92 @@ def random_bits(
     return (x >> (64 - BITS)).to(tl.int64)
 
 
+@triton.jit
+def exponential(bits, BITS: tl.constexpr, UNIT: tl.constexpr):
+    """-log(u) in float32, good to a few units in the last place also where u is nearly 1: from 1 - u, by Kahan's way to
+    log1p."""
+    low = (bits.to(tl.float32) + 0.5) * UNIT
+    rest = (((1 << BITS) - 1 - bits).to(tl.float32) + 0.5) * UNIT
+    near = 1.0 - rest
+    high = tl.where(near == 1.0, rest, -tl.log(near) * rest / (1.0 - near))
+    return tl.where(bits < (1 << (BITS - 1)), -tl.log(low), high)
+
+
+@triton.jit
+def _best(
+    scores, temperatures, keys, thresholds, row, part, stride, size,
+    GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BITS: tl.constexpr,
+    UNIT: tl.constexpr, LIMITED: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The highest sum in a part of a row, and its token."""
+    at = part * WIDTH + tl.arange(0, WIDTH)
+    score = tl.load(scores + row * stride + at, mask=at < size, other=float("-inf"))
+    scaled = tl.div_rn(score, tl.load(temperatures + row))
+    bits = random_bits(tl.load(keys + row), at, GOLDEN, FIRST, SECOND, BITS)
+    if EXACT:
+        sums = scaled.to(tl.float64) - tl.log(-tl.log((bits.to(tl.float64) + 0.5) * UNIT))
+    else:
+        sums = scaled - tl.log(exponential(bits, BITS, UNIT))
+    if LIMITED:
+        sums = tl.where(scaled < tl.load(thresholds + row), float("-inf"), sums)
+    # What is no number must not win by being incomparable: a token past the last would.
+    sums = tl.where(sums == sums, sums, float("-inf"))
+    peak, column = tl.max(sums, 0, return_indices=True)
+    return peak.to(tl.float64), (part * WIDTH + column).to(tl.int64)
+
+
 @triton.jit(do_not_specialize=["stride", "size"])
 def _race(
     scores, temperatures, keys, thresholds, peaks, tokens, stride, size,
     GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BITS: tl.constexpr,
     UNIT: tl.constexpr, LIMITED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """A part of a row."""
+    """A part of a row, in float32."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = part * WIDTH + tl.arange(0, WIDTH)
-    score = tl.load(scores + row * stride + at, mask=at < size, other=float("-inf"))
-    scaled = tl.div_rn(score, tl.load(temperatures + row))
-    bits = random_bits(tl.load(keys + row), at, GOLDEN, FIRST, SECOND, BITS)
-    uniform = (bits.to(tl.float64) + 0.5) * UNIT
-    sums = scaled.to(tl.float64) - tl.log(-tl.log(uniform))
-    if LIMITED:
-        sums = tl.where(scaled < tl.load(thresholds + row), float("-inf"), sums)
-    # What is no number must not win by being incomparable: a token past the last would.
-    sums = tl.where(sums == sums, sums, float("-inf"))
-    peak, column = tl.max(sums, 0, return_indices=True)
+    peak, token = _best(
+        scores, temperatures, keys, thresholds, row, part, stride, size,
+        GOLDEN, FIRST, SECOND, BITS, UNIT, LIMITED, WIDTH, EXACT=False,
+    )  # fmt: skip
     place = row * tl.num_programs(1) + part
     tl.store(peaks + place, peak)
-    tl.store(tokens + place, (part * WIDTH + column).to(tl.int64))
+    tl.store(tokens + place, token)
+
+
+@triton.jit(do_not_specialize=["stride", "size", "count"])
+def _settle(
+    scores, temperatures, keys, thresholds, peaks, exact, tokens, stride, size, count,
+    GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BITS: tl.constexpr,
+    UNIT: tl.constexpr, LIMITED: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    MARGIN: tl.constexpr, RELATIVE: tl.constexpr,
+):  # fmt: skip
+    """A part of a row once more, in float64, where its highest sum may be the row's."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = row * count + part
+    others = tl.arange(0, PARTS)
+    highest = tl.max(tl.load(peaks + row * count + others, mask=others < count, other=float("-inf")), 0)
+    peak = tl.load(peaks + place)
+    near = peak >= highest - MARGIN - RELATIVE * tl.abs(highest)
+    # Not-a-number, where the highest is infinite: then all are near.
+    if near | (highest - highest != 0.0):
+        peak, token = _best(
+            scores, temperatures, keys, thresholds, row, part, stride, size,
+            GOLDEN, FIRST, SECOND, BITS, UNIT, LIMITED, WIDTH, EXACT=True,
+        )  # fmt: skip
+        tl.store(tokens + place, token)
+    tl.store(exact + place, peak)
 
 
 def race(scores: Tensor, temperature: Tensor, keys: Tensor, threshold: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A `Race`, in one pass."""
+    """A `Race`. Sums of parts that cannot win are good to MARGIN."""
     rows, size = scores.shape
     parts = triton.cdiv(size, WIDTH)
-    peaks = torch.empty((rows, parts), dtype=torch.float64, device=scores.device)
+    peaks, exact = torch.empty((2, rows, parts), dtype=torch.float64, device=scores.device)
     tokens = torch.empty((rows, parts), dtype=torch.int64, device=scores.device)
-    limits = temperature if threshold is None else threshold
-    _race[(rows, parts)](
-        scores, temperature, keys, limits, peaks, tokens, scores.stride(0), size,
-        **NOISE, UNIT=UNIT, LIMITED=threshold is not None, WIDTH=WIDTH,
+    inputs = scores, temperature, keys, temperature if threshold is None else threshold
+    options = {**NOISE, "UNIT": UNIT, "LIMITED": threshold is not None, "WIDTH": WIDTH}
+    _race[(rows, parts)](*inputs, peaks, tokens, scores.stride(0), size, **options)
+    _settle[(rows, parts)](
+        *inputs, peaks, exact, tokens, scores.stride(0), size, parts,
+        **options, PARTS=triton.next_power_of_2(parts), MARGIN=MARGIN, RELATIVE=RELATIVE,
     )  # fmt: skip
-    return peaks, tokens
+    return exact, tokens

@@ -15,7 +15,7 @@ with GenerationExecutor.connect(args.address) if args.address else GenerationExe
         GenerationRequest(prompt, params, streaming=True, client_id=100 + i)
         for i, prompt in enumerate(["import ", "class ", "def "])
     ]
-    tokens = {executor.submit(request).request_id: [[], []] for request in requests}
+    tokens = {request_id: [[], []] for request_id in executor.enqueue_requests(requests)}
     final = 0
     while final < len(requests):
         for response in executor.await_responses(timeout=60):

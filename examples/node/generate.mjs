@@ -38,7 +38,7 @@ function left({ seconds = 0, nanos = 0 }, gone) {
   return { seconds: Math.floor(milliseconds / 1000), nanos: Math.floor((milliseconds % 1000) * 1e6) };
 }
 
-// All that a stream goes on from: its seed, its id, and the token ids of each output.
+// All that a stream goes on from: its seed, its id, its model, and the token ids of each output.
 class Story {
   constructor(spec) {
     this.spec = { ...spec, output: { ...spec.output, token_ids: true } };
@@ -54,7 +54,7 @@ class Story {
     const outputs = [...this.outputs].filter(([, output]) => output.token_ids.length);
     for (const [, output] of outputs) output.tail = '';
     const limit = this.spec.time_limit && { time_limit: left(this.spec.time_limit, Date.now() - this.beganAt) };
-    const resume = outputs.map(([index, { token_ids }]) => ({ index, token_ids }));
+    const resume = outputs.map(([index, { token_ids }]) => ({ index, token_ids, model_fingerprint: this.model }));
     return { spec: { ...this.spec, ...limit, resume } };
   }
 
@@ -64,7 +64,8 @@ class Story {
     const { index } = event.delta ?? event.finished ?? {};
     const output = this.outputs.get(index) ?? { token_ids: [], tail: '', echoed: false, ended: false };
     if (event.event === 'started') {
-      const { request_id, seed } = event.started;
+      const { request_id, seed, model_fingerprint } = event.started;
+      this.model = model_fingerprint;
       if (!this.begun) this.spec = { ...this.spec, request_id, sampling: { ...this.spec.sampling, seed } };
       this.begun = this.admitted = true;
     } else if (event.event === 'delta') {

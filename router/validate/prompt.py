@@ -112,9 +112,17 @@ def _check_messages(chat: generation_pb2.ChatPrompt, bad: Violations) -> None:
         bad.add("spec.chat.messages", "is empty: a chat has at least one message")
     for i, message in enumerate(chat.messages):
         if message.role not in ROLES:
-            bad.add(f"spec.chat.messages[{i}].role", f"is {shown(message.role)}, must be one of {', '.join(ROLES)}")
+            bad.add(
+                f"spec.chat.messages[{i}].role",
+                f"is {shown(message.role)}, must be one of {', '.join(ROLES)}",
+                private=True,
+            )
         if message.tool_call_id and message.role != "tool":
-            bad.add(f"spec.chat.messages[{i}].tool_call_id", f"is set, but the role is {shown(message.role)}, not tool")
+            bad.add(
+                f"spec.chat.messages[{i}].tool_call_id",
+                f"is set, but the role is {shown(message.role)}, not tool",
+                private=True,
+            )
 
 
 def _message(message: generation_pb2.ChatMessage) -> dict[str, str]:
@@ -130,7 +138,7 @@ def _tools(text: str, bad: Violations) -> list[dict[str, Any]] | None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        bad.add("spec.chat.tools_json", f"is no JSON: {shown(str(error))}")
+        bad.add("spec.chat.tools_json", f"is no JSON: {shown(str(error))}", private=True)
         return None
     if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
         bad.add("spec.chat.tools_json", "must be a JSON array of objects")
@@ -142,7 +150,11 @@ def _add_generation_prompt(chat: generation_pb2.ChatPrompt, variables: dict[str,
     """On, unless the last message goes on or a template variable of that name says otherwise."""
     wanted = variables.pop("add_generation_prompt", not chat.continue_final_message)
     if not isinstance(wanted, bool):
-        bad.add("spec.chat.template_kwargs.add_generation_prompt", f"is {shown(wanted)}, must be true or false")
+        bad.add(
+            "spec.chat.template_kwargs.add_generation_prompt",
+            f"is {shown(wanted)}, must be true or false",
+            private=True,
+        )
         return False
     if wanted and chat.continue_final_message:
         bad.add("spec.chat.continue_final_message", "does not go together with add_generation_prompt")

@@ -13,7 +13,7 @@ from router.validate.durations import bounded_seconds
 from router.validate.fields import refuse_unbuilt
 from router.validate.guide import check_guide
 from router.validate.prompt import Prompt, parse_prompt
-from router.validate.resume import check_seed, parse_resume
+from router.validate.resume import check_seed, parse_model, parse_resume
 from router.validate.retention import Retention, parse_retention
 from router.validate.sampling import parse_sampling
 from router.validate.stopping import Stopping, parse_stopping
@@ -24,6 +24,7 @@ from sluice.v1 import generation_pb2
 
 UNARY_INTERVAL = 128
 """Tokens after which the router hears of a unary answer: where it goes on if an engine is lost."""
+MAX_ENGINE_DEATHS = 8
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 
@@ -52,6 +53,15 @@ class Spec:
     streaming: bool
     resume: Mapping[int, tuple[int, ...]]
     """By output, the tokens that the caller has."""
+    resume_model: str
+    """Fingerprint of the model that these are of; empty: not known."""
+    engine_deaths: int = 0
+    """Under this request, at other routers."""
+
+    @property
+    def resumed_tokens(self) -> int:
+        """Of all outputs; the engine computes them again."""
+        return sum(map(len, self.resume.values()))
 
     def echoes(self, index: int) -> bool:
         """Whether the prompt's text comes before that of this output: it did before what the caller has."""
@@ -70,8 +80,11 @@ def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, str
     refuse_unbuilt(spec)
     stopping = parse_stopping(spec.stopping, model, limits, bad)
     n = _n(spec, limits, bad)
+    _check_best_of(spec, n, bad)
     sampling = parse_sampling(spec.sampling, _logprobs(spec.output, limits, bad), model, limits, bad)
     resume = parse_resume(spec.resume, n, stopping, model, bad)
+    if spec.engine_deaths > MAX_ENGINE_DEATHS:
+        bad.add("spec.engine_deaths", f"is {spec.engine_deaths}, must be in [0, {MAX_ENGINE_DEATHS}]")
     check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
     found = Spec(
         request_id=_request_id(spec.request_id, bad),
@@ -90,6 +103,8 @@ def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, str
         timings=spec.output.timings,
         streaming=streaming,
         resume=resume,
+        engine_deaths=spec.engine_deaths,
+        resume_model=parse_model(spec.resume, bad),
     )
     bad.raise_if_any()
     return found
@@ -102,6 +117,7 @@ def check_model(name: str, model: Model, field: str) -> None:
             ErrorCode.MODEL_NOT_FOUND,
             f"{field} is {shown(name)}; the model served here is {model.name!r}",
             metadata={"model": shown(name), "served": model.name},
+            private=True,
         )
 
 
@@ -157,6 +173,12 @@ def _n(spec: generation_pb2.GenerationSpec, limits: Limits, bad: Violations) -> 
         bad.add("spec.n", f"is {n}, must be in [1, {limits.n}]")
         return 1
     return n
+
+
+def _check_best_of(spec: generation_pb2.GenerationSpec, n: int, bad: Violations) -> None:
+    """More than n is not built yet."""
+    if spec.HasField("best_of") and spec.best_of < n:
+        bad.add("spec.best_of", f"is {spec.best_of}, must be at least n, which is {n}")
 
 
 def _priority(value: int, bad: Violations) -> int:

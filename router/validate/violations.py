@@ -15,9 +15,9 @@ class Violations:
     def __init__(self) -> None:
         self.found: list[Violation] = []
 
-    def add(self, field: str, description: str) -> None:
-        """Note one problem."""
-        self.found.append(Violation(field, description))
+    def add(self, field: str, description: str, private: bool = False) -> None:
+        """Note one problem; `private` where the description quotes what the caller wrote."""
+        self.found.append(Violation(field, description, private))
 
     def within(self, field: str, value: float, allowed: Range) -> None:
         """The value must lie in a range."""

@@ -1,5 +1,31 @@
 """The `sluice` command."""
 
-from sluice.cli.app import app, main
+import signal
+from typing import Any
+
+from sluice.ring.process import INTERRUPTED, exit_on_interrupt
 
 __all__ = ["app", "main"]
+
+
+def main() -> None:
+    """Entry point. Ctrl-C is silent: during the imports, which take a second, and at the very end too."""
+    exit_on_interrupt()
+    from sluice.cli.commands import app
+
+    try:
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        app(prog_name="sluice")
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    finally:
+        exit_on_interrupt()
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module 'sluice.cli' has no attribute {name!r}")
+    from sluice.cli.commands import app
+
+    return app

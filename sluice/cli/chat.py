@@ -1,6 +1,8 @@
 """`sluice chat`: a conversation with the model."""
 
+import re
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -11,13 +13,18 @@ from sluice.cli.common import (
     Temperature,
     complain,
     describe,
+    fail,
     notes,
 )
 from sluice.cli.generate import print_stream
 from sluice.cli.server import Server, asks_server
 from sluice.client import Client, Options, SluiceError, Unavailable
 
-RESET = "/reset"
+HELP, CLEAR, EXIT = "/help", "/clear", "/exit"
+COMMANDS = {HELP: "shows this", CLEAR: "forgets the conversation", EXIT: "leaves, as Ctrl-D does"}
+COMMAND = re.compile(r"/\w+")
+CHAT = "chat"
+"""Capability of a model that has a chat template."""
 
 
 @asks_server
@@ -28,11 +35,19 @@ def chat(
     temperature: Temperature = None,
     seed: Seed = None,
 ) -> None:
-    """Talk with the model. /reset forgets the conversation, Ctrl-C stops an answer, Ctrl-D leaves."""
+    """Talk with the model. /help lists what can be typed beside messages; Ctrl-C stops an answer, Ctrl-D leaves."""
     options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with server.client() as client:
-        client.health()
+        check_chat(client)
         Conversation(client, system, options).run()
+
+
+def check_chat(client: Client) -> None:
+    """Raises typer.Exit where no model can chat."""
+    models = client.models()
+    if not any(CHAT in model.capabilities for model in models):
+        names = ", ".join(model.name for model in models) or "no model"
+        raise fail(f"{names} has no chat template, so there is no chat; complete texts with: sluice generate")
 
 
 class Conversation:
@@ -50,13 +65,25 @@ class Conversation:
             # Arrow keys and a history of lines, for `input`.
             import readline  # noqa: F401
 
-            notes().print(f"{RESET} starts anew, Ctrl-D leaves", style="dim")
+            notes().print(f"{HELP} lists commands, Ctrl-D leaves", style="dim")
         while (text := self._read()) is not None:
-            if text.strip() == RESET:
-                self._messages = list(self._first)
-                notes().print("the conversation is forgotten", style="dim")
-            elif text.strip():
+            command = text.strip()
+            if command == EXIT:
+                return
+            if COMMAND.fullmatch(command):
+                self._obey(command)
+            elif command:
                 self._answer(text)
+
+    def _obey(self, command: str) -> None:
+        if command == CLEAR:
+            self._messages = list(self._first)
+            notes().print("the conversation is forgotten", style="dim")
+            return
+        if command != HELP:
+            complain(f"there is no command {command}")
+        for name, meaning in COMMANDS.items():
+            notes().print(f"{name}  {meaning}", style="dim")
 
     def _read(self) -> str | None:
         try:
@@ -67,9 +94,8 @@ class Conversation:
 
     def _answer(self, text: str) -> None:
         messages = [*self._messages, {"role": "user", "content": text}]
-        stream = self._client.stream(messages, **self._options)
         try:
-            answer = print_stream(stream)
+            answer = print_stream(partial(self._client.stream, messages, **self._options))
         except KeyboardInterrupt:
             notes().print("\nstopped; this turn is forgotten", style="dim")
             return

@@ -4,29 +4,49 @@ import shutil
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sluice.cli.common import complain, describe, fail, notes
+from sluice.cli.common import describe
+from sluice.cli.config_file import read_config_file
 from sluice.cli.generate import print_stream
 from sluice.client import DEFAULT_ADDRESS, Client, SluiceError
 from sluice.launch import DEMO_REQUEST, Display, OptionsError, Ring, RingError
+from sluice.launch.news import lines_lost
 from sluice.ring.checkpoint import CheckpointError
+from sluice.ring.process import CANNOT_START, INTERRUPTED
+from sluice.telemetry.output import protect_stderr, protect_stdout
 
 EXAMPLE = "def fibonacci(n):"
 DEMO_TOKENS = 96
 DEMO_SEED = 2
-INTERRUPTED = 130
 DEFAULT_PORT = int(DEFAULT_ADDRESS.rsplit(":", 1)[1])
 
 
 def serve(
+    context: typer.Context,
     model: Annotated[
         str | None, typer.Argument(help="Checkpoint folder or hub id; default: the model in the box")
     ] = None,
+    model_option: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="The same, as an option")] = None,
+    config: Annotated[  # noqa: ARG001 - its callback reads it
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            is_eager=True,
+            callback=read_config_file,
+            metavar="FILE",
+            help="YAML file of these options, such as max_batch_size: 8; the command line comes first",
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Served name of the model; default: its folder's")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a hub model; default: its main branch")
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Interface to listen on; others than loopback need TLS or --insecure")
     ] = "127.0.0.1",
@@ -70,7 +90,9 @@ def serve(
     ] = None,
     attention: Annotated[str | None, typer.Option(help="Attention backend; default: the best for the device")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU where there is one")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the fastest")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32; on a GPU also bfloat16 or float16; default: the fastest")
+    ] = None,
     tls_certificate: Annotated[str | None, typer.Option(metavar="PEM", help="Certificate, then its chain")] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="PEM", help="Its key")] = None,
     tls_client_ca: Annotated[
@@ -110,7 +132,6 @@ def serve(
         "capacity_scheduler_policy": capacity_scheduler_policy,
         "chunked_context": chunked_context,
         "context_chunking_policy": context_chunking_policy,
-        "priority_aging_seconds": priority_aging_seconds,
         "micro_batch_scheduler": micro_batch_scheduler,
         "scheduler": scheduler,
         "attention": attention,
@@ -126,8 +147,7 @@ def serve(
         "admin_port": admin_port,
         "admin_tokens_file": admin_tokens_file,
     }
-    if demo is not None and (tls_certificate or tokens_file):
-        raise fail("--demo shows no token and no certificate: try `sluice generate` once it serves")
+    protect_output()
     interrupt = Interrupt()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # nohup, and a shell that runs us in the background, have some ignored.
@@ -135,11 +155,14 @@ def serve(
             signal.signal(number, interrupt)
     # There is nothing to restart before it is up, and unheard it would end us.
     signal.signal(signal.SIGUSR2, lambda *_: None)
-    try:
-        with Display(verbose) as display:
+    with Display(verbose) as display:
+        try:
+            if demo is not None and (tls_certificate or tokens_file):
+                raise OptionsError("--demo shows no token and no certificate: try `sluice generate` once it serves")
             ring = Ring(
-                model,
+                _chosen_model(context, model, model_option),
                 name=name,
+                revision=revision,
                 engines=engines,
                 detokenizers=detokenizers,
                 routers=routers,
@@ -149,19 +172,37 @@ def serve(
                 router_args={key: value for key, value in router_args.items() if value is not None},
                 metrics_port=metrics_port,
                 drain_timeout=drain_timeout,
+                priority_aging_seconds=priority_aging_seconds,
                 start_timeout=start_timeout,
                 observe=display,
             )
-            run(ring, demo, interrupt)
-    except KeyboardInterrupt:
-        notes().print("stopped", style="dim")
-        raise typer.Exit(INTERRUPTED) from None
-    except (CheckpointError, OptionsError) as error:
-        raise fail(str(error)) from error
-    except RingError as error:
-        for line in error.tail:
-            notes().print(line, markup=False)
-        raise fail(error.message) from error
+            run(ring, demo, interrupt, display)
+        except KeyboardInterrupt:
+            display.say("interrupted", "stopped")
+            raise typer.Exit(INTERRUPTED) from None
+        except (CheckpointError, OptionsError) as error:
+            display.complain(str(error), CANNOT_START)
+            raise typer.Exit(1) from error
+        except RingError as error:
+            # The last lines of the service at fault have been shown as they came.
+            display.complain(error.message, CANNOT_START)
+            raise typer.Exit(1) from error
+
+
+def _chosen_model(context: typer.Context, model: str | None, option: str | None) -> str | None:
+    """The option comes before the argument, which the settings file may have given. Raises OptionsError."""
+    source = context.get_parameter_source("model")
+    if None not in (model, option) and source is not None and source.name == "COMMANDLINE":
+        raise OptionsError(f"the model is given twice: {model} and --model {option}")
+    return model if option is None else option
+
+
+def protect_output() -> None:
+    """A ring goes on where its output is full, closed, or not read."""
+    protect_stdout()
+    stderr = protect_stderr()
+    if not stderr.isatty():
+        stderr.notice = lines_lost
 
 
 class Interrupt:
@@ -179,69 +220,72 @@ class Interrupt:
         raise KeyboardInterrupt
 
 
-def run(ring: Ring, demo: str | None, interrupt: Interrupt) -> None:
+def run(ring: Ring, demo: str | None, interrupt: Interrupt, display: Display) -> None:
     """Serve until Ctrl-C, or until nothing is left that can."""
-    notes().print(f"starting {_parts(ring)} …", style="dim")
+    display.say("starting", f"starting {_parts(ring)} …", fields={"model": ring.plan.name, **_counts(ring)})
     with ring:
         try:
-            announce(ring)
-            restart_on_signal(ring)
+            announce(ring, display)
+            restart_on_signal(ring, display)
             if demo is not None:
-                show_demo(ring, demo)
-            watch(ring, interrupt)
+                show_demo(ring, demo, display)
+            watch(ring, interrupt, display)
         except KeyboardInterrupt:
-            drain(ring)
+            drain(ring, display)
 
 
-def drain(ring: Ring) -> None:
+def drain(ring: Ring, display: Display) -> None:
     """Let live streams end. Ctrl-C, also one that comes before that has begun, ends everything at once."""
     try:
-        notes().print("\ndraining; Ctrl-C again stops at once", style="dim")
+        display.say("draining", "\ndraining; Ctrl-C again stops at once", fields={"seconds": ring.plan.drain_timeout})
         ring.stop()
     except KeyboardInterrupt:
         ring.kill()
         raise
 
 
-def announce(ring: Ring) -> None:
-    """The one line that says that it is ready, on stdout."""
+def announce(ring: Ring, display: Display) -> None:
+    """The one line that says that it is ready."""
     port = ring.address.rsplit(":", 1)[1]
     where = [] if int(port) == DEFAULT_PORT else ["--address", ring.address]
     call = " ".join([_program(), "generate", *where, f'"{EXAMPLE}"'])
-    print(f"ready: {ring.plan.name} on {','.join(ring.addresses)}, {_parts(ring)}. Try: {call}", flush=True)
+    text = f"ready: {ring.plan.name} on {','.join(ring.addresses)}, {_parts(ring)}. Try: {call}"
+    fields = {"model": ring.plan.name, "addresses": ring.addresses, **_counts(ring)}
+    display.say("ready", text, fields=fields)
 
 
-def show_demo(ring: Ring, text: str) -> None:
-    """Complete a text on the terminal; a failure is told and serving goes on."""
+def show_demo(ring: Ring, text: str, display: Display) -> None:
+    """Complete a text on stdout, where nothing else goes; after a failure serving goes on."""
     print(f"\n{text}", end="", flush=True)
     with Client(ring.address) as client:
         try:
-            print_stream(client.stream(text, request_id=DEMO_REQUEST, max_tokens=DEMO_TOKENS, seed=DEMO_SEED))
+            print_stream(partial(client.stream, text, request_id=DEMO_REQUEST, max_tokens=DEMO_TOKENS, seed=DEMO_SEED))
         except SluiceError as error:
-            complain(describe(error, ring.address))
+            display.complain(describe(error, ring.address))
 
 
-def watch(ring: Ring, interrupt: Interrupt) -> None:
+def watch(ring: Ring, interrupt: Interrupt, display: Display) -> None:
     """Raises typer.Exit when all routers, all engines or all detokenizers have been given up."""
     missing = ring.watch(lambda: interrupt.came)
     if interrupt.came:
         raise KeyboardInterrupt
-    raise fail(f"no {' and no '.join(missing)} is left: stopping" if missing else "the launcher failed: stopping")
+    display.complain(f"no {' and no '.join(missing)} is left: stopping" if missing else "the launcher failed: stopping")
+    raise typer.Exit(1)
 
 
-def restart_on_signal(ring: Ring) -> None:
+def restart_on_signal(ring: Ring, display: Display) -> None:
     """SIGUSR2 restarts all services, one after the other, while the others serve."""
     under_way = threading.Lock()
 
     def restart() -> None:
         if not under_way.acquire(blocking=False):
-            complain("a rolling restart is under way already")
+            display.complain("a rolling restart is under way already")
             return
         try:
             ring.restart_all()
-            notes().print("all services have been restarted", style="dim")
+            display.say("restarted", "all services have been restarted")
         except RingError as error:
-            complain(error.message)
+            display.complain(error.message)
         finally:
             under_way.release()
 
@@ -256,7 +300,9 @@ def _program() -> str:
     return f"{sys.executable} -m sluice" if called.name == "__main__.py" else str(called)
 
 
+def _counts(ring: Ring) -> dict[str, int]:
+    return {"routers": ring.plan.routers, "engines": ring.plan.engines, "detokenizers": ring.plan.detokenizers}
+
+
 def _parts(ring: Ring) -> str:
-    plan = ring.plan
-    counts = {"router": plan.routers, "engine": plan.engines, "detokenizer": plan.detokenizers}
-    return ", ".join(f"{count} {what}{'s' if count > 1 else ''}" for what, count in counts.items())
+    return ", ".join(f"{count} {what if count > 1 else what[:-1]}" for what, count in _counts(ring).items())

@@ -15,6 +15,8 @@ from sluice.cli.server import Server, asks_server
 from sluice.v1 import admin_pb2
 
 TIMEOUT_SECONDS = 5.0
+MODEL_WIDTH = 8
+"""Characters of a fingerprint."""
 COLUMNS = (
     "engine", "step", "ms", "active", "queued", "paused", "context", "generation", "KV blocks", "host blocks", "reuse",
     "tokens/s",
@@ -41,14 +43,23 @@ def stats(
 
 
 def tables(found: admin_pb2.Stats) -> Group:
-    """Engines and detokenizers."""
-    return Group(_engines(found), detokenizers_table(found))
+    """Engines and detokenizers, with the engines' models where these differ."""
+    models = {engine.model_fingerprint for engine in found.engines}
+    mixed = [_mixed(len(models), found.serving_model_fingerprint)] if len(models) > 1 else []
+    return Group(*mixed, _engines(found, bool(mixed)), detokenizers_table(found))
 
 
-def _engines(found: admin_pb2.Stats) -> Table:
+def _mixed(models: int, serving: str) -> str:
+    where = f"those with the model {serving[:MODEL_WIDTH]}" if serving else "all engines"
+    return f"The engines serve {models} different models; new requests go to {where}."
+
+
+def _engines(found: admin_pb2.Stats, mixed: bool) -> Table:
     table = Table(box=SIMPLE)
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "engine" else "right")
+    if mixed:
+        table.add_column("model")
     for engine in found.engines:
         table.add_row(
             engine.engine_id,
@@ -63,5 +74,6 @@ def _engines(found: admin_pb2.Stats) -> Table:
             f"{engine.used_host_blocks} of {engine.max_host_blocks}" if engine.max_host_blocks else "",
             f"{engine.prefix_cache_hit_ratio:.0%}",
             f"{engine.tokens_per_second:.0f}",
+            *([engine.model_fingerprint[:MODEL_WIDTH]] if mixed else ()),
         )
     return table

@@ -19,6 +19,7 @@ from sluice.client.requests import (
     detokenize_request,
     generate_request,
     health_request,
+    tell_deaths,
     tokenize_request,
 )
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
@@ -121,6 +122,7 @@ class AsyncClient:
                 error = failure
             await asyncio.sleep(self._routers.failed(router, error, attempts))
             self._routers.check_open()
+            tell_deaths(request, attempts.engine_deaths)
 
     async def _any(
         self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None

@@ -15,8 +15,9 @@ AWAY = frozenset({"", "DRAINING"})
 
 
 def tells_of_router(error: SluiceError) -> bool:
-    """Whether another router may do better at once."""
-    return isinstance(error, (Unavailable, LostEvents))
+    """Whether another router may do better at once. A call that this client did not cancel was cancelled by gRPC itself
+    or on its way; what the client did cancel does not get here."""
+    return isinstance(error, (Unavailable, LostEvents, Cancelled))
 
 
 class Attempts:
@@ -32,6 +33,8 @@ class Attempts:
         answered: threading.Event | None = None,
     ) -> None:
         """`answered` is set once any router has answered the client: where none does now, one is being restarted."""
+        self.engine_deaths = 0
+        """Under this request in a row, as the routers before said."""
         self._answered = answered or threading.Event()
         self._addresses = addresses
         self._begin = now
@@ -49,7 +52,7 @@ class Attempts:
 
     def advanced(self) -> None:
         """Something new has come: whatever fails next is a new failure."""
-        self._failures, self._broken_at = 0, None
+        self._failures, self._broken_at, self.engine_deaths = 0, None, 0
 
     def elapsed(self, now: float) -> float:
         """Seconds since the first attempt began."""
@@ -64,6 +67,7 @@ class Attempts:
         self._failures += 1
         if error.reason:
             self._answered.set()
+        self.engine_deaths = error.engine_deaths or self.engine_deaths
         if self._broken_at is None:
             self._broken_at = now
         if not self._may_go_on(error):
@@ -81,9 +85,8 @@ class Attempts:
         busy = isinstance(error, Overloaded) and error.retry_after is not None
         if not self._begun:
             return busy or tells_of_router(error)
-        # What this client itself cancelled was sorted out before; and a router that has not noticed yet how an attempt
-        # ended still has its id.
-        ours = isinstance(error, (Cancelled, AlreadyExists))
+        # A router that has not noticed yet how an attempt ended still has its id.
+        ours = isinstance(error, AlreadyExists)
         return self._resume_timeout > 0 and (busy or ours or tells_of_router(error))
 
     def _comes_back(self, error: SluiceError) -> bool:

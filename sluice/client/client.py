@@ -17,6 +17,7 @@ from sluice.client.requests import (
     detokenize_request,
     generate_request,
     health_request,
+    tell_deaths,
     tokenize_request,
 )
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
@@ -117,6 +118,7 @@ class Client:
                 error = from_rpc_error(failure)
             time.sleep(self._routers.failed(router, error, attempts))
             self._routers.check_open()
+            tell_deaths(request, attempts.engine_deaths)
 
     def _any(self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None) -> bool:
         left = self._routers.attempts(timeout).left(time.monotonic())

@@ -12,6 +12,7 @@ RESUME_SECONDS = 60.0
 MAX_MESSAGE_BYTES = 64 << 20
 KEEPALIVE_MILLISECONDS = 15_000
 """Longer than what a router takes for a flood of pings."""
+PING_TIMEOUT_MILLISECONDS = 10_000
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -21,7 +22,10 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    # The first closes a connection whose other machine is gone (it becomes TCP_USER_TIMEOUT), the second also one
+    # whose other process stands still.
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MILLISECONDS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MILLISECONDS),
     ("grpc.http2.max_pings_without_data", 0),
 )
 

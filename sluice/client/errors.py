@@ -34,6 +34,7 @@ class SluiceError(Exception):
         reason: str = "",
         violations: tuple[Violation, ...] = (),
         retry_after: float | None = None,
+        engine_deaths: int = 0,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -43,6 +44,8 @@ class SluiceError(Exception):
         """Fields at fault; empty but for InvalidRequest."""
         self.retry_after = retry_after
         """Seconds after which a retry makes sense, if the server said so."""
+        self.engine_deaths = engine_deaths
+        """Engines that died under this request in a row, as far as the server attributes that to it."""
 
 
 class InvalidRequest(SluiceError):
@@ -51,6 +54,10 @@ class InvalidRequest(SluiceError):
 
 class ModelNotFound(SluiceError):
     """No such model is served."""
+
+
+class ModelChanged(SluiceError):
+    """A stream broke, and no engine serves the model that it began with any more: send the request anew."""
 
 
 class AlreadyExists(SluiceError):
@@ -93,6 +100,10 @@ class ServerError(SluiceError):
     """The server failed, or broke the protocol."""
 
 
+class Poison(ServerError):
+    """Engines died under this request, one after the other: it is not tried again. See `engine_deaths`."""
+
+
 class LostEvents(ServerError):
     """A stream did not bring all its events, and could not be resumed."""
 
@@ -110,6 +121,8 @@ _BY_STATUS: dict[grpc.StatusCode, type[SluiceError]] = {
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: Forbidden,
 }
+
+_BY_REASON: dict[str, type[SluiceError]] = {"DRAINING": Unavailable, "MODEL_CHANGED": ModelChanged}
 
 CONNECTION_LOST = {
     grpc.StatusCode.UNKNOWN: ("stream removed",),
@@ -134,21 +147,31 @@ def is_task_cancelled() -> bool:
 def from_rpc_error(error: Any) -> SluiceError:
     """The exception for a grpc.RpcError of a call: one that also has code(), details() and trailing_metadata()."""
     status = _status(error)
-    reason, violations, retry_after = "", [], None
+    reason, violations, retry_after, deaths = "", [], None, ""
     for detail in status.details:
         if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
             found = error_details_pb2.BadRequest.FromString(detail.value)
             violations += [Violation(each.field, each.description) for each in found.field_violations]
         elif detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
-            reason = error_details_pb2.ErrorInfo.FromString(detail.value).reason
+            info = error_details_pb2.ErrorInfo.FromString(detail.value)
+            reason, deaths = info.reason, info.metadata.get("engine_deaths", "")
         elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
             delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
             retry_after = delay.seconds + delay.nanos / 1e9
     message = error.details() or error.code().name
     kind = _BY_STATUS.get(error.code(), ServerError)
-    if reason == "DRAINING" or (not reason and _is_connection_lost(error.code(), message)):
+    kind = _BY_REASON.get(reason, kind)
+    if not reason and _is_connection_lost(error.code(), message):
         kind = Unavailable
-    return kind(message, reason=reason, violations=tuple(violations), retry_after=retry_after)
+    elif reason == "POISON":
+        kind = Poison
+    return kind(
+        message,
+        reason=reason,
+        violations=tuple(violations),
+        retry_after=retry_after,
+        engine_deaths=int(deaths) if deaths.isdecimal() else 0,
+    )
 
 
 def _is_connection_lost(code: grpc.StatusCode, message: str) -> bool:

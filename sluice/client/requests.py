@@ -25,6 +25,12 @@ def generate_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateR
     return pb.GenerateRequest(spec=build_spec(prompt, options))
 
 
+def tell_deaths(request: ProtoMessage, engine_deaths: int) -> None:
+    """Let the next router know of engines that died under a unary request at those before."""
+    if engine_deaths and isinstance(request, pb.GenerateRequest):
+        request.spec.engine_deaths = engine_deaths
+
+
 def abort_request(request_id: str, reason: str) -> pb.AbortRequest:
     """To stop a request."""
     return pb.AbortRequest(request_id=request_id, reason=reason)

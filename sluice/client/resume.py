@@ -53,11 +53,13 @@ class Resume:
         self.timings: Timings | None = None
         self.resumed = 0
         self._attempts = attempts
+        attempts.engine_deaths = spec.engine_deaths
         self._spec = spec
         self._shows_ids = spec.output.token_ids
         self._time_limit = spec.time_limit.ToTimedelta() if spec.HasField("time_limit") else None
         self._count = spec.n if spec.HasField("n") else 1
         self._outputs = {each.index: OutputSoFar(list(each.token_ids), len(each.token_ids)) for each in spec.resume}
+        self._model = next((each.model_fingerprint for each in spec.resume), "")
         self._begun = False
         self._events = 0
         spec.output.token_ids = True
@@ -76,7 +78,8 @@ class Resume:
             del self._spec.resume[:]
             for index, output in sorted(self._outputs.items()):
                 if output.token_ids:
-                    self._spec.resume.add(index=index, token_ids=output.token_ids)
+                    self._spec.resume.add(index=index, token_ids=output.token_ids, model_fingerprint=self._model)
+        self._spec.engine_deaths = self._attempts.engine_deaths
         if self._time_limit is not None:
             left = self._time_limit - timedelta(seconds=self._attempts.elapsed(now))
             self._spec.time_limit.FromTimedelta(max(left, min(LEAST_TIME_LIMIT, self._time_limit)))
@@ -108,6 +111,7 @@ class Resume:
 
     def _started(self, started: pb.Started) -> None:
         self._attempts.admitted()
+        self._model = started.model_fingerprint
         if self._begun:
             self.resumed += 1
             return

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from sluice.executor.names import check_name
+
 
 class CapacitySchedulerPolicy(StrEnum):
     """Who may hold KV cache memory."""
@@ -49,9 +51,22 @@ class KvCacheConfig:
         return _given(settings)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+A_CLASS = 'the name of a class of yours as "module:Class"'
+EXPECTED = {
+    "capacity_scheduler_policy": f"a CapacitySchedulerPolicy or {A_CLASS}",
+    "context_chunking_policy": "a ContextChunkingPolicy",
+    "micro_batch_scheduler": A_CLASS,
+    "scheduler": A_CLASS,
+}
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The scheduler of each engine. Unset: the engine's default."""
+    """The scheduler of each engine. Unset: the engine's default.
+
+    Policies may be given as members, by value or by TensorRT-LLM's name in capitals. Raises TypeError for a class
+    instead of its name.
+    """
 
     capacity_scheduler_policy: CapacitySchedulerPolicy | str | None = None
     """Also a class of your own, as "module:Class"."""
@@ -61,15 +76,25 @@ class SchedulerConfig:
     scheduler: str | None = None
     """The same, in one piece, instead of all others."""
 
+    def __post_init__(self) -> None:
+        for name, expected in EXPECTED.items():
+            if (value := getattr(self, name)) is not None:
+                check_name(name, value, expected)
+
     def engine_args(self) -> dict[str, Any]:
         """As settings of `engine_worker`."""
         settings = {
-            "capacity_scheduler_policy": self.capacity_scheduler_policy,
-            "context_chunking_policy": self.context_chunking_policy,
+            "capacity_scheduler_policy": _member(CapacitySchedulerPolicy, self.capacity_scheduler_policy),
+            "context_chunking_policy": _member(ContextChunkingPolicy, self.context_chunking_policy),
             "micro_batch_scheduler": self.micro_batch_scheduler,
             "scheduler": self.scheduler,
         }
         return _given({name: value and str(value) for name, value in settings.items()})
+
+
+def _member(policies: type[StrEnum], given: str | None) -> str | None:
+    """TensorRT-LLM writes its policies in capitals, as the members here are named."""
+    return policies.__members__.get(given, given) if given else None
 
 
 def _given(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Generation as a library, after TensorRT-LLM's executor."""
 
 import itertools
-import os
+import logging
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
@@ -15,6 +16,7 @@ from sluice.executor.call import Call
 from sluice.executor.config import KvCacheConfig, SchedulerConfig
 from sluice.executor.inbox import Inbox
 from sluice.executor.local import LocalRing
+from sluice.executor.names import either
 from sluice.executor.request import BatchOptions, GenerationRequest, RequestOptions
 from sluice.executor.response import Response
 from sluice.executor.result import GenerationResult
@@ -22,9 +24,11 @@ from sluice.executor.sampling import SamplingParams
 from sluice.executor.session import Session
 from sluice.executor.stats import IterationStats, RequestStats, read_request, read_step
 from sluice.executor.steps import StepsLog
-from sluice.executor.times import Timeout
+from sluice.executor.times import Timeout, in_seconds
 from sluice.executor.unread import Unread
 from sluice.executor.waiting import Deadline
+
+LOGGER = logging.getLogger("sluice.executor")
 
 MAX_IN_FLIGHT = 1024
 """Requests on the way at once; others wait here, in order."""
@@ -46,13 +50,14 @@ class GenerationExecutor:
         self._unread = Unread()
         self._ids = itertools.count(1)
         self._name = uuid.uuid4().hex[:12]
-        self._end = weakref.finalize(self, _close, session, ring, os.getpid())
+        self._end = weakref.finalize(self, _close, session, ring)
 
     @classmethod
     def create(
         cls,
         model: str | None = None,
         *,
+        revision: str | None = None,
         num_postprocess_workers: int = 2,
         engines: int = 1,
         max_batch_size: int | None = None,
@@ -67,11 +72,11 @@ class GenerationExecutor:
     ) -> Self:
         """Start a ring on this machine and wait until it serves.
 
-        `model` is a checkpoint folder or a hub id; None is the tiny model in the box. `num_postprocess_workers` are its
-        detokenizers. `engine_args` are further settings of `engine_worker`; `ring_options` those of
-        `sluice.launch.Ring`, such as `name`, `start_timeout`, `router_args`. The newest `iter_stats_max_iterations`
-        steps are kept for `get_latest_iteration_stats`; 0: none. Raises CheckpointError, ValueError, TypeError,
-        RingError.
+        `model` is a checkpoint folder or a hub id; None is the tiny model in the box. `revision` is a branch, tag or
+        commit of a hub id. `num_postprocess_workers` are its detokenizers. `engine_args` are further settings of
+        `engine_worker`; `ring_options` those of `sluice.launch.Ring`, such as `name`, `start_timeout`, `router_args`.
+        The newest `iter_stats_max_iterations` steps are kept for `get_latest_iteration_stats`; 0: none. Raises
+        CheckpointError, ValueError, TypeError, RingError.
         """
         settings = {
             "max_batch_size": max_batch_size,
@@ -82,7 +87,12 @@ class GenerationExecutor:
             **(engine_args or {}),
         }
         ring = LocalRing(
-            model, engines=engines, detokenizers=num_postprocess_workers, engine_args=settings, **ring_options
+            model,
+            revision=revision,
+            engines=engines,
+            detokenizers=num_postprocess_workers,
+            engine_args=settings,
+            **ring_options,
         )
         try:
             return cls._over(ring.addresses, iter_stats_max_iterations, max_in_flight, ring, ClientOptions())
@@ -123,21 +133,28 @@ class GenerationExecutor:
 
     def generate_async(
         self,
-        inputs: Prompt,
+        inputs: Prompt | None = None,
         sampling_params: SamplingParams | None = None,
         streaming: bool = False,
+        *,
+        prompt_token_ids: Sequence[int] | None = None,
         **options: Unpack[RequestOptions],
     ) -> GenerationResult:
-        """Start to generate for one prompt: text, token ids, or the messages of a chat. Raises as `submit`."""
-        request = GenerationRequest(inputs, sampling_params or SamplingParams(), streaming, **options)
+        """Start to generate for one prompt: text, token ids, or the messages of a chat. Raises as `submit`.
+
+        `prompt_token_ids` is TensorRT-LLM's name for `inputs`.
+        """
+        prompt: Prompt = either("inputs", inputs, "prompt_token_ids", prompt_token_ids)
+        request = GenerationRequest(prompt, sampling_params or SamplingParams(), streaming, **options)
         return self.submit(request)
 
     @overload
-    def generate(  # type: ignore[overload-overlap]
+    def generate(
         self,
-        inputs: Prompt,
+        inputs: Prompt | None = None,
         sampling_params: SamplingParams | None = None,
         *,
+        prompt_token_ids: Sequence[int] | None = None,
         use_tqdm: bool = True,
         max_in_flight: int = BATCH_IN_FLIGHT,
         **options: Unpack[RequestOptions],
@@ -146,9 +163,10 @@ class GenerationExecutor:
     @overload
     def generate(
         self,
-        inputs: Sequence[Prompt],
+        inputs: Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        prompt_token_ids: Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
         max_in_flight: int = BATCH_IN_FLIGHT,
         **options: Unpack[BatchOptions],
@@ -156,9 +174,10 @@ class GenerationExecutor:
 
     def generate(
         self,
-        inputs: Prompt | Sequence[Prompt],
+        inputs: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         use_tqdm: bool = True,
         max_in_flight: int = BATCH_IN_FLIGHT,
         **options: Any,
@@ -170,8 +189,9 @@ class GenerationExecutor:
         `kv_cache_retention_config` are one for all prompts or one for each. Raises RequestError for the first request
         that fails, ValueError for lists of unequal length; whatever is raised, nothing goes on.
         """
-        single = not is_batch(inputs)
-        prompts: Sequence[Any] = [inputs] if single else inputs
+        given: Any = either("inputs", inputs, "prompt_token_ids", prompt_token_ids)
+        single = not is_batch(given)
+        prompts: Sequence[Any] = [given] if single else given
         requests = batch_requests(prompts, sampling_params or SamplingParams(), options)
         batch = Batch(partial(self._submit, patient=True), max_in_flight)
         try:
@@ -185,21 +205,39 @@ class GenerationExecutor:
         """Stop a request; it ends soon, with "cancelled" and what it has. Nothing happens to one that has ended."""
         self._session.abort(self._wire_id(request_id))
 
+    def enqueue_request(self, request: GenerationRequest) -> int:
+        """`submit`, for the id alone: `await_responses` has the result."""
+        return self.submit(request).request_id
+
+    def enqueue_requests(self, requests: Sequence[GenerationRequest]) -> list[int]:
+        """The same for several, in order."""
+        return [self.enqueue_request(request) for request in requests]
+
+    def can_enqueue_requests(self) -> bool:
+        """Whether requests are accepted: until `shutdown`."""
+        return self._session.accepting
+
+    cancel_request = abort_request
+
     @overload
-    def await_responses(self, request_id: int | None = None, timeout: Timeout = None) -> list[Response]: ...
+    def await_responses(self, request_id: int | timedelta | None = None, timeout: Timeout = None) -> list[Response]: ...
 
     @overload
     def await_responses(self, request_id: Sequence[int], timeout: Timeout = None) -> list[list[Response]]: ...
 
     def await_responses(
-        self, request_id: int | Sequence[int] | None = None, timeout: Timeout = None
+        self, request_id: int | Sequence[int] | timedelta | None = None, timeout: Timeout = None
     ) -> list[Response] | list[list[Response]]:
         """Wait for news of one request, of any of them, or of each of several, and take it.
 
-        Empty where nothing came within the timeout (seconds or a timedelta). What is taken here counts as read by the
-        request's `GenerationResult` too. Raises ValueError for a request whose end has been read; RuntimeError once
-        shut down, if there is nothing left to read of any.
+        Empty where nothing came within the timeout (seconds or a timedelta, which may stand alone). What is taken here
+        counts as read by the request's `GenerationResult` too. Raises ValueError for a request whose end has been read;
+        RuntimeError once shut down, if there is nothing left to read of any.
         """
+        if isinstance(request_id, timedelta):
+            if timeout is not None:
+                raise TypeError("two timeouts: a timedelta in the place of request_id is the timeout")
+            request_id, timeout = None, request_id
         deadline = Deadline(timeout)
         if request_id is None:
             return self._unread.read_any(deadline)
@@ -215,6 +253,8 @@ class GenerationExecutor:
         """
         return [read_step(stats) for stats in self._steps.take_steps(timeout)]
 
+    get_latest_stats = get_latest_iteration_stats
+
     def get_latest_request_stats(self, timeout: Timeout = 0.0) -> list[RequestStats]:
         """The latest of each request that changed since the last call; otherwise as `get_latest_iteration_stats`."""
         return [read_request(stats, self._request_id(stats.request_id)) for stats in self._steps.take_requests(timeout)]
@@ -228,8 +268,21 @@ class GenerationExecutor:
         """Keep nothing of a request any more; results do this when their end is read."""
         self._unread.forget(request_id)
 
-    def shutdown(self) -> None:
-        """Cancel what still runs, close the connection, and end the ring if there is one of our own. Idempotent."""
+    def shutdown(self, *, abort: bool = False, timeout: Timeout = None) -> None:
+        """Accept no more requests, wait until those submitted have ended, then close the connection and the own ring.
+
+        With `abort`, after the timeout (seconds or a timedelta) and on Ctrl-C, requests that still run are aborted:
+        their results raise RequestError. Idempotent. Raises ValueError for a timeout together with `abort`.
+        """
+        if abort and timeout is not None:
+            raise ValueError("shutdown(abort=True) does not wait: it has no timeout")
+        try:
+            if not abort and not self._session.finish(timeout):
+                LOGGER.warning("shutdown: requests did not end within %g s and are aborted", in_seconds(timeout))
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         try:
             self._end()
         finally:
@@ -247,7 +300,7 @@ class GenerationExecutor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.shutdown()
+        self.shutdown(abort=kind is not None)
 
     def _submit(
         self,
@@ -280,10 +333,7 @@ class GenerationExecutor:
         return int(number) if name == self._name else None
 
 
-def _close(session: Session, ring: LocalRing | None, owner: int) -> None:
-    if os.getpid() != owner:
-        # A fork of the process that made it has no say.
-        return
+def _close(session: Session, ring: LocalRing | None) -> None:
     try:
         session.close()
     finally:

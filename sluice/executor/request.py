@@ -1,15 +1,18 @@
 """What an executor is asked for."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import Literal, Self, TypedDict, get_args
 
 from sluice.client import KvCache, Options, Prompt
+from sluice.executor.names import either
 from sluice.executor.retention import KvCacheRetentionConfig
 from sluice.executor.sampling import SamplingParams
 from sluice.executor.times import Milliseconds, as_timedelta
 
 Priority = Literal["low", "normal", "high"]
+PRIORITIES = (None, *get_args(Priority))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class BatchOptions(CommonOptions, total=False):
 class GenerationRequest:
     """One prompt and all that belongs to it. May be submitted any number of times. Raises TypeError."""
 
-    inputs: Prompt
+    inputs: Prompt = None  # type: ignore[assignment]  # required, unless prompt_token_ids is given
     """Text, token ids, or the messages of a chat."""
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     streaming: bool = False
@@ -65,13 +68,29 @@ class GenerationRequest:
     cache_salt: str | None = None
     """Only requests of one salt share cached prefixes."""
     model: str | None = None
+    prompt_token_ids: Sequence[int] | None = field(default=None, kw_only=True, repr=False, compare=False)
+    """TensorRT-LLM's name for `inputs` that are token ids; None where they are a text or a chat."""
+    id: int | None = field(default=None, init=False, compare=False)
+    """The `request_id` of the result whose `request` this is; None before it is submitted."""
 
     def __post_init__(self) -> None:
+        inputs: Prompt = either("inputs", self.inputs, "prompt_token_ids", self.prompt_token_ids)
+        object.__setattr__(self, "inputs", inputs)
+        object.__setattr__(self, "prompt_token_ids", inputs if _is_token_ids(inputs) else None)
+        _check("streaming", self.streaming, bool)
+        if self.priority not in PRIORITIES:
+            raise TypeError(f"priority must be {', '.join(map(repr, PRIORITIES))}, not {self.priority!r}")
         _check("sampling_params", self.sampling_params, SamplingParams)
         if self.lora_request is not None:
             _check("lora_request", self.lora_request, LoRARequest)
         if self.kv_cache_retention_config is not None:
             _check("kv_cache_retention_config", self.kv_cache_retention_config, KvCacheRetentionConfig)
+
+    def with_id(self, request_id: int) -> Self:
+        """As it was submitted."""
+        numbered = copy(self)
+        object.__setattr__(numbered, "id", request_id)
+        return numbered
 
     @property
     def allotted_seconds(self) -> float | None:
@@ -93,6 +112,10 @@ class GenerationRequest:
             time_limit=self.allotted_seconds,
             model=self.model,
         )
+
+
+def _is_token_ids(inputs: Prompt) -> bool:
+    return isinstance(inputs, Sequence) and not isinstance(inputs, str) and isinstance(next(iter(inputs), 0), int)
 
 
 def _check(name: str, value: object, kind: type) -> None:

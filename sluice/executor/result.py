@@ -1,5 +1,6 @@
 """The result of one request, as it comes: a future, an iterator and an asynchronous iterator in one."""
 
+import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -27,7 +28,7 @@ class GenerationResult:
     ) -> None:
         self.request_id = request_id
         """Given by the executor, unique in it; no other request of it ever has the same."""
-        self.request = request
+        self.request = request.with_id(request_id)
         self.outputs = [CompletionOutput(index) for index in range(max(1, request.sampling_params.n))]
         self.error: RequestError | None = None
         """Why it failed, once that has been read."""
@@ -57,6 +58,11 @@ class GenerationResult:
         return self._done
 
     @property
+    def prompt(self) -> str | None:
+        """The prompt, where it is a text."""
+        return self.request.inputs if isinstance(self.request.inputs, str) else None
+
+    @property
     def prompt_token_ids(self) -> list[int]:
         """Token ids of the prompt. For a text they are asked from the server, once, which takes a moment.
 
@@ -81,13 +87,17 @@ class GenerationResult:
             try:
                 self.read(deadline.left)
             except TimeoutError:
-                raise TimeoutError(f"request {self.request_id} did not end within {in_seconds(timeout):g} s") from None
+                raise self._not_within(timeout) from None
         return self._checked()
 
-    async def aresult(self) -> Self:
-        """The same in an event loop; asyncio.timeout is the way to bound it."""
-        while not self._done:
-            await self.aread()
+    async def aresult(self, timeout: Timeout = None) -> Self:
+        """The same in an event loop."""
+        try:
+            async with asyncio.timeout(in_seconds(timeout)):
+                while not self._done:
+                    await self.aread()
+        except TimeoutError:
+            raise self._not_within(timeout) from None
         return self._checked()
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -140,6 +150,9 @@ class GenerationResult:
 
     def __repr__(self) -> str:
         return f"GenerationResult(request_id={self.request_id}, done={self._done}, outputs={self.outputs})"
+
+    def _not_within(self, timeout: Timeout) -> TimeoutError:
+        return TimeoutError(f"request {self.request_id} did not end within {in_seconds(timeout):g} s")
 
     def _checked(self) -> Self:
         if self.error is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.client import Options
+from sluice.executor.names import check_name
 
 NO_END = -1
 """TensorRT-LLM's `end_id` for "never end by a token"."""
@@ -57,7 +58,7 @@ class AdditionalModelOutput:
 class SamplingParams:
     """One request's sampling, stopping and output options; the server checks their ranges.
 
-    Raises ValueError for combinations that cannot be meant.
+    Raises ValueError for combinations that cannot be meant, TypeError for a logits processor instead of its name.
     """
 
     max_tokens: int | None = 32
@@ -115,6 +116,10 @@ class SamplingParams:
         for name in ("length_penalty", "early_stopping"):
             if getattr(self, name) is not None and not self.use_beam_search:
                 raise ValueError(f"{name} needs use_beam_search=True")
+        processors = self.logits_processor or ()
+        several = isinstance(processors, Sequence) and not isinstance(processors, str)
+        for each in processors if several else [processors]:
+            check_name("logits_processor", each, "the name of a processor on the server")
 
     @property
     def eos_id(self) -> int | None:

@@ -1,7 +1,9 @@
 """The connection of an executor: all its calls, on the event loop of all executors."""
 
 import asyncio
+import concurrent.futures
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -22,6 +24,8 @@ from sluice.executor.call import Call
 from sluice.executor.errors import SHUT_DOWN
 from sluice.executor.loop import shared_loop
 from sluice.executor.steps import StepsLog
+from sluice.executor.times import Timeout
+from sluice.executor.waiting import Deadline
 
 T = TypeVar("T")
 
@@ -49,7 +53,9 @@ class Session:
         self._calls: dict[str, Call] = {}
         self._chores: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
+        self._accepting = True
         self._closed = False
+        self._owner = os.getpid()
         self._loop = shared_loop()
         self._room = asyncio.Semaphore(max_in_flight)
         self._client = self._wait(_make_client(addresses, client_options))
@@ -60,9 +66,10 @@ class Session:
             raise
 
     def submit(self, call: Call) -> None:
-        """Send it as soon as there is room. Raises RuntimeError once closed."""
+        """Send it as soon as there is room. Raises RuntimeError once `finish` or `close` was called."""
         with self._lock:
-            self._check_open()
+            if not self._accepting:
+                raise RuntimeError(SHUT_DOWN)
             self._loop.call_soon_threadsafe(self._start, call)
 
     def abort(self, wire_id: str) -> None:
@@ -75,14 +82,36 @@ class Session:
 
     def run(self, ask: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
         """One call of the client, waited for. Raises SluiceError; RuntimeError once closed."""
-        with self._lock:
-            self._check_open()
+        if self._closed:
+            raise RuntimeError(SHUT_DOWN)
         return self._wait(ask(self._client))
 
+    @property
+    def accepting(self) -> bool:
+        """Whether a call can be submitted."""
+        return self._accepting
+
+    def finish(self, timeout: Timeout = None) -> bool:
+        """Accept no more calls, and wait for those submitted so far. Returns whether all ended within the timeout."""
+        if self._is_fork:
+            return True
+        with self._lock:
+            self._accepting = False
+            if self._closed:
+                return True
+            ended = asyncio.run_coroutine_threadsafe(self._all_ended(), self._loop)
+        deadline = Deadline(timeout)
+        while not ended.done() and deadline.left != 0:
+            concurrent.futures.wait([ended], deadline.slice)
+        return ended.done()
+
     def close(self) -> None:
-        """Cancel everything and close the connection. Idempotent."""
+        """Cancel everything and close the connection. Idempotent. Does nothing in a fork of the process."""
+        if self._is_fork:
+            return
         with self._lock:
             first, self._closed = not self._closed, True
+            self._accepting = False
         if first:
             closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
             # A garbage collector may close it in the loop's own thread, where nobody can wait for it.
@@ -101,9 +130,9 @@ class Session:
             future.cancel()
             raise
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError(SHUT_DOWN)
+    @property
+    def _is_fork(self) -> bool:
+        return os.getpid() != self._owner
 
     def _call_soon(self, do: Callable[..., None], *arguments: Any) -> None:
         with self._lock:
@@ -167,6 +196,10 @@ class Session:
         task = self._loop.create_task(work)
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
+
+    async def _all_ended(self) -> None:
+        if self._calls:
+            await asyncio.wait([call.task for call in self._calls.values()])
 
     async def _close(self) -> None:
         tasks = [*self._chores, *(call.task for call in self._calls.values())]

@@ -22,6 +22,11 @@ class Deadline:
         """Seconds until then, at least 0; None: no end."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
+    @property
+    def slice(self) -> float:
+        """Seconds of the next wait on the way there."""
+        return SLICE_SECONDS if self._end is None else min(SLICE_SECONDS, max(0.0, self._end - time.monotonic()))
+
 
 def wait_for(condition: threading.Condition, holds: Callable[[], bool], timeout: Timeout) -> bool:
     """Whether it holds, after waiting for it.
@@ -31,8 +36,7 @@ def wait_for(condition: threading.Condition, holds: Callable[[], bool], timeout:
     """
     deadline = Deadline(timeout)
     while not holds():
-        left = deadline.left
-        if left == 0:
+        if deadline.left == 0:
             return False
-        condition.wait(SLICE_SECONDS if left is None else min(left, SLICE_SECONDS))
+        condition.wait(deadline.slice)
     return True

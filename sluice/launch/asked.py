@@ -1,4 +1,4 @@
-"""What an engine that we start will be asked for, in whatever way."""
+"""What a service that we start will be asked for, in whatever way."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -7,16 +7,23 @@ from typing import Any
 
 import yaml
 
-PREFIX = "SLUICE_ENGINE_"
+from sluice.launch.child import Role
+
+PREFIXES: Mapping[Role, str] = {"router": "SLUICE_ROUTER_", "engine": "SLUICE_ENGINE_", "detok": "SLUICE_DETOK_"}
 
 
 def asked_of_engine(name: str, engine_args: Mapping[str, Any], environment: Mapping[str, str]) -> Any:
-    """A setting by flag, environment or YAML file, in that order, as the engine reads it; None: nobody asks."""
-    if (flag := engine_args.get(name)) is not None:
+    """See `asked`."""
+    return asked("engine", name, engine_args, environment)
+
+
+def asked(role: Role, name: str, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> Any:
+    """A setting by flag, environment or YAML file, in that order, as the service reads it; None: it is not set."""
+    if (flag := arguments.get(name)) is not None:
         return flag
-    if (variable := f"{PREFIX}{name.upper()}") in environment:
+    if (variable := f"{PREFIXES[role]}{name.upper()}") in environment:
         return environment[variable]
-    file = engine_args.get("config") or environment.get(f"{PREFIX}CONFIG")
+    file = arguments.get("config") or environment.get(f"{PREFIXES[role]}CONFIG")
     return _read(Path(file)).get(name) if file else None
 
 

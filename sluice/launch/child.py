@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Literal
 
 from sluice.launch.logs import Observe, parse_line
-from sluice.ring.process import PARENT_VARIABLE
+from sluice.ring.process import CANNOT_START, PARENT_VARIABLE
 
 Role = Literal["router", "engine", "detok"]
 
@@ -41,6 +41,8 @@ class Child:
         self.role = role
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         """Its last lines."""
+        self.error = ""
+        """Why it could not start, in its own words."""
         self._observe = observe
         self._ended = ended
         # In a process group of its own, Ctrl-C in the terminal reaches the launcher only, which then drains in order.
@@ -99,7 +101,10 @@ class Child:
                 text = raw.decode("utf-8", "replace").rstrip()
                 if text:
                     self.tail.append(text)
-                    self._observe(parse_line(self.name, text))
+                    line = parse_line(self.name, text)
+                    if line.event == CANNOT_START:
+                        self.error = str(line.fields.get("error", ""))
+                    self._observe(line)
 
     def _await_end(self) -> None:
         if hasattr(os, "waitid"):

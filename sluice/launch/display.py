@@ -1,4 +1,4 @@
-"""Shows the services' log on our stderr: for a person on a terminal, else the JSON lines as they are."""
+"""Shows the log of services and launcher on our stderr: for a person on a terminal, else every line is JSON."""
 
 import sys
 import threading
@@ -11,7 +11,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from sluice.launch.logs import LogLine
-from sluice.launch.news import SERVES_AGAIN
+from sluice.launch.news import SERVES_AGAIN, of_launcher, output
+from sluice.ring.process import CANNOT_START
 
 BARS = ("loading", "capturing")
 SHOWN_EVENTS = (*BARS, "request", SERVES_AGAIN)
@@ -22,7 +23,10 @@ UNSHOWN_FIELDS = ("event", "level", "timestamp", "service", "id")
 
 
 class Display:
-    """An `Observe` for a ring, and a context manager. If not `verbose` it shows loading, requests and problems only."""
+    """An `Observe` for a ring, and a context manager. If not `verbose` it shows loading, requests and problems only.
+
+    Why a service could not start is not shown twice: the launcher's own line about it has the reason.
+    """
 
     def __init__(self, verbose: bool = False, console: Console | None = None) -> None:
         self._verbose = verbose
@@ -40,15 +44,28 @@ class Display:
 
     def __call__(self, line: LogLine) -> None:
         """Show one line, or leave it out."""
-        if not (self._verbose or line.is_problem or line.event in SHOWN_EVENTS):
+        wanted = (line.is_problem and line.event != CANNOT_START) or line.event in SHOWN_EVENTS
+        if not (self._verbose or wanted):
             return
         if not self._console.is_terminal:
-            print(line.text, file=self._console.file, flush=True)
+            self._write(line if line.fields else output(line))
         elif line.event in BARS:
             with self._lock:
                 self._show_bar(line)
         elif line.fields.get("request_id") != DEMO_REQUEST:
             self._console.print(_readable(line), highlight=False, soft_wrap=True)
+
+    def say(self, event: str, text: str, level: str = "info", fields: Mapping[str, Any] = {}) -> None:
+        """News of the launcher: `text` for a person, else a line with these fields."""
+        if self._console.is_terminal:
+            self._console.print(text, style=STYLES.get(level, "dim"), highlight=False, markup=False, soft_wrap=True)
+        else:
+            self._write(of_launcher(event, level, fields))
+
+    def complain(self, message: str, event: str = "failed") -> None:
+        """An error, in one line."""
+        message = " ".join(message.split())
+        self.say(event, f"error: {message}", "error", {"error": message})
 
     def __enter__(self) -> "Display":
         return self
@@ -56,6 +73,9 @@ class Display:
     def __exit__(self, *_: object) -> None:
         if self._bars:
             self._progress.stop()
+
+    def _write(self, line: LogLine) -> None:
+        print(line.text, file=self._console.file, flush=True)
 
     def _show_bar(self, line: LogLine) -> None:
         name = f"{line.event} {line.child}"

@@ -12,6 +12,7 @@ from typing import Any
 from sluice.launch.child import Role
 from sluice.launch.errors import OptionsError
 from sluice.launch.gpus import Gpus
+from sluice.ring.cores import usable_cores
 
 Arguments = Mapping[str, Any]
 """Settings of a service by field name, such as {"max_batch_size": 8}; None is left out."""
@@ -49,6 +50,8 @@ class Plan:
     """So many ends in a row of a service that was not ready yet: it is given up."""
     freeze_timeout: float = 120.0
     """Seconds without a turn of its loop after which a service is killed and started again."""
+    priority_aging_seconds: float | None = None
+    """In which a request that waits gains one priority class, in routers and engines alike. None: their default."""
     engine_args: Arguments = field(default_factory=dict)
     detokenizer_args: Arguments = field(default_factory=dict)
     router_args: Arguments = field(default_factory=dict)
@@ -68,6 +71,12 @@ class Plan:
             if both := set(these) & set(those):
                 raise OptionsError(f"{one} and {other}: port {min(both)} is in both ranges")
         for given in ("engine_args", "detokenizer_args", "router_args"):
+            for name, value in getattr(self, given).items():
+                if callable(value):
+                    raise OptionsError(
+                        f'{given}: {name} must be a name, such as "module:function", which the service looks up by '
+                        f"itself; it is {value!r}"
+                    )
             level = getattr(self, given).get("log_level", "info")
             if level not in ("debug", "info"):
                 raise OptionsError(f"{given}: log_level must be debug or info, for the launcher reads the log: {level}")
@@ -129,20 +138,22 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
         }
         return Service(name, role, module, {**common, **own, **given}, plan.python)
 
+    aging = {"priority_aging_seconds": plan.priority_aging_seconds}
+    of_routers = {**peers, **aging, "host": plan.host}
     return [
         *(
-            replace(service(name, "engine", "engine_worker", _share(plan, on), plan.engine_args), gpus=on)
+            replace(service(name, "engine", "engine_worker", aging | _share(plan, on), plan.engine_args), gpus=on)
             for name, on in zip(engines, of_engines, strict=True)
         ),
         *(service(name, "detok", "detok_service", {}, plan.detokenizer_args) for name in detokenizers),
         *(
-            service(name, "router", "router", {**peers, "host": plan.host, "port": ports[i]}, _router_args(plan, i))
+            service(name, "router", "router", {**of_routers, "port": ports[i]}, _router_args(plan, i))
             for i, name in enumerate(routers)
         ),
     ]
 
 
-def _share(plan: Plan, gpus: Gpus | None) -> Arguments:
+def _share(plan: Plan, gpus: Gpus | None) -> dict[str, Any]:
     """Of the machine, for each engine."""
     return {
         "default_threads": max(1, usable_cores() // plan.engines),
@@ -168,11 +179,6 @@ def child_environment() -> dict[str, str]:
         # A checkout that may not be installed.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
     return environment
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _ports(first: int, count: int) -> list[int]:

@@ -8,14 +8,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from sluice import tiny_model
+from sluice.launch.asked import asked_of_engine
 from sluice.launch.child import Child, Role
 from sluice.launch.folder import Folder, remove_stale
 from sluice.launch.gpus import gpus_of_engines
 from sluice.launch.logs import Observe, ignore
 from sluice.launch.plan import Plan, child_environment, services
+from sluice.launch.ports import ports
 from sluice.launch.seat import Seat
+from sluice.launch.servable import check_servable
 from sluice.launch.supervisor import KILL_AFTER_SECONDS, RingError, Supervisor
 from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.ports import PortError, check_ports
 
 ROLES: tuple[Role, ...] = ("router", "engine", "detok")
 TINY_MODEL_NAME = "tiny"
@@ -26,12 +30,13 @@ SIGNAL_SECONDS = 0.25
 class Ring:
     """Routers, engines and detokenizers as processes: `with Ring(engines=2) as ring: Client(ring.address)`.
 
-    `model` is a checkpoint folder or hub id, None the tiny model in the box; the other options are those of `Plan`.
+    `model` is a checkpoint folder or hub id, None the tiny model in the box; `revision` is a branch, tag or commit of a
+    hub id; the other options are those of `Plan`.
     Once everything has served, a service that ends is started again at its address. `observe` gets every log line, and
     one of each such end and return.
     The children die with this process.
-    Raises CheckpointError for a model that cannot be opened, OptionsError for wrong options, RingError if it cannot
-    start.
+    Raises CheckpointError for a model that cannot be opened or served, OptionsError for wrong options, RingError for a
+    port in use, and if it cannot start.
     """
 
     def __init__(
@@ -39,14 +44,18 @@ class Ring:
         model: str | Path | None = None,
         *,
         name: str | None = None,
+        revision: str | None = None,
         start_timeout: float = 600.0,
         observe: Observe = ignore,
         **options: Any,
     ) -> None:
         if model is None:
             model, name = tiny_model.path(), name or TINY_MODEL_NAME
-        checkpoint = open_checkpoint(str(model), name)
+        checkpoint = open_checkpoint(str(model), name, revision=revision)
         self.plan = Plan(model=str(checkpoint.path), name=checkpoint.name, **options)
+        asked_weights = asked_of_engine("weights", self.plan.engine_args, os.environ)
+        check_servable(checkpoint, weights=asked_weights != "random")
+        _check_ports(self.plan)
         self._start_timeout = start_timeout
         self._observe = observe
         self._folder: Folder | None = None
@@ -178,3 +187,11 @@ class Ring:
             deadline = now + seat.service.drain_timeout + KILL_AFTER_SECONDS
             if seat.child is not None and not seat.child.wait(deadline - time.monotonic()):
                 seat.child.kill()
+
+
+def _check_ports(plan: Plan) -> None:
+    """Raises RingError where one is in use: a process that is started would say so much later."""
+    try:
+        check_ports(ports(services(plan, Path()), os.environ))
+    except PortError as error:
+        raise RingError(str(error)) from error

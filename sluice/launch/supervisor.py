@@ -145,7 +145,8 @@ class Supervisor(threading.Thread):
             self._observe = ignore
         except Exception:  # noqa: BLE001 - whatever an observer does, it must not end the ring
             self._observe = ignore
-            traceback.print_exc()
+            with suppress(OSError):  # where stderr cannot be written either, the supervisor goes on
+                traceback.print_exc()
 
     def _learn(self, line: LogLine) -> None:
         seat, peer = self.seats[line.child], str(line.fields.get("peer", ""))
@@ -167,10 +168,10 @@ class Supervisor(threading.Thread):
             self._begin_anew(seat)
             return
         if not self.up.is_set():
-            self.failure = self.failure or RingError(f"{child.name} {child.ending} while starting", child.tail)
+            self.failure = self.failure or _failed_start(child)
             return
         ready_seconds = None if seat.ready_at is None else time.monotonic() - seat.ready_at
-        ending = f"stood still for {self._freeze_timeout:g} s and was killed" if seat.frozen else child.ending
+        ending = f"stood still for {self._freeze_timeout:g} s and was killed" if seat.frozen else _ending(child)
         self._miss(seat, child.pid, ending, ready_seconds)
 
     def _miss(self, seat: Seat, pid: int, ending: str, ready_seconds: float | None) -> None:
@@ -181,7 +182,7 @@ class Supervisor(threading.Thread):
         seat.due = None if delay is None else time.monotonic() + delay
         self._show(ended(seat.name, pid, ending, delay))
         if seat.given_up:
-            _fail(seat, f"{seat.name} {ending}", seat.child.tail if seat.child else ())
+            _fail(seat, f"{seat.name} {ending}", seat.child.tail if seat.child and not seat.child.error else ())
 
     def _ask(self, seat: Seat, restarted: "Future[None]") -> None:
         if seat.restarted is not None:
@@ -235,6 +236,16 @@ class Supervisor(threading.Thread):
         if seat.service.role == "router":
             return seat.ready and seat.heard >= {other.name for other in ready if other.service.role != "router"}
         return seat.ready and all(seat.name in other.heard for other in ready if other.service.role == "router")
+
+
+def _failed_start(child: Child) -> RingError:
+    if child.error:
+        return RingError(f"{child.name} cannot start: {child.error}")
+    return RingError(f"{child.name} {child.ending} while starting", child.tail)
+
+
+def _ending(child: Child) -> str:
+    return f"{child.ending}: {child.error}" if child.error else child.ending
 
 
 def _fail(seat: Seat, message: str, tail: Sequence[str] = ()) -> None:

@@ -53,7 +53,7 @@ class EngineBeat(Message, frozen=True):
     """Drawn at every start of the process."""
     address: Name
     fingerprint: Name
-    """Of the model folder; the root of block hashes."""
+    """Of weights, configuration and dtype; the root of block hashes. A stream goes on where it is the same."""
     max_sequence_tokens: Count
     """Longest prompt plus output that this engine can hold."""
     draining: bool
@@ -76,6 +76,8 @@ class EngineBeat(Message, frozen=True):
     """Turns of its loop since the start, idle ones too: where this stands still, a step hangs."""
     cut_off: list[Name] = []
     """Addresses of detokenizers to which nothing has got for long: its lanes to them are full."""
+    quarantine: Number | None = None
+    """The request that it runs alone (`Submit.alone`): it refuses all others."""
 
 
 class DetokenizerBeat(Message, frozen=True):

@@ -2,20 +2,17 @@
 
 import json
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from sluice.ring.fingerprint import model_fingerprint, tokenizer_fingerprint
+from sluice.ring.other_formats import why_incomplete, why_no_folder, why_not_downloaded
+
 FILES = ["*.json", "*.jinja"]
 WEIGHTS = ["*.safetensors"]
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
 """What architectures call the longest context that their positions allow."""
 DEFAULT_CONTEXT = 2048
-SAMPLES, SAMPLE_BYTES = 33, 1024
-"""Of a file of weights: the first, the middle and the last of its bytes, and some between them."""
-MAX_HEADER_BYTES = 100_000_000
-"""That safetensors allows."""
 
 
 class CheckpointError(ValueError):
@@ -36,12 +33,12 @@ class Checkpoint:
     tokenizer_config: dict[str, Any]
     chat_template: str | None
     fingerprint: str
-    """Hex; of the tokenizer and config files and of what `_digest_weights` reads of the weights."""
+    """See `sluice.ring.fingerprint.model_fingerprint`."""
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        """Hex; of the tokenizer files only: services whose texts must agree have it in common."""
-        return _digest(self.path, TOKENIZER_FILES).hexdigest()
+        """See `sluice.ring.fingerprint.tokenizer_fingerprint`."""
+        return tokenizer_fingerprint(self.path)
 
     @property
     def vocab_size(self) -> int:
@@ -70,15 +67,19 @@ class Checkpoint:
         return self.path / "tokenizer.json"
 
 
-def open_checkpoint(model: str, name: str | None = None, *, weights: bool = True) -> Checkpoint:
+def open_checkpoint(
+    model: str, name: str | None = None, *, revision: str | None = None, weights: bool = True
+) -> Checkpoint:
     """Open a local folder, or a hub id such as "Qwen/Qwen3-0.6B" (downloaded once, through huggingface_hub).
 
+    revision: branch, tag or commit of a hub id.
     weights: a download brings the tensors too.
-    Raises CheckpointError where a file is missing or is no JSON.
+    Raises CheckpointError where a file is missing or is no JSON, and for a revision of a local folder.
     """
-    path = _local_folder(model, [*FILES, *WEIGHTS] if weights else FILES)
-    if not (path / "tokenizer.json").is_file():
-        raise CheckpointError(f"{path} has no tokenizer.json")
+    path = _local_folder(model, revision, [*FILES, *WEIGHTS] if weights else FILES)
+    for name_of_file in ("config.json", "tokenizer.json"):
+        if not (path / name_of_file).is_file():
+            raise CheckpointError(why_incomplete(path, name_of_file))
     config = _read_json(path / "config.json", required=True)
     if not isinstance(config.get("vocab_size"), int):
         raise CheckpointError(f"{path / 'config.json'} has no vocab_size")
@@ -90,23 +91,25 @@ def open_checkpoint(model: str, name: str | None = None, *, weights: bool = True
         generation=_read_json(path / "generation_config.json", required=False),
         tokenizer_config=tokenizer_config,
         chat_template=_chat_template(path, tokenizer_config),
-        fingerprint=_fingerprint(path),
+        fingerprint=model_fingerprint(path),
     )
 
 
-def _local_folder(model: str, files: list[str]) -> Path:
+def _local_folder(model: str, revision: str | None, files: list[str]) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
+        if revision is not None:
+            raise CheckpointError(f"revision {revision!r} is for models of the hub, and {model!r} is a local folder")
         return path
-    if path.is_absolute() or model.startswith(".") or model.count("/") != 1:
-        raise CheckpointError(f"{model!r} is neither a folder nor a hub id such as Qwen/Qwen3-0.6B")
+    if (problem := why_no_folder(model, path)) is not None:
+        raise CheckpointError(problem)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, allow_patterns=files))
-    except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
-        raise CheckpointError(f"{model!r} is no folder here and could not be downloaded: {error}") from error
+        return Path(snapshot_download(model, revision=revision, allow_patterns=files))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(why_not_downloaded(model, revision, error)) from error
 
 
 def _read_json(path: Path, required: bool) -> dict[str, Any]:
@@ -131,32 +134,3 @@ def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
     if isinstance(found, list):
         found = {entry["name"]: entry["template"] for entry in found}.get("default")
     return found
-
-
-def _digest(path: Path, names: tuple[str, ...]) -> blake2b:
-    digest = blake2b(digest_size=8)
-    for name in names:
-        file = path / name
-        digest.update(name.encode() + b"\0" + (file.read_bytes() if file.is_file() else b"") + b"\0")
-    return digest
-
-
-def _fingerprint(path: Path) -> str:
-    digest = _digest(path, ("config.json", *TOKENIZER_FILES))
-    for file in sorted(path.glob("*.safetensors")):
-        _digest_weights(digest, file)
-    return digest.hexdigest()
-
-
-def _digest_weights(digest: blake2b, file: Path) -> None:
-    """Name, size and header, and some of the bytes: from all over the file, for models that were made of the same one
-    differ in some tensors and are equal in others. All of them would take minutes."""
-    size = file.stat().st_size
-    digest.update(f"{file.name}\0{size}\0".encode())
-    last = max(0, size - SAMPLE_BYTES)
-    with file.open("rb") as opened:
-        header = int.from_bytes(opened.read(8), "little")
-        digest.update(opened.read(min(header, MAX_HEADER_BYTES)))
-        for i in range(SAMPLES):
-            opened.seek(last * i // (SAMPLES - 1))
-            digest.update(opened.read(SAMPLE_BYTES))

@@ -1,5 +1,7 @@
 """Whether the receiver of a lane hung up, which a process does when it dies, however it dies."""
 
+import secrets
+
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
@@ -11,7 +13,8 @@ class HangUp:
 
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self._socket = socket
-        self._events = socket.get_monitor_socket(EVENTS)
+        # By default it is named after a descriptor, which may be in use again before the name is free.
+        self._events = socket.get_monitor_socket(EVENTS, f"inproc://monitor.{secrets.token_hex(8)}")
         self._seen = False
 
     def seen(self) -> bool:

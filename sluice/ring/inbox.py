@@ -1,5 +1,6 @@
 """Where the lanes of a service end: frames are told from garbage, and what is missing between them is told."""
 
+import os
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -12,6 +13,7 @@ from sluice.ring.frame import MAX_FRAME_BYTES, open_frame
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, KeyPair, Security
 from sluice.ring.lane import is_ipv6
 from sluice.ring.message import Message
+from sluice.ring.socket_file import IN_USE, ListenError, SocketFile
 from sluice.ring.zap import ZapHandler
 
 MAX_KNOWN_LANES = 4096
@@ -34,8 +36,8 @@ class Inbox(Generic[M]):
     """The receiving end of all lanes of a service. Not thread-safe.
 
     `messages` is a union of Message types; anything else, of another version or malformed, is dropped and counted.
-    Raises InsecureError for an address that must not be used, ZMQError when it cannot be bound. With keys, one to a
-    context.
+    Raises InsecureError for an address that must not be used, ListenError when it cannot be bound. With keys, one to a
+    context: ZMQError.
     """
 
     def __init__(
@@ -61,14 +63,17 @@ class Inbox(Generic[M]):
         self._zap: ZapHandler | None = None
         self._keys = security.keys
         self._bound_with: KeyPair | None = None
+        self._file: SocketFile | None = None
         self._keys_at = time.monotonic()
         self.address = address
         try:
             if self._keys is not None:
                 self._zap = ZapHandler(context, self._socket, self._keys)
+            path = _path(address)
+            self._file = None if path is None else SocketFile(path)
             self._bind()
-        except zmq.ZMQError:
-            self._close()
+        except (zmq.ZMQError, ListenError):
+            self.close()
             raise
 
     @property
@@ -119,33 +124,35 @@ class Inbox(Generic[M]):
         if self._bound_with is None:
             try:
                 self._bind()
-            except zmq.ZMQError as error:
-                if error.errno != zmq.EADDRINUSE:
+            except ListenError as error:
+                if not error.in_use:
                     raise
 
     def close(self) -> None:
-        """Close the socket and remove an ipc file."""
-        self._close()
-        path = _path(self.address)
-        if path is not None:
-            path.unlink(missing_ok=True)
-
-    def _close(self) -> None:
+        """Close the socket and remove an ipc file. Idempotent."""
         self._socket.close()
         if self._zap is not None:
             self._zap.join()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _bind(self) -> None:
         own = self._keys.own if self._keys is not None else None
         if own is not None:
             self._socket.set(zmq.CURVE_SERVER, 1)
             self._socket.set(zmq.CURVE_SECRETKEY, own.secret)
-        path = _path(self.address)
-        if path is not None:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._socket.bind(self.address)
-        if path is not None:
-            path.chmod(0o600)
+        listener = -1 if self._file is None else self._file.listen()
+        try:
+            # ZeroMQ takes this descriptor over when it binds; -1: it makes one.
+            self._socket.set(zmq.USE_FD, listener)
+            self._socket.bind(self.address)
+        except zmq.ZMQError as error:
+            if listener >= 0:
+                os.close(listener)
+            in_use = error.errno == zmq.EADDRINUSE
+            reason = IN_USE if in_use else zmq.strerror(error.errno or 0)
+            raise ListenError(self.address, reason, in_use) from error
         self.address = bytes(self._socket.get(zmq.LAST_ENDPOINT)).decode()
         self._bound_with = own
 

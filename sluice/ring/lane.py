@@ -15,6 +15,7 @@ import time
 import msgspec
 import zmq
 
+from sluice.ring.descriptors import exhausted, kept_back
 from sluice.ring.frame import header
 from sluice.ring.hangup import HangUp
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, InsecureError, KeyPair, Security
@@ -24,6 +25,8 @@ HANDSHAKE_SECONDS = 2.0
 STUCK_SECONDS = 30.0
 """ZeroMQ gives up on a peer that once refused it. So a lane with keys that was not connected within the first of these,
 or that takes nothing for the second, begins again."""
+REOPEN_SECONDS = 0.25
+"""Between two attempts to open a lane while there is no descriptor for it."""
 RECONNECT_SLOWLY = 500
 """Milliseconds; while keys are changed, connections fail by design."""
 
@@ -31,9 +34,11 @@ RECONNECT_SLOWLY = 500
 class Lane:
     """The sending end. Not thread-safe.
 
-    `capacity` is ZeroMQ's high-water mark in messages; its pipes and the kernel's buffers hold some more. With keys it
-    takes messages only while it is connected. One that is `watched` sees its receiver hang up. Raises InsecureError
-    for an address that must not be used, ZMQError for one that is none.
+    `capacity` is ZeroMQ's high-water mark in messages; its pipes and the kernel's buffers hold some more. It takes
+    messages only while it is connected: until then, and after a connection ended, it is full. What it held when a
+    connection ended is lost and shows as a gap. One that is `watched` sees its receiver hang up. While the process has
+    no descriptor left for it, it is not `open` and not ready, and tries again. Raises InsecureError for an address that
+    must not be used, ZMQError for an invalid one.
     """
 
     def __init__(
@@ -60,7 +65,14 @@ class Lane:
         """When the key files were looked at; when it was opened, or last seen to take messages."""
         self._connected = False
         """It has taken messages since it was opened."""
-        self._socket = self._connect()
+        self._opened_at = time.monotonic()
+        """When it was last tried."""
+        self._socket = self._open()
+
+    @property
+    def open(self) -> bool:
+        """Whether it has what it needs to connect."""
+        return self._socket is not None
 
     def send(self, message: Message) -> bool:
         """Hand a message to ZeroMQ without waiting. False: the lane is full and the message stays with the caller."""
@@ -72,8 +84,11 @@ class Lane:
 
     def ready(self) -> bool:
         """Whether `send` would take a message now; cheap, so that nobody encodes a message for a full lane."""
+        socket = self._socket or self._reopen()
+        if socket is None:
+            return False
         # A non-blocking send looks at the receiver's credits only every few million cycles; reading EVENTS always does.
-        ready = bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLOUT)
+        ready = bool(int(socket.get(zmq.EVENTS)) & zmq.POLLOUT)
         if self._keys is not None:
             self._renew(ready)
         return ready
@@ -86,30 +101,59 @@ class Lane:
         """Close, after at most `linger` seconds for what ZeroMQ still holds."""
         if self._hang_up is not None:
             self._hang_up.close()
-        self._socket.close(linger=int(linger * 1000))
+            self._hang_up = None
+        if self._socket is not None:
+            self._socket.close(linger=int(linger * 1000))
 
     def _try(self, frame: bytes) -> bool:
+        if self._socket is None:
+            return False
         try:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
 
+    def _reopen(self) -> "zmq.Socket[bytes] | None":
+        """Try again, if it is time."""
+        now = time.monotonic()
+        if now - self._opened_at >= REOPEN_SECONDS:
+            self._opened_at = self._keys_at = self._moved_at = now
+            self._keys = self._current_keys()
+            self._socket = self._open()
+        return self._socket
+
+    def _open(self) -> "zmq.Socket[bytes] | None":
+        """None where no descriptor is left, not even of those that are kept back."""
+        try:
+            return self._connect()
+        except zmq.ZMQError as error:
+            if not exhausted(error):
+                raise
+        try:
+            with kept_back():
+                return self._connect()
+        except zmq.ZMQError as error:
+            if not exhausted(error):
+                raise
+        return None
+
     def _connect(self) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.PUSH)
-        self._hang_up = HangUp(socket) if self._watched else None
         try:
+            self._hang_up = HangUp(socket) if self._watched else None
             socket.set(zmq.IPV6, is_ipv6(self.address))
             socket.set(zmq.SNDHWM, self._capacity)
             socket.set(zmq.LINGER, 0)
             socket.set(zmq.RECONNECT_IVL, 50)
             socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+            # Messages must not wait on a connection that may never come: their sender would not see that the lane is
+            # full until the pipe is, which takes a minute of pulses.
+            socket.set(zmq.IMMEDIATE, 1)
             if self._keys is None:
                 socket.connect(self.address)
                 return socket
             own, servers = self._keys
-            # A message must not wait on a connection that will never be: of these only one can come about.
-            socket.set(zmq.IMMEDIATE, 1)
             socket.set(zmq.CURVE_PUBLICKEY, own.public)
             socket.set(zmq.CURVE_SECRETKEY, own.secret)
             if len(servers) > 1:
@@ -120,6 +164,7 @@ class Lane:
         except zmq.ZMQError:
             if self._hang_up is not None:
                 self._hang_up.close()
+                self._hang_up = None
             socket.close()
             raise
         return socket
@@ -135,7 +180,8 @@ class Lane:
             former, self._keys = self._keys, self._current_keys()
             if stuck or former != self._keys:
                 self.close()
-                self._socket = self._connect()
+                self._opened_at = now
+                self._socket = self._open()
                 self._connected, self._moved_at = False, now
 
     def _current_keys(self) -> tuple[KeyPair, tuple[bytes, ...]] | None:

@@ -1,13 +1,49 @@
-"""What every service process does at its start: die with its parent, end on a signal."""
+"""What every service process does: starts and ends in silence or with one clear line, dies with its parent."""
 
 import ctypes
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "SLUICE_PARENT_PID"
+CANNOT_START = "cannot start"
+"""Event of the last line of a service that ends with an error that it explains."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as in shells."""
+
+
+def exit_on_interrupt() -> None:
+    """End the process at once on SIGINT, with INTERRUPTED and without a traceback, until another handler is installed.
+
+    To be called before slow imports. An exception is no substitute: libraries in the middle of an import swallow it or
+    turn it into another one. Where SIGINT is ignored, as under nohup, it stays ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+
+
+def run_service(service: str, main: Callable[[], None]) -> None:
+    """Run the `main` of `python -m SERVICE`. The text of a SystemExit becomes one line on stderr: for a person on a
+    terminal, else JSON as all other lines of the log."""
+    try:
+        main()
+    except SystemExit as ending:
+        if not isinstance(ending.code, str):
+            raise
+        print(_last_line(service, ending.code), file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+
+
+def _last_line(service: str, error: str) -> str:
+    if sys.stderr.isatty():
+        return f"python -m {service}: {error}"
+    time = datetime.now(UTC).isoformat()
+    fields = {"service": service, "error": error, "event": CANNOT_START, "level": "error", "timestamp": time}
+    return json.dumps(fields)
 
 
 def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:

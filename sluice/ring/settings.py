@@ -10,9 +10,10 @@ from typing import Any, TypeVar, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, CliSettingsSource
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 
 from sluice.ring.keys import Keys, Role, Security
+from sluice.ring.nearest import did_you_mean
 
 SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
 
@@ -40,30 +41,44 @@ S = TypeVar("S", bound=ServiceSettings)
 
 def load_settings(settings: type[S], program: str, prefix: str, argv: Sequence[str] | None = None) -> S:
     """Read `settings`; environment variables begin with `prefix`. Bad input ends the process with a clear message."""
-    flags = CliSettingsSource(
-        settings,
-        cli_prog_name=program,
-        cli_parse_args=list(sys.argv[1:] if argv is None else argv),
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-    )()
+    flags = _read_flags(settings, program, list(sys.argv[1:] if argv is None else argv))
     found = _read_environment(settings, prefix) | flags
     try:
-        return settings.model_validate(_read_yaml(found.get("config")) | found)
+        return settings.model_validate(_read_yaml(settings, found.get("config")) | found)
     except ValidationError as error:
-        problems = "\n".join(f"  {_problem(found)}" for found in error.errors())
-        raise SystemExit(f"{program}: wrong settings\n{problems}") from error
+        raise SystemExit("; ".join(_problem(each) for each in error.errors())) from error
+
+
+def _read_flags(settings: type[S], program: str, argv: list[str]) -> dict[str, Any]:
+    try:
+        return CliSettingsSource(
+            settings,
+            cli_prog_name=program,
+            cli_parse_args=argv,
+            cli_exit_on_error=False,
+            cli_kebab_case=True,
+            cli_implicit_flags=True,
+            cli_hide_none_type=True,
+            cli_avoid_json=True,
+        )()
+    except SettingsError as error:
+        known = {f"--{name.replace('_', '-')}" for name in settings.model_fields}
+        message = str(error).removeprefix("error parsing CLI: ")
+        named = [flag for flag in (word.split("=")[0] for word in argv) if flag.startswith("--") and flag in message]
+        hint = "".join(did_you_mean(flag, known) for flag in named[:1] if flag not in known)
+        raise SystemExit(f"{message}{hint}") from error
 
 
 def _problem(error: ErrorDetails) -> str:
     if not error["loc"]:
-        return error["msg"]
-    return f"{'.'.join(map(str, error['loc']))}: {error['msg']} (got {error.get('input')!r})"
+        return error["msg"].removeprefix("Value error, ")
+    name = ".".join(map(str, error["loc"]))
+    if error["type"] == "missing":
+        return f"{name} is needed: --{name.replace('_', '-')}"
+    return f"{name}: {error['msg'].removeprefix('Value error, ')} (got {error.get('input')!r})"
 
 
-def _read_yaml(file: str | None) -> dict[str, Any]:
+def _read_yaml(settings: type[BaseModel], file: str | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
@@ -75,6 +90,9 @@ def _read_yaml(file: str | None) -> dict[str, Any]:
         raise SystemExit(f"the settings file {file} must hold keys and values")
     if "config" in found:
         raise SystemExit(f"the settings file {file} names another one: config is for flags and the environment")
+    for key in found:
+        if key not in settings.model_fields:
+            raise SystemExit(f"{file}: unknown setting {key}{did_you_mean(str(key), settings.model_fields)}")
     return found
 
 
@@ -87,7 +105,8 @@ def _read_environment(settings: type[BaseModel], prefix: str) -> dict[str, Any]:
     }
     unknown = sorted(given.keys() - names.keys())
     if unknown:
-        raise SystemExit(f"unknown settings in the environment: {', '.join(unknown)}")
+        hint = did_you_mean(unknown[0], names)
+        raise SystemExit(f"unknown settings in the environment: {', '.join(unknown)}{hint}")
     return {names[variable]: _from_text(settings, names[variable], text) for variable, text in given.items()}
 
 

@@ -76,11 +76,12 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
         return max(0.0, (now if self.first_scheduled is None else self.first_scheduled) - self.arrival)
 
 
-def step_json(stats: StepStats, engine: str, draining: bool) -> str:
-    """One JSON object: "type" is "step", then the fields of sluice.v1.EngineStats by their names; times in seconds."""
+def step_json(stats: StepStats, engine: str, model: str, draining: bool) -> str:
+    """One JSON object: "type" is "step", then the fields of sluice.v1.EngineStats by their names; times in seconds.
+    `model`: its fingerprint."""
     fields = msgspec.structs.asdict(stats)
-    seconds = fields.pop("step_seconds")
-    return _json({"type": "step", "engine_id": engine} | fields | {"step_time": seconds, "draining": draining})
+    own = {"step_time": fields.pop("step_seconds"), "draining": draining, "model_fingerprint": model}
+    return _json({"type": "step", "engine_id": engine} | fields | own)
 
 
 def request_json(stats: RequestStats, engine: str, now: float) -> str:

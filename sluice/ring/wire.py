@@ -27,6 +27,10 @@ from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.message import Message
 from sluice.ring.params import RetentionParams, SamplingParams, StopParams, TextParams
 
+PROBATION_TOKENS = 4
+"""Per sequence, for a request under which an engine died: an attempt that brought more has progressed. Its latest rows
+are lost with an engine that dies, so that the next attempt at a request that kills engines brings these and no more."""
+
 
 class Submit(Message, frozen=True):
     """router → engine: one attempt at one request. The next hops travel with it."""
@@ -57,6 +61,8 @@ class Submit(Message, frozen=True):
     """
     ended: list[Index] = []
     """Sequences that have ended in an attempt before: nothing more is to come of them."""
+    alone: bool = False
+    """Nothing else runs beside it until it has brought more than PROBATION_TOKENS, or has ended."""
 
 
 class Cancel(Message, frozen=True):

@@ -3,34 +3,62 @@
 import logging
 import sys
 import traceback
+from collections.abc import Callable
 
 import structlog
+
+from sluice.telemetry.output import SafeStream
+
+Render = Callable[[structlog.typing.WrappedLogger, str, structlog.typing.EventDict], str]
 
 
 def configure(service: str, level: str = "info", exception_texts: bool = False) -> structlog.stdlib.BoundLogger:
     """Set up logging to stderr for this process and return its logger, bound to the service's name.
 
+    Where stderr has been made safe (`output.protect_stderr`), no line raises and none waits.
     `exception_texts` is for a process that sees no prompts and no secrets: what an exception says may quote them.
     """
-    renderer: structlog.typing.Processor = (
+    render = with_fallback(
         structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
     )
+    stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            stamp,
             structlog.processors.format_exc_info
             if exception_texts
             else structlog.processors.ExceptionRenderer(types_and_places),
-            renderer,
+            render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    if isinstance(sys.stderr, SafeStream):
+        sys.stderr.notice = lambda lines: render(
+            None,
+            "warning",
+            stamp(None, "warning", {"service": service, "lines": lines, "event": "log lines lost", "level": "warning"}),
+        )
     logger: structlog.stdlib.BoundLogger = structlog.get_logger().bind(service=service)
     return logger
+
+
+def with_fallback(render: structlog.typing.Processor) -> Render:
+    """A renderer that leaves out what cannot be rendered, such as an object whose repr raises, and names it."""
+
+    def render_any(logger: structlog.typing.WrappedLogger, method: str, event: structlog.typing.EventDict) -> str:
+        try:
+            return str(render(logger, method, dict(event)))
+        except Exception as error:  # noqa: BLE001 - a log line must not fail the work that it reports
+            plain = {key: value for key, value in event.items() if type(value) in (str, int, float, bool, type(None))}
+            left_out = ",".join(sorted(event.keys() - plain.keys()))
+            plain |= {"unrendered": left_out, "render_error": type(error).__name__}
+            return str(render(logger, method, {"event": "", **plain}))
+
+    return render_any
 
 
 def types_and_places(exc_info: structlog.typing.ExcInfo) -> str:

@@ -43,6 +43,6 @@ class Pulse:
             self._moved_at = now
         if self._file is not None and now - self._filed_at >= FILE_SECONDS:
             self._filed_at = now
-            # Its folder goes with the launcher.
-            with suppress(FileNotFoundError):
+            # Its folder goes with the launcher, and a full disk or a lack of descriptors must not end the loop.
+            with suppress(OSError):
                 self._file.touch()

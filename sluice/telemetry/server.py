@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from sluice.ring.descriptors import exhausted, kept_back
+from sluice.telemetry.connections import Connections
 from sluice.telemetry.health import Health
 
 if TYPE_CHECKING:
@@ -17,8 +20,11 @@ if TYPE_CHECKING:
     _Application = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 
 MAX_CONNECTIONS = 64
-SILENCE_SECONDS = 10.0
-"""A connection that says nothing for so long is closed."""
+"""With one more the oldest is closed."""
+REQUEST_SECONDS = 10.0
+"""That a connection has for its request and the answer to it."""
+RETRY_SECONDS = 0.05
+"""Until the next attempt to accept a connection where no descriptor is left."""
 
 
 class StatusServer:
@@ -66,8 +72,6 @@ def _text(start: "StartResponse", status: str, text: str) -> Iterable[bytes]:
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = SILENCE_SECONDS
-
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Nobody wants a line for each probe."""
 
@@ -75,9 +79,11 @@ class _Handler(WSGIRequestHandler):
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = MAX_CONNECTIONS
+    """More than the default of 5: where it is full, a probe waits a second and more to connect."""
 
     def __init__(self, *arguments: Any) -> None:
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._connections = Connections(MAX_CONNECTIONS, REQUEST_SECONDS)
         super().__init__(*arguments)
 
     def server_bind(self) -> None:
@@ -86,17 +92,40 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if not exhausted(error):
+                raise
+        self._connections.close_oldest()
+        try:
+            with kept_back():
+                return super().get_request()
+        except OSError:
+            # Its caller would come back at once, and again and again.
+            time.sleep(RETRY_SECONDS)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._connections.add(request):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread could be started
+            self._connections.remove(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._connections.remove(request)
+
+    def service_actions(self) -> None:
+        """Called after each connection, and twice a second."""
+        self._connections.close_late()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away in the middle is no error of ours."""

@@ -525,6 +525,9 @@ class Stats(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
     DETOKENIZERS_FIELD_NUMBER: _builtins.int
+    SERVING_MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    serving_model_fingerprint: _builtins.str
+    """EngineStats.model_fingerprint of the engines that get new requests. Empty: all do, or there is no engine."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When."""
@@ -543,10 +546,11 @@ class Stats(_message.Message):
         time: _timestamp_pb2.Timestamp | None = ...,
         engines: _abc.Iterable[Global___EngineStats] | None = ...,
         detokenizers: _abc.Iterable[Global___DetokenizerStats] | None = ...,
+        serving_model_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenizers", b"detokenizers", "engines", b"engines", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenizers", b"detokenizers", "engines", b"engines", "serving_model_fingerprint", b"serving_model_fingerprint", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -582,6 +586,7 @@ class EngineStats(_message.Message):
     STEP_TIME_FIELD_NUMBER: _builtins.int
     MAX_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     USED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Its id."""
     iteration: _builtins.int
@@ -626,6 +631,8 @@ class EngineStats(_message.Message):
     """Blocks of the host tier."""
     used_host_blocks: _builtins.int
     """Of those, in use."""
+    model_fingerprint: _builtins.str
+    """Hash of its weights and configuration. Engines of one ring should agree on it."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """End of the step."""
@@ -661,10 +668,11 @@ class EngineStats(_message.Message):
         step_time: _duration_pb2.Duration | None = ...,
         max_host_blocks: _builtins.int = ...,
         used_host_blocks: _builtins.int = ...,
+        model_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_requests", b"active_requests", "context_requests", b"context_requests", "draining", b"draining", "empty_generation_slots", b"empty_generation_slots", "engine_id", b"engine_id", "free_kv_blocks", b"free_kv_blocks", "generation_requests", b"generation_requests", "iteration", b"iteration", "max_host_blocks", b"max_host_blocks", "max_kv_blocks", b"max_kv_blocks", "max_requests", b"max_requests", "micro_batch_id", b"micro_batch_id", "paused_requests", b"paused_requests", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "queued_requests", b"queued_requests", "scheduled_requests", b"scheduled_requests", "step_time", b"step_time", "time", b"time", "tokens_per_kv_block", b"tokens_per_kv_block", "tokens_per_second", b"tokens_per_second", "total_context_tokens", b"total_context_tokens", "total_generation_tokens", b"total_generation_tokens", "used_host_blocks", b"used_host_blocks", "used_kv_blocks", b"used_kv_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_requests", b"active_requests", "context_requests", b"context_requests", "draining", b"draining", "empty_generation_slots", b"empty_generation_slots", "engine_id", b"engine_id", "free_kv_blocks", b"free_kv_blocks", "generation_requests", b"generation_requests", "iteration", b"iteration", "max_host_blocks", b"max_host_blocks", "max_kv_blocks", b"max_kv_blocks", "max_requests", b"max_requests", "micro_batch_id", b"micro_batch_id", "model_fingerprint", b"model_fingerprint", "paused_requests", b"paused_requests", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "queued_requests", b"queued_requests", "scheduled_requests", b"scheduled_requests", "step_time", b"step_time", "time", b"time", "tokens_per_kv_block", b"tokens_per_kv_block", "tokens_per_second", b"tokens_per_second", "total_context_tokens", b"total_context_tokens", "total_generation_tokens", b"total_generation_tokens", "used_host_blocks", b"used_host_blocks", "used_kv_blocks", b"used_kv_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -140,6 +140,7 @@ class GenerationSpec(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     PROMPT_ADAPTER_ID_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    ENGINE_DEATHS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique per live request, up to 128 bytes of [A-Za-z0-9._:-]. Empty: the
     server makes a UUIDv7 and returns it.
@@ -162,6 +163,10 @@ class GenerationSpec(_message.Message):
     """Outputs to sample, of which the n most likely are returned; not for streams. Default n."""
     prompt_adapter_id: _builtins.str
     """Prompt-tuning (virtual token) table to use, by its loaded id."""
+    engine_deaths: _builtins.int
+    """Engines that died under this request at the router before, as `engine_deaths` in the metadata of that router's
+    ErrorInfo says. At most 8. It can only make the request end sooner.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids."""
@@ -230,10 +235,11 @@ class GenerationSpec(_message.Message):
         resume: _abc.Iterable[Global___ResumeFrom] | None = ...,
         prompt_adapter_id: _builtins.str = ...,
         speculation: Global___Speculation | None = ...,
+        engine_deaths: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "guided", b"guided", "kv_cache", b"kv_cache", "n", b"n", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "guided", b"guided", "kv_cache", b"kv_cache", "lora_id", b"lora_id", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_adapter_id", b"prompt_adapter_id", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "engine_deaths", b"engine_deaths", "guided", b"guided", "kv_cache", b"kv_cache", "lora_id", b"lora_id", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_adapter_id", b"prompt_adapter_id", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -270,8 +276,13 @@ class ResumeFrom(_message.Message):
 
     INDEX_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """0 to n-1."""
+    model_fingerprint: _builtins.str
+    """Started.model_fingerprint of the stream that broke, the same for all outputs. The stream goes on with that model
+    only, or ends with FAILED_PRECONDITION, reason MODEL_CHANGED. Empty: it goes on with the model of new requests.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Every token id received so far, from the first."""
@@ -281,10 +292,11 @@ class ResumeFrom(_message.Message):
         *,
         index: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        model_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "model_fingerprint", b"model_fingerprint", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -849,6 +861,7 @@ class Started(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The id to use for Abort."""
     prompt_tokens: _builtins.int
@@ -857,6 +870,8 @@ class Started(_message.Message):
     """Of which from the prefix cache."""
     seed: _builtins.int
     """The seed in use: the caller's, or the one drawn for it."""
+    model_fingerprint: _builtins.str
+    """Hash of the weights and configuration that generate this stream, for ResumeFrom."""
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """Prompt log-probabilities if asked for."""
@@ -869,10 +884,11 @@ class Started(_message.Message):
         cached_tokens: _builtins.int = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         seed: _builtins.int = ...,
+        model_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "prompt_logprobs", b"prompt_logprobs", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "model_fingerprint", b"model_fingerprint", "prompt_logprobs", b"prompt_logprobs", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1095,7 +1111,10 @@ class TokenLogprob(_message.Message):
     token_id: _builtins.int
     """The id."""
     token: _builtins.bytes
-    """Its own bytes, for byte-level vocabularies."""
+    """The bytes of the token's text inside a text: joined with its neighbours' they are UTF-8. A special token's are its
+    name. Empty where the text of a token depends on its neighbours: a tokenizer whose decoder is neither ByteLevel nor
+    SentencePiece's nor Metaspace nor WordPiece.
+    """
     logprob: _builtins.float
     """Natural log; unset for the first prompt token."""
     rank: _builtins.int

@@ -182,7 +182,7 @@ class BeamSearch(_message.Message):
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     EARLY_STOPPING_FIELD_NUMBER: _builtins.int
     width: _builtins.int
-    """Number of beams, 2 or more."""
+    """Number of beams; 1 is off."""
     length_penalty: _builtins.float
     """> 0 favours longer outputs."""
     early_stopping: _builtins.bool

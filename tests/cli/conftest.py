@@ -9,6 +9,12 @@ from sluice.launch.ring import RingError
 from tests.fakes.server import Script, serve
 
 
+@pytest.fixture(autouse=True)
+def own_output(monkeypatch) -> None:
+    """A command that runs in the process of the tests leaves their output as it is."""
+    monkeypatch.setattr(importlib.import_module("sluice.cli.serve"), "protect_output", lambda: None)
+
+
 @pytest.fixture
 def script() -> Script:
     """What the fake server answers; change it before the call."""

@@ -11,16 +11,16 @@ def chats(script) -> list:
     ]
 
 
-def test_history_grows_and_reset_forgets(sluice, script) -> None:
-    result = sluice("chat", stdin="one\n\ntwo\n/reset\nthree\n")
+def test_history_grows_and_clear_forgets(sluice, script) -> None:
+    result = sluice("chat", stdin="one\n\ntwo\n/clear\nthree\n")
     assert result.exit_code == 0
     assert result.stdout == "Hello, world\n" * 3 + "\n"
     answer = ("assistant", "Hello, world")
     assert chats(script) == [[("user", "one")], [("user", "one"), answer, ("user", "two")], [("user", "three")]]
 
 
-def test_system_message_survives_a_reset(sluice, script) -> None:
-    sluice("chat", "--system", "be brief", "--max-tokens", "7", stdin="one\n/reset\ntwo\n")
+def test_system_message_survives_clear(sluice, script) -> None:
+    sluice("chat", "--system", "be brief", "--max-tokens", "7", stdin="one\n/clear\ntwo\n")
     assert chats(script) == [[("system", "be brief"), ("user", text)] for text in ("one", "two")]
     assert script.seen[-1].spec.stopping.max_tokens == 7
 
@@ -31,3 +31,32 @@ def test_a_refused_turn_is_told_and_forgotten(sluice, script) -> None:
     assert result.exit_code == 0
     assert result.stderr == "error: spec.chat: is too long\n" * 2
     assert chats(script) == [[("user", "one")], [("user", "two")]]
+
+
+def test_a_model_without_a_chat_template_is_told_before_anything_is_typed(sluice, script) -> None:
+    script.capabilities = []
+    result = sluice("chat", stdin="one\n")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == (
+        "error: tiny has no chat template, so there is no chat; complete texts with: sluice generate\n"
+    )
+    assert chats(script) == []
+
+
+def test_help_lists_the_commands_and_sends_nothing(sluice, script) -> None:
+    result = sluice("chat", stdin="/help\n")
+    assert all(command in result.stderr for command in ("/help", "/clear", "/exit"))
+    assert chats(script) == []
+
+
+def test_exit_leaves(sluice, script) -> None:
+    result = sluice("chat", stdin="one\n/exit\ntwo\n")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert chats(script) == [[("user", "one")]]
+
+
+def test_an_unknown_command_is_told_and_a_path_is_a_message(sluice, script) -> None:
+    result = sluice("chat", stdin="/clera\n/etc/passwd\n")
+    assert result.stderr.startswith("error: there is no command /clera\n")
+    assert chats(script) == [[("user", "/etc/passwd")]]

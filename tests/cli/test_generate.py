@@ -8,6 +8,8 @@ import sys
 import grpc
 import pytest
 
+from sluice.cli.generate import print_stream
+from sluice.client import Chunk, Usage
 from sluice.v1 import generation_pb2
 from tests.fakes.server import Failure, bad_request
 
@@ -105,3 +107,41 @@ def test_a_terminal_gets_a_summary(address) -> None:
     shown = b"".join(iter(lambda: read(master), b"")).decode()
     assert "3 prompt tokens (2 cached) · 3 new" in shown
     assert "ended by length" in shown
+
+
+def test_times_count_from_the_request(monkeypatch, capsys) -> None:
+    """A stream that takes 2 s to open and 3 s to the end, of which 1 s to the first token."""
+
+    class Clock:
+        now = 100.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    class Fake:
+        usage = Usage(prompt_tokens=7, completion_tokens=10, cached_tokens=0, accepted_draft_tokens=0)
+
+        def __init__(self) -> None:
+            clock.now += 2
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def __iter__(self):
+            yield Chunk(0, text="echo")
+            clock.now += 1
+            yield Chunk(0, text="a", token_count=1)
+            clock.now += 2
+            yield Chunk(0, text="b", token_count=9, finish_reason="eos")
+
+    clock = Clock()
+    monkeypatch.setattr("sluice.cli.generate.time", clock)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert print_stream(Fake) == "echoab"
+    assert (
+        "7 prompt tokens · 10 new in 5.00 s · first token after 3.00 s · 2.0 tokens/s from request to end · "
+        "ended by eos"
+    ) in capsys.readouterr().err

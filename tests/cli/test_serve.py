@@ -1,16 +1,20 @@
 """`sluice serve` with stand-in services; tests/system has the real ones."""
 
+import json
 import os
+import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from sluice.cli.serve import Interrupt, watch
-from sluice.launch import Ring
+from sluice.launch import Display, Ring
 from tests.fakes.processes import is_alive, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -32,29 +36,46 @@ class Serving:
     def __init__(self, folder: Path, *arguments: str) -> None:
         code = CODE.format(services=str(SERVICES), folder=str(folder), arguments=arguments)
         self.folder = folder
+        self.log = folder / "stderr"
+        self._seen = 0
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self.log.open("w"),
             text=True,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             process_group=0,
         )
 
-    def ready(self) -> str:
-        """Waits for the first line."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
+    def line(self, event: str) -> dict:
+        """Waits for a line on stderr, where every line is JSON."""
+        assert wait_until(lambda: self._next(event) is not None), self.log.read_text()
+        number = self._next(event)
+        assert number is not None
+        self._seen = number + 1
+        return self.lines()[number]
+
+    def lines(self) -> list[dict]:
+        """Of stderr, as far as they have ended."""
+        return [json.loads(text) for text in self.log.read_text().splitlines(keepends=True) if text.endswith("\n")]
+
+    def _next(self, event: str) -> int | None:
+        """Number of the first line of this event that has not been waited for."""
+        return next((i for i, line in enumerate(self.lines()) if i >= self._seen and line["event"] == event), None)
+
+    def ready(self) -> dict:
+        """Waits until it serves."""
+        return self.line("ready")
 
     def pid(self, name: str) -> int:
-        import json
-
         return json.loads((self.folder / f"{name}.json").read_text())["pid"]
 
     def end(self) -> tuple[int, str, str]:
-        """Exit code and what else was printed; fails if a child is left."""
-        out, err = self.process.communicate(timeout=60)
+        """Exit code, stdout and stderr; fails if a child is left or a line of stderr is no JSON."""
+        out, _ = self.process.communicate(timeout=60)
+        err = self.log.read_text()
+        assert all(isinstance(json.loads(line), dict) for line in err.splitlines()), err
         assert wait_until(lambda: not any(is_alive(self.pid(note.stem)) for note in self.folder.glob("*.json")))
         return self.process.returncode, out, err
 
@@ -76,11 +97,10 @@ def serving(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ready_line_and_clean_end(serving, number) -> None:
     serve = serving("--engines", "2")
-    line = serve.ready()
-    assert line.startswith("ready: tiny on 127.0.0.1:")
-    assert "1 router, 2 engines, 2 detokenizers" in line
-    assert " generate --address 127.0.0.1:" in line
-    assert line.endswith('"def fibonacci(n):"\n')
+    ready = serve.ready()
+    assert (ready["service"], ready["model"]) == ("launcher", "tiny")
+    assert [address.rpartition(":")[0] for address in ready["addresses"]] == ["127.0.0.1"]
+    assert (ready["routers"], ready["engines"], ready["detokenizers"]) == (1, 2, 2)
     # The terminal sends Ctrl-C to the whole foreground group; the services must not get it.
     os.killpg(serve.process.pid, number)
     code, out, err = serve.end()
@@ -111,7 +131,7 @@ def test_an_interrupt_that_a_finalizer_swallowed_counts() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupt(signal.SIGINT, None)
     with pytest.raises(KeyboardInterrupt):
-        watch(Ring(), interrupt)
+        watch(Ring(), interrupt, Display())
 
 
 def test_second_interrupt_stops_at_once(serving, tmp_path) -> None:
@@ -119,8 +139,7 @@ def test_second_interrupt_stops_at_once(serving, tmp_path) -> None:
     serve = serving("--drain-timeout", "3600")
     serve.ready()
     serve.process.send_signal(signal.SIGINT)
-    assert serve.process.stderr is not None
-    assert any("draining" in line for line in serve.process.stderr)
+    serve.line("draining")
     assert serve.process.poll() is None
     serve.process.send_signal(signal.SIGINT)
     assert serve.end()[0] == 130
@@ -131,28 +150,27 @@ def test_deaths_and_returns_are_told_until_nothing_is_left(serving, tmp_path) ->
     serve.ready()
     killed = serve.pid("detok-0")
     os.kill(killed, signal.SIGKILL)
-    assert serve.process.stderr is not None
-    lines = iter(serve.process.stderr.readline, "")
-    assert any("detok-0" in line and "was killed by SIGKILL" in line for line in lines)
-    assert any("detok-0" in line and "serves again" in line for line in lines)
+    assert serve.line("ended")["how"] == "was killed by SIGKILL"
+    assert serve.line("serves again")["id"] == "detok-0"
     assert serve.pid("detok-0") != killed
     assert serve.process.poll() is None
-    (tmp_path / "engine-0.do").write_text("die")
+    (tmp_path / "engine-0.do").write_text("refuse")
     os.kill(serve.pid("engine-0"), signal.SIGKILL)
-    assert any("engine-0" in line and '"given_up": true' in line for line in lines)
-    assert any("no engine is left: stopping" in line for line in lines)
+    ended = serve.line("ended")
+    while not ended.get("given_up"):
+        ended = serve.line("ended")
+    assert (ended["id"], ended["how"]) == ("engine-0", "ended with code 1: the disk is full")
+    assert serve.line("failed")["error"] == "no engine is left: stopping"
     assert serve.end()[0] == 1
 
 
 def test_a_rolling_restart_on_a_signal(serving) -> None:
     serve = serving("--routers", "2")
-    line = serve.ready()
-    assert re.search(r"ready: tiny on 127.0.0.1:\d+,127.0.0.1:\d+, 2 routers, 1 engine, 2 detokenizers", line)
+    assert len(serve.ready()["addresses"]) == 2
     names = ("engine-0", "detok-0", "detok-1", "router-0", "router-1")
     before = [serve.pid(name) for name in names]
     serve.process.send_signal(signal.SIGUSR2)
-    assert serve.process.stderr is not None
-    assert any("all services have been restarted" in line for line in serve.process.stderr)
+    serve.line("restarted")
     assert not set(before) & {serve.pid(name) for name in names}
     serve.process.send_signal(signal.SIGINT)
     assert serve.end()[0] == 0
@@ -161,7 +179,8 @@ def test_a_rolling_restart_on_a_signal(serving) -> None:
 def test_ports_that_do_not_go_together(serving) -> None:
     code, _, err = serving("--metrics-port", "65535").end()
     assert code == 1
-    assert err == "error: ports from 65535 on: there are no 4 of them\n"
+    (line,) = err.splitlines()
+    assert json.loads(line)["error"] == "ports from 65535 on: there are no 4 of them"
 
 
 def test_a_death_at_start_shows_why(serving, tmp_path) -> None:
@@ -171,7 +190,50 @@ def test_a_death_at_start_shows_why(serving, tmp_path) -> None:
     assert code == 1
     assert out == ""
     assert "Traceback: it broke" in err
-    assert err.endswith("error: engine-0 ended with code 3 while starting\n")
+    assert json.loads(err.splitlines()[-1])["error"] == "engine-0 ended with code 3 while starting"
+
+
+def test_why_a_service_cannot_start_is_told_once(serving, tmp_path) -> None:
+    (tmp_path / "engine-0.do").write_text("refuse")
+    code, _, err = serving().end()
+    assert code == 1
+    assert err.count("the disk is full") == 1
+    assert json.loads(err.splitlines()[-1])["error"] == "engine-0 cannot start: the disk is full"
+
+
+@pytest.mark.parametrize("setting", ["port", "admin_port", "metrics_port"])
+def test_a_port_in_use_is_told_before_anything_is_started(serving, setting) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        flag = f"--{setting.replace('_', '-')}"
+        serve = serving(flag, str(number))
+        code, out, err = serve.end()
+    assert (code, out) == (1, "")
+    error = json.loads(err)["error"]
+    # Of other programs, the ports after it may be in use too.
+    assert f"port {number} on 127.0.0.1 (router) is in use" in error
+    assert error.endswith(f": stop the process that has it, or choose another with {flag}")
+    assert list(serve.folder.glob("*.json")) == []
+
+
+def test_the_terminal_shows_short_lines(tmp_path) -> None:
+    master, slave = pty.openpty()
+    code = CODE.format(services=str(SERVICES), folder=str(tmp_path), arguments=())
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb", "NO_COLOR": "1"}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=slave, stderr=slave, env=environment, cwd=ROOT)
+    os.close(slave)
+    shown = b""
+    while b"ready: " not in shown:
+        shown += os.read(master, 4096)
+    process.send_signal(signal.SIGINT)
+    with suppress(OSError):
+        while more := os.read(master, 4096):
+            shown += more
+    assert process.wait(60) == 0
+    text = shown.decode()
+    assert re.search(r"ready: tiny on 127.0.0.1:\d+, 1 router, 1 engine, 2 detokenizers. Try: .* generate", text)
+    assert "draining; Ctrl-C again stops at once" in text
+    assert "{" not in text
 
 
 def test_interrupt_while_starting(serving, tmp_path) -> None:
@@ -185,6 +247,5 @@ def test_interrupt_while_starting(serving, tmp_path) -> None:
 def test_a_wrong_model_is_one_line(sluice, tmp_path) -> None:
     result = sluice("serve", str(tmp_path / "nothing"))
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: ")
-    assert "nothing" in result.stderr
-    assert result.stderr.count("\n") == 1
+    (line,) = result.stderr.splitlines()
+    assert "nothing" in json.loads(line)["error"]

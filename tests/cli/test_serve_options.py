@@ -1,21 +1,63 @@
-"""What `sluice serve` is told about scheduling arrives in the engine's settings."""
+"""What `sluice serve` is told about scheduling arrives in the engine's settings, and in the router's."""
 
+import inspect
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from engine_worker.config import EngineSettings, read_settings
+import detok_service.config
+import engine_worker.config
+import router.config
+from engine_worker.config import EngineSettings
+from sluice import tiny_model
+from sluice.cli import app
+from sluice.cli.serve import serve
 from sluice.launch.plan import Plan, services
+from sluice.ring.settings import ServiceSettings
+
+READ = {
+    "engine": engine_worker.config.read_settings,
+    "router": router.config.read_settings,
+    "detok": detok_service.config.read_settings,
+}
 
 
 @pytest.fixture
-def engine_settings(asked_of_ring):
-    def asked(*arguments: str) -> EngineSettings:
-        plan = Plan(model="model", name="name", engine_args=asked_of_ring(*arguments)["engine_args"])
-        (engine,) = (service for service in services(plan, Path("folder")) if service.role == "engine")
-        return read_settings(engine.command[engine.command.index("engine_worker") + 1 :])
+def settings_by_role(asked_of_ring):
+    def asked(*arguments: str) -> Mapping[str, ServiceSettings]:
+        options = asked_of_ring(*arguments)
+        given = {name: value for name, value in options.items() if name in Plan.__dataclass_fields__}
+        planned = services(Plan(**{"model": "model", **given, "name": given["name"] or "name"}), Path("folder"))
+        return {each.role: READ[each.role](each.command[each.command.index(each.module) + 1 :]) for each in planned}
 
     return asked
+
+
+@pytest.fixture
+def engine_settings(settings_by_role):
+    def asked(*arguments: str) -> EngineSettings:
+        return settings_by_role(*arguments)["engine"]
+
+    return asked
+
+
+OWN = {"model", "revision", "config", "metrics_port"}
+"""Each service has its own port; config names a file, and services get the folder that the launcher has found for model
+and revision."""
+
+
+def test_a_setting_that_services_share_reaches_them_all(settings_by_role):
+    counts = Counter(name for settings in settings_by_role().values() for name in type(settings).model_fields)
+    flags = inspect.signature(serve).parameters.keys() - OWN
+    shared = [name for name in flags if counts[name] > 1]
+    assert {"drain_timeout", "priority_aging_seconds"} <= set(shared)
+    found = settings_by_role(*(part for name in shared for part in (f"--{name.replace('_', '-')}", "7")))
+    for settings in found.values():
+        for name in set(shared) & type(settings).model_fields.keys():
+            assert str(getattr(settings, name)) in ("7", "7.0"), (settings, name)
 
 
 def test_policies(engine_settings):
@@ -86,3 +128,14 @@ def test_whatever_is_asked_for_beats_the_launchers_shares(
 def test_tokens_and_a_fraction_both_bound_the_cache(engine_settings):
     settings = engine_settings("--kv-cache-tokens", "4096", "--kv-memory-fraction", "0.25")
     assert (settings.kv_cache_tokens, settings.kv_memory_fraction) == (4096, 0.25)
+
+
+def test_a_revision(asked_of_ring):
+    assert asked_of_ring("someone/model", "--revision", "v2")["revision"] == "v2"
+    assert asked_of_ring("someone/model")["revision"] is None
+
+
+def test_a_revision_of_a_folder_is_refused():
+    result = CliRunner().invoke(app, ["serve", str(tiny_model.path()), "--revision", "v2"])
+    assert result.exit_code == 1
+    assert "revision 'v2' is for models of the hub" in result.stderr

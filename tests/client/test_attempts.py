@@ -53,7 +53,7 @@ def test_patience_runs_from_the_first_failure_after_the_last_news() -> None:
     [
         (LOST, True, True),
         (LostEvents("a hole"), True, True),
-        (Cancelled("by a router"), False, True),
+        (Cancelled("by a router, or by gRPC"), True, True),
         (Overloaded("full", retry_after=1.0), True, True),
         (Overloaded("a slow client, or a message that is too long"), False, False),
         (AlreadyExists("it lives"), False, True),
@@ -100,7 +100,7 @@ def test_a_router_that_has_answered_is_waited_for() -> None:
             fresh().failed(away, 100.0)
     fresh().admitted()
     draining = Unavailable("it stops", reason="DRAINING", retry_after=0.5)
-    for away in (LOST, LostEvents("a hole"), draining):
+    for away in (LOST, LostEvents("a hole"), Cancelled("not by this client"), draining):
         found = fresh()
         assert found.failed(away, 100.0) > 0
         assert found.failed(away, 105.0) > 0

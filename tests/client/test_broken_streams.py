@@ -15,12 +15,15 @@ from sluice.client import (
     Chunk,
     DeadlineExceeded,
     LostEvents,
+    ModelChanged,
     Overloaded,
+    Poison,
     ServerError,
     Unavailable,
 )
 from sluice.v1 import generation_pb2 as pb
 from tests.client.joined import join
+from tests.fakes.story import MODEL
 from tests.fakes.storyteller import GONE, Plan, bare, tell, tell_all, with_reason
 
 OPTIONS = {"n": 2, "max_tokens": 5, "logprobs": 0, "stop": "!!", "temperature": 1.0}
@@ -92,24 +95,66 @@ async def test_every_kind_of_break(plan, addresses, how) -> None:
     assert (second.request_id, second.sampling.seed) == (stream.request_id, stream.seed)
     assert not first.resume
     assert 0 < tokens_of(second) < tokens_of(third)
+    assert {each.model_fingerprint for spec in (second, third) for each in spec.resume} == {MODEL}
     plan.breaks.append((3, BREAKS[how]))
     async with AsyncClient(addresses) as client:
         assert join([chunk async for chunk in client.stream("p", **OPTIONS)]) == expected
+
+
+LOST_ONE = with_reason(CODE.UNAVAILABLE, "ENGINE_LOST", 0.05, engine_deaths="1")
+POISON = with_reason(CODE.INTERNAL, "POISON", engine_deaths="2")
+
+
+@pytest.mark.parametrize("unary", [False, True])
+async def test_the_next_router_learns_how_many_engines_died(plan, addresses, unary) -> None:
+    for aio in (False, True):
+        plan.seen.clear()
+        plan.breaks.extend([(1, LOST_ONE), (1, GONE), (1, POISON)])
+        with pytest.raises(Poison) as caught:
+            await (play_async(addresses, unary) if aio else asyncio.to_thread(play, addresses, unary))
+        assert caught.value.engine_deaths == 2
+        assert [spec.engine_deaths for _, spec in plan.seen] == [0, 1, 1]
+
+
+def play(addresses: list[str], unary: bool) -> None:
+    with Client(addresses) as client:
+        if unary:
+            client.generate("p", **OPTIONS)
+        else:
+            list(client.stream("p", **OPTIONS))
+
+
+async def play_async(addresses: list[str], unary: bool) -> None:
+    async with AsyncClient(addresses) as client:
+        if unary:
+            await client.generate("p", **OPTIONS)
+        else:
+            [chunk async for chunk in client.stream("p", **OPTIONS)]
+
+
+def test_a_stream_that_got_on_brings_no_deaths_along(plan, addresses) -> None:
+    plan.breaks.extend([(1, LOST_ONE), (5, GONE)])
+    with Client(addresses) as client:
+        assert join(client.stream("p", **OPTIONS))
+    assert [spec.engine_deaths for _, spec in plan.seen] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
     ("how", "kind"),
     [
         (with_reason(CODE.INTERNAL, "STEP_FAILED"), ServerError),
+        (POISON, Poison),
         (with_reason(CODE.RESOURCE_EXHAUSTED, "SLOW_CLIENT"), Overloaded),
         (bare(CODE.UNKNOWN, "Exception calling application"), ServerError),
         (bare(CODE.ABORTED, "no"), ServerError),
+        (with_reason(CODE.FAILED_PRECONDITION, "MODEL_CHANGED"), ModelChanged),
     ],
 )
 def test_what_no_other_router_can_help(plan, addresses, how, kind) -> None:
     plan.breaks.append((3, how))
-    with Client(addresses) as client, pytest.raises(kind):
+    with Client(addresses) as client, pytest.raises(kind) as caught:
         list(client.stream("p", **OPTIONS))
+    assert type(caught.value) is kind
     assert len(plan.seen) == 1
 
 
@@ -231,6 +276,41 @@ async def test_the_only_router_is_restarted(plan, addresses) -> None:
     with Client(address) as client, pytest.raises(Unavailable):
         client.generate("p")
     assert not plan.breaks
+
+
+@pytest.mark.parametrize("routers", [1, 2])
+async def test_a_call_that_grpc_cancels_before_it_began_is_made_again(plan, addresses, routers) -> None:
+    """As gRPC does to calls beyond those that it queues for a server."""
+    cancelled = [(0, bare(CODE.CANCELLED, ""))]
+    with Client(addresses[:routers], retry_timeout=LIMIT) as client:
+        plan.breaks.extend(cancelled * 3)
+        assert client.generate("p").text.startswith("told")
+        plan.breaks.extend(cancelled * 3)
+        assert list(client.stream("p"))
+    async with AsyncClient(addresses[:routers], retry_timeout=LIMIT) as client:
+        plan.breaks.extend(cancelled * 3)
+        assert (await client.generate("p")).text.startswith("told")
+        plan.breaks.extend(cancelled * 3)
+        assert [chunk async for chunk in client.stream("p")]
+    assert not plan.breaks
+
+
+async def test_what_the_client_cancels_is_not_made_again(plan, addresses) -> None:
+    entered = threading.Event()
+
+    def wait(context) -> None:
+        entered.set()
+        while context.is_active():
+            time.sleep(0.005)
+
+    plan.breaks.append((0, wait))
+    client = AsyncClient(addresses, retry_timeout=LIMIT)
+    call = asyncio.ensure_future(client.generate("p"))
+    assert await asyncio.to_thread(entered.wait, LIMIT)
+    await client.close()
+    with pytest.raises(Cancelled):
+        await call
+    assert len(plan.seen) == 1
 
 
 async def test_patience_before_it_began(plan, addresses) -> None:

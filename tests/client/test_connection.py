@@ -1,13 +1,15 @@
 """TLS, mutual TLS, tokens and tenants of both clients."""
 
+import asyncio
 import shutil
 
 import grpc
 import pytest
 
 from sluice import AsyncClient, Client
-from sluice.client import Forbidden, TlsOptions, Unauthenticated, Unavailable
+from sluice.client import Forbidden, TlsOptions, Unauthenticated, Unavailable, connection
 from tests.fakes.certificates import Authority
+from tests.fakes.http2 import frozen_server
 from tests.fakes.storyteller import Plan, tell, with_reason
 
 
@@ -100,3 +102,14 @@ def test_who_is_not_let_in(code, reason, kind) -> None:
                 ask()
             assert not caught.value.retryable
     assert len(plan.seen) == 2
+
+
+async def test_a_router_that_stands_still_is_given_up(monkeypatch) -> None:
+    """Its machine still acknowledges what is sent to it. gRPC alone would wait for a minute."""
+    soon = {"grpc.keepalive_time_ms": 200, "grpc.http2.ping_timeout_ms": 200}
+    options = dict(connection.CHANNEL_OPTIONS)
+    assert options.keys() >= soon.keys()
+    monkeypatch.setattr(connection, "CHANNEL_OPTIONS", tuple((options | soon).items()))
+    async with frozen_server() as port, AsyncClient(f"127.0.0.1:{port}", resume_timeout=0) as client:
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(client.generate("p"), 50)

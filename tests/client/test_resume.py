@@ -177,3 +177,24 @@ def test_an_output_that_nobody_asked_for() -> None:
     resume.request(0.0)
     with pytest.raises(ServerError, match="output 2"):
         resume.take(pb.GenerateStreamResponse(sequence=1, finished=pb.Finished(index=2)))
+
+
+def test_the_model_is_that_of_the_tokens() -> None:
+    """What has only been told that it began is asked for anew, and may come from another model."""
+    resume, _ = begin(pb.GenerationSpec(text="p", sampling={"seed": 3}))
+    told = iter([("old", 0), ("new", 2), ("new", 1)])
+    asked = []
+    for model, tokens in told:
+        asked.append([each.model_fingerprint for each in resume.request(0.0).spec.resume])
+        known = sum(len(output.token_ids) for output in resume._outputs.values())
+        resume.take(pb.GenerateStreamResponse(sequence=1, started=pb.Started(seed=3, model_fingerprint=model)))
+        delta = pb.Delta(text="x", token_ids=[7] * tokens, token_offset=known, token_count=tokens)
+        if tokens:
+            resume.take(pb.GenerateStreamResponse(sequence=2, delta=delta))
+    assert asked == [[], [], ["new"]]
+
+
+def test_a_callers_own_resume_keeps_its_model() -> None:
+    resume, _ = begin(pb.GenerationSpec(text="p", resume=[pb.ResumeFrom(token_ids=[1], model_fingerprint="old")]))
+    assert [each.model_fingerprint for each in resume.request(0.0).spec.resume] == ["old"]
+    assert [each.model_fingerprint for each in resume.request(0.0).spec.resume] == ["old"]

@@ -24,6 +24,7 @@ from sluice.ring.params import TextParams
 from sluice.ring.wire import Open, TokenBatch
 from sluice.telemetry import health, pulse
 from tests.fakes.lane import MemoryLane
+from tests.fakes.lanes import connected
 from tests.fakes.processes import LIMIT, wait_until
 from tests.fakes.tokenizers import TINY
 
@@ -80,7 +81,7 @@ def test_a_process_that_drains_is_alive_and_not_ready(tmp_path):
         try:
             ready = json.loads(process.stderr.readline())
             assert ask(port, "/readyz") == ask(port, "/livez") == (200, "ok\n")
-            lane = Lane(context, ready["address"])
+            lane = connected(Lane(context, ready["address"]))
             router = f"ipc://{tmp_path}/router"
             assert lane.send(Hello("router", router))
             assert lane.send(TokenBatch.of("engine", 1, [Open(1, 1, 1, TextParams(), router, 1, 0)], []))

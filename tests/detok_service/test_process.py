@@ -19,6 +19,7 @@ from detok_service.tokenizers import load_decoders
 from sluice.ring.beats import DetokenizerBeat, Hello, Pulse
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.inbox import Gap, Inbox
+from sluice.ring.keys import Security
 from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
 from sluice.ring.wire import Drop, End, Open, TextBatch, Times, ToDetokenizer, TokenBatch, TokenRow, ToRouter
@@ -315,6 +316,16 @@ def test_bad_settings_are_named(flags, variables, named):
     assert done.returncode == 1
     assert named in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("address", ["ipc://{}/detok", "tcp://127.0.0.1:*"])
+def test_an_address_in_use_is_told_in_one_line(context, tmp_path, address):
+    inbox = Inbox(context, address.format(tmp_path), ToDetokenizer, security=Security(insecure=True))
+    done = run("--model", str(TINY), "--insecure-ring", "--listen", inbox.address)
+    who = f"process {os.getpid()}" if address.startswith("ipc") else "another process"
+    assert json.loads(done.stderr)["error"] == f"cannot listen on {inbox.address}: {who} listens there"
+    assert done.returncode == 1
+    inbox.close()
 
 
 def test_help_and_light_imports():

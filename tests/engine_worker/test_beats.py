@@ -1,13 +1,16 @@
 """Who gets beats. What they say is tested with the worker."""
 
 import structlog
+import zmq
 
 from engine_worker.beats import SILENCE_SECONDS, Beats, Listeners
 from engine_worker.hooks import Report
 from engine_worker.reports import Reports
 from sluice.ring.beats import EngineBeat, Hello
+from sluice.ring.inbox import Inbox
+from sluice.ring.lane import Lane
 from sluice.ring.stats import RequestStats, Stage, StepStats
-from tests.fakes.engine import Clock
+from tests.fakes.clock import Clock
 from tests.fakes.lane import MemoryLane
 
 
@@ -74,6 +77,37 @@ def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
     # Of a request only the latest.
     tokens = [request.generated_tokens for message in lanes["mem://r1"].messages for request in message.requests]
     assert tokens == [3]
+
+
+def test_a_new_router_need_not_wait_for_the_next_beat_but_one(monkeypatch, tmp_path):
+    """Its lane is not connected yet when the first one goes out."""
+    monkeypatch.setattr("engine_worker.beats.BEAT_SECONDS", 600.0)
+    with zmq.Context() as context:
+        router = Inbox(context, f"ipc://{tmp_path}/router", EngineBeat)
+        listeners = Listeners()
+        beat = EngineBeat("e", 1, "mem://e", "f", 64, False, StepStats())
+        beats = Beats(context, listeners, lambda: beat, Reports(), lambda heard: None, structlog.get_logger())
+        monkeypatch.setattr(Lane, "send", refuse_first(Lane.send))
+        beats.start()
+        listeners.hear(Hello("r0", router.address))
+        beats.hurry()
+        assert router.wait(60)
+        monkeypatch.setattr("engine_worker.beats.BEAT_SECONDS", 0.0)
+        beats.stop()
+        router.close()
+
+
+def refuse_first(send):
+    """As a lane that is not connected yet."""
+    refused = []
+
+    def first(lane, message) -> bool:
+        if not refused:
+            refused.append(message)
+            return False
+        return send(lane, message)
+
+    return first
 
 
 def test_routers_are_bounded(monkeypatch):

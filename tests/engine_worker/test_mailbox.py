@@ -54,3 +54,25 @@ def test_a_lane_is_used_as_long_as_its_requests_live():
     assert bench.outbox._peers["mem://a"].users == 0
     assert bench.fault(refused, 1) == "INVALID_ARGUMENT"
     assert [bench.ended(request, i) for i in range(3)] == [FinishReason.LENGTH] * 3
+
+
+def test_without_a_descriptor_for_a_lane_requests_are_refused_and_the_routers_know_at_once():
+    bench = EngineBench()
+    bench.receiver.descriptors = False
+    refused = bench.submit([1], n=2)
+    bench.step()
+    assert bench.outbox.cut_off == ["mem://a"]
+    assert (bench.mailbox.refused, bench.dropped) == ({"OVERLOADED": 1}, {})
+    assert not bench.engine.live.requests
+    bench.clock.now += 1
+    bench.outbox.tick()
+    assert bench.outbox.cut_off == ["mem://a"]
+    bench.receiver.lanes["mem://a"].open = True
+    bench.run()
+    assert [bench.fault(refused, i) for i in range(2)] == ["OVERLOADED"] * 2
+    bench.clock.now += 1
+    bench.outbox.tick()
+    assert bench.outbox.cut_off == []
+    request = bench.submit([2])
+    bench.run()
+    assert bench.output(request) == bench.expected(request)

@@ -1,11 +1,13 @@
 """The real process: a model, the ring, signals."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
@@ -17,7 +19,9 @@ from sluice.ring.errors import FinishReason
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.wire import TokenBatch
-from tests.fakes.engine import Clock, spec_of
+from tests.fakes.clock import Clock
+from tests.fakes.engine import spec_of
+from tests.fakes.lanes import connected
 
 MODEL = Path(sluice.tiny_model.__file__).parent / "checkpoint"
 
@@ -48,11 +52,12 @@ def test_it_serves_the_model_in_the_box_and_drains(tmp_path):
         with zmq.Context() as context:
             router = Inbox(context, f"ipc://{tmp_path}/router", EngineBeat)
             detokenizer = Inbox(context, f"ipc://{tmp_path}/detokenizer", TokenBatch | Pulse)
-            lane = Lane(context, ready["address"])
+            lane = connected(Lane(context, ready["address"]))
             lane.send(Hello("r0", router.address))
             assert router.wait(60)
             (beat, *_) = router.receive()
-            lane.send(spec_of([1, 2, 3], 5, n=2, epoch=beat.epoch, detokenizer=detokenizer.address))
+            spec = spec_of([1, 2, 3], 5, n=2, epoch=beat.epoch, detokenizer=detokenizer.address)
+            assert lane.send(msgspec.structs.replace(spec, router=router.address))
             process.send_signal(signal.SIGTERM)
             rows = []
             while sum(row.end is not None for row in rows) < 2:
@@ -76,12 +81,13 @@ def test_it_serves_the_model_in_the_box_and_drains(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model", "/nowhere"], "neither a folder nor a hub id"),
+        (["--model", "/nowhere"], "neither a folder here nor a hub id"),
         (["--model", str(MODEL), "--listen", "tcp://nonsense"], "cannot listen on tcp://nonsense"),
         (["--model", str(MODEL), "--kv-cache-tokens", "3"], "less than one block of 16 tokens"),
         (["--model", str(MODEL), "--kv-host-memory", "lots"], "kv_host_memory: could not parse"),
         (["--model", str(MODEL), "--kv-host-memory", "1KiB"], "that a block of 16 tokens takes"),
         (["--model", str(MODEL), "--max-batch-size", "600"], "must be at least max_batch_size, 600"),
+        (["--model", str(MODEL), "--device", "cpu", "--dtype", "bfloat16"], "dtype = bfloat16 is slower than float32"),
         (["--model", str(MODEL), "--no-such-flag", "1"], "no-such-flag"),
     ],
 )
@@ -91,6 +97,18 @@ def test_what_is_wrong_is_told_in_a_line(flags, message):
     assert process.returncode != 0
     assert message in errors
     assert "Traceback" not in errors
+
+
+def test_an_address_in_use_is_told_in_a_line(tmp_path):
+    with zmq.Context() as context:
+        inbox = Inbox(context, f"ipc://{tmp_path}/engine", Hello)
+        process = start("--model", str(MODEL), "--threads", "1", "--listen", inbox.address)
+        _, errors = process.communicate(timeout=100)
+        assert process.returncode == 1
+        last = json.loads(errors.splitlines()[-1])
+        assert last["error"] == f"cannot listen on {inbox.address}: process {os.getpid()} listens there"
+        assert "Traceback" not in errors
+        inbox.close()
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,19 @@
 
 import pytest
 import structlog
+import zmq
 
-from engine_worker.outbox import CUT_OFF_SECONDS, FORGET_SECONDS, TOKENS_PER_MESSAGE, Outbox
+from engine_worker.outbox import CUT_OFF_FORGET_SECONDS, CUT_OFF_SECONDS, FORGET_SECONDS, TOKENS_PER_MESSAGE, Outbox
 from sluice.ring.beats import Pulse
 from sluice.ring.errors import FinishReason
+from sluice.ring.inbox import Inbox
+from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
-from sluice.ring.wire import End, Open, Times, TokenLogprob, TokenRow
-from tests.fakes.engine import Clock, EngineBench
+from sluice.ring.wire import End, Open, Times, TokenBatch, TokenLogprob, TokenRow
+from tests.fakes.clock import Clock
+from tests.fakes.engine import EngineBench
 from tests.fakes.lane import Receiver
+from tests.fakes.lanes import connected, until
 
 A, B = "mem://a", "mem://b"
 OPENED = Open(1, 0, 1, TextParams(), "mem://router", 3, 0)
@@ -157,6 +162,44 @@ def test_a_lane_that_takes_nothing_for_long_is_told(outbox, receiver, clock):
     receiver.lanes[B].full = False
     later(outbox, clock, 1)
     assert outbox.cut_off == []
+
+
+def test_a_lane_whose_receiver_cannot_be_reached_is_told(tmp_path, clock):
+    """Over ZeroMQ: it was there, its socket went, and what still lives behind it gets nothing."""
+    with zmq.Context() as context:
+        inbox = Inbox(context, f"ipc://{tmp_path}/inbox", TokenBatch | Pulse)
+        lanes = []
+
+        def open_lane(address: str) -> Lane:
+            lanes.append(connected(Lane(context, address)))
+            return lanes[0]
+
+        outbox = Outbox("engine", 7, open_lane, clock, structlog.get_logger())
+        outbox.connect(inbox.address)
+        later(outbox, clock, 2 * CUT_OFF_SECONDS)
+        assert outbox.cut_off == []
+        inbox.close()
+        until(lambda: not lanes[0].ready())
+        later(outbox, clock, CUT_OFF_SECONDS)
+        assert outbox.cut_off == [inbox.address]
+        inbox = Inbox(context, inbox.address, TokenBatch | Pulse)
+        connected(lanes[0])
+        outbox.tick()
+        assert outbox.cut_off == []
+        outbox.close()
+        inbox.close()
+
+
+def test_a_lane_that_is_cut_off_stays_told_while_no_request_uses_it(outbox, receiver, clock):
+    outbox.connect(A)
+    outbox.disconnect(A)
+    receiver.lanes[A].full = True
+    later(outbox, clock, 2 * FORGET_SECONDS)
+    assert outbox.cut_off == [A]
+    assert not receiver.lanes[A].closed
+    later(outbox, clock, CUT_OFF_FORGET_SECONDS)
+    assert outbox.cut_off == []
+    assert receiver.lanes[A].closed
 
 
 def test_what_waits_flows_while_its_lane_takes_something_now_and_then(outbox, receiver, clock):

@@ -100,7 +100,7 @@ class Told:
 def test_a_function_gets_json_and_may_raise(fails):
     reports, told, logs = Reports(), Told(3, fails), []
     log = structlog.wrap_logger(None, processors=[lambda _, __, event: logs.append(event) or event, drop])
-    callback = StatsCallback(told, "e", lambda: True, reports, log)
+    callback = StatsCallback(told, "e", "m", lambda: True, reports, log)
     callback.start()
     reports.put(step_of(1))
     reports.put(step_of(2, request_of(7, 3)))
@@ -121,7 +121,7 @@ def drop(_, __, event):
 
 def test_a_function_gets_each_report_of_a_request():
     reports, told = Reports(), Told(4)
-    callback = StatsCallback(told, "e", lambda: False, reports, structlog.get_logger())
+    callback = StatsCallback(told, "e", "m", lambda: False, reports, structlog.get_logger())
     for tokens in range(4):
         reports.put(Report(None, [request_of(7, tokens)]))
     callback.start()
@@ -132,7 +132,7 @@ def test_a_function_gets_each_report_of_a_request():
 
 def test_what_is_left_is_told_at_the_end():
     reports, told = Reports(), Told(1)
-    callback = StatsCallback(told, "e", lambda: False, reports, structlog.get_logger())
+    callback = StatsCallback(told, "e", "m", lambda: False, reports, structlog.get_logger())
     callback.start()
     reports.put(step_of(1))
     callback.stop()
@@ -148,7 +148,7 @@ def test_a_slow_function_misses_the_oldest_and_they_are_counted():
         go.wait(PATIENCE)
         told(text)
 
-    callback = StatsCallback(slow, "e", lambda: False, reports, structlog.get_logger())
+    callback = StatsCallback(slow, "e", "m", lambda: False, reports, structlog.get_logger())
     callback.start()
     reports.put(step_of(1))
     assert busy.wait(PATIENCE)

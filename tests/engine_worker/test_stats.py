@@ -234,10 +234,10 @@ def test_totals_add_up():
 
 
 def test_json_has_every_field_of_the_public_messages():
-    step = json.loads(step_json(StepStats(iteration=3, time=1.5, step_seconds=0.25), "e", draining=True))
+    step = json.loads(step_json(StepStats(iteration=3, time=1.5, step_seconds=0.25), "e", "m", draining=True))
     assert step.keys() == {"type", *(field.name for field in pb.EngineStats.DESCRIPTOR.fields)}
     assert (step["type"], step["engine_id"], step["iteration"], step["time"]) == ("step", "e", 3, 1.5)
-    assert (step["step_time"], step["draining"]) == (0.25, True)
+    assert (step["step_time"], step["draining"], step["model_fingerprint"]) == (0.25, True, "m")
     values = {field.name: 1 for field in msgspec.structs.fields(RequestStats)}
     stats = RequestStats(**values | {"name": "r", "stage": Stage.PAUSED, "arrival": 2.0, "first_scheduled": None})
     found = json.loads(request_json(stats, "e", now=5.0))

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from engine_worker.beats import BEAT_SECONDS
 from engine_worker.config import EngineSettings
+from engine_worker.fingerprint import fingerprint
 from engine_worker.step import DeviceLostError
 from engine_worker.worker import Worker
 from sluice.ring.beats import EngineBeat, Hello, Pulse
@@ -25,7 +26,7 @@ from sluice.ring.lane import Lane
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.stats import Stage, StepStats
 from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch
-from tests.fakes.lanes import FakeLane
+from tests.fakes.lanes import FakeLane, connected
 from tests.fakes.processes import wait_until
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 
@@ -41,6 +42,7 @@ CHECKPOINT = Checkpoint(
     chat_template=None,
     fingerprint="abc",
 )
+FINGERPRINT = fingerprint(CHECKPOINT, "checkpoint", "none", ())
 
 
 class World:
@@ -53,7 +55,7 @@ class World:
         self.port = settings.get("metrics_port")
         given = EngineSettings(model="nowhere", id="engine-0", listen=f"ipc://{folder}/engine", **settings)
         self.worker = Worker(given, CHECKPOINT, runner, structlog.get_logger())
-        self.lane = Lane(self.context, self.worker.address)
+        self.lane = connected(Lane(self.context, self.worker.address))
         self.rows: list = []
         self.opens: list = []
         self.pulses = 0
@@ -212,7 +214,7 @@ def test_beats_go_to_who_said_hello_and_tell_the_truth(start):
     assert first.engine == "engine-0"
     assert first.epoch == world.worker.epoch
     assert first.address == world.worker.address
-    assert first.fingerprint == "abc"
+    assert first.fingerprint == FINGERPRINT
     assert first.max_sequence_tokens == 64
     assert not first.draining
     assert first.stats == StepStats(max_requests=9, max_kv_blocks=16, free_kv_blocks=16, tokens_per_kv_block=4)
@@ -222,10 +224,19 @@ def test_beats_go_to_who_said_hello_and_tell_the_truth(start):
     assert (last.active_requests, last.free_kv_blocks) == (0, 16)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [("bfloat16", {}), ("none", {"weights": "random"}), ("none", {"max_attention_window": (5,)})],
+)
+def test_what_is_computed_in_another_way_is_another_model(start, runner, dtype, settings):
+    runner.dtype = dtype
+    assert start(**settings).worker._beat().fingerprint != FINGERPRINT
+
+
 def test_each_router_is_told_of_the_cache_what_it_has_not_heard(start):
     world = start()
     prompt = list(range(1, 10))
-    blocks = [short_hash(block) for block in block_chain(root_hash("abc"), prompt, 4)]
+    blocks = [short_hash(block) for block in block_chain(root_hash(FINGERPRINT), prompt, 4)]
     world.hello()
     world.submit(1, prompt, max_tokens=1)
     world.read(world.ends)

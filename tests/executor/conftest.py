@@ -20,5 +20,6 @@ def address(script: Script) -> Iterator[str]:
 
 @pytest.fixture
 def executor(address: str) -> Iterator[GenerationExecutor]:
-    with GenerationExecutor.connect(address, iter_stats_max_iterations=0, resume_timeout=0) as executor:
-        yield executor
+    executor = GenerationExecutor.connect(address, iter_stats_max_iterations=0, resume_timeout=0)
+    yield executor
+    executor.shutdown(abort=True)

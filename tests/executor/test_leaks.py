@@ -75,6 +75,12 @@ def assert_nothing_is_left(folder: Path, process: subprocess.Popen) -> None:
 
 
 ENDS = {
+    "requests under way": (
+        "with create() as executor: results = [executor.generate_async(p) for p in prompts]\n"
+        "print(sum(each.result().outputs[0].text == 'Hello, world' for each in results))",
+        0,
+        "500\n",
+    ),
     "shutdown": ("with create() as executor: print(len(executor.generate(prompts)))", 0, "500\n"),
     "no shutdown": ("executor = create(); print(len(executor.generate(prompts)))", 0, "500\n"),
     "failed request": ("with create() as executor: executor.generate([*prompts, b'x'])", 1, ""),
@@ -112,6 +118,27 @@ def test_ctrl_c_in_the_middle(program, folder, code) -> None:
     assert_nothing_is_left(folder, process)
 
 
+def test_ctrl_c_while_requests_are_finished(program, folder) -> None:
+    (folder / "router.do").write_text("silent")
+    process = program(
+        """
+        def tell_when_finishing(executor):
+            while executor.can_enqueue_requests():
+                time.sleep(0.01)
+            print("ready", flush=True)
+
+        with create() as executor:
+            result = executor.generate_async("x")
+            threading.Thread(target=tell_when_finishing, args=[executor], daemon=True).start()
+        """
+    )
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=LIMIT)
+    assert "KeyboardInterrupt" in stderr.splitlines(), stderr
+    assert_nothing_is_left(folder, process)
+
+
 def test_ctrl_c_while_starting(program, folder) -> None:
     (folder / "router.do").write_text("hang")
     process = program("create()")
@@ -143,14 +170,16 @@ def test_processes_end_with_a_killed_program(program, folder) -> None:
     assert wait_until(lambda: not any(is_alive(notes(folder, name)["pid"]) for name in NAMES))
 
 
-def test_a_fork_of_the_program_leaves_the_ring_alone(program, folder) -> None:
+@pytest.mark.parametrize("leaves", ["sys.exit()", "pass"])
+def test_a_fork_of_the_program_leaves_the_ring_alone(program, folder, leaves) -> None:
     process = program(
-        """
+        f"""
         with create() as executor:
             if os.fork() == 0:
-                sys.exit()
-            os.wait()
-            print(executor.generate("x").outputs[0].text)
+                {leaves}
+            else:
+                os.wait()
+                print(executor.generate("x").outputs[0].text)
         """
     )
     stdout, stderr = process.communicate(timeout=LIMIT)

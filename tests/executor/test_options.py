@@ -171,6 +171,8 @@ def test_no_option_of_a_request_is_dropped(name) -> None:
 def test_options_of_a_request() -> None:
     assert set(REQUEST) == {each.name for each in fields(GenerationRequest)} - {
         "inputs",
+        "prompt_token_ids",
+        "id",
         "sampling_params",
         "streaming",
         "client_id",

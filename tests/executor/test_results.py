@@ -7,7 +7,7 @@ import threading
 import grpc
 import pytest
 
-from sluice.client import Cancelled, InvalidRequest, NotImplementedByServer, Unavailable
+from sluice.client import InvalidRequest, NotImplementedByServer, Unavailable
 from sluice.executor import GenerationExecutor, GenerationRequest, RequestError, SamplingParams
 from tests.fakes.processes import wait_until
 from tests.fakes.server import Failure, bad_request
@@ -251,17 +251,9 @@ def test_two_readers_share_what_comes(executor) -> None:
         assert result.outputs[0].text == "Hello, world"
 
 
-def test_shutdown_ends_what_runs(address, script) -> None:
-    script.hangs = True
+def test_nothing_is_asked_after_shutdown(address) -> None:
     executor = GenerationExecutor.connect(address, iter_stats_max_iterations=0)
-    results = [executor.generate_async("x", streaming=streaming) for streaming in (True, False)]
-    assert wait_until(lambda: len(script.hanging) >= 2)
     executor.shutdown()
-    executor.shutdown()
-    for result in results:
-        with pytest.raises(RequestError, match="shut down") as caught:
-            result.result(LIMIT)
-        assert isinstance(caught.value.error, Cancelled)
     for call in (lambda: executor.generate_async("x"), lambda: executor.tokenize("x")):
         with pytest.raises(RuntimeError, match="shut down"):
             call()

@@ -48,7 +48,7 @@ def test_what_is_left_can_be_read_after_shutdown(address, script) -> None:
     executor = GenerationExecutor.connect(address, iter_stats_max_iterations=0)
     request_id = executor.generate_async("x").request_id
     assert wait_until(lambda: bool(script.hanging))
-    executor.shutdown()
+    executor.shutdown(abort=True)
     (response,) = executor.await_responses(timeout=LONG)
     assert (response.request_id, response.has_error()) == (request_id, True)
     with pytest.raises(RuntimeError, match="shut down"):

@@ -11,6 +11,7 @@ from engine_worker.request import State
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import RetentionParams, SamplingParams, StopParams, TextParams
 from sluice.ring.wire import Cancel, Submit
+from tests.fakes.clock import Clock
 from tests.fakes.lane import Receiver, Stream
 from tests.fakes.memory import MemoryCheck
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
@@ -18,16 +19,6 @@ from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 EPOCH = 7
 MAX_CONTEXT = 1 << 20
 """Of the model that is not there, in tokens."""
-
-
-class Clock:
-    """Seconds."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def spec_of(
@@ -47,6 +38,7 @@ def spec_of(
     retention: RetentionParams = RetentionParams(),  # noqa: B008 - frozen
     resume: dict[int, list[int]] | None = None,
     ended: tuple[int, ...] = (),
+    alone: bool = False,
     **stopping,
 ) -> Submit:
     return Submit(
@@ -67,6 +59,7 @@ def spec_of(
         retention=retention,
         resume=resume or {},
         ended=list(ended),
+        alone=alone,
     )
 
 

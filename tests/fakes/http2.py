@@ -1,7 +1,10 @@
-"""A gRPC client that sends what no library would: raw HTTP/2 (RFC 9113), headers as literals (RFC 7541)."""
+"""A gRPC client that sends what no library would, and a server that stands still: raw HTTP/2 (RFC 9113), headers as
+literals (RFC 7541)."""
 
 import asyncio
 import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -51,13 +54,31 @@ class Connection:
         self._stream += 2
         return await self._answered(self._stream - 2)
 
+    async def pings(self, most: int) -> int:
+        """Pings of the server, each of which is answered, until there were so many or it closed the connection."""
+        count = 0
+        try:
+            while count < most:
+                kind, flags, _, payload = await self._receive()
+                if kind == PING and not flags & ACK:
+                    count += 1
+                    self.send(PING, ACK, 0, payload)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        return count
+
+    async def _receive(self) -> tuple[int, int, int, bytes]:
+        """Kind, flags, stream and payload of the next frame. Settings are acknowledged."""
+        high, low, kind, flags, stream = FRAME.unpack(await self._reader.readexactly(FRAME.size))
+        payload = await self._reader.readexactly(high << 16 | low)
+        if kind == SETTINGS and not flags & ACK:
+            self.send(SETTINGS, ACK, 0, b"")
+        return kind, flags, stream, payload
+
     async def _answered(self, stream: int) -> bool:
         try:
             while True:
-                high, low, kind, flags, found = FRAME.unpack(await self._reader.readexactly(FRAME.size))
-                await self._reader.readexactly(high << 16 | low)
-                if kind == SETTINGS and not flags & ACK:
-                    self.send(SETTINGS, ACK, 0, b"")
+                kind, flags, found, _ = await self._receive()
                 if found == stream and (kind == RESET or flags & END_STREAM):
                     return True
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -67,3 +88,21 @@ class Connection:
 def _text(value: bytes) -> bytes:
     """A string of HPACK, not Huffman coded; at most 126 bytes."""
     return bytes([len(value)]) + value
+
+
+@asynccontextmanager
+async def frozen_server() -> AsyncIterator[int]:
+    """Begins each connection, then reads and says no more; gives its port."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for flags in (0, ACK):
+            writer.write(FRAME.pack(0, 0, SETTINGS, flags, 0))
+        while await reader.read(1 << 16):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()

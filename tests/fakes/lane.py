@@ -11,14 +11,15 @@ class MemoryLane:
     def __init__(self, address: str) -> None:
         self.address = address
         self.full = False
+        self.open = True
         self.closed = False
         self.messages: list[Message] = []
 
     def ready(self) -> bool:
-        return not self.full
+        return self.open and not self.full
 
     def send(self, message: Message) -> bool:
-        if self.full:
+        if self.full or not self.open:
             return False
         self.messages.append(message)
         return True
@@ -44,6 +45,8 @@ class Receiver:
         self.lanes: dict[str, MemoryLane] = {}
         self.opens: dict[tuple[int, int], Open] = {}
         self.streams: dict[tuple[int, int, int], Stream] = {}
+        self.descriptors = True
+        """Whether there are any for the next lane."""
         self.pulses = 0
         self.batches = 0
 
@@ -51,6 +54,7 @@ class Receiver:
         if "://" not in address:
             raise ValueError(address)
         self.lanes[address] = MemoryLane(address)
+        self.lanes[address].open = self.descriptors
         return self.lanes[address]
 
     def read(self) -> None:

@@ -1,14 +1,34 @@
-"""Lanes in memory."""
+"""Lanes in memory, and a real one that is connected."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from sluice.ring.beats import DetokenizerBeat
+from sluice.ring.lane import Lane
 from sluice.ring.message import Message
 from sluice.ring.wire import TextBatch, TextRow
+
+SECONDS = 60.0
+
+
+def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
+    """Wait for it."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.001)
+
+
+def connected(lane: Lane) -> Lane:
+    """The lane, once it takes messages."""
+    until(lane.ready)
+    return lane
 
 
 class FakeLane:
     """Takes messages until `room` is used up."""
+
+    open = True
 
     def __init__(self, room: int = 1 << 60) -> None:
         self.room = room

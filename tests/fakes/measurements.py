@@ -1,5 +1,7 @@
 """Results of the bench as they could have been measured."""
 
+import msgspec
+
 from bench.deaths.frozen import Frozen
 from bench.deaths.killer import Death
 from bench.deaths.left import Left
@@ -41,10 +43,11 @@ def policies_result() -> policies.Result:
     lives = [policies.Life(at + 0.1, at + 1 + i) for at in (0.0, 2.0) for i in (0, 1)]
     steps = {"max_utilization": 50, "guaranteed_no_evict": 50, "static_batch": 100}
     entries = [
-        policies.Entry(policy, figures(40000 / count), 100 / count, count, 7.0, lives)
+        policies.Entry(policy, figures(40000 / count), 100 / count, count, 7.0, lives, 70.0)
         for policy, count in steps.items()
     ]
-    outcomes = [policies.Outcome(policies.Mix(f"{size} at a time", size == 2, size), 400, entries) for size in (2, 3)]
+    mixes = [policies.Mix("2 at a time", True, 2), policies.Mix("3 at a time", False, 3, pool=64)]
+    outcomes = [policies.Outcome(mix, 400, entries) for mix in mixes]
     return policies.Result(4, 32, 8, 256, outcomes)
 
 
@@ -121,6 +124,7 @@ def restart_result() -> restart.Result:
 
 def overload_result() -> overload.Result:
     bursts = [Burst(100, at, 20, 80, 80, [5.0, 9.0], [0.3, 0.8], {"client": 0.4, "router": 0.5}) for at in (0.0, 1.0)]
+    bursts.append(msgspec.structs.replace(bursts[0], requests=400, connections=8, unexplained={"CANCELLED": 3}))
     alone, flooded = Asked([10.0, 12.0], [1.0, 2.0], [5.0]), Asked([15.0, 31.0], [1.0, 2.0], [9.0, 10.0])
     return overload.Result(
         8,

@@ -183,12 +183,14 @@ class FakeEngine(FakePeer):
         """For the next beat."""
         self.requests: list[RequestStats] = []
         """Likewise."""
+        self.fingerprint = "fingerprint"
         self.max_sequence_tokens = 2048
         self.moving: bool | None = None
         """Whether its loop turns; None: beats do not tell."""
         self.progress = 0
         self.missed: dict[int, int] = {}
         self.cut_off: list[str] = []
+        self.quarantine: int | None = None
         super().__init__(ring, name)
 
     def beat(self, hello: Hello) -> EngineBeat:
@@ -199,7 +201,7 @@ class FakeEngine(FakePeer):
             self.name,
             self.epoch,
             self.address,
-            "fingerprint",
+            self.fingerprint,
             self.max_sequence_tokens,
             self.draining,
             self.stats,
@@ -210,6 +212,7 @@ class FakeEngine(FakePeer):
             missed=self.missed,
             progress=self.progress,
             cut_off=self.cut_off,
+            quarantine=self.quarantine,
         )
 
     def take(self, message: Submit | Cancel | Flush) -> None:

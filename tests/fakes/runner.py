@@ -68,9 +68,12 @@ class ScriptedRunner:
         self.num_host_blocks = num_host_blocks
         self.window = window
         self.tokens_per_block = tokens_per_block
+        self.dtype = "none"
         self.choices = {"device": "none"}
         self.overlap = overlap
         """Steps are computed when they are collected; without it when they are launched."""
+        self.weights = 0
+        """Other ones draw other tokens."""
         self.steps: list[Step] = []
         self.computed = 0
         self.violations: list[str] = []
@@ -213,7 +216,7 @@ class ScriptedRunner:
         if (draw.sampling.seed, draw.sequence) in self.faults:
             return Drawn(0, fault=Fault(ErrorCode.NOTHING_TO_SAMPLE.name, "everything is masked"))
         seed = derive_seed(draw.sampling.seed, draw.sequence)
-        token = choose(state, seed, draw.position, draw.banned)
+        token = choose(state + self.weights & MASK, seed, draw.position, draw.banned)
         return Drawn(token, logprob_of(token, draw.sampling))
 
 

@@ -73,6 +73,8 @@ class Script:
     gone: threading.Event = field(default_factory=threading.Event)
     """A stream has ended, on either side."""
     health: dict[str, int] = field(default_factory=lambda: {"": health_pb2.HealthCheckResponse.SERVING})
+    capabilities: list[str] = field(default_factory=lambda: ["chat"])
+    """Of the model."""
     no_stats: Failure | None = None
     """Statistics are refused, and nothing else."""
     stats: admin_pb2.Stats = field(default_factory=admin_pb2.Stats)
@@ -159,8 +161,9 @@ class FakeServer(
         return generation_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
 
     def ListModels(self, request: Any, context: Any) -> Any:
-        self._note(request, context)
-        return admin_pb2.ListModelsResponse(models=[admin_pb2.Model(name="tiny", max_context_tokens=1024)])
+        self._note(request, context, fail=self.script.fail_after is None)
+        model = admin_pb2.Model(name="tiny", max_context_tokens=1024, capabilities=self.script.capabilities)
+        return admin_pb2.ListModelsResponse(models=[model])
 
     def GetStats(self, request: Any, context: Any) -> Any:
         self._note(request, context)

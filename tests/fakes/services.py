@@ -1,20 +1,19 @@
 """Stands in for `python -m router | engine_worker | detok_service` under the launcher: starts fast, does as it is told.
 
 Run as `services.py FOLDER -m MODULE --flag value…`. Each writes its flags to FOLDER/<id>.json and its end to
-FOLDER/<id>.ended. FOLDER/<id>.do may hold: "die" (end with code 3 after a traceback), "deaf" (on
-SIGTERM, only write FOLDER/<id>.told), "hang" (never get ready), for the router "silent" (never answer a request). It is
-read at each start.
+FOLDER/<id>.ended. FOLDER/<id>.do may hold: "die" (end with code 3 after a traceback), "refuse" (say why it cannot
+start), "deaf" (on SIGTERM, only write FOLDER/<id>.told), "hang" (never get ready), for the router "silent" (never
+answer a request). It is read at each start.
 """
 
 import json
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
-from sluice.ring.process import die_with_parent
+from sluice.ring.process import die_with_parent, run_service
 from sluice.telemetry.pulse import Pulse
 from tests.fakes.server import Script, serve
 
@@ -39,7 +38,9 @@ def main() -> None:
     if told == "die":
         print("Traceback: it broke", file=sys.stderr)
         sys.exit(3)
-    stopped = threading.Event()
+    if told == "refuse":
+        run_service(module, refuse)
+    stopped = Stopped()
     signal.signal(signal.SIGTERM, lambda *_: (folder / f"{name}.told").touch() if told == "deaf" else stopped.set())
     if told == "hang":
         stopped.wait()
@@ -57,7 +58,31 @@ def main() -> None:
     (folder / f"{name}.ended").write_text(str(time.monotonic_ns()))
 
 
-def play_router(flags: dict[str, str], stopped: threading.Event, pulse: Pulse, silent: bool) -> None:
+class Stopped:
+    """As threading.Event, which must not be set by a signal handler of the thread that waits for it: both take its
+    lock."""
+
+    def __init__(self) -> None:
+        self._stopped = False
+
+    def set(self) -> None:
+        """May be called at any time."""
+        self._stopped = True
+
+    def wait(self, seconds: float = LONGEST_SECONDS) -> bool:
+        """Whether it was set, after at most so many seconds."""
+        end = time.monotonic() + seconds
+        while not self._stopped and time.monotonic() < end:
+            time.sleep(0.01)
+        return self._stopped
+
+
+def refuse() -> None:
+    """As services do that cannot start."""
+    raise SystemExit("the disk is full")
+
+
+def play_router(flags: dict[str, str], stopped: Stopped, pulse: Pulse, silent: bool) -> None:
     """A fake server that reports the engines and detokenizers that have come up."""
     script = Script(hangs=silent)
     heard: dict[str, str] = {}

@@ -9,6 +9,8 @@ from sluice.v1 import generation_pb2 as pb
 PROMPT_TOKENS = 5
 STOP = "!!"
 DRAWN_SEED = 77
+MODEL = "a1b2"
+"""Fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,9 @@ def _events(spec: pb.GenerationSpec, rows: random.Random) -> Iterator[pb.Generat
     resumed = {each.index: list(each.token_ids) for each in spec.resume}
     with_logprobs = spec.output.HasField("logprobs")
     event = pb.GenerateStreamResponse
-    yield event(started=pb.Started(request_id=spec.request_id or "drawn", seed=seed, prompt_tokens=PROMPT_TOKENS))
+    started = pb.Started(request_id=spec.request_id or "drawn", seed=seed, prompt_tokens=PROMPT_TOKENS)
+    started.model_fingerprint = MODEL
+    yield event(started=started)
     if spec.output.echo and not resumed:
         for tale in tales:
             yield event(delta=pb.Delta(index=tale.index, text=f"<{spec.text}>"))

@@ -22,9 +22,9 @@ from tests.fakes.story import events
 Break = Callable[[Any], None]
 
 
-def with_reason(code: grpc.StatusCode, reason: str, retry_after: float | None = None) -> Break:
+def with_reason(code: grpc.StatusCode, reason: str, retry_after: float | None = None, **metadata: str) -> Break:
     """As a router refuses or hands back."""
-    details: list[Any] = [error_details_pb2.ErrorInfo(reason=reason, domain="sluice")]
+    details: list[Any] = [error_details_pb2.ErrorInfo(reason=reason, domain="sluice", metadata=metadata)]
     if retry_after is not None:
         details.append(error_details_pb2.RetryInfo(retry_delay=Duration(nanos=int(retry_after * 1e9))))
     return Failure(code, reason.lower(), tuple(details)).abort

@@ -62,7 +62,7 @@ def metaspace(scheme: str = "always") -> Tokenizer:
 
 
 def wordpiece() -> Tokenizer:
-    """BERT's kind, which no table fits."""
+    """BERT's kind."""
     tokenizer = _plain(["a", "b", "##ing", "##s", "n't", ".", "日", "�"])
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer
@@ -103,5 +103,6 @@ TABLES = {
     "metaspace": metaspace,
     "metaspace, never": lambda: metaspace("never"),
     "metaspace, first": lambda: metaspace("first"),
+    "wordpiece": wordpiece,
 }
-WINDOWS = {"wordpiece": wordpiece, "no decoder": undecided, "odd sequence": odd_sequence}
+WINDOWS = {"no decoder": undecided, "odd sequence": odd_sequence}

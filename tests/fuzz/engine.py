@@ -181,8 +181,9 @@ class Beside:
         self._tokens += row.tokens
         if row.end is None:
             return
-        overloaded = row.end.fault is not None and row.end.fault.code == "OVERLOADED"
-        if not overloaded:
+        # A router would go elsewhere: a mutated Submit may fill the engine, or ask to run alone there.
+        elsewhere = row.end.fault is not None and row.end.fault.code in ("OVERLOADED", "QUARANTINE")
+        if not elsewhere:
             assert row.end.reason is FinishReason.LENGTH, row.end
             assert self._tokens == continuation(PROMPT, STOPPING)
             self.done += 1

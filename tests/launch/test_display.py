@@ -30,7 +30,7 @@ def test_what_is_shown(terminal: bool) -> None:
         [line("detail"), line("odd", "warning", queue=5), line("request", outcome="ok"), "Traceback …", "[1]"], terminal
     )
     assert "detail" not in shown
-    for expected in ("odd", "request", "Traceback …", "[1]"):
+    for expected in ("odd", "request", "Traceback", "[1]"):
         assert expected in shown
     assert "detail" in show([line("detail")], terminal, verbose=True)
 
@@ -38,6 +38,29 @@ def test_what_is_shown(terminal: bool) -> None:
 def test_json_passes_through_where_nobody_watches() -> None:
     lines = [line("request", text="[bold]x[/bold]"), line("loading", done=1, total=2)]
     assert show(lines, terminal=False).splitlines() == lines
+
+
+def test_every_line_is_json_where_nobody_watches() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    with Display(False, console) as display:
+        for written in ("Traceback …", "[1]", line("request")):
+            display(parse_line("engine-0", written))
+        display.say("starting", "starting …", fields={"engines": 2})
+        display.complain("it\nbroke")
+    assert isinstance(console.file, io.StringIO)
+    found = [json.loads(written) for written in console.file.getvalue().splitlines()]
+    assert [each["event"] for each in found] == ["output", "output", "request", "starting", "failed"]
+    assert [each.get("text") for each in found[:2]] == ["Traceback …", "[1]"]
+    assert found[0]["id"] == "engine-0"
+    assert (found[3]["service"], found[3]["engines"]) == ("launcher", 2)
+    assert (found[4]["level"], found[4]["error"]) == ("error", "it broke")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_why_a_service_cannot_start_is_left_to_the_launcher(terminal: bool) -> None:
+    written = [line("cannot start", "error", error="no model")]
+    assert show(written, terminal) == ""
+    assert "no model" in show(written, terminal, verbose=True)
 
 
 def test_people_read_short_lines() -> None:

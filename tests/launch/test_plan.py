@@ -44,3 +44,11 @@ def test_a_service_may_drain_longer() -> None:
         "detok-1": 3,
         "router": 3,
     }
+
+
+def test_engines_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a container's quota: see tests/ring/test_cores.py."""
+    monkeypatch.setattr("sluice.launch.plan.usable_cores", lambda: 5)
+    for engines, threads in ((1, "5"), (2, "2"), (6, "1")):
+        found = [each for each in services(Plan("model", "name", engines=engines), Path("/x")) if each.role == "engine"]
+        assert [flag(each.command, "--default-threads") for each in found] == [threads] * engines

@@ -12,6 +12,8 @@ from sluice.ring.keys import Security
 from sluice.ring.lane import Lane
 from sluice.ring.message import VERSION
 from sluice.ring.wire import ToDetokenizer
+from tests.fakes.lanes import connected, until
+from tests.fakes.wire import Wire
 
 INSECURE = Security(insecure=True)
 
@@ -48,24 +50,17 @@ def take(inbox: Inbox, count: int, seconds: float = 60.0) -> list:
 
 
 def test_messages_arrive_in_order(context, inbox):
-    lane = Lane(context, inbox.address, security=INSECURE)
+    lane = connected(Lane(context, inbox.address, security=INSECURE))
     for number in range(50):
         assert lane.send(pulse(number))
     assert take(inbox, 50) == [pulse(number) for number in range(50)]
     lane.close()
 
 
-def until(condition, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def test_a_watched_lane_sees_its_receiver_hang_up_and_come_back(context, address):
     inbox = Inbox(context, address, ToDetokenizer, security=INSECURE)
-    lane = Lane(context, inbox.address, security=INSECURE, watched=True)
-    other = Lane(context, inbox.address, security=INSECURE)
+    lane = connected(Lane(context, inbox.address, security=INSECURE, watched=True))
+    other = connected(Lane(context, inbox.address, security=INSECURE))
     assert lane.send(pulse(0))
     assert other.send(pulse(0))
     take(inbox, 2)
@@ -87,7 +82,7 @@ def test_a_watched_lane_that_never_had_a_receiver_did_not_see_it_hang_up(context
 
 
 def test_a_slow_consumer_shows_as_full_and_loses_nothing(context, inbox):
-    lane = Lane(context, inbox.address, capacity=8, security=INSECURE)
+    lane = connected(Lane(context, inbox.address, capacity=8, security=INSECURE))
     sent = refused = 0
     received = []
     while sent < 5000:
@@ -103,25 +98,56 @@ def test_a_slow_consumer_shows_as_full_and_loses_nothing(context, inbox):
     lane.close()
 
 
-def test_what_is_sent_before_the_peer_is_there_arrives(context, tmp_path):
+def test_a_lane_is_full_until_its_receiver_is_there_and_then_loses_nothing(context, tmp_path):
     address = f"ipc://{tmp_path}/later"
     lane = Lane(context, address)
-    assert lane.send(pulse(0))
-    assert lane.send(pulse(1))
+    assert not lane.send(pulse(0))
     inbox = Inbox(context, address, ToDetokenizer)
-    assert take(inbox, 2) == [pulse(0), pulse(1)]
+    number, end = 0, time.monotonic() + 60
+    while number < 4:
+        assert time.monotonic() < end
+        number += lane.send(pulse(number))
+    assert take(inbox, 4) == [pulse(number) for number in range(4)]
     lane.close()
     inbox.close()
 
 
-def test_a_full_lane_to_nobody_says_so(context, tmp_path):
-    lane = Lane(context, f"ipc://{tmp_path}/nobody", capacity=4)
-    assert [lane.send(pulse(i)) for i in range(6)] == [True] * 4 + [False] * 2
+def test_a_lane_is_full_once_its_receiver_has_gone(context, address):
+    inbox = Inbox(context, address, ToDetokenizer, security=INSECURE)
+    lane = connected(Lane(context, inbox.address, security=INSECURE))
+    assert lane.send(pulse(0))
+    assert take(inbox, 1) == [pulse(0)]
+    inbox.close()
+    until(lambda: not lane.ready())
+    assert not lane.send(pulse(1))
     lane.close()
 
 
+def test_what_a_lane_held_when_its_connection_ended_shows_as_a_gap(context, tmp_path):
+    """The receiver lives; only the way to it was cut."""
+    inbox = Inbox(context, f"ipc://{tmp_path}/inbox", ToDetokenizer, capacity=1)
+    with Wire(tmp_path / "wire", tmp_path / "inbox") as wire:
+        lane = connected(Lane(context, f"ipc://{tmp_path}/wire"))
+        assert lane.send(pulse(0))
+        assert take(inbox, 1) == [pulse(0)]
+        wire.hold()
+        while lane.send(Hello("router", "x" * 200)):
+            pass
+        held = lane.sent - 1
+        wire.cut()
+        until(lambda: lane.ready() and lane.send(pulse(1)))
+        received = take(inbox, 2)
+    assert pulse(1) in received
+    gap = next(each for each in received if isinstance(each, Gap))
+    assert gap.met
+    assert 0 < gap.missed <= held
+    assert gap.missed + sum(isinstance(each, Hello) for each in received) == held
+    lane.close()
+    inbox.close()
+
+
 def test_a_lost_frame_shows_as_a_gap(context, inbox):
-    lane = Lane(context, inbox.address, security=INSECURE)
+    lane = connected(Lane(context, inbox.address, security=INSECURE))
     lane.send(pulse(0))
     lane.sent += 2
     lane.send(pulse(3))
@@ -133,7 +159,7 @@ def test_a_lost_frame_shows_as_a_gap(context, inbox):
 def test_a_restarted_receiver_learns_that_frames_went_to_its_predecessor(context, tmp_path):
     address = f"ipc://{tmp_path}/inbox"
     first = Inbox(context, address, ToDetokenizer)
-    lane = Lane(context, address)
+    lane = connected(Lane(context, address))
     lane.send(pulse(0))
     assert take(first, 1) == [pulse(0)]
     first.close()
@@ -152,7 +178,7 @@ def test_a_restarted_receiver_learns_that_frames_went_to_its_predecessor(context
 
 
 def test_repeated_numbers_are_dropped(context, inbox):
-    lane = Lane(context, inbox.address, security=INSECURE)
+    lane = connected(Lane(context, inbox.address, security=INSECURE))
     lane.send(pulse(0))
     lane.send(pulse(1))
     lane.sent = 0
@@ -172,7 +198,7 @@ def test_hostile_frames_are_dropped_and_counted(context, inbox):
     stranger.connect(inbox.address)
     for frame in hostile:
         stranger.send(frame)
-    lane = Lane(context, inbox.address, security=INSECURE)
+    lane = connected(Lane(context, inbox.address, security=INSECURE))
     end = time.monotonic() + 60
     received = []
     while inbox.malformed < len(hostile) and time.monotonic() < end:
@@ -194,7 +220,7 @@ def test_closing_an_inbox_removes_its_ipc_file(context, tmp_path):
 def test_malformed_frames_count_against_the_limit(context, inbox):
     stranger = context.socket(zmq.PUSH)
     stranger.connect(inbox.address)
-    lane = Lane(context, inbox.address, security=INSECURE)
+    lane = connected(Lane(context, inbox.address, security=INSECURE))
     for _ in range(20):
         stranger.send(b"rubbish")
     lane.send(pulse(0))

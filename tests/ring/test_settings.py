@@ -48,17 +48,31 @@ def test_bad_settings_end_the_process_and_are_named(argv, named):
         load(*argv)
 
 
-def test_unknown_keys_are_refused_wherever_they_stand(monkeypatch, tmp_path, capsys):
-    with pytest.raises(SystemExit):
+def test_unknown_keys_are_refused_wherever_they_stand_with_the_nearest_known_one(monkeypatch, tmp_path):
+    with pytest.raises(SystemExit, match=r"--prot 1; did you mean --port\?"):
         load("--model", "m", "--prot", "1")
-    assert "--prot" in capsys.readouterr().err
     file = tmp_path / "settings.yaml"
     file.write_text("modell: m\n")
-    with pytest.raises(SystemExit, match="modell"):
+    with pytest.raises(SystemExit, match=r"unknown setting modell; did you mean model\?"):
         load("--model", "m", "--config", str(file))
     monkeypatch.setenv("SLUICE_TEST_PROT", "1")
-    with pytest.raises(SystemExit, match="SLUICE_TEST_PROT"):
+    with pytest.raises(SystemExit, match=r"SLUICE_TEST_PROT; did you mean SLUICE_TEST_PORT\?"):
         load("--model", "m")
+
+
+def test_all_that_is_wrong_is_one_line():
+    with pytest.raises(SystemExit) as caught:
+        load("--port", "0")
+    assert str(caught.value).startswith("model is needed: --model; port: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help(capsys, flag):
+    with pytest.raises(SystemExit) as caught:
+        load(flag)
+    assert caught.value.code == 0
+    assert "--port" in capsys.readouterr().out
 
 
 def test_service_links_of_kubernetes_are_no_settings(monkeypatch):

@@ -18,6 +18,13 @@ async def settle():
         await asyncio.sleep(0)
 
 
+async def test_one_place_is_enough_for_tenants():
+    admission = Admission(1, PLENTY, kept_part=0.1)
+    for tenant in ("a", "b"):
+        permit = await asyncio.wait_for(admission.acquire(2, 1, tenant), 60)
+        permit.release()
+
+
 class Ring:
     """Runs what is admitted: everybody who is live draws one token a turn, and ends after `length` of them."""
 

@@ -8,6 +8,7 @@ import zmq
 from router.inbox import BATCH_MESSAGES, RouterInbox
 from sluice.ring.lane import Lane
 from sluice.ring.wire import TextBatch
+from tests.fakes.lanes import connected
 
 MESSAGES = 3 * BATCH_MESSAGES + 7
 
@@ -40,7 +41,7 @@ async def test_everything_that_waits_is_taken_without_another_wake_up(context, f
 
     logger = structlog.wrap_logger(None, processors=[keep])
     inbox = RouterInbox(context, f"ipc://{folder}/inbox", handle, logger)
-    lane = Lane(context, inbox.address, capacity=2 * MESSAGES)
+    lane = connected(Lane(context, inbox.address, capacity=2 * MESSAGES))
     sending = 0
     while sending < MESSAGES:
         sending += lane.send(numbered(sending))
@@ -74,7 +75,7 @@ async def test_garbage_neither_takes_the_loop_nor_hides_what_comes_after_it(fold
     count = BATCH_MESSAGES + BATCH_MESSAGES // 2
     for _ in range(count):
         stranger.send(b"rubbish")
-    lane = Lane(context, inbox.address)
+    lane = connected(Lane(context, inbox.address))
     assert lane.send(numbered(0))
     await asyncio.sleep(0.1)
     try:

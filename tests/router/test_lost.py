@@ -13,6 +13,7 @@ from router.peers import HUNG_UP_SECONDS
 from sluice.ring.beats import Hello
 from sluice.ring.errors import FinishReason
 from sluice.ring.frame import HEADER, MAGIC
+from sluice.ring.inbox import Inbox
 from sluice.ring.message import VERSION
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
@@ -117,6 +118,26 @@ async def test_a_peer_that_was_cut_off_and_still_beats_is_not_lost(ring, start):
     hear, peer.hear = peer.hear, lambda beat, now: (beats.append(now), hear(beat, now))
     await client.until(lambda: beats and time.monotonic() - beats[0] > 2 * HUNG_UP_SECONDS)
     assert not client.lines("peer lost")
+    call.cancel()
+
+
+async def test_a_peer_that_beats_but_cannot_be_reached_gets_nothing_new(ring, start):
+    engine = ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(peer_timeout=600.0, peer_wait=0.2)
+    call = await busy(client, ring)
+    (peer,) = client.router._members.engines.all
+    engine.reading = False
+    engine.inbox.close()
+    await client.until(lambda: not peer.usable)
+    details = await refused(client.events(text_spec()))
+    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
+    assert len(client.router._requests.on_ring) == 1
+    ring.script = generate
+    engine.inbox = Inbox(ring.context, engine.address, engine.kinds)
+    engine.reading = True
+    await client.until(lambda: peer.usable)
+    assert (await client.events(text_spec()))[-1].HasField("done")
     call.cancel()
 
 

@@ -1,14 +1,21 @@
 import asyncio
+import contextlib
 import json
 import threading
 
 import grpc
 import pytest
 from grpc import StatusCode
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from router.callers import Caller
+from router.errors import RequestError, abort
+from sluice.ring.errors import ErrorCode
 from sluice.ring.stats import StepStats
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
+from sluice.v1.sampling_pb2 import SamplingParams
 from tests.fakes.ring_peers import generate, hang
 from tests.router.conftest import refused, text_spec
 
@@ -70,6 +77,134 @@ async def test_a_clients_own_retry_policy_acts_on_it(full, ring):
         assert (await reading).HasField("started")
         assert client.lines()[0]["outcome"] == "OVERLOADED"
         call.cancel()
+
+
+def patient_policy(seconds: float) -> list[tuple[str, str | int]]:
+    """gRPC's own retries, which by themselves come much later than a test waits."""
+    (method,) = RETRY["methodConfig"]
+    slow = method["retryPolicy"] | {"initialBackoff": f"{seconds}s", "maxBackoff": f"{seconds}s"}
+    return [("grpc.service_config", json.dumps({"methodConfig": [method | {"retryPolicy": slow}]}))]
+
+
+async def test_grpcs_own_retries_come_when_the_server_says(full, ring, monkeypatch):
+    monkeypatch.setattr(ErrorCode.OVERLOADED, "retry_after", 0.02)
+    client, live, _ = full
+    options = patient_policy(1000.0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{client.router.port}", options=options) as channel:
+        call = GenerationServiceStub(channel).GenerateStream(pb.GenerateStreamRequest(spec=text_spec()))
+        reading = asyncio.ensure_future(call.read())
+        await client.until(lambda: len(client.lines()) >= 2)
+        ring.script = generate
+        live.cancel()
+        assert (await asyncio.wait_for(reading, 60)).HasField("started")
+        call.cancel()
+
+
+async def test_grpcs_own_retries_end_where_the_server_says_so(begin_call, monkeypatch):
+    monkeypatch.setattr("router.rpc.MESSAGE_SECONDS", 0.05)
+    client, calls = begin_call
+    options = patient_policy(0.01)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{client.router.port}", options=options) as channel:
+        call = channel.stream_unary("/sluice.v1.GenerationService/Generate")()
+        assert (await refused(call)).info.reason == "SLOW_CLIENT"
+    assert len(calls) == 1
+
+
+@pytest.fixture
+async def begin_call(ring, start, monkeypatch):
+    """A router, and the calls that it has answered so far."""
+    calls = []
+
+    async def admit(call):
+        calls.append(call)
+        return Caller()
+
+    monkeypatch.setattr("router.access.Access.caller", lambda self, call: admit(call))
+    ring.add_engine()
+    ring.add_detokenizer()
+    return await start(), calls
+
+
+class Retried:
+    """A call that is the next one of so many."""
+
+    def __init__(self, previous: str) -> None:
+        self._previous = previous
+        self.trailers: dict[str, str | bytes] = {}
+
+    def invocation_metadata(self):
+        return (("grpc-previous-rpc-attempts", self._previous),) if self._previous else ()
+
+    async def abort(self, code, message, trailers) -> None:
+        self.trailers = dict(trailers)
+        raise grpc.aio.AbortError
+
+
+async def pushback(code: ErrorCode, previous: str = "") -> int | None:
+    call = Retried(previous)
+    with pytest.raises(grpc.aio.AbortError):
+        await abort(call, RequestError(code, "no"))
+    found = call.trailers.get("grpc-retry-pushback-ms")
+    return None if found is None else int(found)
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+async def test_each_error_says_to_grpcs_own_retries_what_it_says_to_other_clients(code):
+    found = await pushback(code)
+    if code.retry_after is not None:
+        assert 1000 * code.retry_after <= found <= 2000 * code.retry_after
+    else:
+        # A status that no policy retries must not count against those of the channel.
+        assert found == (-1 if code.status in ("RESOURCE_EXHAUSTED", "UNAVAILABLE") else None)
+
+
+async def test_the_pause_grows_with_each_attempt_and_is_not_the_same_for_all():
+    pauses = [await pushback(ErrorCode.OVERLOADED, previous) for previous in ("", "1", "2", "3", "4")]
+    assert all(1000 * 2**i <= pause <= 2000 * 2**i for i, pause in enumerate(pauses))
+    for too_many in ("5", "999999999"):
+        assert 16_000 <= await pushback(ErrorCode.OVERLOADED, too_many) <= 32_000
+    for nonsense in ("-1", "x", "\u00b2", "\u0663", "1.5", "9" * 5000):
+        assert 1000 <= await pushback(ErrorCode.OVERLOADED, nonsense) <= 2000
+    assert len({await pushback(ErrorCode.OVERLOADED) for _ in range(50)}) > 10
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+async def test_of_thousands_of_calls_at_once_each_gets_an_answer_of_ours(ring, start, connections):
+    """gRPC's own bound is 1,000 to 3,000 calls that wait for the server, beyond which it cancels them."""
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(max_open=1)
+    address, local = f"127.0.0.1:{client.router.port}", [("grpc.use_local_subchannel_pool", 1)]
+    async with contextlib.AsyncExitStack() as stack:
+        channels = [
+            await stack.enter_async_context(grpc.aio.insecure_channel(address, local)) for _ in range(connections)
+        ]
+        stubs = [HealthStub(channel) for channel in channels]
+        calls = [stubs[i % connections].Check(health_pb2.HealthCheckRequest()) for i in range(4000)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert {getattr(answer, "status", answer) for answer in answers} == {health_pb2.HealthCheckResponse.SERVING}
+
+
+async def test_resumed_tokens_wait_and_are_billed_like_those_of_prompts(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    ring.script = hang
+    client = await start(max_live=1, max_waiting=100, max_waiting_tokens=1000)
+    admission = client.router._admission
+    resume = [pb.ResumeFrom(index=0, token_ids=[5] * 500), pb.ResumeFrom(index=1, token_ids=[5] * 300)]
+    sampling = SamplingParams(temperature=0)
+    long = pb.GenerationSpec(token_ids=pb.TokenIds(ids=[5] * 100), n=2, resume=resume, sampling=sampling)
+    first = client.stream(long, metadata=(("x-sluice-tenant", "t"),))
+    await first.read()
+    assert admission.shares._served["t"] == 900
+    second = client.stream(long)
+    reading = asyncio.ensure_future(second.read())
+    await client.until(lambda: admission.waiting == 1)
+    assert admission.waiting_tokens == 900
+    assert (await refused(client.events(long))).info.reason == "OVERLOADED"
+    first.cancel()
+    second.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
 
 
 async def test_prompt_tokens_are_bounded_too(ring, start):

@@ -1,11 +1,15 @@
 """Incarnations behind one address."""
 
+import time
+
 import pytest
 import zmq
 
 from router.peers import Heard, Peers
 from sluice.ring.beats import EngineBeat, Hello
+from sluice.ring.inbox import Inbox
 from sluice.ring.stats import StepStats
+from tests.fakes.lanes import connected
 
 ADDRESS = "ipc:///nowhere/engine"
 
@@ -17,6 +21,24 @@ def peers():
         found.set_addresses({ADDRESS: frozenset({ADDRESS})})
         yield found
         found.close()
+
+
+def test_a_hello_follows_as_soon_as_its_lane_is_connected(tmp_path):
+    address = f"ipc://{tmp_path}/engine"
+    with zmq.Context() as context:
+        hello = Hello("router", "ipc:///nowhere/router")
+        peers: Peers[EngineBeat] = Peers(context, lambda _: hello, 5.0, 30.0)
+        peers.set_addresses({address: frozenset({address})})
+        peers.greet()
+        inbox = Inbox(context, address, Hello)
+        connected(peers.all[0].lane)
+        for _ in range(3):
+            peers.check_lanes()
+        assert inbox.wait(60)
+        time.sleep(0.05)
+        assert inbox.receive() == [hello]
+        peers.close()
+        inbox.close()
 
 
 def test_late_beats_of_those_that_were_replaced_replace_nobody(peers):

@@ -1,15 +1,21 @@
 """python -m router as a process."""
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 
 import grpc
 import pytest
+import zmq
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from sluice.ring.beats import Hello
+from sluice.ring.inbox import Inbox
+from sluice.ring.keys import Security
 from sluice.tiny_model import path
 
 COMMAND = [sys.executable, "-m", "router"]
@@ -58,6 +64,41 @@ def test_what_keeps_it_from_starting_is_said_in_one_line(folder, arguments, name
         assert process.wait(60) == 1
     assert named in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("address", ["ipc://{}/router", "tcp://127.0.0.1:*"])
+def test_a_ring_address_in_use_is_told_in_one_line(folder, address):
+    security = Security(insecure=True)
+    with zmq.Context() as context:
+        inbox = Inbox(context, address.format(folder), Hello, security=security)
+        who = f"process {os.getpid()}" if address.startswith("ipc") else "another process"
+        with start(folder, "--listen", inbox.address, "--insecure-ring") as process:
+            said = json.loads(process.stderr.read())
+            assert said["error"] == f"cannot listen on {inbox.address}: {who} listens there"
+            assert process.wait(60) == 1
+        inbox.close()
+
+
+@pytest.mark.parametrize("flag", ["--port", "--admin-port", "--metrics-port"])
+def test_a_port_in_use_is_one_line_with_the_remedy(folder, flag):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        with start(folder, flag, str(number)) as process:
+            said = json.loads(process.stderr.read())
+            assert process.wait(60) == 1
+    assert said["event"] == "cannot start"
+    assert said["error"] == (
+        f"port {number} on 127.0.0.1 is in use: stop the process that has it, or choose another with {flag}"
+    )
+
+
+def test_the_port_of_another_router_is_in_use(folder, tmp_path):
+    with start(folder) as first:
+        number = json.loads(first.stderr.readline())["address"].rpartition(":")[2]
+        with start(tmp_path, "--port", number) as second:
+            assert f"port {number} on 127.0.0.1 is in use" in json.loads(second.stderr.read())["error"]
+            assert second.wait(60) == 1
+        first.terminate()
 
 
 def test_it_imports_neither_torch_nor_transformers():

@@ -25,7 +25,9 @@ from router.model import describe
 from router.placement import Placement
 from router.recovery import Patience, Recovery
 from router.requests import Live, Requests
+from router.serving_model import ServingModel
 from router.stream import Stream, wait_for_end
+from router.suspects import Suspects
 from router.tally import Tally
 from router.validate.spec import parse
 from sluice.ring.checkpoint import open_checkpoint
@@ -81,12 +83,17 @@ class Machine(RuleBasedStateMachine):
         self.requests = Requests(1000)
         self.admission = Admission(4, Bounds(1000, 10**9))
         self.placement = Placement(1000)
-        self.attempts = Attempts(self.requests, self.ring, self.placement, "router", 4096)
+        self.suspects, serving = Suspects(0.01), ServingModel(False, SILENT)
+        self.attempts = Attempts(
+            self.requests, self.ring, self.placement, serving, self.suspects, "router", 4096, SILENT
+        )
         tally = Tally()
         self.recovery = Recovery(
-            self.attempts, self.ring, self.readmit, Patience(3600.0, 1 << 40, BOUND), tally, SILENT
+            self.attempts, self.ring, self.readmit, Patience(3600.0, 1 << 40, BOUND), self.suspects, tally, SILENT
         )
-        self.dispatcher = Dispatcher(self.requests, self.ring, self.attempts, self.recovery, 3600.0, tally)
+        self.dispatcher = Dispatcher(
+            self.requests, self.ring, self.attempts, self.recovery, self.suspects, 3600.0, tally, SILENT
+        )
         self.clients: list[Client] = []
         self.numbers = itertools.count(1)
 
@@ -188,7 +195,7 @@ class Machine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(ENGINES))
     def restart_engine(self, name):
         former = self.ring.start_engine(name)
-        self.do(self.dispatcher.lose_peer, former, "restarted", True)
+        self.do(self.dispatcher.lose_peer, former, "restarted", True, True)
 
     @rule(name=st.sampled_from(DETOKENIZERS))
     def restart_detokenizer(self, name):
@@ -328,6 +335,8 @@ class Machine(RuleBasedStateMachine):
             assert not self.requests.open
             assert not self.recovery.waiting
             assert self.admission.live == self.admission.waiting == 0
+            assert self.suspects._held is None
+            assert not self.suspects._waiting | self.suspects._others_waiting
             assert not any(load.requests or load.sequences for load in self.placement._engines.values())
             assert not any(load.streams for load in self.placement._detokenizers.values())
             self.do(self.dispatcher.close)

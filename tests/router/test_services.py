@@ -136,7 +136,7 @@ async def test_statistics_are_the_beats(ring, start):
     assert engine.time.ToNanoseconds() == (names.index("time") + 1) * 10**9
     assert engine.step_time.ToNanoseconds() == (names.index("step_seconds") + 1) * 10**9
     told = {field.name for field in admin_pb2.EngineStats.DESCRIPTOR.fields}
-    assert told == {*plain, "engine_id", "draining", "time", "step_time"}
+    assert told == {*plain, "engine_id", "draining", "time", "step_time", "model_fingerprint"}
     assert [found.detokenizer_id for found in stats.detokenizers] == ["detok"]
     assert stats.time.seconds > 1_700_000_000
 

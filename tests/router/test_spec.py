@@ -11,6 +11,7 @@ from router.config import RouterSettings
 from router.errors import RequestError
 from router.model import describe
 from router.validate.fields import HONOURED, NESTED, REFUSED
+from router.validate.fields import OFF as OFF_VALUES
 from router.validate.spec import UNARY_INTERVAL, new_request_id, parse
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import SamplingParams
@@ -24,8 +25,8 @@ from sluice.v1.generation_pb2 import (
     TokenIds,
     TokenRangeRetention,
 )
+from sluice.v1.sampling_pb2 import BeamSearch, GuidedDecoding, JsonObject, StoppingCriteria
 from sluice.v1.sampling_pb2 import SamplingParams as Sampling
-from sluice.v1.sampling_pb2 import StoppingCriteria
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +75,51 @@ def at(path):
     return message
 
 
+ON = {
+    "sampling.no_repeat_ngram_size": {"sampling": Sampling(no_repeat_ngram_size=1)},
+    "sampling.beam_search": {"sampling": Sampling(beam_search=BeamSearch(width=2))},
+    "guided": {"guided": GuidedDecoding(json_object=JsonObject())},
+    "best_of": {"best_of": 2},
+    "speculation": {"speculation": pb.Speculation(max_draft_tokens=1)},
+}
+
+
 @pytest.mark.parametrize("path", sorted(REFUSED))
 def test_what_is_refused_is_named(path, model):
     with pytest.raises(RequestError) as error:
-        spec_of(at(path), model)
+        spec_of(pb.GenerationSpec(**ON[path]) if path in ON else at(path), model)
     assert error.value.code is ErrorCode.NOT_BUILT_YET
     assert [violation.field for violation in error.value.violations] == [f"spec.{path}"]
     assert f"spec.{path}" in error.value.message
+
+
+OFF = [
+    {"sampling": Sampling(no_repeat_ngram_size=0)},
+    {"sampling": Sampling(beam_search=BeamSearch(width=1))},
+    {"sampling": Sampling(beam_search=BeamSearch(width=1, length_penalty=1.0, early_stopping=False))},
+    {"sampling": Sampling(bad_words=[], logits_processors=[])},
+    {"guided": GuidedDecoding()},
+    {"output": OutputOptions(context_logits=False, generation_logits=False, tensors=[])},
+    {"lora_id": "", "prompt_adapter_id": ""},
+    {"best_of": 1},
+    {"best_of": 3, "n": 3},
+    {"speculation": pb.Speculation()},
+    {"speculation": pb.Speculation(max_draft_tokens=0)},
+    {"speculation": pb.Speculation(max_draft_tokens=0, draft_token_ids=[1])},
+]
+
+
+def test_every_table_of_off_is_of_a_field_that_is_refused():
+    assert ON.keys() == OFF_VALUES.keys() <= REFUSED
+
+
+@pytest.mark.parametrize("fields", OFF, ids=str)
+def test_an_explicit_off_is_as_if_unset(fields, model):
+    request = {"request_id": "r", "text": "t", "n": fields.get("n", 1)}
+    seed = Sampling(seed=1)
+    found = pb.GenerationSpec(**request, sampling=seed)
+    found.MergeFrom(pb.GenerationSpec(**fields))
+    assert spec_of(found, model) == spec_of(pb.GenerationSpec(**request, sampling=seed), model)
 
 
 SAMPLES = {
@@ -124,8 +163,10 @@ SAMPLES = {
     "kv_cache.decode_priority": {"kv_cache": KvCacheOptions(decode_priority=0)},
     "kv_cache.decode_duration": {"kv_cache": KvCacheOptions(decode_duration=Duration(seconds=1))},
     "priority": {"priority": pb.PRIORITY_HIGH},
+    "engine_deaths": {"engine_deaths": 8},
     "resume.index": {"resume": [ResumeFrom()]},
     "resume.token_ids": {"resume": [ResumeFrom(index=1, token_ids=[7])], "n": 2, "sampling": Sampling(seed=2**64 - 1)},
+    "resume.model_fingerprint": {"resume": [ResumeFrom(model_fingerprint="a1")]},
     "time_limit": {"time_limit": Duration(seconds=2, nanos=500_000_000)},
     "add_special_tokens": {"add_special_tokens": False},
     "truncate_prompt_tokens": {"truncate_prompt_tokens": 3},
@@ -157,8 +198,10 @@ def test_what_is_honoured_changes_the_spec(path, model):
 def test_the_values_themselves(model):
     message = pb.GenerationSpec(text="t")
     for path, sample in SAMPLES.items():
-        if not path.startswith(("token_ids", "chat", "text", "sampling.allowed")):
+        if not path.startswith(("token_ids", "chat", "text", "sampling.allowed", "resume.model")):
             message.MergeFrom(pb.GenerationSpec(**sample))
+    for each in message.resume:
+        each.model_fingerprint = "a1"
     spec = spec_of(message, model)
     assert spec.sampling == SamplingParams(
         temperature=0.0,
@@ -181,7 +224,7 @@ def test_the_values_themselves(model):
     assert (spec.n, spec.priority, spec.salt, spec.time_limit) == (2, 3, "s", 2.5)
     assert (spec.token_ids, spec.echo, spec.timings) == (True, True, True)
     assert spec.keep_prompt_tokens == 3
-    assert spec.resume == {0: (), 1: (7,)}
+    assert (spec.resume, spec.resume_model) == ({0: (), 1: (7,)}, "a1")
     assert not spec.prompt.add_special_tokens
 
 

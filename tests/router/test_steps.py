@@ -67,7 +67,7 @@ def test_what_has_not_happened_is_left_out():
     message = request_message("engine", waiting)
     assert not any(message.HasField(name) for name in ("first_scheduled", "first_token", "last_token"))
     assert message.queued.seconds > 1_000_000
-    assert not step_message("engine", False, StepStats()).HasField("time")
+    assert not step_message(beat_of(), StepStats()).HasField("time")
 
 
 async def test_steps_and_requests_of_all_engines_reach_every_subscriber(ring, start):

@@ -27,6 +27,7 @@ async def test_started_deltas_finished_done_numbered_from_one(client, ring):
         prompt_tokens=len(submit.prompt),
         cached_tokens=len(submit.prompt) // 2,
         seed=submit.sampling.seed,
+        model_fingerprint="fingerprint",
     )
     tokens = [token_at(submit, 0, i) for i in range(24)]
     deltas = [event.delta for event in events if event.HasField("delta")]
@@ -128,8 +129,8 @@ async def test_logprobs_of_chosen_and_best_tokens(client, ring):
     first, second = answer.outputs[0].logprobs
     assert (first.token_id, first.logprob, first.rank) == (300, -0.5, 1)
     assert [(top.token_id, top.logprob, top.rank) for top in first.top] == [(300, -0.5, 1), (301, -2.0, 2)]
-    token_bytes = client.router._text.token_bytes
-    assert (first.token, first.top[1].token) == (token_bytes[300], token_bytes[301])
+    bytes_of = client.router._text.vocabulary.bytes_of
+    assert (first.token, first.top[1].token) == (bytes_of(300), bytes_of(301))
     assert first.token
     assert (second.token, second.logprob) == (b"<|im_end|>", -math.inf)
     assert math.isnan(second.top[0].logprob)

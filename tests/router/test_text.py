@@ -1,17 +1,15 @@
+import shutil
+
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer
 
 from router.text import Text
-from router.vocabulary import TokenBytes
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
+from tests.fakes.tokenizers import metaspace, sentencepiece
 
 REFERENCE = AutoTokenizer.from_pretrained(path())
-BYTES = TokenBytes(Text(open_checkpoint(str(path())), 1, 1, 1)._tokenizer)
 
 
 @pytest.mark.parametrize("text", ["", "def f(x):\n    return 'é😀'\n", "<|im_start|>user\n", "a" * 5000, "\x00\u200d"])
@@ -42,24 +40,14 @@ async def test_broken_bytes_become_replacement_characters(client):
         assert "\ufffd" in (await client.generation.Detokenize(request)).text
 
 
-@settings(max_examples=200)
-@given(st.text())
-def test_the_bytes_of_tokens_joined_are_the_text(text):
-    ids = REFERENCE(text)["input_ids"]
-    assert b"".join(BYTES[token] for token in ids) == text.encode()
-
-
-def test_bytes_of_special_and_unknown_ids():
-    assert BYTES[4095] == b"<|im_end|>"
-    assert BYTES[10**6] == b""
-
-
-def test_other_vocabularies_have_no_bytes():
-    tokenizer = Tokenizer(models.BPE({"a": 0, "▁a": 1}, []))
-    tokenizer.decoder = decoders.Metaspace()
-    assert TokenBytes(tokenizer)[1] == b""
-    tokenizer.decoder = decoders.Sequence([])
-    assert TokenBytes(tokenizer)[0] == b""
+@pytest.mark.parametrize("tokenizer", [sentencepiece(), metaspace()], ids=["sentencepiece", "metaspace"])
+def test_tokens_of_other_vocabularies_have_bytes_too(tmp_path, tokenizer):
+    folder = shutil.copytree(path(), tmp_path / "model")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = Text(open_checkpoint(str(folder)), 1, 1, 1)
+    ids = [tokenizer.token_to_id(token) for token in ("▁the", "日本")]
+    assert b"".join(map(text.vocabulary.bytes_of, ids)) == " the日本".encode()
+    text.close()
 
 
 async def test_the_last_prompt_tokens_are_kept(client, ring):

@@ -8,7 +8,15 @@ from types import SimpleNamespace
 from router.callers import Caller
 from router.errors import RequestError
 from sluice.client.attempts import Attempts, tells_of_router
-from sluice.client.errors import AlreadyExists, InvalidRequest, LostEvents, Overloaded, SluiceError, Unavailable
+from sluice.client.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    LostEvents,
+    ModelChanged,
+    Overloaded,
+    SluiceError,
+    Unavailable,
+)
 from sluice.client.resume import Resume
 from sluice.v1 import generation_pb2 as pb
 
@@ -17,6 +25,7 @@ KINDS = {
     "RESOURCE_EXHAUSTED": Overloaded,
     "ALREADY_EXISTS": AlreadyExists,
     "INVALID_ARGUMENT": InvalidRequest,
+    "FAILED_PRECONDITION": ModelChanged,
 }
 
 
@@ -57,8 +66,12 @@ class Story:
     ends: dict[int, list[str]] = field(default_factory=dict)
     usage: tuple[int, int] | None = None
     faults: list[str] = field(default_factory=list)
+    error: str = ""
+    """Reason of the error that ended it."""
     resumed: int = 0
     left: bool = False
+    changed: bool = False
+    """Ended, because its model is not served any more."""
 
 
 class Connection:
@@ -142,7 +155,11 @@ class SimClient:
                     self._current = 1 - self._current
                 try:
                     await asyncio.sleep(attempts.failed(error, loop.time()))
+                except ModelChanged:
+                    self.story.changed = True
+                    return
                 except SluiceError as final:
+                    self.story.error = final.reason
                     self.story.faults.append(f"{type(final).__name__} {final.reason}: {final}")
                     return
         self.story.resumed = resume.resumed
@@ -175,7 +192,10 @@ class SimClient:
             await router.stream(request, write)
         except RequestError as error:
             kind = KINDS.get(error.code.status, SluiceError)
-            raise kind(error.message, reason=error.code.name, retry_after=error.code.retry_after) from None
+            deaths = int(error.metadata.get("engine_deaths", 0))
+            raise kind(
+                error.message, reason=error.code.name, retry_after=error.code.retry_after, engine_deaths=deaths
+            ) from None
         except asyncio.CancelledError:
             if lost:
                 raise lost[0] from None

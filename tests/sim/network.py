@@ -13,6 +13,8 @@ from sluice.ring.message import VERSION
 from sluice.ring.wire import Submit
 
 USUAL_SECONDS = 0.0005
+CONNECT_SECONDS = 0.1
+"""At most; until then a lane takes nothing."""
 
 
 class SimInbox(Inbox):
@@ -62,6 +64,8 @@ class SimInbox(Inbox):
 class SimLane:
     """The sending end."""
 
+    open = True
+
     def __init__(self, network: "Network", address: str, capacity: int) -> None:
         self.address = address
         self.epoch = network.random.getrandbits(64)
@@ -69,15 +73,21 @@ class SimLane:
         self.unread = 0
         self.closed = False
         self.connected = False
-        """It has seen its receiver."""
+        """It has seen a receiver."""
         self.free_at = 0.0
         """No frame overtakes the one before it, but for those that are told to."""
         self._capacity = capacity
         self._network = network
+        self._inbox: SimInbox | None = None
+        """The receiver to which it connects, or is connected."""
+        self._connected_at = 0.0
         self._encoder = msgspec.msgpack.Encoder()
 
     def ready(self) -> bool:
-        return self.unread < self._capacity
+        now, inbox = asyncio.get_running_loop().time(), self._network.inbox(self.address)
+        if inbox is not self._inbox:
+            self._inbox, self._connected_at = inbox, now + self._network.random.uniform(0.0, CONNECT_SECONDS)
+        return inbox is not None and now >= self._connected_at and self.unread < self._capacity
 
     def send(self, message) -> bool:
         if not self.ready():
@@ -108,7 +118,7 @@ class Weather:
 
 
 class Network:
-    """Carries frames. What goes to an address where nobody is waits there, as in ZeroMQ's pipes."""
+    """Carries frames. What is on its way to an inbox that goes is lost."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -120,7 +130,6 @@ class Network:
         self.attempts = 0
         """Submits of an attempt after the first that were sent."""
         self._inboxes: dict[str, SimInbox] = {}
-        self._kept: dict[str, list[tuple[SimLane, bytes]]] = {}
 
     def lane(self, _context, address: str, capacity: int = 64, security=None, watched=False) -> SimLane:
         return SimLane(self, address, capacity)
@@ -128,10 +137,11 @@ class Network:
     def listens(self, address: str) -> bool:
         return address in self._inboxes
 
+    def inbox(self, address: str) -> SimInbox | None:
+        return self._inboxes.get(address)
+
     def bind(self, inbox: SimInbox) -> None:
         self._inboxes[inbox.address] = inbox
-        for lane, frame in self._kept.pop(inbox.address, []):
-            self._arrive(lane, frame)
 
     def unbind(self, inbox: SimInbox) -> None:
         if self._inboxes.get(inbox.address) is inbox:
@@ -169,7 +179,5 @@ class Network:
         inbox = self._inboxes.get(lane.address)
         if inbox is not None:
             inbox.put(lane, frame)
-        elif lane.closed or self.random.random() < 0.1:
-            lane.unread -= 1
         else:
-            self._kept.setdefault(lane.address, []).append((lane, frame))
+            lane.unread -= 1

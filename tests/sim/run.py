@@ -27,6 +27,8 @@ class Judged(NamedTuple):
     """Frames."""
     resumed: int
     """Attempts of clients after the first, and of routers."""
+    changed: int
+    """Streams that ended because their model was not served any more."""
 
 
 def judged(seed: int) -> Judged:
@@ -34,8 +36,9 @@ def judged(seed: int) -> Judged:
     try:
         wrong, found = judge(Scenario.of(seed))
     except Exception:  # noqa: BLE001 - whatever it is, the seed shows it again
-        return Judged(seed, [traceback.format_exc(limit=-6)], 0, 0, 0)
-    return Judged(seed, wrong, found.faults, found.harmed, found.resumed)
+        return Judged(seed, [traceback.format_exc(limit=-6)], 0, 0, 0, 0)
+    changed = sum(story.changed for story in found.stories)
+    return Judged(seed, wrong, found.faults, found.harmed, found.resumed, changed)
 
 
 def play(seeds: range, processes: int) -> Iterator[Judged]:
@@ -63,9 +66,11 @@ def main() -> None:
             bad += 1
             console.print(f"seed {each.seed}:", *each.wrong[:4], sep="\n  ", markup=False)
     faults, harmed, resumed = (sum(getattr(each, name) for each in found) for name in ("faults", "harmed", "resumed"))
+    changed = sum(each.changed for each in found)
     console.print(
         f"{len(found):,} seeds, {bad} wrong; {faults / len(found):.1f} faults each, {harmed:,} frames harmed, "
-        f"{resumed:,} attempts begun again; {time.monotonic() - began:.0f} s",
+        f"{resumed:,} attempts begun again, {changed:,} streams ended for another model; "
+        f"{time.monotonic() - began:.0f} s",
         highlight=False,
         soft_wrap=True,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from random import seed as seed_all
 
@@ -10,7 +11,7 @@ from tests.fakes.runner import VOCAB
 from tests.sim.clients import Asked, SimClient, Story
 from tests.sim.loop import VirtualLoop
 from tests.sim.network import Network, Weather
-from tests.sim.services import Process, SimDetokenizer, SimEngine, SimRouter
+from tests.sim.services import Poison, Process, SimDetokenizer, SimEngine, SimRouter
 from tests.sim.world import simulated, table
 
 ROUTERS, ENGINES, DETOKENIZERS = ("router-0", "router-1"), ("engine-0", "engine-1"), ("detok-0", "detok-1", "detok-2")
@@ -20,6 +21,10 @@ REST_SECONDS, SETTLE_SECONDS = 10.0, 65.0
 """After the last stream: what is late has come after the first, whoever was left behind is forgotten after both."""
 STOPS = ("end", "stop", "日本", "aba")
 MOST_FAULTS = 10
+POISONED = 0.2
+"""Of all seeds."""
+MOST_POISON_DEATHS = 3
+"""The first at a token in the midst says nothing of any request; two more say it of this one."""
 CUT = ("aborted ", "time_limit ")
 """Ends that come before their time."""
 
@@ -44,6 +49,14 @@ class Scenario:
     overlap: bool
     requests: list[Asked]
     faults: list[Fault]
+    weights: dict[str, tuple[int, int]]
+    """Of each engine: at first, and after a restart."""
+    poison: tuple[Asked, Poison] | None = None
+
+    @property
+    def models(self) -> list[int]:
+        """All weights that may be served."""
+        return sorted({weights for both in self.weights.values() for weights in both})
 
     @classmethod
     def of(cls, number: int) -> "Scenario":
@@ -51,17 +64,25 @@ class Scenario:
         policy = random.choice(("max_utilization", "max_utilization", "guaranteed_no_evict", "static_batch"))
         requests = [_request(random) for _ in range(random.randint(2, 7))]
         count = sum(random.random() < 0.5 for _ in range(MOST_FAULTS))
-        return cls(number, policy, random.random() < 0.3, requests, [_fault(random) for _ in range(count)])
+        overlap, faults = random.random() < 0.3, [_fault(random) for _ in range(count)]
+        poison = _poison(Random(number + 3))
+        if poison and number % 2:
+            faults = []
+        return cls(number, policy, overlap, requests, faults, _weights(random), poison)
 
-    def play(self, disturbed: bool) -> "Outcome":
-        """With its faults, or without them and all requests whole."""
+    def play(self, disturbed: bool, weights: int = 0) -> "Outcome":
+        """With its faults; or without them, all requests whole, and every engine with these weights."""
         loop = VirtualLoop()
         network = Network(Random(self.seed + 1))
         seed_all(self.seed)
         try:
             with simulated(network, loop):
                 requests = self.requests if disturbed else [asked.whole for asked in self.requests]
-                return loop.run_until_complete(_Play(self, network).run(requests, self.faults if disturbed else []))
+                if disturbed and self.poison:
+                    requests = [*requests, self.poison[0]]
+                served = self.weights if disturbed else dict.fromkeys(ENGINES, (weights, weights))
+                play = _Play(self, network, served)
+                return loop.run_until_complete(play.run(requests, self.faults if disturbed else []))
         finally:
             loop.close()
 
@@ -78,6 +99,7 @@ class Outcome:
     """Frames."""
     resumed: int
     """Attempts that clients and routers began again."""
+    poison_deaths: int = 0
 
 
 def _request(random: Random) -> Asked:
@@ -111,6 +133,24 @@ def _request(random: Random) -> Asked:
     return Asked(at, spec, slow)
 
 
+def _poison(random: Random) -> tuple[Asked, Poison] | None:
+    if random.random() > POISONED:
+        return None
+    asked = _request(random)
+    spec = pb.GenerationSpec()
+    spec.token_ids.ids.extend(asked.spec.token_ids.ids)
+    spec.sampling.seed = random.getrandbits(32) | 1 << 40
+    spec.stopping.max_tokens, spec.stopping.ignore_eos, spec.output.token_ids = 30, True, True
+    spec.output.stream_interval = random.choice((1, 1, 7))
+    return Asked(asked.at, spec), Poison(spec.sampling.seed, random.choice((0, 0, 1, 3, 12)))
+
+
+def _weights(random: Random) -> dict[str, tuple[int, int]]:
+    """One model, or in some scenarios an update to another one."""
+    mixed = random.random() < 0.25
+    return {name: (random.choice((0, 0, 1)), random.choice((0, 1))) if mixed else (0, 0) for name in ENGINES}
+
+
 def _fault(random: Random) -> Fault:
     at = random.uniform(1.0, 6.0)
     what = random.choice(("kill", "kill", "kill", "freeze", "drain", "lose", "repeat", "delay", "reorder"))
@@ -123,12 +163,15 @@ def _fault(random: Random) -> Fault:
 
 
 class _Play:
-    def __init__(self, scenario: Scenario, network: Network) -> None:
+    def __init__(self, scenario: Scenario, network: Network, weights: dict[str, tuple[int, int]]) -> None:
         self._scenario = scenario
+        self._weights = weights
         self._network = network
         self._processes: dict[str, Process] = {}
         self._clients: list[SimClient] = []
         self._carried_out = 0
+        self._poison_deaths = 0
+        self._restarts: set[asyncio.Task] = set()
         self._weather: list[Weather] = []
 
     async def run(self, requests: list[Asked], faults: list[Fault]) -> Outcome:
@@ -148,7 +191,8 @@ class _Play:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
         carried_out = self._carried_out + sum(weather.harmed > 0 for weather in self._weather)
-        return Outcome([client.story for client in clients], left, carried_out, self._network.harmed, resumed)
+        stories = [client.story for client in clients]
+        return Outcome(stories, left, carried_out, self._network.harmed, resumed, self._poison_deaths)
 
     async def _settle(self, faults: list[Fault]) -> list[str]:
         """What is left then."""
@@ -169,12 +213,31 @@ class _Play:
     def _begin(self, name: str) -> None:
         network = self._network
         if name in ENGINES:
-            self._processes[name] = SimEngine(network, name, self._scenario.policy, self._scenario.overlap)
+            scenario, poison = self._scenario, self._scenario.poison and self._scenario.poison[1]
+            on_killed, weights = partial(self._restart, name), self._weights[name][name in self._processes]
+            self._processes[name] = SimEngine(
+                network, name, scenario.policy, scenario.overlap, weights, poison, on_killed
+            )
         elif name in DETOKENIZERS:
             self._processes[name] = SimDetokenizer(network, name)
         else:
             peers = [tuple(f"ipc:///sim/{peer}" for peer in kind) for kind in (ENGINES, DETOKENIZERS)]
             self._processes[name] = SimRouter(network, name, *peers)
+
+    def _restart(self, name: str) -> None:
+        """It has ended by itself."""
+
+        async def restart() -> None:
+            process.kill()
+            await asyncio.sleep(1.0)
+            if self._processes[name] is process:
+                self._begin(name)
+
+        process = self._processes[name]
+        self._poison_deaths += 1
+        task = asyncio.ensure_future(restart())
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
 
     async def _act(self, fault: Fault) -> None:
         await asyncio.sleep(fault.at)
@@ -259,7 +322,7 @@ def parts(story: Story, true: Story) -> list[str]:
                 wrong.append(f"ends {end} after {count} for {true.ends[index]}")
         if text != expected and not (end and _held_back(text, expected)):
             wrong.append(f"text {text!r} for {expected!r}")
-    if not story.left:
+    if not (story.left or story.changed):
         if sorted(story.ends) != sorted(true.ends):
             wrong.append(f"outputs {sorted(story.ends)} ended, for {sorted(true.ends)}")
         counts = true.usage[0], sum(map(len, story.tokens.values()))
@@ -275,12 +338,27 @@ def _held_back(text: str, expected: str) -> bool:
     return expected.startswith(text) and any(stop.startswith(missing) for stop in STOPS)
 
 
+def poisoned(scenario: Scenario, found: Outcome, story: Story) -> list[str]:
+    """What is wrong with the end of a request that kills engines."""
+    ended = story.error == "POISON" or (story.changed and len(scenario.models) > 1)
+    wrong = [] if ended else [f"poison ended with {story.error or story.ends}"]
+    if not scenario.faults and found.poison_deaths > MOST_POISON_DEATHS:
+        wrong.append(f"poison killed {found.poison_deaths} engines")
+    return wrong
+
+
 def judge(scenario: Scenario) -> tuple[list[str], Outcome]:
     """What went wrong, in words."""
-    truth, found = scenario.play(False), scenario.play(True)
-    wrong = [f"undisturbed: {fault}" for story in truth.stories for fault in story.faults]
-    for number, (story, true) in enumerate(zip(found.stories, truth.stories, strict=True)):
+    truths, found = [scenario.play(False, weights) for weights in scenario.models], scenario.play(True)
+    wrong = [f"undisturbed: {fault}" for truth in truths for story in truth.stories for fault in story.faults]
+    if scenario.poison:
+        wrong += poisoned(scenario, found, found.stories.pop())
+    for number, story in enumerate(found.stories):
         wrong += [f"request {number}: {fault}" for fault in story.faults]
-        compared = parts if scenario.requests[number].cut else wholes
-        wrong += [f"request {number}: {found}" for found in ([] if story.faults else compared(story, true))]
-    return wrong + found.left + [f"undisturbed: {left}" for left in truth.left], found
+        if story.changed and len(truths) == 1:
+            wrong.append(f"request {number}: ended for another model, and there is none")
+        compared = parts if scenario.requests[number].cut or story.changed else wholes
+        # Of one of the models, and of that alone.
+        differences = [] if story.faults else min((compared(story, truth.stories[number]) for truth in truths), key=len)
+        wrong += [f"request {number}: {difference}" for difference in differences]
+    return wrong + found.left + [f"undisturbed: {left}" for truth in truths for left in truth.left], found

@@ -2,6 +2,8 @@
 
 import asyncio
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 
 import structlog
@@ -83,15 +85,54 @@ class Process:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class Poison:
+    """A request that ends the process of each engine that computes its token number `position`."""
+
+    seed: int
+    position: int
+
+
+class Killed(BaseException):
+    """The process has ended in the midst of a step."""
+
+
+class MortalRunner(ScriptedRunner):
+    """Dies of poison."""
+
+    poison: Poison | None = None
+
+    def run(self, step):
+        poison = self.poison
+        draws = [draw for part in step.slices for draw in part.draws]
+        if poison and any(draw.sampling.seed == poison.seed and draw.position >= poison.position for draw in draws):
+            raise Killed
+        return super().run(step)
+
+
 class SimEngine(Process):
     """engine_worker's Worker with the scripted runner."""
 
-    def __init__(self, network: Network, name: str, policy: str, overlap: bool) -> None:
+    def __init__(
+        self,
+        network: Network,
+        name: str,
+        policy: str,
+        overlap: bool,
+        weights: int,
+        poison: Poison | None,
+        on_killed: Callable[[], None],
+    ) -> None:
         super().__init__(name)
         settings = engine_settings(name, self.address, policy)
-        self.runner = ScriptedRunner(40, 4, 20, None, overlap)
-        self.worker = engine_worker.worker.Worker(settings, checkpoint(), self.runner, SILENT)
+        self.runner = MortalRunner(40, 4, 20, None, overlap)
+        self.runner.poison, self.runner.weights = poison, weights
+        self._on_killed = on_killed
+        model = replace(checkpoint(), fingerprint=f"{checkpoint().fingerprint}-{weights}")
+        self.worker = engine_worker.worker.Worker(settings, model, self.runner, SILENT)
         self._network = network
+        # There is no thread of the beats to wake.
+        self.worker._beats.hurry = self.worker._beats._send
         loop = asyncio.get_running_loop()
         self.tasks = [loop.create_task(self._turn()), loop.create_task(self._beat())]
 
@@ -107,15 +148,21 @@ class SimEngine(Process):
         worker, random = self.worker, self._network.random
         while not worker._drained():
             await self.gate()
-            stepped = worker._engine.step()
+            try:
+                stepped = worker._engine.step()
+            except Killed:
+                self._on_killed()
+                return
             worker._outbox.flush()
             worker._outbox.tick()
             worker._end_orphans()
+            worker._tell_of_quarantine()
             worker._pulse.touch(stepped or not worker._engine.live.requests)
             if stepped:
                 await asyncio.sleep(random.uniform(0.005, 0.03))
             elif not worker._mailbox.waiting:
-                await first(worker._inbox.news, 0.01 if worker._outbox.waiting else 0.25)
+                soon = worker._outbox.waiting or worker._quarantined is not None
+                await first(worker._inbox.news, 0.01 if soon else 0.25)
         self.ended = True
         worker._inbox.close()
 
@@ -210,6 +257,7 @@ class Call:
     """What of a gRPC call the service uses."""
 
     caller = Caller()
+    peer = "ipv4:127.0.0.1:1"
 
     def __init__(self, write) -> None:
         self.write = write

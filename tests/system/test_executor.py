@@ -136,6 +136,22 @@ def test_500_prompts_show_progress_and_leave_nothing(program) -> None:
     program.assert_nothing_is_left()
 
 
+LEFT = """
+from sluice.executor import GenerationExecutor, SamplingParams
+params = SamplingParams(max_tokens=64, ignore_eos=True)
+with GenerationExecutor.create() as executor:
+    results = [executor.generate_async(f"def f{i}(", params, streaming=i % 2 == 0) for i in range(8)]
+print([result.result().outputs[0].length for result in results])
+"""
+
+
+def test_leaving_the_block_finishes_what_runs(program) -> None:
+    process = program.start("-c", LEFT)
+    out, err = process.communicate(timeout=LIMIT)
+    assert (process.returncode, out) == (0, f"{[64] * 8}\n"), err
+    program.assert_nothing_is_left()
+
+
 INTERRUPTED = """
 import threading
 from sluice.executor import GenerationExecutor, SamplingParams

@@ -11,14 +11,8 @@ from prometheus_client import CollectorRegistry
 from sluice.telemetry.health import Health
 from sluice.telemetry.pulse import FILE_SECONDS, PULSE_VARIABLE, Pulse
 from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
+from tests.fakes.clock import Clock
 from tests.fakes.processes import wait_until
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -106,7 +100,7 @@ def test_a_port_that_is_taken_is_told(health):
 
 
 def test_silent_and_broken_connections_are_bounded_and_go_away(serve, health, monkeypatch):
-    monkeypatch.setattr("sluice.telemetry.server._Handler.timeout", 1.0)
+    monkeypatch.setattr("sluice.telemetry.server.REQUEST_SECONDS", 1.0)
     server = serve(health)
     address = ("127.0.0.1", server.port)
     silent = [socket.create_connection(address, timeout=30) for _ in range(MAX_CONNECTIONS + 8)]

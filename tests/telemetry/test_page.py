@@ -9,6 +9,7 @@ import router.metrics
 from router.admission import Admission, Bounds
 from router.requests import Requests
 from router.steps import Steps
+from router.suspects import Suspects
 from router.tally import Tally
 from tests.fakes.engine import EngineBench
 from tests.fakes.metrics_page import documented
@@ -37,6 +38,7 @@ def test_engine():
         *found.memory(stats),
         *found.ring(INBOX, bench.mailbox, bench.outbox),
         *found.callback(None),
+        *found.log(),
     ]
     assert shown(metrics) == documented("sluice_engine_")
 
@@ -47,8 +49,10 @@ async def test_router():
         *found.requests(Tally(), Requests(1)),
         *found.admission(Admission(1, Bounds(1, 1))),
         *found.ring(Having(engines=peers, detokenizers=peers), INBOX, Having(late_rows=0, between_attempts=0)),
+        *found.suspects(Suspects(1.0)),
         *found.steps(Steps()),
         *found.access(Having(refused={}, handshakes=Having(begun=0, used=0), reloads=Having(counts={}))),
+        *found.log(),
     ]
     assert shown(metrics) == documented("sluice_router_")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine_worker.kvcache.eviction import COMPACT_AT, EvictionOrder
 from engine_worker.kvcache.retention import STANDARD, Phase, at, highest, named
 from sluice.ring.params import RangeRetention, RetentionParams
-from tests.fakes.engine import Clock
+from tests.fakes.clock import Clock
 
 PARAMS = RetentionParams((RangeRetention(0, 10, 100, 5.0), RangeRetention(16, 20, 0)), 50, 2.0)
 

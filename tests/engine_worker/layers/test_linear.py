@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from engine_worker.layers.linear import Linear
+from engine_worker.layers.packing import Packer
 
 CPU = torch.device("cpu")
 
@@ -17,21 +18,12 @@ def linear(inputs: int, outputs: int, *, bias: bool = False, dtype: torch.dtype 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(8, 3), (64, 200), (640, 256)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_frozen_computes_the_same(inputs, outputs, bias, dtype):
+def test_packed_computes_the_same(inputs, outputs, bias, dtype):
     layer = linear(inputs, outputs, bias=bias, dtype=dtype)
     x = torch.randn(70, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
     expected = layer(x)
-    layer.freeze()
+    layer.pack(Packer())
+    assert ("weight" in layer.targets()) == (dtype != torch.float32)
     for rows in (1, 2, 3, 16, 17, 70):
         torch.testing.assert_close(layer(x[:rows]), expected[:rows], atol=1e-3, rtol=2e-2 if bias else 1e-3)
     torch.testing.assert_close(layer(x.T.contiguous().T[:5]), expected[:5], atol=1e-3, rtol=2e-2)
-
-
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="weights are packed by MKL only")
-def test_a_row_does_not_depend_on_its_batch():
-    layer = linear(640, 256)
-    layer.freeze()
-    x = torch.randn(100, 640, generator=torch.Generator().manual_seed(1))
-    whole = layer(x)
-    for rows in (1, 2, 5, 16, 33, 64):
-        assert torch.equal(layer(x[:rows]), whole[:rows])

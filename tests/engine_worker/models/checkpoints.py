@@ -1,5 +1,6 @@
 """Small random checkpoints, written by transformers."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -104,7 +105,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 def write_checkpoint(folder: Path, config: PreTrainedConfig, *, shard_size: str = "1GB") -> torch.nn.Module:
     """Random weights, norms and biases too; the model that was written."""
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    # The model writes to its config (`to` changes the dtype there), and CONFIGS is shared by all tests of a process.
+    model = AutoModelForCausalLM.from_config(deepcopy(config)).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 1:

@@ -228,6 +228,20 @@ def test_another_rank_ends_in_the_same_order(group, folder, monkeypatch):
     assert group.closed
 
 
+def test_another_rank_opens_the_same_revision(group, folder, monkeypatch):
+    asked = []
+
+    def opened(model, **options):
+        asked.append((model, options))
+        return open_checkpoint(folder)
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr("engine_worker.parallel.follower.open_checkpoint", opened)
+    load = Load("someone/model", open_checkpoint(folder).fingerprint, CONFIG, "there:1", 60.0, 60.0, "v2")
+    assert Follower(Commands(load, Stop()), Place(1, 2, 1, 2), structlog.get_logger()).run() == 0
+    assert asked == [("someone/model", {"revision": "v2"})]
+
+
 LEAVING = """
 import sys, threading
 from engine_worker.parallel.follower import leave

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from engine_worker.attention import refusal
 from engine_worker.attention.backend import HeadShape
 from engine_worker.layers.shard import ALONE, Shard
-from engine_worker.runner.fusing import by_triton, fuse
+from engine_worker.runner.fusing import by_triton, fuse, none
 from engine_worker.sampling.race import by_torch
 from tests.engine_worker.models.test_fused import Fusible
 from tests.fakes.kernels import CountedKernels
@@ -107,3 +108,21 @@ def test_a_model_that_is_not_made_of_our_layers_gets_the_sampling():
 def test_a_cpu_has_none():
     with pytest.raises(ValueError, match="the device is a CPU"):
         by_triton(CPU)
+
+
+@torch.inference_mode()
+def test_one_that_breaks_the_context_is_named_with_the_setting_without_it(monkeypatch):
+    def broken(x):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(refusal, "wait_for", lambda device: broken(None))
+    with pytest.raises(refusal.BrokenDeviceError, match=r"fused Triton kernel broke .* fused_kernels = false"):
+        fused(CountedKernels().kernels._replace(gate=broken))
+
+
+@torch.inference_mode()
+def test_they_can_be_switched_off():
+    made = Fusible("qwen3, tied")
+    found = fuse(made.model, made.model.config.heads, torch.float32, CPU, ALONE, none)
+    assert found.said == "no: fused_kernels = false"
+    assert found.race is by_torch

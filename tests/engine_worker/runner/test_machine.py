@@ -1,10 +1,8 @@
-import os
-
 import pytest
 import torch
 
 from engine_worker.runner import machine
-from engine_worker.runner.machine import free_memory, usable_cores
+from engine_worker.runner.machine import free_memory
 
 CPU = torch.device("cpu")
 
@@ -23,19 +21,15 @@ def container(tmp_path, monkeypatch):
 
 def test_this_machine():
     assert free_memory(CPU) > 1 << 20
-    assert 1 <= usable_cores() <= os.cpu_count()
 
 
 def test_without_a_limit_the_machine_counts(container):
-    cores = usable_cores()
-    container(memory_max="max", memory_current="1000", cpu_max="max 100000")
+    container(memory_max="max", memory_current="1000")
     assert free_memory(CPU) > 1 << 20
-    assert usable_cores() == cores
 
 
 def test_a_containers_limits_count(container):
-    container(memory_max="5000", memory_current="1000", cpu_max="50000 100000")
+    container(memory_max="5000", memory_current="1000")
     assert free_memory(CPU) == 4000
-    assert usable_cores() == 1
     container(memory_max="5000", memory_current="6000")
     assert free_memory(CPU) == 0

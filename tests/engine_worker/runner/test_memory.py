@@ -34,11 +34,23 @@ def test_engines_that_share_the_memory():
     """On a GPU it is the GPU's, elsewhere the machine's."""
     together = {"engines_here": 4, "engines_per_gpu": 2}
     assert count(**together) == int((1 << 30) * 0.5 / 4) >> 16
-    assert count(**together, device=CUDA) == int((1 << 30) * 0.9 / 2) >> 16
     assert (
         count(**together, kv_memory_fraction=0.25) == count(**together, kv_memory_fraction=0.25, device=CUDA) == 1 << 12
     )
     assert count(**together, kv_cache_tokens=160) == 10
+
+
+def test_engines_of_one_gpu_get_equal_parts_whenever_they_look(monkeypatch):
+    """Each looks after it has loaded, which the other may have or not; the first has its KV cache by then."""
+    total, weights = 80 << 20, 16 << 20
+    monkeypatch.setattr(memory, "gpu_memory", lambda device: total)
+    monkeypatch.setattr(memory, "held_memory", lambda device: weights)
+    share = int((total // 2 - weights) * 0.9) >> 16
+    for taken in (weights, 2 * weights, 2 * weights + share * (1 << 16)):
+        assert count(free=total - taken, engines_per_gpu=2, device=CUDA) == share
+    assert count(free=5 << 20, engines_per_gpu=2, device=CUDA) == int((5 << 20) * 0.9) >> 16
+    with pytest.raises(MemoryTooSmallError, match="no memory for the KV cache"):
+        count(free=total, engines_per_gpu=8, device=CUDA)
 
 
 def test_the_lesser_counts_where_both_are_given():

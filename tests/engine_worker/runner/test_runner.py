@@ -1,8 +1,10 @@
+import json
 import math
 
 import pytest
 import torch
 
+from engine_worker.layers.packing import LIBRARIES, MKL, ONEDNN, Packer
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.step import Draw, Move, MoveKind, Slice, Step
@@ -12,6 +14,7 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.params import SamplingParams, derive_seed
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
 from tests.engine_worker.runner.generate import generate
+from tests.fakes.products import exact, inexact, other_in_small_batches
 
 GREEDY = SamplingParams(temperature=0.0)
 LENGTHS = (1, 5, 15, 16, 17, 31, 40)
@@ -72,9 +75,20 @@ def test_seeded_samples_do_not_depend_on_the_batch(runner, prompts):
     assert len({tuple(tokens) for tokens in alone}) == len(alone)
 
 
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="only packed weights give a row the same bits")
-def test_a_generation_step_has_the_same_bits_in_every_batch(prompts):
-    """On the tiny model: MKL treats single rows of very small matrices in a way of its own."""
+@pytest.mark.parametrize(
+    ("libraries", "expected"),
+    [
+        (LIBRARIES, None),
+        ([MKL], None),
+        ([ONEDNN], None),
+        ([exact()], True),
+        ([inexact(other_in_small_batches)], False),
+    ],
+    ids=["this machine's", "MKL", "oneDNN", "exact", "inexact"],
+)
+def test_a_generation_step_has_the_same_bits_in_every_batch_where_claimed(prompts, libraries, expected, monkeypatch):
+    """Which of the real ones are batch invariant depends on the CPU; of the fakes one is on any, one on none."""
+    monkeypatch.setattr("engine_worker.runner.load.Packer", lambda: Packer(libraries))
     config = RunnerConfig("cpu", attention="cpu", kv_cache_tokens=1024, threads=1)
     runner = load_runner(open_checkpoint(str(tiny_model.path())), config, lambda *_: None)
     everything = SamplingParams(temperature=0.0, logprobs=4096)
@@ -85,9 +99,17 @@ def test_a_generation_step_has_the_same_bits_in_every_batch(prompts):
         for prompt, table in zip(prompts, tables, strict=True)
     ]
     alone = [runner.run(Step((part,)))[0] for part in slices]
-    assert runner.run(Step(tuple(slices))) == alone
+    together = runner.run(Step(tuple(slices)))
     context = Slice(prompts[-1], 0, range(60, 64))
-    assert runner.run(Step((context, *slices[::-1]))) == alone[::-1]
+    beside_context = runner.run(Step((context, *slices[::-1])))[::-1]
+    assert [drawn.token for drawn in together] == [drawn.token for drawn in beside_context]
+    assert [drawn.token for drawn in together] == [drawn.token for drawn in alone]
+    claimed = runner.choices["linear"].endswith(", batch invariant")
+    assert claimed == expected or expected is None
+    if claimed:
+        assert together == beside_context == alone
+    elif expected is False:
+        assert together != alone
 
 
 def test_forks_share_the_context_and_copy_the_last_block(runner, prompts):
@@ -144,6 +166,19 @@ def test_a_broken_sequence_leaves_its_neighbour_alone(runner, prompts):
     runner._forward.cache._blocks.zero_()
     assert drawn[0] == clean[0]
     assert drawn[1].fault.error_code is ErrorCode.NOTHING_TO_SAMPLE
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_cpu_serves_checkpoints_of_any_type_in_float32(tmp_path, prompts, dtype):
+    stored = write_checkpoint(tmp_path, CONFIGS["qwen3, tied"]).to(getattr(torch, dtype))
+    stored.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == dtype
+    config = RunnerConfig("cpu", kv_cache_tokens=64, threads=1)
+    runner = load_runner(open_written(tmp_path), config, lambda *_: None)
+    assert runner.choices["dtype"] == "float32"
+    ids = torch.tensor([prompts[1]])
+    out = stored.float().generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
+    assert generate(runner, [prompts[1]], NEW, temperature=0.0)[0] == out[0, len(prompts[1]) :].tolist()
 
 
 def test_options_that_do_not_fit(folder_and_model):

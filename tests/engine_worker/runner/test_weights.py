@@ -87,7 +87,7 @@ def test_an_untied_head_is_needed(tmp_path):
 
 def test_long_lists_of_names_are_cut(tmp_path):
     save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"w19 and 80 more; unexpected: other"):
+    with pytest.raises(CheckpointError, match=r"w04 and 95 more; unexpected: other"):
         load_weights(tmp_path, targets(**{f"w{i:02}": (1,) for i in range(100)}), lambda *_: None)
 
 
@@ -108,7 +108,7 @@ def test_broken_and_absent_files(tmp_path):
     with pytest.raises(CheckpointError, match="no index of weights"):
         load_weights(tmp_path, {}, lambda *_: None)
     index.write_text(json.dumps({"weight_map": {"w": "part-1.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"lacks weight files .*part-1\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"has 0 of the 1 weight files .*part-1\.safetensors"):
         load_weights(tmp_path, {}, lambda *_: None)
     (tmp_path / "part-1.safetensors").write_bytes(b"no tensors here")
     with pytest.raises(CheckpointError, match="is broken"):

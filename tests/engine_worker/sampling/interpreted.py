@@ -55,6 +55,37 @@ def test_winners_are_the_same(rows, size, padding, limited, seed):
     torch.testing.assert_close(found[0], expected[0], atol=1e-12, rtol=1e-12)
 
 
+@triton.jit
+def exponential_of(bits, out, BITS: tl.constexpr, UNIT: tl.constexpr, WIDTH: tl.constexpr):  # noqa: N803
+    at = tl.arange(0, WIDTH)
+    tl.store(out + at, kernels.exponential(tl.load(bits + at), BITS, UNIT))
+
+
+def test_noise_in_float32_is_good_to_the_margin_at_both_ends_too():
+    top = (1 << noise.BITS) - 1
+    ends = [0, 1, 2, 1000, top // 2 - 1, top // 2, top // 2 + 1, top - 1000, top - 2, top - 1, top]
+    some = torch.randint(0, top + 1, (1024 - len(ends),), generator=torch.Generator().manual_seed(4))
+    bits, found = torch.cat((torch.tensor(ends), some)), torch.empty(1024)
+    exponential_of[(1,)](bits, found, BITS=noise.BITS, UNIT=kernels.UNIT, WIDTH=1024)
+    torch.testing.assert_close(-found.double().log(), noise.gumbel(bits), atol=kernels.MARGIN / 100, rtol=0)
+
+
+@pytest.mark.parametrize("above", [-3e-7, 3e-7])
+def test_a_near_tie_is_settled_in_float64(above):
+    """Two tokens of different parts lead, their sums closer than float32 can tell them apart."""
+    rows, size = 64, 2 * kernels.WIDTH
+    keys = torch.arange(1, rows + 1)[:, None] * 7919
+    scores = torch.full((rows, size), -100.0)
+    first, other = 5, kernels.WIDTH + 9
+    drawn = noise.gumbel(noise.random_bits(keys, torch.arange(size)))
+    scores[:, first] = 30.0
+    scores[:, other] = (30.0 + drawn[:, first] - drawn[:, other] + above).float()
+    temperature = torch.ones(rows, 1)
+    expected = race(by_torch, scores, temperature, keys, None)
+    assert torch.equal(race(kernels.race, scores, temperature, keys, None)[1], expected[1])
+    assert set(expected[1].tolist()) == {first, other}
+
+
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("places", [slice(None), slice(3, 4)], ids=["all", "one"])

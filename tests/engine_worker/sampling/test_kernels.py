@@ -30,3 +30,6 @@ def test_it_compiles(capability, limited, monkeypatch, tmp_path):
 
     constants = {**kernels.NOISE, "UNIT": kernels.UNIT, "LIMITED": limited, "WIDTH": kernels.WIDTH}
     assert machine_code(kernels._race, capability, TYPES, constants)
+    types = {**TYPES, "exact": "*fp64", "count": "i32"}
+    constants |= {"PARTS": 256, "MARGIN": kernels.MARGIN, "RELATIVE": kernels.RELATIVE}
+    assert machine_code(kernels._settle, capability, types, constants)

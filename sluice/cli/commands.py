@@ -16,7 +16,7 @@ from sluice.cli.stats import stats
 app = typer.Typer(
     name="sluice",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,
     rich_markup_mode=None,
 )
@@ -42,8 +42,3 @@ def root(
     ] = False,
 ) -> None:
     """Serves large language models over gRPC."""
-
-
-def main() -> None:
-    """Entry point."""
-    app()

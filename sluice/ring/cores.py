@@ -1,0 +1,65 @@
+"""CPU cores that this process may use: by affinity, and by the CPU quotas of its control groups (cgroups v1 and v2)."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+
+class Mount(NamedTuple):
+    """A hierarchy of control groups with CPU quotas."""
+
+    top: PurePosixPath
+    """The group at the mount point."""
+    point: Path
+    controller: str
+    """As in /proc/self/cgroup: "cpu" for v1, "" for v2."""
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """At least 1. A quota is rounded down: with more threads than a quota covers, the kernel throttles them all, and
+    the services beside an engine share its quota. `root`: of the file system, for tests."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """In cores, of this process's group and of each group above it: all of them apply."""
+    groups = _groups(root)
+    for mount in _mounts(root):
+        if mount.controller not in groups:
+            continue
+        group = groups[mount.controller]
+        # In a container the path may be the host's, which the mount does not show: its own group is at the mount point.
+        inside = group.relative_to(mount.top) if group.is_relative_to(mount.top) else PurePosixPath()
+        for part in (inside, *inside.parents):
+            yield from _quota(mount.point / part)
+
+
+def _quota(folder: Path) -> Iterator[float]:
+    """Of one group, where it has one. "max" (v2) and -1 (v1) stand for no limit."""
+    quota, _, period = _read(folder / "cpu.max").partition(" ")
+    if quota in ("", "max"):
+        quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+    if quota and period and int(quota) > 0:
+        yield int(quota) / int(period)
+
+
+def _groups(root: Path) -> dict[str, PurePosixPath]:
+    """This process's group by controller, see cgroups(7)."""
+    lines = (line.split(":", 2) for line in _read(root / "proc/self/cgroup").splitlines())
+    return {controller: PurePosixPath(path) for _, controllers, path in lines for controller in controllers.split(",")}
+
+
+def _mounts(root: Path) -> Iterator[Mount]:
+    """See proc_pid_mountinfo(5)."""
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        mount, _, file_system = line.partition(" - ")
+        top, point = mount.split()[3:5]
+        kind, _, options = file_system.split(maxsplit=2)
+        if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
+            yield Mount(PurePosixPath(top), root / point.lstrip("/"), "cpu" if kind == "cgroup" else "")
+
+
+def _read(file: Path) -> str:
+    return file.read_text().strip() if file.is_file() else ""

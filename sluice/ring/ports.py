@@ -1,0 +1,67 @@
+"""TCP ports that a service is going to listen on, tried out before anything slow begins."""
+
+import errno
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""A name such as localhost may stand for addresses that this machine does not have."""
+
+IN_USE = "is in use"
+
+
+class PortError(OSError):
+    """A port that cannot be listened on; the message names it, the reason and the setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One that will be listened on."""
+
+    setting: str
+    """Such as "metrics_port"."""
+    host: str
+    number: int
+    """0: any, which is always free."""
+    owner: str = ""
+    """Name of the service, where there are several."""
+
+
+def check_ports(ports: Iterable[Port]) -> None:
+    """Raises PortError, in one line, where some of them are in use or cannot be listened on."""
+    problems = {port: problem for port in ports if port.number and (problem := _problem(port))}
+    if problems:
+        named = ", ".join(f"port {port.number} on {port.host}{_of(port)} {why}" for port, why in problems.items())
+        flags = " and ".join(dict.fromkeys(f"--{port.setting.replace('_', '-')}" for port in problems))
+        remedy = f": stop the process that has it, or choose another with {flags}"
+        raise PortError(named + (remedy if IN_USE in problems.values() else ""))
+
+
+def _of(port: Port) -> str:
+    return f" ({port.owner})" if port.owner else ""
+
+
+def _problem(port: Port) -> str | None:
+    try:
+        found = socket.getaddrinfo(port.host, port.number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        return f"cannot be used: {error.strerror}"
+    refusals = [_refusal(family, address) for family, _, _, _, address in found]
+    refused = [each for each in refusals if each is not None]
+    decisive = [each for each in refused if each not in NOT_HERE]
+    if not decisive and len(refused) < len(refusals):
+        return None
+    reason = (decisive or refused)[0]
+    return IN_USE if reason == errno.EADDRINUSE else f"cannot be used: {os.strerror(reason)}"
+
+
+def _refusal(family: int, address: tuple[object, ...]) -> int | None:
+    """Number of the error."""
+    try:
+        # Without SO_REUSEPORT, so that it also fails beside a server that has set it, such as another gRPC server.
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        return error.errno
+    return None

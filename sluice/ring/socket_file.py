@@ -1,0 +1,124 @@
+"""The file of an ipc socket: one process at a time listens at a path, and removes no other's file.
+
+ZeroMQ itself replaces whatever lies at the path, and at its end removes whatever lies there then.
+"""
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+IN_USE = "another process listens there"
+BACKLOG = 100
+"""Connections that wait to be accepted, as in ZeroMQ."""
+
+FileId = tuple[int, int]
+"""Device and inode."""
+
+
+class ListenError(OSError):
+    """Why an inbox cannot listen at its address."""
+
+    def __init__(self, address: str, reason: str, in_use: bool = False) -> None:
+        super().__init__(f"cannot listen on {address}: {reason}")
+        self.in_use = in_use
+        """Somebody else listens there."""
+
+
+class SocketFile:
+    """The right to listen at `path`, from here to `close` or the end of the process. Raises ListenError.
+
+    It is a lock (flock) on the file PATH.lock. The kernel releases it with the process, however that ends, so a lock
+    file that was left behind means nothing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._address = f"ipc://{path}"
+        self._lock_path = path.with_name(path.name + ".lock")
+        self._socket: FileId | None = None
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = self._acquire()
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def listen(self) -> int:
+        """A descriptor that listens at the path, in the place of the one before it; only its owner can connect.
+
+        It belongs to the caller. Raises ListenError.
+        """
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.setblocking(False)
+            self._clear()
+            listener.bind(str(self._path))
+            self._socket = _id(self._path)
+            self._path.chmod(0o600)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise self._refusal(error) from error
+        return listener.detach()
+
+    def close(self) -> None:
+        """Remove the files, as far as they are still this process's, and release the path."""
+        with suppress(FileNotFoundError):
+            if self._owned():
+                self._path.unlink()
+        with suppress(FileNotFoundError):
+            # Under the lock: a process that opened the file meanwhile checks again once it has the lock.
+            if _id(self._lock_path) == _id(self._lock):
+                self._lock_path.unlink()
+        os.close(self._lock)
+
+    def _acquire(self) -> int:
+        while True:
+            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _id(self._lock_path) == _id(lock):
+                    os.truncate(lock, 0)
+                    os.write(lock, b"%d\n" % os.getpid())
+                    return lock
+            except BlockingIOError:
+                holder = os.read(lock, 20).decode(errors="replace").strip()
+                os.close(lock)
+                reason = f"process {holder} listens there" if holder else IN_USE
+                raise ListenError(self._address, reason, in_use=True) from None
+            except FileNotFoundError:
+                pass  # its former owner removed it just now
+            except OSError:
+                os.close(lock)
+                raise
+            os.close(lock)
+
+    def _clear(self) -> None:
+        """Remove the socket that a dead process left, or our own former one."""
+        with suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(self._path.lstat().st_mode):
+                raise ListenError(self._address, "there is a file that is no socket")
+            if not self._owned() and _is_served(self._path):
+                raise ListenError(self._address, IN_USE, in_use=True)
+            self._path.unlink()
+
+    def _owned(self) -> bool:
+        return self._socket is not None and _id(self._path) == self._socket
+
+    def _refusal(self, error: OSError) -> ListenError:
+        return error if isinstance(error, ListenError) else ListenError(self._address, error.strerror or str(error))
+
+
+def _is_served(path: Path) -> bool:
+    """Whether a process without a lock, so none of Sluice, listens there."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT)
+
+
+def _id(file: Path | int) -> FileId:
+    found = os.stat(file)
+    return found.st_dev, found.st_ino

@@ -1,0 +1,153 @@
+"""What the tokens of a tokenizer.json stand for. The router's logprobs and the detokenizer's text both read it here."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+
+Piece = str | bytes
+"""Text, or bytes that may be part of a character."""
+Family = Literal["bytes", "pieces", "window"]
+Read = Callable[[str], Piece]
+"""A token as it is written in tokenizer.json to what it stands for."""
+
+UNMAPPED = "\uffff"
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>", re.ASCII)
+"""Of SentencePiece's byte fallback, as the library reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a tokenizer's decoder reads tokens.
+
+    bytes: each token is some bytes, and the text is all of them (GPT-2, Qwen, Llama 3).
+    pieces: each token is some text or, as a `bytes`, one byte in a run of them (Llama 2, Mistral, T5, BERT).
+    window: what a token stands for depends on its neighbours.
+    """
+
+    family: Family
+    piece: Read | None = None
+    """What a token stands for inside a text; None for `window`."""
+    first: Read | None = None
+    """What it stands for at the start of a text, where that differs."""
+    strip: str = ""
+    """Character that is dropped from the start of the text,"""
+    strip_count: int = 0
+    """at most so many times."""
+
+
+class Vocabulary:
+    """The tokens of a tokenizer by id, special and added ones included."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.reading = _reading(tokenizer)
+
+    @property
+    def tokens(self) -> dict[int, str]:
+        """As written in tokenizer.json, which is how the library's decode sees them."""
+        ids = self.tokenizer.get_vocab(with_added_tokens=True).values()
+        found = {number: self.tokenizer.id_to_token(number) for number in ids}
+        return {number: token for number, token in found.items() if token is not None}
+
+    @property
+    def special(self) -> frozenset[str]:
+        """Tokens that `skip_special_tokens` leaves out."""
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.special)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """What the token stands for inside a text, UTF-8: joined with its neighbours' it is the text.
+
+        Empty for ids without a token, and for tokens of the family `window`.
+        """
+        token = self.tokenizer.id_to_token(token_id)
+        if token is None or self.reading.piece is None:
+            return b""
+        piece = self.reading.piece(token)
+        return piece if isinstance(piece, bytes) else piece.encode()
+
+
+def _reading(tokenizer: Tokenizer) -> Reading:
+    stages = _stages(tokenizer)
+    names = [stage["type"] for stage in stages]
+    if names == ["ByteLevel"]:
+        return Reading("bytes", _byte_level)
+    if names == ["Metaspace"]:
+        return _metaspace(stages[0])
+    if names == ["WordPiece"]:
+        # The library's own rule: it looks at one token, and at whether that is the first.
+        decode = tokenizer.decoder.decode
+        return Reading("pieces", lambda token: str(decode(["", token])), lambda token: str(decode([token])))
+    if _is_sentencepiece(stages):
+        return _sentencepiece(stages)
+    return Reading("window")
+
+
+def _stages(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The decoder as tokenizer.json has it, sequences spread out; empty where there is none."""
+
+    def spread(stage: dict[str, Any]) -> list[dict[str, Any]]:
+        if stage["type"] != "Sequence":
+            return [stage]
+        return [part for inner in stage["decoders"] for part in spread(inner)]
+
+    return [] if tokenizer.decoder is None else spread(json.loads(tokenizer.decoder.__getstate__()))
+
+
+def _to_latin() -> dict[int, str]:
+    """GPT-2's characters for bytes, each to the Latin-1 character of its byte; the rest of Latin-1 to what is none."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return dict.fromkeys(others, UNMAPPED) | {0x100 + i: chr(byte) for i, byte in enumerate(others)}
+
+
+TO_LATIN = _to_latin()
+
+
+def _byte_level(token: str) -> bytes:
+    """A token whose every character stands for a byte is those bytes, any other one is its own UTF-8."""
+    try:
+        return token.translate(TO_LATIN).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()
+
+
+def _metaspace(stage: dict[str, Any]) -> Reading:
+    def replace(by: str, token: str) -> str:
+        return token.replace(stage["replacement"], by)
+
+    first = None if stage["prepend_scheme"] == "never" else partial(replace, "")
+    return Reading("pieces", partial(replace, " "), first)
+
+
+def _is_sentencepiece(stages: list[dict[str, Any]]) -> bool:
+    """Replace…, ByteFallback, then perhaps Fuse, then perhaps Strip from the left."""
+    names = " ".join(stage["type"] for stage in stages)
+    if not re.fullmatch(r"(Replace )*ByteFallback( Fuse( Strip)?)?", names):
+        return False
+    for stage in stages:
+        if stage["type"] == "Replace" and not stage["pattern"].get("String"):
+            return False
+        if stage["type"] == "Strip" and stage["stop"] != 0:
+            return False
+    return True
+
+
+def _sentencepiece(stages: list[dict[str, Any]]) -> Reading:
+    replacements = [(stage["pattern"]["String"], stage["content"]) for stage in stages if stage["type"] == "Replace"]
+
+    def read(token: str) -> Piece:
+        for pattern, content in replacements:
+            token = token.replace(pattern, content)
+        byte = BYTE_TOKEN.fullmatch(token)
+        return bytes([int(byte[1], 16)]) if byte else token
+
+    last = stages[-1]
+    if last["type"] == "Strip":
+        return Reading("pieces", read, strip=last["content"], strip_count=last["start"])
+    return Reading("pieces", read)

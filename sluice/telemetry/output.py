@@ -1,0 +1,182 @@
+"""Standard streams that never raise and never wait: a thread writes what they are given, and lost lines are counted."""
+
+import atexit
+import io
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import NoReturn, TextIO
+
+MAX_QUEUED = 4096
+"""Writes that wait for a reader; further ones are dropped."""
+MAX_PARTIAL = 1 << 16
+"""Characters of a line that is kept until its end comes."""
+DRAIN_SECONDS = 1.0
+"""That the end of a process waits for what is queued."""
+STANDARD_DESCRIPTORS = range(3)
+
+
+class SafeStream(io.TextIOBase):
+    """Takes the place of `sys.stderr` or `sys.stdout`, whose descriptor may be full, blocked, broken or closed.
+
+    Any thread may write. Once lines can be written again, `notice` gives the line that says how many were lost.
+    """
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self, stream: TextIO | None, max_queued: int = MAX_QUEUED) -> None:
+        """`stream`: the one that it replaces; None, as Python has it for a closed descriptor: all lines are lost."""
+        super().__init__()
+        self.notice: Callable[[int], str] = "{} lines of this log could not be written".format
+        self._descriptor = None if stream is None else stream.fileno()
+        self._terminal = stream is not None and stream.isatty()
+        self._max_queued = max_queued
+        self._queue: SimpleQueue[str | threading.Event] = SimpleQueue()
+        # Reentrant: a finalizer or a signal handler may write while its own thread does.
+        self._lock = threading.RLock()
+        self._partial = ""
+        self._dropped = 0
+        """Lines for which the queue had no room; written under the lock."""
+        self._failed = 0
+        """Lines that the system did not take, written by the thread only, as are the next two."""
+        self._reported = 0
+        self._torn = False
+        """Half a line was written."""
+        threading.Thread(target=self._run, name="output", daemon=True).start()
+
+    @property
+    def lost(self) -> int:
+        """Lines that were not written."""
+        return self._dropped + self._failed
+
+    def write(self, text: str) -> int:
+        """Queue it up to its last newline, and keep the rest until `flush`."""
+        with self._lock:
+            lines, newline, self._partial = (self._partial + text).rpartition("\n")
+            self._put(lines + newline)
+            if len(self._partial) > MAX_PARTIAL:
+                self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Queue what was kept. Does not wait, see `drain`."""
+        with self._lock:
+            text, self._partial = self._partial, ""
+            self._put(text)
+
+    def drain(self, seconds: float = DRAIN_SECONDS) -> bool:
+        """Wait until all that was queued before has been written, or lost; whether that came in time."""
+        self.flush()
+        written = threading.Event()
+        self._queue.put(written)
+        return written.wait(seconds)
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def isatty(self) -> bool:
+        """Whether a person reads it."""
+        return self._terminal
+
+    def fileno(self) -> int:
+        """Raises UnsupportedOperation, which is an OSError, where there is none."""
+        if self._descriptor is None:
+            raise io.UnsupportedOperation("the standard stream was closed when the process began")
+        return self._descriptor
+
+    def _put(self, text: str) -> None:
+        if not text:
+            return
+        if self._queue.qsize() < self._max_queued:
+            self._queue.put(text)
+        else:
+            self._dropped += _lines(text)
+
+    def _run(self) -> None:
+        written = True
+        while True:
+            item = self._queue.get()
+            if isinstance(item, str):
+                written = self._write(item)
+            if written and self._queue.empty():
+                self._report()
+            if isinstance(item, threading.Event):
+                item.set()
+
+    def _report(self) -> None:
+        """The trouble is over: say what was lost, if anything."""
+        lost = self.lost
+        if lost > self._reported and self._write(self.notice(lost - self._reported) + "\n"):
+            self._reported = lost
+
+    def _write(self, text: str) -> bool:
+        """Whether the system took all of it; if not, it is counted."""
+        data = ("\n" + text if self._torn else text).encode(self.encoding, self.errors)
+        left = data
+        try:
+            while left:
+                left = left[self._write_some(left) :]
+        except OSError:
+            self._failed += _lines(text)
+            self._torn = self._torn or len(left) < len(data)
+            return False
+        self._torn = False
+        return True
+
+    def _write_some(self, data: bytes) -> int:
+        descriptor = self.fileno()
+        try:
+            return os.write(descriptor, data)
+        except BlockingIOError:
+            # Another process that shares it has made it non-blocking.
+            poll = select.poll()
+            poll.register(descriptor, select.POLLOUT)
+            poll.poll()
+            return 0
+
+
+def protect_stderr() -> SafeStream:
+    """Make `sys.stderr` safe for the rest of the process: for its log, warnings, and tracebacks.
+
+    A closed standard descriptor becomes the null device, so that no socket gets its number, and with it what C
+    libraries write to it.
+    """
+    for descriptor in STANDARD_DESCRIPTORS:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stderr = stream = SafeStream(sys.stderr)
+    atexit.register(stream.drain)
+    return stream
+
+
+def protect_stdout() -> SafeStream:
+    """The same for `sys.stdout`, of a process whose work is not its output."""
+    sys.stdout = stream = SafeStream(sys.stdout)
+    atexit.register(stream.drain)
+    return stream
+
+
+def lines_lost() -> int:
+    """Lines of this process's stderr that were not written; 0 where it has not been made safe."""
+    return sys.stderr.lost if isinstance(sys.stderr, SafeStream) else 0
+
+
+def leave(status: int) -> NoReturn:
+    """End this process without all that an interpreter does at its end, once its output is written."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, SafeStream):
+            stream.drain()
+        elif stream is not None:
+            stream.flush()
+    os._exit(status)
+
+
+def _lines(text: str) -> int:
+    return max(1, text.count("\n"))

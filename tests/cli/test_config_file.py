@@ -1,0 +1,79 @@
+"""`sluice serve --config FILE` and the ways to give the model."""
+
+import importlib
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from sluice.cli import app
+from sluice.launch.ring import RingError
+
+
+@pytest.fixture
+def served(monkeypatch, tmp_path):
+    """Calls `sluice serve` with a settings file; gives what the ring would be made of, and the result."""
+
+    def serve(text: str | None, *arguments: str):
+        made: dict = {}
+
+        def ring(model, **options):
+            made.update(options, model=model)
+            made.pop("observe")
+            raise RingError("not today")
+
+        monkeypatch.setattr(importlib.import_module("sluice.cli.serve"), "Ring", ring)
+        file = tmp_path / "serve.yaml"
+        if text is not None:
+            file.write_text(text)
+            arguments = ("--config", str(file), *arguments)
+        return made, CliRunner().invoke(app, ["serve", *arguments])
+
+    return serve
+
+
+def test_keys_are_the_options(served) -> None:
+    made, _ = served(
+        "model: the/model\nport: 6000\nmax_batch_size: 8\nchunked_context: false\n"
+        "insecure: true\nkv_host_memory: 8GiB\n"
+    )
+    assert (made["model"], made["port"]) == ("the/model", 6000)
+    assert made["engine_args"] == {"max_batch_size": 8, "chunked_context": False, "kv_host_memory": "8GiB"}
+    assert made["router_args"] == {"insecure": True}
+
+
+def test_the_command_line_comes_first(served) -> None:
+    made, _ = served("model: a\nport: 6000\nengines: 2\n", "--port", "7000", "--model", "b")
+    assert (made["model"], made["port"], made["engines"]) == ("b", 7000, 2)
+    assert served("model: a\n", "c")[0]["model"] == "c"
+
+
+def test_an_empty_file_and_an_empty_key_are_the_defaults(served) -> None:
+    assert served("")[0] == served(None)[0] == served("port:\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("prot: 1\n", "unknown key prot; did you mean port?"),
+        ("max-batch-size: 1\n", "unknown key max-batch-size; did you mean max_batch_size?"),
+        ("config: other.yaml\n", "unknown key config"),
+        ("port: 2.5\n", "--port"),
+        ("port: 70000\n", "--port"),
+        ("engines: [1, 2]\n", "engines must have a single value"),
+        ("[1]\n", "must hold keys and values"),
+        ("a: {\n", "cannot read"),
+    ],
+)
+def test_what_is_wrong_is_named(served, text, named) -> None:
+    made, result = served(text)
+    assert made == {}
+    assert result.exit_code == 2
+    assert named in " ".join(result.stderr.split())
+
+
+def test_the_model_as_argument_or_option(served) -> None:
+    assert served(None, "m")[0]["model"] == served(None, "--model", "m")[0]["model"] == "m"
+    made, result = served(None, "m", "--model", "n")
+    assert made == {}
+    assert json.loads(result.stderr)["error"] == "the model is given twice: m and --model n"

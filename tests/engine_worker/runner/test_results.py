@@ -1,0 +1,40 @@
+"""How the host waits for what a GPU drew, with a fake of CUDA's events."""
+
+import pytest
+import torch
+
+from engine_worker.runner import results
+from engine_worker.runner.results import Results
+from engine_worker.sampling.sampler import Sampled
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """The options of each event that is made."""
+    made = []
+
+    class Event:
+        def __init__(self, **options):
+            made.append(options)
+
+        def record(self):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(results, "_on_host", lambda tensor: tensor)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("overlap", "flagged", "blocks"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_it_blocks_where_the_next_step_is_queued_and_nothing_waits_for_a_flag(events, overlap, flagged, blocks):
+    on_device = torch.empty(2, device="meta")
+    Results(Sampled(on_device, on_device, None, on_device if flagged else None), [], hidden=overlap)
+    assert events == [{"blocking": blocks}]
+
+
+def test_a_cpu_has_no_events(events):
+    there = torch.zeros(0)
+    Results(Sampled(there, there, None, None), [], hidden=True)
+    assert events == []

@@ -1,0 +1,145 @@
+"""What TensorRT-LLM's documents call otherwise, and arguments that are names of things on the server."""
+
+from dataclasses import fields, replace
+from datetime import timedelta
+
+import pytest
+
+from sluice.executor import (
+    CapacitySchedulerPolicy,
+    GenerationExecutor,
+    GenerationRequest,
+    LoRARequest,
+    SamplingParams,
+    SchedulerConfig,
+)
+from sluice.launch import OptionsError, Ring
+from sluice.v1 import admin_pb2 as pb
+from tests.fakes.processes import wait_until
+
+LIMIT = 60
+
+
+def test_prompt_token_ids(executor, script) -> None:
+    executor.generate(prompt_token_ids=[5, 6])
+    executor.generate_async(prompt_token_ids=[5, 6]).result(LIMIT)
+    executor.submit(GenerationRequest(prompt_token_ids=[5, 6])).result(LIMIT)
+    executor.generate([5, 6], prompt_token_ids=[5, 6])
+    assert [list(each.spec.token_ids.ids) for each in script.seen if hasattr(each, "spec")] == [[5, 6]] * 4
+    results = executor.generate(prompt_token_ids=[[5], [6, 7]], use_tqdm=False)
+    assert [result.prompt_token_ids for result in results] == [[5], [6, 7]]
+
+
+@pytest.mark.parametrize("make", ["generate", "generate_async", "request"])
+def test_one_prompt_by_two_names(executor, make) -> None:
+    ask = GenerationRequest if make == "request" else getattr(executor, make)
+    with pytest.raises(TypeError, match="inputs and prompt_token_ids are the same argument"):
+        ask([5], prompt_token_ids=[6])
+    with pytest.raises(TypeError, match="inputs is missing"):
+        ask()
+
+
+def test_a_request_has_its_token_ids_and_its_id() -> None:
+    request = GenerationRequest([5, 6])
+    assert (request.prompt_token_ids, request.id) == ([5, 6], None)
+    assert GenerationRequest("x").prompt_token_ids is None
+    assert GenerationRequest([{"role": "user", "content": "x"}]).prompt_token_ids is None
+    assert replace(request, streaming=True).prompt_token_ids == [5, 6]
+    assert GenerationRequest(prompt_token_ids=[5, 6]) == request
+    with pytest.raises(TypeError, match="id"):
+        GenerationRequest("x", id=5)
+
+
+def test_a_result_has_its_request_with_the_id(executor) -> None:
+    request = GenerationRequest("x", client_id=3)
+    first, second = executor.submit(request), executor.submit(request)
+    assert [each.request.id for each in (first, second)] == [first.request_id, second.request_id]
+    assert first.request == second.request == request
+    assert (request.id, first.prompt, executor.submit(GenerationRequest([5])).prompt) == (None, "x", None)
+
+
+def test_enqueued_requests_are_read_by_id(executor) -> None:
+    assert executor.can_enqueue_requests()
+    first = executor.enqueue_request(GenerationRequest("x"))
+    others = executor.enqueue_requests([GenerationRequest("y"), GenerationRequest("z")])
+    assert len({first, *others}) == 3
+    (response,) = executor.await_responses(first, timedelta(seconds=LIMIT))
+    assert response.result.is_final
+    assert [each.request_id for (each,) in executor.await_responses(others, timedelta(seconds=LIMIT))] == others
+    executor.shutdown()
+    assert not executor.can_enqueue_requests()
+    with pytest.raises(RuntimeError, match="shut down"):
+        executor.enqueue_request(GenerationRequest("x"))
+
+
+def test_cancel_request(executor, script) -> None:
+    script.hangs = True
+    request_id = executor.enqueue_request(GenerationRequest("x"))
+    assert wait_until(lambda: bool(script.hanging))
+    executor.cancel_request(request_id)
+    (response,) = executor.await_responses(request_id, LIMIT)
+    assert response.result.finish_reasons == ["cancelled"]
+
+
+def test_a_timedelta_alone_is_a_timeout(executor, script) -> None:
+    assert executor.await_responses(timedelta(milliseconds=1)) == []
+    request_id = executor.enqueue_request(GenerationRequest("x"))
+    (response,) = executor.await_responses(timedelta(seconds=LIMIT))
+    assert response.request_id == request_id
+    with pytest.raises(TypeError, match="two timeouts"):
+        executor.await_responses(timedelta(seconds=1), timedelta(seconds=2))
+
+
+def test_get_latest_stats(address, script) -> None:
+    script.steps = [pb.StreamStepsResponse(steps=[pb.EngineStats(iteration=3)])]
+    with GenerationExecutor.connect(address) as executor:
+        assert [each.iter for each in executor.get_latest_stats(timedelta(seconds=LIMIT))] == [3]
+
+
+async def test_aresult_with_a_timeout(executor, script) -> None:
+    script.hangs = True
+    result = executor.generate_async("x")
+    with pytest.raises(TimeoutError, match=rf"request {result.request_id} did not end within 0.05 s"):
+        await result.aresult(timeout=0.05)
+    with pytest.raises(TimeoutError, match=r"within 0.05 s"):
+        await result.aresult(timedelta(milliseconds=50))
+    result.abort()
+    assert (await result.aresult(timeout=LIMIT)).done
+    assert await result.aresult(timeout=0) is result
+
+
+def test_policies_in_capitals() -> None:
+    for policy in CapacitySchedulerPolicy:
+        by_name = SchedulerConfig(policy.name, "EQUAL_PROGRESS").engine_args()
+        assert by_name == {"capacity_scheduler_policy": policy.value, "context_chunking_policy": "equal_progress"}
+
+
+class Mine:
+    """A scheduler of a user's."""
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(SchedulerConfig)])
+def test_a_class_in_place_of_its_name(name) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} must be .*; it is <class '.*Mine'>"):
+        SchedulerConfig(**{name: Mine})
+
+
+@pytest.mark.parametrize("given", [len, [len], ["one", len]])
+def test_a_logits_processor_in_place_of_its_name(given) -> None:
+    with pytest.raises(TypeError, match="logits_processor must be the name of a processor on the server"):
+        SamplingParams(logits_processor=given)
+    SamplingParams(logits_processor=["one", "two"])
+
+
+def test_a_function_in_place_of_its_name_in_settings_of_services() -> None:
+    with pytest.raises(OptionsError, match='engine_args: stats_callback must be a name, such as "module:function"'):
+        GenerationExecutor.create(engine_args={"stats_callback": print})
+    with pytest.raises(OptionsError, match="router_args: auth must be a name"):
+        Ring(router_args={"auth": print})
+
+
+def test_what_stands_in_another_place_there() -> None:
+    with pytest.raises(TypeError, match="streaming must be a bool, not LoRARequest"):
+        GenerationRequest("x", SamplingParams(), LoRARequest("mine"))
+    with pytest.raises(TypeError, match=r"priority must be None, 'low', 'normal', 'high', not 0\.5"):
+        GenerationRequest("x", priority=0.5)

@@ -1,0 +1,41 @@
+"""Which ports a ring is going to listen on."""
+
+from pathlib import Path
+
+from sluice.launch.plan import Plan, services
+from sluice.launch.ports import ports
+from sluice.ring.ports import Port
+
+
+def listed(environment: dict[str, str], **options) -> list[Port]:
+    plan = Plan(model="m", name="n", **options)
+    return [port for port in ports(services(plan, Path("/f")), environment) if port.number]
+
+
+def test_those_of_all_routers_and_all_metrics() -> None:
+    found = listed({}, routers=2, port=6000, host="::1", metrics_port=7000, router_args={"admin_port": 8000})
+    assert found == [
+        Port("metrics_port", "127.0.0.1", 7002, "engine-0"),
+        Port("metrics_port", "127.0.0.1", 7003, "detok-0"),
+        Port("metrics_port", "127.0.0.1", 7004, "detok-1"),
+        Port("port", "::1", 6000, "router-0"),
+        Port("admin_port", "127.0.0.1", 8000, "router-0"),
+        Port("metrics_port", "127.0.0.1", 7000, "router-0"),
+        Port("port", "::1", 6001, "router-1"),
+        Port("admin_port", "127.0.0.1", 8001, "router-1"),
+        Port("metrics_port", "127.0.0.1", 7001, "router-1"),
+    ]
+
+
+def test_what_the_environment_says_to_the_services() -> None:
+    environment = {"SLUICE_ROUTER_ADMIN_PORT": "8000", "SLUICE_ROUTER_ADMIN_HOST": "::1"}
+    environment |= {"SLUICE_ENGINE_METRICS_HOST": "0.0.0.0"}
+    found = listed(environment, port=6000, metrics_port=7000)
+    assert Port("admin_port", "::1", 8000, "router") in found
+    assert Port("metrics_port", "0.0.0.0", 7001, "engine-0") in found
+    assert Port("metrics_port", "127.0.0.1", 7002, "detok-0") in found
+
+
+def test_any_port_and_none() -> None:
+    assert listed({}, port=0) == []
+    assert listed({"SLUICE_ROUTER_ADMIN_PORT": "many"}) == []

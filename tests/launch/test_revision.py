@@ -1,0 +1,43 @@
+"""--revision of each service, of the launcher and of the executor: for models of the hub only."""
+
+import subprocess
+import sys
+
+import pytest
+
+from sluice import tiny_model
+from sluice.executor import GenerationExecutor
+from sluice.launch import Ring
+from sluice.ring.checkpoint import CheckpointError
+
+REFUSAL = "revision 'v2' is for models of the hub"
+
+
+@pytest.mark.parametrize("module", ["router", "engine_worker", "detok_service"])
+def test_a_service_refuses_one_for_a_folder(module, tmp_path):
+    command = [sys.executable, "-m", module, "--model", str(tiny_model.path()), "--revision", "v2"]
+    command += ["--listen", f"ipc://{tmp_path}/inbox"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 1
+    assert REFUSAL in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("start", [Ring, GenerationExecutor.create])
+def test_the_launcher_and_the_executor_too(start):
+    with pytest.raises(CheckpointError, match=REFUSAL):
+        start(str(tiny_model.path()), revision="v2")
+
+
+def test_the_launcher_downloads_it_once(monkeypatch):
+    """The services get the folder, so that all have the same files."""
+    asked = []
+
+    def download(model, **options):
+        asked.append((model, options["revision"]))
+        return str(tiny_model.path())
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    plan = Ring("someone/model", revision="v2").plan
+    assert asked == [("someone/model", "v2")]
+    assert (plan.model, plan.name) == (str(tiny_model.path()), "someone/model")

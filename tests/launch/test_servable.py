@@ -1,0 +1,78 @@
+"""What the launcher refuses to start anything for."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine_worker.models.registry import MODELS
+from sluice.launch import Ring
+from sluice.launch.servable import causal_language_models
+from sluice.ring.checkpoint import CheckpointError
+from sluice.tiny_model import path
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return Path(shutil.copytree(path(), tmp_path / "model"))
+
+
+def refusal(folder: Path, **options) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        Ring(folder, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def change_config(folder: Path, **values) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+
+
+def test_the_model_in_the_box_is_servable(folder) -> None:
+    Ring(folder)
+
+
+def test_architectures_are_those_of_transformers() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    theirs = {name for names in NAMES.values() for name in ([names] if isinstance(names, str) else names)}
+    assert causal_language_models() == theirs
+    assert MODELS.keys() <= theirs
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"architectures": ["BertForMaskedLM"]}, "BertForMaskedLM"),
+        ({"architectures": ["FooForCausalLM"], "model_type": "foo"}, "FooForCausalLM"),
+        ({"architectures": []}, "architectures"),
+        ({"architectures": None}, "architectures"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+    ],
+)
+def test_an_architecture_that_is_not_served(folder, config, named) -> None:
+    change_config(folder, **config)
+    assert named in refusal(folder)
+
+
+def test_weights_that_are_not_whole_unless_they_are_not_read(folder) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    assert str(weights) in refusal(folder)
+    Ring(folder, engine_args={"weights": "random"})
+
+
+def test_a_broken_tokenizer(folder) -> None:
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer.read_bytes()[:999])
+    assert str(tokenizer) in refusal(folder)
+
+
+def test_torch_is_not_imported() -> None:
+    code = "import sys; from sluice.launch import Ring; Ring(); print({'torch', 'transformers'} & sys.modules.keys())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"

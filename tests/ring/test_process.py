@@ -1,0 +1,40 @@
+"""How a service ends that cannot start."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+CODE = """
+from sluice.ring.process import run_service
+def main():
+    raise SystemExit({ending!r})
+run_service("router", main)
+"""
+
+
+def command(ending: object) -> list[str]:
+    return [sys.executable, "-c", CODE.format(ending=ending)]
+
+
+def test_the_reason_is_a_line_of_the_log() -> None:
+    done = subprocess.run(command("no model"), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    line = json.loads(done.stderr)
+    assert (line["service"], line["event"], line["level"]) == ("router", "cannot start", "error")
+    assert line["error"] == "no model"
+
+
+def test_a_person_reads_text() -> None:
+    master, slave = pty.openpty()
+    process = subprocess.Popen(command("no model"), stderr=slave)
+    os.close(slave)
+    assert os.read(master, 4096).decode().strip() == "python -m router: no model"
+    assert process.wait(60) == 1
+
+
+def test_other_endings_stay_as_they_are() -> None:
+    for ending in (0, 2):
+        done = subprocess.run(command(ending), capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (ending, "")

@@ -1,0 +1,216 @@
+"""Who listens at the path of an ipc socket, and who may not."""
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import zmq
+
+from sluice.ring.beats import Pulse
+from sluice.ring.inbox import Inbox
+from sluice.ring.keys import Security
+from sluice.ring.lane import Lane
+from sluice.ring.socket_file import ListenError, SocketFile
+from sluice.ring.wire import ToDetokenizer
+from tests.fakes.lanes import connected, until
+
+PULSE = Pulse("engine", 1)
+HOLD = """
+import sys, time, zmq
+from sluice.ring.inbox import Inbox
+from sluice.ring.wire import ToDetokenizer
+inbox = Inbox(zmq.Context(), sys.argv[1], ToDetokenizer)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def context():
+    with zmq.Context() as context:
+        yield context
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "inbox"
+
+
+@pytest.fixture
+def other(path):
+    """Another process that listens there."""
+    child = subprocess.Popen([sys.executable, "-c", HOLD, f"ipc://{path}"], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "ready\n"
+    yield child
+    child.kill()
+    child.wait()
+
+
+def inbox_at(context, path: Path | str) -> Inbox:
+    return Inbox(context, f"ipc://{path}", ToDetokenizer)
+
+
+def arrives(context, inbox: Inbox) -> bool:
+    lane = connected(Lane(context, inbox.address))
+    try:
+        return lane.send(PULSE) and inbox.wait(60) and inbox.receive() == [PULSE]
+    finally:
+        lane.close()
+
+
+def test_a_path_where_another_process_listens_is_refused_and_left_alone(context, path, other):
+    before = path.stat()
+    with pytest.raises(ListenError, match=rf"^cannot listen on ipc://{path}: process {other.pid} listens there$"):
+        inbox_at(context, path)
+    assert path.stat().st_ino == before.st_ino
+    connected(Lane(context, f"ipc://{path}")).close()
+
+
+def test_two_inboxes_of_one_process_cannot_share_a_path_either(context, path):
+    first = inbox_at(context, path)
+    with pytest.raises(ListenError, match=f"process {os.getpid()} listens there"):
+        inbox_at(context, path)
+    assert arrives(context, first)
+    first.close()
+
+
+def test_what_a_killed_process_left_behind_does_not_matter(context, path, other):
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    assert path.exists()
+    inbox = inbox_at(context, path)
+    assert arrives(context, inbox)
+    inbox.close()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_relative_path(context, path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    inbox = inbox_at(context, "inbox")
+    with pytest.raises(ListenError, match="listens there"):
+        inbox_at(context, path)
+    assert arrives(context, inbox)
+    inbox.close()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_an_abstract_address(context, path):
+    security = Security(insecure=True)
+    address = f"ipc://@sluice-{os.getpid()}-{path.parent.name}"
+    inbox = Inbox(context, address, ToDetokenizer, security=security)
+    with pytest.raises(ListenError, match="another process listens there"):
+        Inbox(context, address, ToDetokenizer, security=security)
+    inbox.close()
+
+
+def test_a_port_in_use(context):
+    security = Security(insecure=True)
+    inbox = Inbox(context, "tcp://127.0.0.1:*", ToDetokenizer, security=security)
+    with pytest.raises(ListenError, match=f"^cannot listen on {inbox.address}: another process listens there$"):
+        Inbox(context, inbox.address, ToDetokenizer, security=security)
+    inbox.close()
+
+
+def test_an_inbox_leaves_the_socket_of_another_alone(context, path):
+    """Its own file was removed, and the lock's with it; another took the path."""
+    first = inbox_at(context, path)
+    path.unlink()
+    path.with_name("inbox.lock").unlink()
+    second = inbox_at(context, path)
+    first.close()
+    assert arrives(context, second)
+    with pytest.raises(ListenError):
+        inbox_at(context, path)
+    second.close()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_the_socket_of_a_program_without_a_lock_is_left_alone(context, path):
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(str(path))
+        stranger.listen()
+        with pytest.raises(ListenError, match="another process listens there"):
+            inbox_at(context, path)
+    inbox = inbox_at(context, path)
+    assert arrives(context, inbox)
+    inbox.close()
+
+
+def test_a_file_that_is_no_socket_is_left_alone(context, path):
+    path.write_text("a user's")
+    with pytest.raises(ListenError, match="there is a file that is no socket"):
+        inbox_at(context, path)
+    assert path.read_text() == "a user's"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_path_that_is_too_long_is_refused(context, path):
+    with pytest.raises(ListenError, match="too long"):
+        inbox_at(context, path.parent / ("x" * 120))
+    assert list(path.parent.iterdir()) == []
+
+
+def test_one_at_a_time_has_the_right_to_a_path(path):
+    """Files of locks come and go while others want them."""
+    inside, most = [0], [0]
+    guard = threading.Lock()
+
+    def work() -> None:
+        mine = 0
+        while mine < 50:
+            try:
+                file = SocketFile(path)
+            except ListenError:
+                continue
+            with guard:
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+            time.sleep(0.0005)
+            with guard:
+                inside[0] -= 1
+            file.close()
+            mine += 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] == 1
+    assert not path.with_name("inbox.lock").exists()
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_worth_nothing(path, monkeypatch):
+    """By the former owner, between the opening of the file and the lock on it."""
+    removed = []
+
+    def flock(file, operation):
+        if not removed:
+            removed.append(path.with_name("inbox.lock").unlink())
+        real(file, operation)
+
+    real = fcntl.flock
+    monkeypatch.setattr("sluice.ring.socket_file.fcntl.flock", flock)
+    file = SocketFile(path)
+    with pytest.raises(ListenError, match="listens there"):
+        SocketFile(path)
+    file.close()
+
+
+def test_an_inbox_that_closes_late_does_not_close_its_successor(context, path):
+    for _ in range(20):
+        inbox = inbox_at(context, path)
+        assert arrives(context, inbox)
+        inbox.close()
+    successor = inbox_at(context, path)
+    inbox.close()
+    assert arrives(context, successor)
+    successor.close()
+    until(lambda: list(path.parent.iterdir()) == [])

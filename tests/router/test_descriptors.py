@@ -1,0 +1,18 @@
+"""gRPC connections leave the ring its file descriptors."""
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from router.config import RouterSettings
+from router.service import fit_connections
+
+
+@pytest.mark.parametrize(("limit", "most", "warned"), [(100_000, 4096, 0), (4000, 3004, 1), (100, 1, 1)])
+def test_connections_are_bounded_by_what_is_left_beside_the_ring(limit, most, warned):
+    settings = RouterSettings(model="m", engines=("ipc:///e",) * 100, detokenizers=("ipc:///d",) * 34)
+    with capture_logs() as logs:
+        fitted = fit_connections(settings, limit, structlog.get_logger())
+    assert fitted.max_connections == most
+    assert [line["event"] for line in logs] == ["few descriptors"] * warned
+    assert fitted.model_copy(update={"max_connections": 4096}) == settings

@@ -1,0 +1,80 @@
+"""What the log says of requests that are refused, and what it never says."""
+
+import pytest
+
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
+from tests.router.conftest import refused, text_spec
+
+CANARY = "quokka"
+
+
+def chat(message: pb.ChatMessage, **fields) -> pb.GenerationSpec:
+    return pb.GenerationSpec(chat=pb.ChatPrompt(messages=[message], **fields))
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(
+    ("spec", "outcome", "fields", "reason"),
+    [
+        (
+            text_spec(sampling=SamplingParams(temperature=2.5, top_p=9)),
+            "INVALID_ARGUMENT",
+            ["spec.sampling.temperature", "spec.sampling.top_p"],
+            "spec.sampling.temperature: is 2.5, must be in [0, 2] (and 1 more)",
+        ),
+        (text_spec(best_of=2), "NOT_BUILT_YET", ["spec.best_of"], "not built yet: spec.best_of"),
+        (
+            text_spec(stopping=StoppingCriteria(max_tokens=2048)),
+            "CONTEXT_OVERFLOW",
+            ["spec.stopping.max_tokens"],
+            "more than the context of 2048 tokens",
+        ),
+    ],
+)
+async def test_the_line_of_a_refused_request(client, spec, outcome, fields, reason, streaming):
+    await refused(client.events(spec) if streaming else client.generate(spec))
+    (line,) = client.lines()
+    assert (line["outcome"], line["fields"]) == (outcome, fields)
+    assert reason in line["reason"]
+    assert line["peer"].startswith(("ipv4:127.0.0.1:", "ipv6:"))
+
+
+async def test_the_line_of_a_request_that_is_served_names_no_peer(client):
+    await client.events(text_spec())
+    (line,) = client.lines()
+    assert not {"fields", "reason", "peer"} & line.keys()
+
+
+QUOTING = {
+    "model": text_spec(model=CANARY),
+    "role": chat(pb.ChatMessage(role=CANARY)),
+    "role of a tool's answer": chat(pb.ChatMessage(role=CANARY, tool_call_id="c")),
+    "tools": chat(pb.ChatMessage(role="user"), tools_json=f"{{{CANARY}}}"),
+    "variable": chat(pb.ChatMessage(role="user"), template_kwargs={"add_generation_prompt": CANARY}),
+    "text": text_spec(CANARY, sampling=SamplingParams(temperature=9)),
+    "stop": text_spec(stopping=StoppingCriteria(stop=[CANARY * 1000])),
+}
+
+
+@pytest.mark.parametrize("spec", QUOTING.values(), ids=QUOTING)
+async def test_no_line_quotes_what_a_caller_wrote(client, spec):
+    await refused(client.events(spec))
+    (line,) = client.lines()
+    assert line["reason"]
+    assert CANARY not in repr(client.logs)
+
+
+async def test_many_bad_fields_make_no_long_line(client):
+    spec = text_spec(sampling=SamplingParams(logit_bias=dict.fromkeys(range(5000, 6000), 1000.0)))
+    await refused(client.events(spec))
+    (line,) = client.lines()
+    assert len(line["fields"]) == 8
+    assert len(repr(line)) < 2000
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_all_tokens_of_a_unary_answer_are_delivered(client, n):
+    await client.generate(text_spec(n=n))
+    (line,) = client.lines()
+    assert (line["completion_tokens"], line["undelivered_tokens"]) == (24 * n, 0)

@@ -1,0 +1,154 @@
+"""An exception that nothing expected: the client gets INTERNAL and an id, the log what happened."""
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from grpc import StatusCode
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
+
+from router.rpc import guarded
+from sluice.v1 import admin_pb2
+from tests.router.conftest import Details, refused, text_spec
+
+SECRET = "/srv/secret"
+
+
+def fail(*_, **__):
+    raise OSError(28, "No space left on device", SECRET)
+
+
+class Unsendable:
+    """An answer that cannot be encoded."""
+
+    SerializeToString = fail
+
+
+async def answer_unsendable(*_):
+    return Unsendable()
+
+
+def generate(client):
+    return client.generate(text_spec())
+
+
+def stream(client):
+    return client.events(text_spec())
+
+
+def stats(client):
+    return client.admin.GetStats(admin_pb2.GetStatsRequest())
+
+
+def stream_stats(client):
+    return client.admin.StreamStats(admin_pb2.StreamStatsRequest()).read()
+
+
+def models(client):
+    return client.models.ListModels(admin_pb2.ListModelsRequest())
+
+
+def check_health(client):
+    return HealthStub(client.channel).Check(health_pb2.HealthCheckRequest())
+
+
+def watch_health(client):
+    return HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest()).read()
+
+
+def reflect(client):
+    return ServerReflectionStub(client.channel).ServerReflectionInfo(iter([question()])).read()
+
+
+def question() -> Message:
+    return reflection_pb2.ServerReflectionRequest(list_services="")
+
+
+def check(client, details: Details) -> None:
+    """All that the client sees, and the one line that explains it."""
+    error = details.error
+    assert (details.code, details.info.reason) == (StatusCode.INTERNAL, "INTERNAL")
+    assert "OSError" not in repr(error)
+    assert SECRET not in repr(error)
+    assert SECRET not in repr(error.trailing_metadata())
+    (line,) = client.lines("call failed")
+    assert line["error_id"] == details.info.metadata["error_id"]
+    assert line["error_id"] in error.details()
+    assert SECRET in line["exception"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "call"),
+    [
+        ("router.text.Text.tokens", generate),
+        ("router.text.Text.tokens", stream),
+        ("router.validate.spec.parse_prompt", generate),
+        ("router.messages.Writer.response", generate),
+        ("router.messages.Writer.started", stream),
+        ("router.messages.Writer.delta", stream),
+        ("router.messages.Writer.done", stream),
+        ("router.tally.Tally.ended", generate),
+        ("router.admin.AdminService._stats", stats),
+        ("router.admin.AdminService._stats", stream_stats),
+        ("router.health.HealthService._answer", check_health),
+        ("router.health.HealthService._answer", watch_health),
+        ("router.reflection.ReflectionServicer._list_services", reflect),
+        ("router.auth.Gate._tenant", generate),
+        ("router.auth.Gate._tenant", reflect),
+    ],
+)
+async def test_its_text_stays_in_the_log(client, monkeypatch, broken, call):
+    monkeypatch.setattr(broken, fail)
+    check(client, await refused(call(client)))
+
+
+@pytest.mark.parametrize(
+    ("broken", "call"),
+    [("router.models.ModelService.list_models", models), ("router.admin.AdminService.get_stats", stats)],
+)
+async def test_an_answer_that_cannot_be_encoded(ring, start, monkeypatch, broken, call):
+    monkeypatch.setattr(broken, answer_unsendable)
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start()
+    check(client, await refused(call(client)))
+
+
+class FailingLogger:
+    """Its stream is on a full disk."""
+
+    def bind(self, **_):
+        return self
+
+    def __getattr__(self, _):
+        return fail
+
+
+async def test_a_log_that_cannot_be_written():
+    """Not even the line about the failure."""
+
+    async def answer(*_):
+        fail()
+
+    server = grpc.aio.server()
+    method = grpc.stream_unary_rpc_method_handler(guarded(answer, FailingLogger()))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", {"Call": method}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            details = await refused(channel.unary_unary("/test.Service/Call")(b""))
+    finally:
+        await server.stop(None)
+    assert (details.code, details.info.reason) == (StatusCode.INTERNAL, "INTERNAL")
+    assert SECRET not in repr(details.error)
+
+
+async def test_after_it_the_router_serves_on(client, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("router.text.Text.tokens", fail)
+        await refused(generate(client))
+    assert (await generate(client)).usage.completion_tokens == 24
+    assert not client.router._requests.open

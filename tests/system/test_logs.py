@@ -1,0 +1,142 @@
+"""Streams go on where no log line can be written, and after the launcher has died."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from contextlib import ExitStack, suppress
+
+import pytest
+import zmq
+
+from sluice import tiny_model
+from sluice.client import Client
+from tests.fakes.processes import LIMIT, is_alive, wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+STREAMS = 8
+SERVICES = {"router": "router", "engine": "engine_worker", "detok": "detok_service"}
+
+
+def free_ports(count: int) -> list[int]:
+    with zmq.Context() as context, ExitStack() as stack:
+        sockets = [stack.enter_context(context.socket(zmq.PULL)) for _ in range(count)]
+        return [socket.bind_to_random_port("tcp://127.0.0.1") for socket in sockets]
+
+
+def get(port: int, path: str) -> str:
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=LIMIT) as answer:
+        return answer.read().decode()
+    return ""
+
+
+def closed_pipe() -> int:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def unread_pipe() -> int:
+    """Full, with a reader that does not read, which lives as long as this process."""
+    _, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(1 << 16))
+    os.set_blocking(writer, True)
+    return writer
+
+
+@pytest.mark.parametrize(
+    "stderr", [lambda: os.open("/dev/full", os.O_WRONLY), closed_pipe, unread_pipe], ids=["full", "closed", "unread"]
+)
+def test_every_stream_is_served_while_no_line_is_written(tmp_path, stderr):
+    ports = dict(zip([*SERVICES, "grpc"], free_ports(4), strict=True))
+    inboxes = {role: f"ipc://{tmp_path}/{role}" for role in SERVICES}
+    more = {
+        "router": ["--port", ports["grpc"], "--engines", inboxes["engine"], "--detokenizers", inboxes["detok"]],
+        "engine": ["--threads", 1, "--kv-cache-tokens", 8192],
+        "detok": [],
+    }
+    descriptor, processes = stderr(), {}
+    try:
+        for role, module in SERVICES.items():
+            command = [sys.executable, "-m", module, "--model", tiny_model.path(), "--listen", inboxes[role]]
+            command += ["--metrics-port", ports[role], "--log-level", "debug", *more[role]]
+            processes[role] = subprocess.Popen(list(map(str, command)), stderr=descriptor)
+        assert wait_until(lambda: get(ports["router"], "/readyz") == "ok\n", 2 * LIMIT)
+        with Client(f"127.0.0.1:{ports['grpc']}") as client:
+            texts = {client.generate("def f(", max_tokens=16, seed=1).text for _ in range(STREAMS)}
+            assert len(texts) == 1
+        for role in SERVICES:
+            assert get(ports[role], "/livez") == "ok\n"
+            if stderr is not unread_pipe:
+                (line,) = [
+                    line
+                    for line in get(ports[role], "/metrics").splitlines()
+                    if line.startswith(f"sluice_{role}_log_lines_lost_total ")
+                ]
+                assert float(line.split()[1]) >= (STREAMS if role == "router" else 1)
+        for process in processes.values():
+            process.terminate()
+        assert [process.wait(LIMIT) for process in processes.values()] == [0, 0, 0]
+    finally:
+        os.close(descriptor)
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+def test_a_ring_serves_while_the_output_of_its_launcher_is_on_a_full_disk(tmp_path):
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), "--demo", "def f(", "--verbose"]
+    with open("/dev/full", "wb") as full:
+        launcher = subprocess.Popen(command, stdout=full, stderr=full)
+    try:
+        address = f"127.0.0.1:{port}"
+        assert wait_until(lambda: serves(address), 2 * LIMIT)
+        with Client(address) as client:
+            assert client.generate("def f(", max_tokens=4).text
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(LIMIT) in (0, 130)
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def serves(address: str) -> bool:
+    done = subprocess.run(
+        [sys.executable, "-m", "sluice", "health", "--address", address], capture_output=True, check=False
+    )
+    return done.returncode == 0
+
+
+def test_a_stream_ends_well_after_its_launcher_was_killed():
+    code = """
+import signal, sys
+from sluice.launch import Ring
+with Ring(drain_timeout=60, port=0) as ring:
+    print(ring.address, *ring.pids.values(), flush=True)
+    signal.pause()
+"""
+    launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    pids: list[int] = []
+    try:
+        address, *found = launcher.stdout.readline().split()
+        pids = list(map(int, found))
+        with Client(address) as client, client.stream("def f(", max_tokens=400, seed=1) as stream:
+            tokens = 0
+            for chunk in stream:
+                if not tokens:
+                    launcher.kill()
+                    launcher.wait()
+                tokens += chunk.token_count
+        assert stream.usage.completion_tokens == tokens > 1
+        assert wait_until(lambda: not any(map(is_alive, pids)))
+    finally:
+        launcher.kill()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

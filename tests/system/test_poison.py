@@ -1,0 +1,95 @@
+"""A request that ends the process of each engine that computes it, beside others: real processes."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from sluice import AsyncClient
+from sluice.client import Poison
+from sluice.launch import Ring
+
+NEIGHBOURS = 12
+TOKENS = 500
+LIMIT = 240
+SCHEDULER = """
+import os
+from pathlib import Path
+
+from engine_worker.scheduling.max_utilization import MaxUtilization
+
+
+class Mortal(MaxUtilization):
+    def schedule_request(self, active):
+        for sequence in active:
+            name, _, position = sequence.request.spec.name.partition("-")
+            if name == "poison" and len(sequence.output) >= int(position):
+                requests = {each.request.spec.request for each in active}
+                with Path(__file__).with_name("deaths").open("a") as deaths:
+                    deaths.write(f"{len(requests)}\\n")
+                os._exit(1)
+        return super().schedule_request(active)
+"""
+
+
+@dataclass
+class Told:
+    """What a neighbour was told, and when."""
+
+    text: str = ""
+    at: list[float] = field(default_factory=list)
+
+    @property
+    def longest_pause(self) -> float:
+        return max((after - before for before, after in zip(self.at, self.at[1:], strict=False)), default=0.0)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "mortal.py").write_text(SCHEDULER)
+    (tmp_path / "engine.yaml").write_text("capacity_scheduler_policy: mortal:Mortal\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+async def neighbour(client, i, begun=lambda: None) -> Told:
+    told = Told()
+    async for chunk in client.stream(f"# {i}\ndef f(x):\n", seed=i, max_tokens=TOKENS, ignore_eos=True):
+        told.text += chunk.text
+        told.at.append(time.monotonic())
+        if len(told.at) == 5:
+            begun()
+    return told
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("position", "most"), [(0, 2), (20, 3)])
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_it_ends_with_a_final_error_and_its_neighbours_do_not(folder, position, most, streaming):
+    args = {"config": folder / "engine.yaml"}
+    with Ring(engines=2, routers=2, detokenizers=2, engine_args=args) as ring:
+        async with AsyncClient(ring.addresses, timeout=LIMIT) as client:
+            calm = [await neighbour(client, i) for i in range(2)]
+            begun = asyncio.Semaphore(0)
+            others = [asyncio.create_task(neighbour(client, i, begun.release)) for i in range(NEIGHBOURS)]
+            for _ in others:
+                await begun.acquire()
+            with pytest.raises(Poison) as caught:
+                await ask(client, f"poison-{position}", streaming)
+            told = await asyncio.gather(*others)
+    assert [each.text for each in told[:2]] == [each.text for each in calm]
+    assert caught.value.reason == "POISON"
+    deaths = [int(line) for line in (folder / "deaths").read_text().split()]
+    print(f"requests at each death: {deaths}, longest pause: {max(each.longest_pause for each in told):.1f} s")
+    assert 2 <= len(deaths) <= most
+    assert deaths[-1] == 1
+
+
+async def ask(client, name, streaming):
+    options = {"request_id": name, "max_tokens": 100, "temperature": 0, "ignore_eos": True}
+    if streaming:
+        async for _ in client.stream("def g(x):\n", **options):
+            pass
+    else:
+        await client.generate("def g(x):\n", **options)

@@ -1,0 +1,143 @@
+"""`/livez` answers whatever its other connections do, and without a free descriptor."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sluice.telemetry.connections import Connections
+from sluice.telemetry.health import Health
+from sluice.telemetry.pulse import Pulse
+from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
+from tests.fakes.processes import LIMIT
+
+REQUEST = b"GET /livez HTTP/1.0\r\n"
+
+
+@pytest.fixture
+def serve():
+    with ExitStack() as stack:
+
+        def start() -> tuple[str, int]:
+            health = Health(Pulse(environment={}), 120, 30, lambda: None)
+            server = StatusServer(CollectorRegistry(), health, "127.0.0.1", 0)
+            stack.callback(server.close)
+            return "127.0.0.1", server.port
+
+        yield start
+
+
+def probe(address) -> bytes:
+    with socket.create_connection(address, timeout=LIMIT) as connection:
+        connection.sendall(REQUEST + b"\r\n")
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+def test_slow_connections_make_room_for_others(serve, monkeypatch):
+    monkeypatch.setattr("sluice.telemetry.server.REQUEST_SECONDS", 1e9)
+    address = serve()
+    with ExitStack() as stack:
+        slow = []
+        for _ in range(2 * MAX_CONNECTIONS):
+            slow.append(stack.enter_context(socket.create_connection(address, timeout=LIMIT)))
+            slow[-1].sendall(b"GET /li")
+        for _ in range(3):
+            assert probe(address).endswith(b"ok\n")
+        # The oldest went, the latest are there.
+        assert all(each.recv(1) == b"" for each in slow[: MAX_CONNECTIONS + 1])
+        slow[-1].sendall(b"vez HTTP/1.0\r\n\r\n")
+        assert slow[-1].recv(4096).startswith(b"HTTP/1.0 200")
+
+
+def test_a_client_that_sends_a_little_now_and_then_is_cut_off_too(serve, monkeypatch):
+    monkeypatch.setattr("sluice.telemetry.server.REQUEST_SECONDS", 1.0)
+    address = serve()
+    with socket.create_connection(address, timeout=LIMIT) as connection:
+        connection.sendall(REQUEST)
+        end, ended = time.monotonic() + LIMIT, threading.Event()
+
+        def drip() -> None:
+            with suppress(OSError):
+                while not ended.wait(0.02) and time.monotonic() < end:
+                    connection.sendall(b"a")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            with suppress(ConnectionError):
+                assert connection.recv(1) == b""
+            assert time.monotonic() < end
+        finally:
+            ended.set()
+            thread.join()
+
+
+def test_connections_are_closed_oldest_first_and_late_ones_at_once():
+    now = [0.0]
+    with ExitStack() as stack:
+        pairs = [tuple(map(stack.enter_context, socket.socketpair())) for _ in range(3)]
+        for _, theirs in pairs:
+            theirs.settimeout(LIMIT)
+        connections = Connections(2, 10.0, lambda: now[0])
+        assert connections.add(pairs[0][0])
+        now[0] = 9.0
+        assert connections.add(pairs[1][0])
+        connections.close_late()
+        now[0] = 10.0
+        connections.close_late()
+        assert pairs[0][1].recv(1) == b""
+        connections.remove(pairs[0][0])
+        assert connections.add(pairs[2][0])
+        connections.close_oldest()
+        assert pairs[1][1].recv(1) == b""
+        # Its thread has not ended: there is no room yet.
+        connections.close_oldest()
+        assert pairs[2][1].recv(1) == b""
+
+
+CHILD = """
+import json, os, resource, sys
+from prometheus_client import CollectorRegistry
+from sluice.ring.descriptors import raise_limit
+from sluice.telemetry.health import Health
+from sluice.telemetry.pulse import Pulse
+from sluice.telemetry.server import StatusServer
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
+limit = raise_limit()
+server = StatusServer(CollectorRegistry(), Health(Pulse(environment={}), 1e9, 1e9, lambda: None), "127.0.0.1", 0)
+held = []
+def fill():
+    try:
+        while True:
+            held.append(os.dup(0))
+    except OSError:
+        return len(held)
+full = fill()
+print(json.dumps([server.port, limit, full]), flush=True)
+# Like a thread of ZeroMQ's under a flood of connections: takes whatever gets free, and gives it back later.
+while True:
+    fill()
+    while len(held) > full:
+        os.close(held.pop())
+"""
+
+
+def test_without_a_free_descriptor():
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True
+    )
+    try:
+        port, limit, full = json.loads(child.stdout.readline())
+        assert (limit, full > 200) == (256 - 32, True)
+        for _ in range(3):
+            assert probe(("127.0.0.1", port)).endswith(b"ok\n")
+    finally:
+        child.kill()
+        child.wait()
