@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import Decoders, load_decoders
-from sluice.ring.beats import Hello, Pulse
+from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.message import Message
 from sluice.ring.params import TextParams
 from sluice.ring.wire import Open, TokenBatch, TokenRow
@@ -63,7 +63,9 @@ def serve(decoders: Decoders, bodies: list[bytes], joined: int) -> None:
     """Take all frames in, `joined` per drain of the inbox."""
     log: structlog.stdlib.BoundLogger = structlog.get_logger()
     service = Service(Identity("detok", 1, "detok"), decoders, lambda _: Sink(), 1_000_000, log)
-    decoder: msgspec.msgpack.Decoder[Hello | TokenBatch | Pulse] = msgspec.msgpack.Decoder(Hello | TokenBatch | Pulse)
+    decoder: msgspec.msgpack.Decoder[Hello | TokenBatch | KeepAlive] = msgspec.msgpack.Decoder(
+        Hello | TokenBatch | KeepAlive
+    )
     for start in range(0, len(bodies), joined):
         service.handle([decoder.decode(body) for body in bodies[start : start + joined]])
 

@@ -16,7 +16,7 @@ import zmq
 
 from detok_service import metrics
 from detok_service.config import DetokenizerSettings, read_settings
-from detok_service.outlets import MAX_OUTLETS
+from detok_service.router_links import MAX_OUTLETS
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import TokenizerError, load_decoders
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
@@ -32,7 +32,7 @@ from sluice.telemetry import configure
 from sluice.telemetry.health import Health
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.output import protect_stderr
-from sluice.telemetry.pulse import Pulse
+from sluice.telemetry.progress_beacon import ProgressBeacon
 from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
 
 IDLE_SECONDS = 0.1
@@ -67,7 +67,7 @@ def main() -> None:
     address = settings.advertise or inbox.address
     identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint)
     service = Service(identity, decoders, partial(open_lane, context, security.to("router")), settings.max_streams, log)
-    pulse = Pulse()
+    pulse = ProgressBeacon()
     try:
         server = serve_status(service, inbox, settings, pulse)
     except OSError as error:
@@ -87,7 +87,7 @@ def serve(
     service: Service,
     inbox: "Inbox[ToDetokenizer]",
     settings: DetokenizerSettings,
-    pulse: Pulse,
+    pulse: ProgressBeacon,
     log: structlog.stdlib.BoundLogger,
 ) -> None:
     """Until it is drained, or the time for that is over."""
@@ -107,7 +107,7 @@ def serve(
 
 
 def serve_status(
-    service: Service, inbox: "Inbox[ToDetokenizer]", settings: DetokenizerSettings, pulse: Pulse
+    service: Service, inbox: "Inbox[ToDetokenizer]", settings: DetokenizerSettings, pulse: ProgressBeacon
 ) -> StatusServer | None:
     """If the settings ask for it. Raises OSError."""
     if not settings.metrics_port:
@@ -135,7 +135,7 @@ def patience(service: Service) -> float:
     if service.replaying:
         return 0.0
     busy = service.waiting or service.draining_since is not None
-    return max(0.0, min(service.beat_at - time.monotonic(), BUSY_SECONDS if busy else IDLE_SECONDS))
+    return max(0.0, min(service.heartbeat_at - time.monotonic(), BUSY_SECONDS if busy else IDLE_SECONDS))
 
 
 if __name__ == "__main__":

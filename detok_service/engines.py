@@ -29,7 +29,7 @@ class Engines:
 
     @property
     def missed(self) -> dict[int, int]:
-        """See `DetokenizerBeat.missed`."""
+        """See `DetokenizerHeartbeat.missed`."""
         return dict(self._missed)
 
     @property

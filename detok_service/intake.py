@@ -1,7 +1,7 @@
 """What engines send, taken to the streams that it is for."""
 
-from detok_service.decoding import Decoding
-from detok_service.outlets import Outlets
+from detok_service.decode_loop import Decoding
+from detok_service.router_links import RouterLinks
 from detok_service.stops import StopSearch, StopStrings
 from detok_service.stream import Engine, Key, Stream
 from detok_service.table import Table
@@ -13,14 +13,14 @@ from sluice.ring.wire import End, Open, Started, TokenBatch, TokenLogprob
 MAX_SEQUENCES = 4096
 """More than a request can have."""
 MAX_TELLING = 16_384
-"""Rows that wait for a router; with so many it is not told of unknown ones, but by its beats that some were lost."""
+"""Rows that wait for a router; beyond it the heartbeats report a loss instead of naming each unknown row."""
 
 
 class Intake:
     """Begins streams and queues their rows; `max_streams` of them at most live at a time."""
 
     def __init__(
-        self, table: Table, outlets: Outlets, decoding: Decoding, decoders: Decoders, max_streams: int
+        self, table: Table, outlets: RouterLinks, decoding: Decoding, decoders: Decoders, max_streams: int
     ) -> None:
         self.tokens = 0
         """Received since the start."""

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 import structlog
 
-from detok_service.decoding import Decoding
+from detok_service.decode_loop import Decoding
 from detok_service.engines import Engines
 from detok_service.intake import Intake
-from detok_service.outlet import Sender
-from detok_service.outlets import Outlets
+from detok_service.router_link import Sender
+from detok_service.router_links import RouterLinks
 from detok_service.stream import Engine
 from detok_service.table import Table
 from detok_service.tokenizers import Decoders
-from sluice.ring.beats import DetokenizerBeat, Hello, Pulse
 from sluice.ring.errors import ErrorCode
+from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.wire import Drop, TokenBatch
 
-BEAT_SECONDS = 0.5
+HEARTBEAT_SECONDS = 0.5
 SILENCE_SECONDS = 30.0
 """After so long without a word a router is gone, with its streams;"""
 DRAINING_SILENCE_SECONDS = 4.0
@@ -61,12 +61,12 @@ class Service:
         self._log = log
         self._clock = clock
         self._table = Table(max_streams)
-        self._outlets = Outlets(open_lane, identity.name, log)
+        self._outlets = RouterLinks(open_lane, identity.name, log)
         self._engines = Engines()
         self.decoding = Decoding(self._table, self._outlets, log, clock)
         self.intake = Intake(self._table, self._outlets, self.decoding, decoders, max_streams)
         self._beaten_tokens = 0
-        self._beat_at = self._beaten_at = clock()
+        self._heartbeat_at = self._beaten_at = clock()
 
     @property
     def streams(self) -> int:
@@ -89,11 +89,11 @@ class Service:
         return self.decoding.replaying
 
     @property
-    def beat_at(self) -> float:
-        """When `tick` next has a beat to send, by the service's clock."""
-        return self._beat_at
+    def heartbeat_at(self) -> float:
+        """When `tick` next has a heartbeat to send, by the service's clock."""
+        return self._heartbeat_at
 
-    def handle(self, messages: Iterable[Hello | TokenBatch | Pulse | Drop | Gap]) -> None:
+    def handle(self, messages: Iterable[Hello | TokenBatch | KeepAlive | Drop | Gap]) -> None:
         """Take all messages, then decode: what came for one sequence is joined. Sends what lanes take."""
         now = self._clock()
         missed = self.backlog = 0
@@ -121,20 +121,20 @@ class Service:
         self.decoding.flush()
 
     def tick(self) -> None:
-        """Beats, and an end to what belongs to the silent. To be called at `beat_at` or a little later."""
+        """Heartbeats, and an end to what belongs to the silent. To be called at `heartbeat_at` or a little later."""
         now = self._clock()
-        if now < self._beat_at:
+        if now < self._heartbeat_at:
             return
-        self._beat_at = now + BEAT_SECONDS
+        self._heartbeat_at = now + HEARTBEAT_SECONDS
         self._drop_silent_engines(now)
         self._drop_silent_routers(now)
-        self._beat(now)
+        self._heartbeat(now)
         self.decoding.flush()
 
     def drain(self) -> None:
-        """From now on beats ask routers to place nothing here; what comes is still served."""
+        """From now on heartbeats ask routers to place nothing here; what comes is still served."""
         if self.draining_since is None:
-            self.draining_since = self._beat_at = self._clock()
+            self.draining_since = self._heartbeat_at = self._clock()
 
     def drained(self, timeout: float) -> bool:
         """Whether a draining service may go: nothing is left of what routers placed here before they heard of it.
@@ -187,9 +187,9 @@ class Service:
             rows = self._outlets.remove(address, self._engines.epochs)
             self._log.warning("router silent", address=address, streams=len(dropped), rows=rows)
 
-    def _beat(self, now: float) -> None:
+    def _heartbeat(self, now: float) -> None:
         elapsed = now - self._beaten_at
-        beat = DetokenizerBeat(
+        heartbeat = DetokenizerHeartbeat(
             detokenizer=self._identity.name,
             epoch=self._identity.epoch,
             address=self._identity.address,
@@ -202,4 +202,4 @@ class Service:
         )
         self._beaten_tokens = self.intake.tokens
         self._beaten_at = now
-        self._outlets.beat(beat, now)
+        self._outlets.heartbeat(heartbeat, now)

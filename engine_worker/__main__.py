@@ -16,12 +16,12 @@ from typing import NoReturn
 
 from structlog.stdlib import BoundLogger
 
-from engine_worker.beats import MAX_ROUTERS
 from engine_worker.config import EngineSettings, read_settings
-from engine_worker.outbox import MAX_LANES
 from engine_worker.parallel.channel import ChannelError
+from engine_worker.ringside.heartbeats import MAX_ROUTERS
+from engine_worker.ringside.outbox import MAX_LANES
+from engine_worker.ringside.worker import Worker
 from engine_worker.step import Runner
-from engine_worker.worker import Worker
 from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_limit, raise_limit
 from sluice.ring.ports import Port, PortError, check_ports
@@ -110,7 +110,7 @@ def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger, sta
     progress, capturing = progress_log(log, "loading"), progress_log(log, "capturing")
     if settings.tensor_parallel == 1:
         return load_runner(checkpoint, config, progress, capturing=capturing, warn=partial(_warn, log))
-    from engine_worker.parallel.lead import Lead
+    from engine_worker.parallel.leader import Lead
 
     lead = stack.enter_context(
         closing(Lead(settings.place, settings.rank_start_timeout, settings.rank_timeout, log, settings.log_level))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationInfo, field_validator
 
-from engine_worker.parallel.place import Place, find_place
+from engine_worker.parallel.rank_env import Place, find_place
 from engine_worker.scheduling.build import POLICIES, SchedulerNames
 from engine_worker.scheduling.context import ChunkingPolicy
 from sluice.ring.settings import ServiceSettings, load_settings

@@ -10,9 +10,9 @@ import asyncio
 import signal
 from collections.abc import Callable
 
+from router.app import RouterApp, fit_connections
 from router.config import RouterSettings, read_settings
-from router.discovery import AddressError
-from router.service import Router, fit_connections
+from router.peers.discovery import AddressError
 from sluice import telemetry
 from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from sluice.ring.descriptors import raise_limit
@@ -46,7 +46,7 @@ def main() -> None:
 async def _serve(settings: RouterSettings, checkpoint: Checkpoint) -> None:
     logger = telemetry.configure("router", settings.log_level)
     settings = fit_connections(settings, raise_limit(), logger)
-    router = Router(settings, checkpoint, logger)
+    router = RouterApp(settings, checkpoint, logger)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -9,7 +9,6 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from router.admission import Bounds
 from sluice.ring.ports import Port
 from sluice.ring.settings import ServiceSettings, load_settings
 
@@ -91,10 +90,10 @@ class RouterSettings(ServiceSettings):
     max_tenant_requests: int | None = Field(
         None, ge=1, description="requests of one tenant at a time, also those that it does not read; default: any"
     )
-    peer_timeout: float = Field(5.0, gt=0, description="seconds without a beat after which a peer is lost")
+    peer_timeout: float = Field(5.0, gt=0, description="seconds without a heartbeat after which a peer is lost")
     peer_wait: float = Field(5.0, ge=0, description="seconds a request waits for an engine and a detokenizer")
     stall_timeout: float = Field(
-        30.0, gt=0, description="seconds after which an engine that beats but makes no turn of its loop is lost"
+        30.0, gt=0, description="seconds after which an engine that heartbeats but makes no turn of its loop is lost"
     )
     recovery_timeout: float = Field(
         300.0, ge=0, description="seconds a stream that lost its engine or detokenizer waits for others"
@@ -192,7 +191,7 @@ class RouterSettings(ServiceSettings):
         return weights
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> "Bounds":
         """Of requests that wait for admission."""
         tenant_waiting = self.max_waiting * 3 // 4 if self.max_tenant_waiting is None else self.max_tenant_waiting
         return Bounds(self.max_waiting, self.max_waiting_tokens, tenant_waiting)
@@ -216,6 +215,17 @@ class RouterSettings(ServiceSettings):
             retention_time=self.max_retention_time,
             time_limit=self.max_time_limit,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of those that wait."""
+
+    waiting: int
+    waiting_tokens: int
+    """Tokens of their prompts and of what they resume."""
+    tenant_waiting: int | None = None
+    """Requests of one tenant that wait; None: as many as of all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,19 @@
 """What a client is told when its request cannot be served: a gRPC status with google.rpc details."""
 
+import asyncio
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
-from grpc import StatusCode
+from grpc import StatusCode, aio
 
-from router.callers import Call, sent
 from sluice.ring.errors import ErrorCode
+
+Call: TypeAlias = aio.ServicerContext[Any, Any]
 
 DOMAIN = "sluice"
 MAX_VIOLATION_BYTES = 3000
@@ -25,6 +27,9 @@ MOST_PREVIOUS_ATTEMPTS = 4
 """gRPC makes five attempts at most."""
 RETRIED_STATUSES = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
 """Those that retry policies name."""
+
+LEAVING_SECONDS = 1.0
+"""The longest that gRPC needs to report a client's disconnect after a send to it failed."""
 
 
 class Violation(NamedTuple):
@@ -96,6 +101,19 @@ def duration(seconds: float) -> Duration:
     """A non-negative number of seconds as google.protobuf.Duration."""
     nanos = round(max(seconds, 0.0) * 1e9)
     return Duration(seconds=nanos // 10**9, nanos=nanos % 10**9)
+
+
+async def sent(operation: Awaitable[None]) -> None:
+    """Await an operation on a call.
+
+    Where the client has gone it may fail a moment before gRPC hears of it and cancels the call. That moment is waited
+    for: only what is a failure after it is raised.
+    """
+    try:
+        await operation
+    except aio.InternalError:
+        await asyncio.sleep(LEAVING_SECONDS)
+        raise
 
 
 async def abort(call: Call, error: RequestError) -> NoReturn:

@@ -5,24 +5,24 @@ from typing import Any
 
 from prometheus_client.metrics_core import Metric
 
-from router.access import Access
-from router.admission import Admission
-from router.dispatch import Dispatcher
-from router.inbox import RouterInbox
-from router.members import Members
-from router.peers import Peers
-from router.requests import Requests
-from router.serving_model import engines_by_model
-from router.steps import Steps
-from router.suspects import Suspects
-from router.tally import Tally
+from router.access.access import Access
+from router.api.stats_broadcast import StatsBroadcast
+from router.peers.inbox import RouterInbox
+from router.peers.membership import Membership
+from router.peers.peers import Peers
+from router.requests.admission import Admission
+from router.requests.counters import RequestCounters
+from router.requests.dispatcher import Dispatcher
+from router.requests.registry import Requests
+from router.requests.serving_model import engines_by_model
+from router.requests.suspects import Suspects
 from sluice.telemetry.metrics import counter, gauge, histogram
 from sluice.telemetry.output import lines_lost
 
 P = "sluice_router_"
 
 
-def requests(tally: Tally, live: Requests) -> Iterator[Metric]:
+def requests(tally: RequestCounters, live: Requests) -> Iterator[Metric]:
     """Requests, tokens, times."""
     text = "Requests that ended, by finish reason or error code (MIXED: outputs differ), and gRPC status."
     yield counter(P + "requests", text, tally.requests, ("outcome", "status"))
@@ -51,7 +51,7 @@ def admission(found: Admission) -> Iterator[Metric]:
     yield counter(P + "admission_refusals", "Requests refused because that queue was full.", found.refused)
 
 
-def ring(members: Members, inbox: RouterInbox, dispatcher: Dispatcher) -> Iterator[Metric]:
+def ring(members: Membership, inbox: RouterInbox, dispatcher: Dispatcher) -> Iterator[Metric]:
     """Peers and lanes."""
     kinds: dict[str, Peers[Any]] = {"engine": members.engines, "detokenizer": members.detokenizers}
     alive = {kind: sum(peer.alive for peer in peers.all) for kind, peers in kinds.items()}
@@ -62,7 +62,7 @@ def ring(members: Members, inbox: RouterInbox, dispatcher: Dispatcher) -> Iterat
     text = "Models, by weights, configuration and dtype, that the engines that are heard serve; more than 1: mixed."
     yield gauge(P + "models", text, models)
     unknown = {kind: peers.unknown for kind, peers in kinds.items()}
-    yield counter(P + "beats_unknown", "Beats of peers that are not configured.", unknown, ("kind",))
+    yield counter(P + "beats_unknown", "Heartbeats of peers that are not configured.", unknown, ("kind",))
     text = "Requests that wait for another attempt: for peers, or for their own client to read."
     yield gauge(P + "requests_between_attempts", text, dispatcher.between_attempts)
     yield counter(P + "frames_malformed", "Frames dropped because they were none.", inbox.malformed)
@@ -77,10 +77,10 @@ def suspects(found: Suspects) -> Iterator[Metric]:
     yield counter(P + "poisoned_requests", "Requests that ended with POISON: engines died under them.", found.poisoned)
 
 
-def steps(found: Steps) -> Iterator[Metric]:
+def steps(found: StatsBroadcast) -> Iterator[Metric]:
     """StreamSteps."""
     yield gauge(P + "steps_listeners", "Calls of StreamSteps.", found.listeners)
-    yield counter(P + "steps_lost", "Steps and requests that a slow listener missed.", found.lost)
+    yield counter(P + "steps_lost", "StatsBroadcast and requests that a slow listener missed.", found.lost)
 
 
 def access(found: Access) -> Iterator[Metric]:

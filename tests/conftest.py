@@ -3,7 +3,7 @@ import signal
 from hypothesis import HealthCheck, settings
 
 # A loaded machine is not a failure: no time limit per example, none for drawing it. The same examples in every run, so
-# that what fails fails again; tests/engine_worker/long_run.py looks for new ones.
+# that what fails fails again; tests/engine_worker/core/long_run.py looks for new ones.
 settings.register_profile("sluice", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("sluice")
 

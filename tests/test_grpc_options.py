@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from grpc._cython import cygrpc
 
+from router.api.listener import _options
 from router.config import RouterSettings
-from router.listener import _options
 from sluice.client.connection import CHANNEL_OPTIONS
 
 ROOT = Path(__file__).parents[1]

@@ -1,6 +1,7 @@
 """An engine that stands still for a while, and what it has to say when it goes on.
 
-It says so in its log: after half a minute it takes the routers for gone, and its beats do not tell them of those steps.
+It says so in its log: after half a minute it assumes that the routers are gone, and its heartbeats leave those steps
+out.
 """
 
 import asyncio

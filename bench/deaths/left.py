@@ -13,7 +13,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class Left(msgspec.Struct, frozen=True):
-    """By the latest beats; false when there is nothing, and every peer said so."""
+    """By the latest heartbeats; false when there is nothing, and every peer said so."""
 
     unheard: list[str]
     """Engines and detokenizers that are not heard."""

@@ -18,11 +18,11 @@ from bench.engine_load import EngineAsk, EngineLoad, EngineRun
 from bench.load import Trace
 from bench.systems.share import Share
 from engine_worker.__main__ import load
-from engine_worker.assembly import Batching, assemble, longest_sequence
 from engine_worker.config import EngineSettings, read_settings
-from engine_worker.engine import Engine
+from engine_worker.core.assembly import Batching, assemble, longest_sequence
+from engine_worker.core.engine import Engine
+from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks, Opened, Report, Responses, Stop
-from engine_worker.intake import Terms
 from engine_worker.step import Runner
 from sluice.launch.plan import child_environment
 from sluice.ring.checkpoint import open_checkpoint

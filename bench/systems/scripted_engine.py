@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import structlog
 
-from engine_worker.assembly import Batching, assemble
+from engine_worker.core.assembly import Batching, assemble
+from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks
-from engine_worker.intake import Terms
 from engine_worker.scheduling.build import SchedulerNames
 from engine_worker.step import Drawn, Step
 from sluice.ring.params import SamplingParams, StopParams, TextParams

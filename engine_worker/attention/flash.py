@@ -7,7 +7,8 @@ token itself.
 from torch import Tensor
 
 from engine_worker.attention.cache import LayerCache
-from engine_worker.attention.paged import Attend, Kernel, PagedInputs
+from engine_worker.attention.inputs import PagedInputs
+from engine_worker.attention.paged import Attend, Kernel
 
 
 def _flash2() -> Attend:

@@ -35,3 +35,12 @@ class AttentionInputs:
     def generation(self) -> bool:
         """One token of every sequence and no padding after them: B = T. Known without a look at the tensors."""
         return self.generation_rows == len(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedInputs(AttentionInputs):
+    """The inputs, and what a kernel may need beside them."""
+
+    key_start: Tensor | None
+    """[B + 1] int32: where keys would begin if those of the sequences stood one after the other. In a generation step
+    only its shape is right: graphs replay that, and no kernel looks. None where the kernel does not ask for it."""

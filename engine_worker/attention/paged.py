@@ -9,18 +9,8 @@ from torch import Tensor
 
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
-from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.attention.inputs import AttentionInputs, PagedInputs
 from engine_worker.attention.store import Store
-
-
-@dataclass(frozen=True, slots=True)
-class PagedInputs(AttentionInputs):
-    """The inputs, and what a kernel may need beside them."""
-
-    key_start: Tensor | None
-    """[B + 1] int32: where keys would begin if those of the sequences stood one after the other. In a generation step
-    only its shape is right: graphs replay that, and no kernel looks. None where the kernel does not ask for it."""
-
 
 Splits = Callable[[HeadShape, tuple[int | None, ...]], bool]
 """(heads, windows of the layers) -> whether long contexts of generation rows are split over the GPU."""

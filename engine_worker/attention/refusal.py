@@ -4,8 +4,6 @@ from enum import StrEnum
 
 import torch
 
-from engine_worker.transfer import wait_for
-
 
 class Refusal(StrEnum):
     """In words, after the kernel's title."""
@@ -42,7 +40,7 @@ def check_device(device: torch.device, kernel: str, setting: str, error: Excepti
     """After a kernel under trial raised this error. An illegal access or a failed assertion stays with the process:
     CUDA answers every later call with it. Raises BrokenDeviceError then, with the kernel and the setting without it."""
     try:
-        wait_for(device)
+        synchronize(device)
     except Exception as sticky:
         raise BrokenDeviceError(
             f"{kernel} broke the CUDA context of {device} when it was tried out: {in_a_line(error)}. "
@@ -53,3 +51,9 @@ def check_device(device: torch.device, kernel: str, setting: str, error: Excepti
 def in_a_line(error: Exception) -> str:
     """The first line, for torch's and Triton's compilers say a lot."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the work queued on the device; a CPU queues none. Raises RuntimeError where a GPU has failed."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

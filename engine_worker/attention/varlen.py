@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from engine_worker.attention.cache import LayerCache
-from engine_worker.attention.paged import Attend, Kernel, PagedInputs
+from engine_worker.attention.inputs import PagedInputs
+from engine_worker.attention.paged import Attend, Kernel
 from engine_worker.attention.refusal import Refusal, RefusedError
 
 PAGED_SINCE = "2.12"

@@ -4,8 +4,8 @@ from collections import deque
 from itertools import islice
 from threading import Lock
 
-from sluice.ring.beats import CacheNews
 from sluice.ring.hashing import short_hash
+from sluice.ring.heartbeats import CacheNews
 
 CAPACITY = 1 << 16
 """Changes kept; whoever has not heard that much gets everything anew."""

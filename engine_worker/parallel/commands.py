@@ -41,7 +41,7 @@ class Compute(Command, frozen=True):
     """None: moves only."""
 
 
-class Beat(Command, frozen=True):
+class Heartbeat(Command, frozen=True):
     """Nothing; whoever is through with it gets on."""
 
 
@@ -67,7 +67,7 @@ def _unpack(_: type, packed: Any) -> NDArray[Any]:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
-_decoder = msgspec.msgpack.Decoder(Load | Compute | Beat | Stop, dec_hook=_unpack)
+_decoder = msgspec.msgpack.Decoder(Load | Compute | Heartbeat | Stop, dec_hook=_unpack)
 
 
 def encode(command: Command) -> bytes:
@@ -75,7 +75,7 @@ def encode(command: Command) -> bytes:
     return _encoder.encode(command)
 
 
-def decode(message: bytearray) -> Load | Compute | Beat | Stop:
+def decode(message: bytearray) -> Load | Compute | Heartbeat | Stop:
     """Raises msgspec.DecodeError on what is no command."""
-    found: Load | Compute | Beat | Stop = _decoder.decode(message)
+    found: Load | Compute | Heartbeat | Stop = _decoder.decode(message)
     return found

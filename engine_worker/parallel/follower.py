@@ -18,13 +18,13 @@ import torch
 from structlog.stdlib import BoundLogger
 from torch.distributed.distributed_c10d import Store
 
-from engine_worker.parallel.bell import Bell
 from engine_worker.parallel.channel import LOST, ChannelError, Receiver
 from engine_worker.parallel.commands import Compute, Load, Stop, decode
 from engine_worker.parallel.group import Group, find_store, given_store, store_errors
-from engine_worker.parallel.place import Place
-from engine_worker.parallel.ring import Memory, RingReader
+from engine_worker.parallel.rank_env import Place
+from engine_worker.parallel.shm_channel import Memory, RingReader
 from engine_worker.parallel.tcp import INVITATION, connect
+from engine_worker.parallel.wakeup import Bell
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.load import find_device, load_forward
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint

@@ -8,8 +8,8 @@ import sys
 import time
 from contextlib import suppress
 
-from engine_worker.parallel.bell import Bell
-from engine_worker.parallel.ring import Memory, RingWriter
+from engine_worker.parallel.shm_channel import Memory, RingWriter
+from engine_worker.parallel.wakeup import Bell
 from sluice.ring.process import PARENT_VARIABLE
 
 REAP_SECONDS = 1.0

@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from engine_worker.parallel.bell import SLICE_SECONDS
 from engine_worker.parallel.channel import HEADER, ChannelError, Part, take_command
+from engine_worker.parallel.wakeup import SLICE_SECONDS
 
 GREETING = struct.Struct("!16sI")
 """Token and rank."""

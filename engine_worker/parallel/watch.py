@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 
 from engine_worker.parallel.channel import ChannelError, Sender
-from engine_worker.parallel.commands import Beat, encode
+from engine_worker.parallel.commands import Heartbeat, encode
 
 TICK_SECONDS = 0.1
-BEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 """Between two commands that keep idle ranks, and this one, from being taken for dead."""
-BEAT = encode(Beat())
+HEARTBEAT = encode(Heartbeat())
 
 
 class Watch(threading.Thread):
@@ -57,11 +57,11 @@ class Watch(threading.Thread):
             passed, looked = min(now - looked, 2 * TICK_SECONDS), now
             beaten += passed
             try:
-                if beaten >= BEAT_SECONDS:
+                if beaten >= HEARTBEAT_SECONDS:
                     beaten = 0.0
                     # The first command is the one that loads.
                     if self._sender.sent and self._sender.idle():
-                        self._sender.send([BEAT])
+                        self._sender.send([HEARTBEAT])
                 why = self._look(passed)
             except ChannelError as error:
                 why = self._look(0.0) or str(error)

@@ -9,6 +9,7 @@ from torch import Tensor
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.attention.refusal import synchronize
 from engine_worker.layers.shard import ALONE, Shard
 from engine_worker.models.model import Model
 from engine_worker.runner.arrays import Arrays
@@ -16,7 +17,6 @@ from engine_worker.runner.buffers import pad
 from engine_worker.runner.graphs import Graphs
 from engine_worker.runner.tensors import Tensors
 from engine_worker.step import Move
-from engine_worker.transfer import wait_for
 
 
 class Prepared(NamedTuple):
@@ -54,7 +54,7 @@ class Forward:
     def close(self) -> None:
         """Wait for the device, then drop the graphs: what they captured of NCCL cannot end before them. Nothing can be
         computed afterwards."""
-        wait_for(self.device)
+        synchronize(self.device)
         self._graphs = None
 
     def prepare(self, arrays: Arrays) -> Prepared:

@@ -19,7 +19,7 @@ from engine_worker.layers.norm import normed
 from engine_worker.layers.rotary import Rope, Rotary, rotate
 from engine_worker.layers.shard import Shard
 from engine_worker.models.model import Model
-from engine_worker.sampling.race import Race, by_torch
+from engine_worker.sampling.gumbel_max import Race, by_torch
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Of numbers about one, some of them ten, that round the other way where a sum does."""

@@ -25,7 +25,7 @@ from engine_worker.runner.memory import count_blocks, count_host_blocks, fractio
 from engine_worker.runner.runner import ModelRunner, Ranks
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
 from engine_worker.runner.weights import Progress, load_weights, random_weights
-from engine_worker.sampling.race import Race
+from engine_worker.sampling.gumbel_max import Race
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.ring.cores import usable_cores
 

@@ -7,15 +7,16 @@ from typing import Protocol
 
 import torch
 
+from engine_worker.attention.refusal import synchronize
 from engine_worker.models.windows import widest
 from engine_worker.runner.arrays import Arrays
 from engine_worker.runner.batch import Batch, build
 from engine_worker.runner.forward import Forward, Prepared
 from engine_worker.runner.results import Results
-from engine_worker.sampling.race import Race, by_torch
+from engine_worker.runner.transfer import send
+from engine_worker.sampling.gumbel_max import Race, by_torch
 from engine_worker.sampling.sampler import Plan, sample
 from engine_worker.step import DeviceLostError, Drawn, Move, Step
-from engine_worker.transfer import send, wait_for
 
 Work = Callable[[], Results | None]
 
@@ -83,11 +84,11 @@ class ModelRunner:
         forward: Forward,
         overlap: bool = False,
         ranks: Ranks | None = None,
-        wait_for: Callable[[torch.device], None] = wait_for,
+        synchronize: Callable[[torch.device], None] = synchronize,
         race: Race = by_torch,
     ) -> None:
-        """`wait_for`: until a device is through with all that it has to do; raises where it does not answer. `race`: of
-        sampling."""
+        """`synchronize` waits for the device and raises where it has failed. `race` draws from the
+        whole vocabulary."""
         cache, device = forward.cache, forward.device
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = cache.num_host_blocks
@@ -105,7 +106,7 @@ class ModelRunner:
         self._forward = forward
         self._ranks = ranks
         self._race = race
-        self._wait_for = wait_for
+        self._wait_for = synchronize
         self._vocab_size = forward.model.config.vocab_size
         self._waits = device.type == "cpu"
         """Whether sampling may wait for the device: on a CPU there is nothing to wait for."""

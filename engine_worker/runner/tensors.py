@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.runner.arrays import Arrays
-from engine_worker.transfer import to_device
+from engine_worker.runner.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache
+from engine_worker.attention.refusal import synchronize
 from engine_worker.layers.shard import ALONE, Shard
 from engine_worker.models.model import Model
 from engine_worker.models.windows import widest
@@ -18,11 +19,11 @@ from engine_worker.runner.forward import Forward
 from engine_worker.runner.graphs import LARGEST, Capture, CaptureError, Graph, Graphs, Work
 from engine_worker.runner.machine import free_memory
 from engine_worker.runner.memory import MemoryTooSmallError
+from engine_worker.runner.transfer import send
 from engine_worker.runner.weights import Progress
-from engine_worker.sampling.race import Race, by_torch
+from engine_worker.sampling.gumbel_max import Race, by_torch
 from engine_worker.sampling.sampler import sample
 from engine_worker.step import Draw, Slice
-from engine_worker.transfer import send, wait_for
 from sluice.ring.params import SamplingParams
 
 UNFILTERED = SamplingParams(repetition_penalty=1.1, presence_penalty=0.1, logprobs=20)
@@ -74,7 +75,7 @@ def warm_up(
         if logits is not None and race is not None:
             for batch in (unfiltered, filtered):
                 sample(logits, send(batch.plan(model.config.vocab_size), device), widen=False, race=race)
-        wait_for(device)
+        synchronize(device)
     except torch.OutOfMemoryError as error:
         raise MemoryTooSmallError(
             f"{free >> 20} MiB are free {where}: too little for a step of max_tokens_per_step = "

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from engine_worker.sampling.filters import Filters, keep
+from engine_worker.sampling.gumbel_max import Race, by_torch
 from engine_worker.sampling.noise import gumbel, noise_key, random_bits
-from engine_worker.sampling.race import Race, by_torch
 from engine_worker.step import Draw
 
 FEW, CANDIDATES = 64, 256

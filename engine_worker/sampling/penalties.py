@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_worker.sampling.cells import at, put
+from engine_worker.sampling.flat_index import at, put
 from engine_worker.step import Draw
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from engine_worker.sampling.choose import Filtered, Free, Greedy
-from engine_worker.sampling.edits import Edits, edits
+from engine_worker.sampling.gumbel_max import Race, by_torch
+from engine_worker.sampling.logit_edits import Edits, edits
 from engine_worker.sampling.logprobs import Scores, score
-from engine_worker.sampling.race import Race, by_torch
 from engine_worker.step import Draw, Drawn
 from sluice.ring.errors import ErrorCode, Fault
 

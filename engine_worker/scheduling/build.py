@@ -7,15 +7,15 @@ from typing import Any
 from structlog.stdlib import BoundLogger
 
 from engine_worker.scheduling.capacity import CapacityScheduler
-from engine_worker.scheduling.checked import CheckedCapacity, CheckedMicroBatch, CheckedScheduler
-from engine_worker.scheduling.complaints import Complaints
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.guaranteed_no_evict import GuaranteedNoEvict
+from engine_worker.scheduling.guarded import GuardedCapacity, GuardedMicroBatch, GuardedScheduler
 from engine_worker.scheduling.load import find_class, make
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import InFlightBatching, MicroBatchScheduler
 from engine_worker.scheduling.simple import RequestScheduler, SimpleScheduler
 from engine_worker.scheduling.static_batch import StaticBatch
+from engine_worker.scheduling.warnings import SchedulerWarnings
 
 POLICIES: Mapping[str, Callable[[SchedulerContext], CapacityScheduler]] = {
     "max_utilization": MaxUtilization,
@@ -52,18 +52,21 @@ class SchedulerNames:
 def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: BoundLogger) -> RequestScheduler:
     """What `names` say. Raises SchedulerLoadError."""
     made = {
-        setting: (make(setting, getattr(names, setting), found, context), Complaints(getattr(names, setting), log))
+        setting: (
+            make(setting, getattr(names, setting), found, context),
+            SchedulerWarnings(getattr(names, setting), log),
+        )
         for setting, found in names.find().items()
     }
     if "scheduler" in made:
-        return CheckedScheduler(*made["scheduler"], context)
+        return GuardedScheduler(*made["scheduler"], context)
     if "capacity_scheduler_policy" in made:
-        capacity: CapacityScheduler = CheckedCapacity(*made["capacity_scheduler_policy"], context)
+        capacity: CapacityScheduler = GuardedCapacity(*made["capacity_scheduler_policy"], context)
     else:
         capacity = POLICIES[names.capacity_scheduler_policy](context)
     if "micro_batch_scheduler" in made:
-        micro_batch: MicroBatchScheduler = CheckedMicroBatch(*made["micro_batch_scheduler"], context)
+        micro_batch: MicroBatchScheduler = GuardedMicroBatch(*made["micro_batch_scheduler"], context)
     else:
         micro_batch = InFlightBatching(context)
     name = f"{names.capacity_scheduler_policy} and {names.micro_batch_scheduler or InFlightBatching.__name__}"
-    return SimpleScheduler(context, capacity, micro_batch, Complaints(name, log))
+    return SimpleScheduler(context, capacity, micro_batch, SchedulerWarnings(name, log))

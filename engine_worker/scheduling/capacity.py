@@ -40,7 +40,7 @@ class Holders:
         return self._sorted.copy()
 
 
-class Refusal:
+class BlockedHead:
     """That the first in line did not fit, which is not found out anew in every step.
 
     While the same hold memory it seldom begins to fit (a prefix of it was cached, a window moved on), so it is enough

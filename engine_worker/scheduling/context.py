@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine_worker.kvcache.cache import KvCache
-from engine_worker.pauses import Pauses
+from engine_worker.scheduling.preempted import Preempted
 
 ChunkingPolicy = Literal["first_come_first_served", "equal_progress"]
 
@@ -21,7 +21,7 @@ class SchedulerContext:
     chunked_context: bool = True
     """Whether a context may be computed in several steps."""
     context_chunking_policy: ChunkingPolicy = "first_come_first_served"
-    pauses: Pauses = field(default_factory=Pauses)
+    pauses: Preempted = field(default_factory=Preempted)
     """`RequestScheduler.pause` notes them here."""
 
     def __post_init__(self) -> None:

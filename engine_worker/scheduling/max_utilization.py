@@ -4,7 +4,7 @@ from collections import abc
 
 from engine_worker.kvcache.forecast import Forecast
 from engine_worker.request import IN_ORDER, Sequence
-from engine_worker.scheduling.capacity import Holders, Refusal
+from engine_worker.scheduling.capacity import BlockedHead, Holders
 from engine_worker.scheduling.context import SchedulerContext
 
 
@@ -20,7 +20,7 @@ class MaxUtilization:
     def __init__(self, context: SchedulerContext) -> None:
         self._cache = context.cache
         self._holders = Holders(context.cache)
-        self._refusal = Refusal(context.cache)
+        self._refusal = BlockedHead(context.cache)
         self._max_batch_size = context.max_batch_size
         self._max_tokens_per_step = context.max_tokens_per_step
 

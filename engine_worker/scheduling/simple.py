@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from engine_worker.request import Sequence, State
 from engine_worker.scheduling.capacity import CapacityScheduler
-from engine_worker.scheduling.complaints import Complaints
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroBatchScheduler
+from engine_worker.scheduling.warnings import SchedulerWarnings
 
 NO_BATCH = (0, 0)
 """`static_batch` of policies that have none."""
@@ -91,7 +91,7 @@ class SimpleScheduler(RequestScheduler):
         context: SchedulerContext,
         capacity: CapacityScheduler,
         micro_batch: MicroBatchScheduler,
-        complaints: Complaints,
+        complaints: SchedulerWarnings,
     ) -> None:
         super().__init__(context)
         self._capacity = capacity

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from router.model import Model
+from router.validate.model import Model
 from router.validate.stopping import Stopping
 from router.validate.violations import Violations, shown
 from sluice.v1 import generation_pb2

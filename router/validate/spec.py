@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from router.config import Limits
 from router.errors import RequestError
-from router.model import Model
 from router.validate.durations import bounded_seconds
 from router.validate.fields import refuse_unbuilt
 from router.validate.guide import check_guide
+from router.validate.model import Model
 from router.validate.prompt import Prompt, parse_prompt
 from router.validate.resume import check_seed, parse_model, parse_resume
 from router.validate.retention import Retention, parse_retention

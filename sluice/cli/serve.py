@@ -15,7 +15,7 @@ from sluice.cli.config_file import read_config_file
 from sluice.cli.generate import print_stream
 from sluice.client import DEFAULT_ADDRESS, Client, SluiceError
 from sluice.launch import DEMO_REQUEST, Display, OptionsError, Ring, RingError
-from sluice.launch.news import lines_lost
+from sluice.launch.events import lines_lost
 from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.process import CANNOT_START, INTERRUPTED
 from sluice.telemetry.output import protect_stderr, protect_stdout

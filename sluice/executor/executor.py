@@ -17,6 +17,7 @@ from sluice.executor.config import KvCacheConfig, SchedulerConfig
 from sluice.executor.inbox import Inbox
 from sluice.executor.local import LocalRing
 from sluice.executor.names import either
+from sluice.executor.ready_set import ReadySet
 from sluice.executor.request import BatchOptions, GenerationRequest, RequestOptions
 from sluice.executor.response import Response
 from sluice.executor.result import GenerationResult
@@ -25,7 +26,6 @@ from sluice.executor.session import Session
 from sluice.executor.stats import IterationStats, RequestStats, read_request, read_step
 from sluice.executor.steps import StepsLog
 from sluice.executor.times import Timeout, in_seconds
-from sluice.executor.unread import Unread
 from sluice.executor.waiting import Deadline
 
 LOGGER = logging.getLogger("sluice.executor")
@@ -47,7 +47,7 @@ class GenerationExecutor:
         self._session = session
         self._steps = steps
         self._ring = ring
-        self._unread = Unread()
+        self._unread = ReadySet()
         self._ids = itertools.count(1)
         self._name = uuid.uuid4().hex[:12]
         self._end = weakref.finalize(self, _close, session, ring)

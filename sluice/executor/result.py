@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Protocol, Self, cast
 
 from sluice.client import Timings, Usage
 from sluice.executor.errors import RequestError
@@ -12,8 +12,18 @@ from sluice.executor.response import CompletionOutput, Response, read_logprobs
 from sluice.executor.times import Timeout, in_seconds
 from sluice.executor.waiting import Deadline
 
-if TYPE_CHECKING:
-    from sluice.executor.executor import GenerationExecutor
+
+class Submitter(Protocol):
+    """What a result needs of the executor that submitted its request."""
+
+    def tokenize(self, text: str, add_special_tokens: bool | None = None, model: str | None = None) -> list[int]:
+        """Token ids of a text prompt."""
+
+    def abort_request(self, request_id: int) -> None:
+        """Stop the request."""
+
+    def forget(self, request_id: int) -> None:
+        """Drop the request from the set of unread ones."""
 
 
 class GenerationResult:
@@ -23,9 +33,7 @@ class GenerationResult:
     `await_responses`. Reads from several threads share what comes.
     """
 
-    def __init__(
-        self, request_id: int, request: GenerationRequest, inbox: Inbox, executor: "GenerationExecutor"
-    ) -> None:
+    def __init__(self, request_id: int, request: GenerationRequest, inbox: Inbox, submitter: Submitter) -> None:
         self.request_id = request_id
         """Given by the executor, unique in it; no other request of it ever has the same."""
         self.request = request.with_id(request_id)
@@ -36,7 +44,7 @@ class GenerationResult:
         """Token counts over all outputs, once done."""
         self.timings: Timings | None = None
         self._inbox = inbox
-        self._executor = executor
+        self._submitter = submitter
         self._done = False
         self._aborted = False
         self._failure_told = False
@@ -73,7 +81,7 @@ class GenerationResult:
             if inputs and isinstance(inputs[0], Mapping):
                 raise TypeError("the token ids of a chat are known to the server only")
             ids = (
-                self._executor.tokenize(inputs, params.add_special_tokens, self.request.model)
+                self._submitter.tokenize(inputs, params.add_special_tokens, self.request.model)
                 if isinstance(inputs, str)
                 else list(cast(Sequence[int], inputs))
             )
@@ -124,7 +132,7 @@ class GenerationResult:
     def abort(self) -> None:
         """Stop the request; it ends soon, with "cancelled" and what it has."""
         self._aborted = True
-        self._executor.abort_request(self.request_id)
+        self._submitter.abort_request(self.request_id)
 
     def aborted(self) -> bool:
         """Whether `abort` was called."""
@@ -184,7 +192,7 @@ class GenerationResult:
     def _end(self, ending: Ending, touched: set[int]) -> list[Response]:
         self._done = True
         self.usage, self.timings = ending.usage, ending.timings
-        self._executor.forget(self.request_id)
+        self._submitter.forget(self.request_id)
         if ending.error is not None:
             self.error = RequestError(self.request_id, self.client_id, ending.error)
             self.error.__cause__ = ending.error

@@ -3,9 +3,9 @@
 from sluice.launch.child import Child
 from sluice.launch.display import DEMO_REQUEST, Display
 from sluice.launch.errors import OptionsError
+from sluice.launch.local_ring import Ring
 from sluice.launch.logs import LogLine
 from sluice.launch.plan import Plan
-from sluice.launch.ring import Ring
 from sluice.launch.supervisor import RingError
 
 __all__ = ["DEMO_REQUEST", "Child", "Display", "LogLine", "OptionsError", "Plan", "Ring", "RingError"]

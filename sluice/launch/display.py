@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from sluice.launch.events import SERVES_AGAIN, of_launcher, output
 from sluice.launch.logs import LogLine
-from sluice.launch.news import SERVES_AGAIN, of_launcher, output
 from sluice.ring.process import CANNOT_START
 
 BARS = ("loading", "capturing")

@@ -11,12 +11,12 @@ from queue import Empty, SimpleQueue
 
 from sluice.launch.backoff import Backoff
 from sluice.launch.child import Child
+from sluice.launch.events import ended, on_gpus, serves_again
 from sluice.launch.folder import Folder
 from sluice.launch.logs import LogLine, Observe, ignore
-from sluice.launch.news import ended, on_gpus, serves_again
 from sluice.launch.plan import Plan, Service
-from sluice.launch.seat import Seat
-from sluice.telemetry.pulse import PULSE_VARIABLE
+from sluice.launch.slot import Slot
+from sluice.telemetry.progress_beacon import PULSE_VARIABLE
 
 TICK_SECONDS = 0.05
 LOOK_SECONDS = 1.0
@@ -47,7 +47,7 @@ class Supervisor(threading.Thread):
     ) -> None:
         super().__init__(name="ring", daemon=True)
         self.seats = {
-            each.name: Seat(each, folder.path / f"{each.name}.pulse", Backoff(plan.max_failed_starts))
+            each.name: Slot(each, folder.path / f"{each.name}.pulse", Backoff(plan.max_failed_starts))
             for each in services
         }
         self.up = threading.Event()
@@ -104,7 +104,7 @@ class Supervisor(threading.Thread):
         """Names of those that do not serve, or that a router does not know yet."""
         return [seat.name for seat in self.seats.values() if not self._serves(seat)]
 
-    def _fill(self, seat: Seat) -> None:
+    def _fill(self, seat: Slot) -> None:
         """A process begins."""
         with self._starting:
             if self._halted:
@@ -161,7 +161,7 @@ class Supervisor(threading.Thread):
             if seat.service.role == "router" and port.isdecimal():
                 seat.address, seat.service = address, seat.service.on_port(int(port))
 
-    def _end(self, seat: Seat, child: Child) -> None:
+    def _end(self, seat: Slot, child: Child) -> None:
         if self._halted or child is not seat.child:
             return
         if seat.stopping_until is not None:
@@ -174,7 +174,7 @@ class Supervisor(threading.Thread):
         ending = f"stood still for {self._freeze_timeout:g} s and was killed" if seat.frozen else _ending(child)
         self._miss(seat, child.pid, ending, ready_seconds)
 
-    def _miss(self, seat: Seat, pid: int, ending: str, ready_seconds: float | None) -> None:
+    def _miss(self, seat: Slot, pid: int, ending: str, ready_seconds: float | None) -> None:
         """A process has ended by itself: another one begins later, or none does."""
         delay = seat.backoff.after(ready_seconds)
         seat.clear()
@@ -184,7 +184,7 @@ class Supervisor(threading.Thread):
         if seat.given_up:
             _fail(seat, f"{seat.name} {ending}", seat.child.tail if seat.child and not seat.child.error else ())
 
-    def _ask(self, seat: Seat, restarted: "Future[None]") -> None:
+    def _ask(self, seat: Slot, restarted: "Future[None]") -> None:
         if seat.restarted is not None:
             restarted.set_exception(RingError(f"{seat.name} is being restarted already"))
             return
@@ -195,7 +195,7 @@ class Supervisor(threading.Thread):
         else:
             self._begin_anew(seat)
 
-    def _begin_anew(self, seat: Seat) -> None:
+    def _begin_anew(self, seat: Slot) -> None:
         seat.clear()
         seat.backoff = Backoff(seat.backoff.max_failed_starts)
         seat.returning, seat.given_up, seat.due = True, False, time.monotonic()
@@ -230,7 +230,7 @@ class Supervisor(threading.Thread):
                 seat.frozen = True
                 seat.child.kill()
 
-    def _serves(self, seat: Seat) -> bool:
+    def _serves(self, seat: Slot) -> bool:
         """It listens, and so far as routers and peers listen they know each other."""
         ready = [other for other in self.seats.values() if other.ready]
         if seat.service.role == "router":
@@ -248,7 +248,7 @@ def _ending(child: Child) -> str:
     return f"{child.ending}: {child.error}" if child.error else child.ending
 
 
-def _fail(seat: Seat, message: str, tail: Sequence[str] = ()) -> None:
+def _fail(seat: Slot, message: str, tail: Sequence[str] = ()) -> None:
     """Tell whoever waits for its restart."""
     if seat.restarted is not None:
         seat.restarted.set_exception(RingError(message, tail))

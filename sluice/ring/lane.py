@@ -3,7 +3,7 @@
 Each service binds one `Inbox`; whoever sends to it opens a `Lane` of its own. A frame is a fixed header (magic,
 version, the lane's epoch, the frame's number in it) and a MessagePack body. The receiver follows the numbers, so
 whatever ZeroMQ loses (a peer that dies, a closed pipe) shows as a `Gap` at the next frame; senders with nothing to say
-send a beat, so there is a next frame.
+send a heartbeat, so there is a next frame.
 
 With keys all of it is CURVE: encrypted, and only known peers get in (`keys`, `zap`). Changed keys are taken up while
 it runs: an inbox listens with the new one at once; a lane goes on as long as its connection does.

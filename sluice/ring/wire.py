@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from sluice.ring.beats import DetokenizerBeat, EngineBeat, Hello, Pulse
 from sluice.ring.bounds import (
     Count,
     Finite,
@@ -24,6 +23,7 @@ from sluice.ring.bounds import (
     TokenId,
 )
 from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.message import Message
 from sluice.ring.params import RetentionParams, SamplingParams, StopParams, TextParams
 
@@ -75,11 +75,11 @@ class Cancel(Message, frozen=True):
 
 
 class Flush(Message, frozen=True):
-    """router → engine: forget the prefix cache. The answer stands in the beats."""
+    """router → engine: forget the prefix cache. The answer stands in the heartbeats."""
 
     engine_epoch: Number
     number: Number
-    """Drawn at random; names this flush in the beats."""
+    """Drawn at random; names this flush in the heartbeats."""
 
 
 class Drop(Message, frozen=True):
@@ -259,8 +259,8 @@ class TextBatch(Message, frozen=True):
 
 
 ToEngine = Hello | Submit | Cancel | Flush
-ToDetokenizer = Hello | TokenBatch | Pulse | Drop
-ToRouter = TextBatch | EngineBeat | DetokenizerBeat
+ToDetokenizer = Hello | TokenBatch | KeepAlive | Drop
+ToRouter = TextBatch | EngineHeartbeat | DetokenizerHeartbeat
 
 
 def _columns(

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sluice.telemetry.pulse import Pulse
+from sluice.telemetry.progress_beacon import ProgressBeacon
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
     """What /livez and /readyz say of a service."""
 
-    pulse: Pulse
+    pulse: ProgressBeacon
     live_stall: float
     """Seconds that its loop may stand still before it counts as dead: one step may be long."""
     ready_stall: float

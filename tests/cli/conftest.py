@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli import app
-from sluice.launch.ring import RingError
+from sluice.launch.local_ring import RingError
 from tests.fakes.server import Script, serve
 
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.cli import app
-from sluice.launch.ring import RingError
+from sluice.launch.local_ring import RingError
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ SERVICES = ROOT / "tests" / "fakes" / "services.py"
 CODE = """
 import sys
 from sluice.cli import app
-from sluice.launch import plan, ring
+from sluice.launch import plan
+from sluice.launch import local_ring as ring
 ring.Plan = lambda **options: plan.Plan(**options, python=(sys.executable, {services!r}, {folder!r}))
 sys.argv = ["sluice", "serve", "--port", "0", *{arguments!r}]
 app()

@@ -108,7 +108,7 @@ def test_the_launchers_shares(engine_settings):
     ],
 )
 @pytest.mark.parametrize("where", ["flag", "environment", "file"])
-def test_whatever_is_asked_for_beats_the_launchers_shares(
+def test_whatever_is_asked_for_heartbeats_the_launchers_shares(
     engine_settings, monkeypatch, tmp_path, where, name, value, found
 ):
     flags = []

@@ -2,10 +2,10 @@
 
 import gc
 
-from detok_service.decoding import REPLAY_SECONDS, REPLAY_TOKENS
+from detok_service.decode_loop import REPLAY_SECONDS, REPLAY_TOKENS
 from detok_service.stream import Stream
-from sluice.ring.beats import Hello
 from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.heartbeats import Hello
 from sluice.ring.inbox import Gap
 from sluice.ring.wire import Drop, End, Started, Times
 from tests.detok_service.test_service import LENGTH, POISON, Bench, Letters, batch, opened, row

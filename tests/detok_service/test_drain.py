@@ -1,9 +1,9 @@
 """When a detokenizer that was told to stop may go."""
 
-from detok_service.outlets import HEARING_SECONDS
+from detok_service.router_links import HEARING_SECONDS
 from detok_service.service import DRAINING_SILENCE_SECONDS
-from sluice.ring.beats import Hello, Pulse
 from sluice.ring.errors import FinishReason
+from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.wire import Drop
 from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
 
@@ -34,11 +34,11 @@ def test_one_that_nobody_knows_goes_at_once():
 def test_it_stays_until_routers_have_heard():
     bench = Draining()
     bench.handle(Hello("r", "router"))
-    bench.beat()
+    bench.heartbeat()
     bench.service.drain()
     bench.handle()
     bench.service.tick()
-    assert bench.lanes["router"].beats[-1].draining, "not at once"
+    assert bench.lanes["router"].heartbeats[-1].draining, "not at once"
     assert bench.stays(HEARING_SECONDS - 0.01)
     assert not bench.stays(0.2)
 
@@ -90,7 +90,7 @@ def test_a_dead_router_keeps_nobody():
     bench.handle(Hello("r", "router"), Hello("d", "dead"), batch(opens=[opened(1, router="dead")]))
     bench.lanes["dead"].room = 0
     bench.service.drain()
-    assert bench.stays(DRAINING_SILENCE_SECONDS, 0.05, Hello("r", "router"), Pulse("engine", 1))
+    assert bench.stays(DRAINING_SILENCE_SECONDS, 0.05, Hello("r", "router"), KeepAlive("engine", 1))
     assert not bench.stays(1.0)
 
 

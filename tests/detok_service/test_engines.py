@@ -1,19 +1,23 @@
 from detok_service.engines import DOUBTFUL_SILENCE_SECONDS, MAX_ENGINES, MAX_MISSED, SILENCE_SECONDS, Engines
-from sluice.ring.beats import Hello, Pulse
 from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
 
 
-def test_beats_tell_what_never_came_by_engine_epoch():
+def test_heartbeats_tell_what_never_came_by_engine_epoch():
     bench = Bench()
-    bench.handle(Hello("r", "router"), Pulse("one", 11), Pulse("two", 22))
-    bench.beat()
-    bench.handle(Gap(5, 2), Pulse("one", 11), Gap(6, 1), Hello("r", "router"), Gap(5, 3), Pulse("one", 11))
-    bench.beat()
-    bench.handle(Gap(8, 1 << 63), Pulse("two", 22), Gap(8, 1 << 63), Pulse("two", 22))
-    bench.beat()
-    assert [beat.missed for beat in bench.lanes["router"].beats] == [{}, {11: 5}, {11: 5, 22: MAX_MISSED}]
+    bench.handle(Hello("r", "router"), KeepAlive("one", 11), KeepAlive("two", 22))
+    bench.heartbeat()
+    bench.handle(Gap(5, 2), KeepAlive("one", 11), Gap(6, 1), Hello("r", "router"), Gap(5, 3), KeepAlive("one", 11))
+    bench.heartbeat()
+    bench.handle(Gap(8, 1 << 63), KeepAlive("two", 22), Gap(8, 1 << 63), KeepAlive("two", 22))
+    bench.heartbeat()
+    assert [heartbeat.missed for heartbeat in bench.lanes["router"].heartbeats] == [
+        {},
+        {11: 5},
+        {11: 5, 22: MAX_MISSED},
+    ]
 
 
 def test_a_new_epoch_of_an_engine_ends_the_streams_of_the_old_one():
@@ -28,19 +32,19 @@ def test_late_frames_of_an_old_epoch_harm_nobody():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]))
     bench.handle(batch(row(2, 0, [0]), opens=[opened(2)], epoch=2))
-    bench.handle(batch(row(1, 1, [1], LENGTH)), Pulse("engine", 1), batch(row(2, 1, [1], LENGTH), epoch=2))
+    bench.handle(batch(row(1, 1, [1], LENGTH)), KeepAlive("engine", 1), batch(row(2, 1, [1], LENGTH), epoch=2))
     assert bench.texts() == {(1, 0): ("a", ErrorCode.ENGINE_LOST), (2, 0): ("ab", FinishReason.LENGTH)}
     assert (bench.service.streams, bench.service.remembered) == (0, 0)
 
 
 def test_what_an_old_epoch_leaves_behind_goes_soon():
     bench = Bench()
-    bench.handle(batch(row(1, 0, [0]), opens=[opened(1), opened(2)]), Pulse("engine", 2))
+    bench.handle(batch(row(1, 0, [0]), opens=[opened(1), opened(2)]), KeepAlive("engine", 2))
     bench.handle(batch(opens=[opened(3)]), batch(row(4, 0, [0]), opens=[opened(4)], epoch=2))
     assert (bench.service.streams, bench.service.remembered) == (2, 2)
     for _ in range(int(DOUBTFUL_SILENCE_SECONDS) + 1):
         bench.handle(Hello("r", "router"))
-        bench.beat(1.0)
+        bench.heartbeat(1.0)
     assert (bench.service.streams, bench.service.remembered) == (1, 0)
     assert bench.texts()[3, 0] == ("", ErrorCode.ENGINE_LOST)
 
@@ -51,13 +55,13 @@ def test_streams_of_a_silent_engine_go_soon_where_a_routers_word_was_lost():
     bench.handle(Hello("r", "router"), batch(opens=[opened(1)]), batch(opens=[opened(2)], engine="other"))
     bench.handle(Gap(5, 1), Hello("r", "router"))
     for _ in range(int(DOUBTFUL_SILENCE_SECONDS) + 1):
-        bench.handle(Hello("r", "router"), Pulse("other", 1))
-        bench.beat(1.0)
+        bench.handle(Hello("r", "router"), KeepAlive("other", 1))
+        bench.heartbeat(1.0)
     assert bench.texts() == {(1, 0): ("", ErrorCode.ENGINE_LOST)}
     assert bench.service.streams == 1
     for _ in range(int(SILENCE_SECONDS) - 1):
         bench.handle(Hello("r", "router"))
-        bench.beat(1.0)
+        bench.heartbeat(1.0)
     assert bench.service.streams == 1
 
 

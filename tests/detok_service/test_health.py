@@ -18,11 +18,12 @@ from detok_service.__main__ import MAX_MESSAGES, serve, unready
 from detok_service.config import DetokenizerSettings
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import load_decoders
-from sluice.ring.beats import Hello, Pulse
+from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
 from sluice.ring.wire import Open, TokenBatch
-from sluice.telemetry import health, pulse
+from sluice.telemetry import health
+from sluice.telemetry.progress_beacon import ProgressBeacon
 from tests.fakes.lane import MemoryLane
 from tests.fakes.lanes import connected
 from tests.fakes.processes import LIMIT, wait_until
@@ -37,14 +38,14 @@ class Flood:
     def wait(self, seconds: float) -> None:
         time.sleep(min(seconds, 0.01))
 
-    def receive(self, limit: int) -> list[Pulse]:
-        return [] if self.over else [Pulse("engine", 1)] * limit
+    def receive(self, limit: int) -> list[KeepAlive]:
+        return [] if self.over else [KeepAlive("engine", 1)] * limit
 
     gaps = malformed = 0
 
 
 def test_a_backlog_that_lasts_is_told():
-    inbox, loop = Flood(), pulse.Pulse(environment={})
+    inbox, loop = Flood(), ProgressBeacon(environment={})
     decoders = load_decoders(TINY / "tokenizer.json")
     service = Service(Identity("detok", 1, "here"), decoders, MemoryLane, 10, structlog.get_logger())
     settings = DetokenizerSettings(model="nowhere", drain_timeout=0)

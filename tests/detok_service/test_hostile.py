@@ -6,7 +6,7 @@ import msgspec
 from structlog.testing import capture_logs
 
 from detok_service.tokenizers import load_decoders
-from sluice.ring.beats import Hello, Pulse
+from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.message import Message
 from sluice.ring.wire import Drop, ToDetokenizer, TokenLogprob
@@ -20,7 +20,7 @@ def seeds() -> list[Message]:
     logprobs = [TokenLogprob(-1.0, 1, [(5, -1.0)])]
     return [
         Hello("r", "router"),
-        Pulse("engine", 1),
+        KeepAlive("engine", 1),
         Drop(2, 1),
         batch(row(2, 0, [50, 51]), opens=[opened(2, n=2, stop=("ab", "b"), interval=2)]),
         batch(row(2, 2, [52], LENGTH, logprobs=logprobs), row(2, 0, [60], sequence=1)),
@@ -63,12 +63,12 @@ def test_mutated_frames_harm_nobody():
             gap = [Gap(step, shuffle.getrandbits(64))] if shuffle.random() < 0.1 else []
             bench.handle(*gap, message, Hello("r", "good"), batch(row(1 << 50, taken, [ord("a") % 64]), engine="good"))
             taken += 1
-            bench.beat(0.001)
+            bench.heartbeat(0.001)
         assert taken > FRAMES // 10
         bench.handle(batch(row(1 << 50, taken, [], LENGTH), engine="good"))
         for _ in range(1300):
-            bench.handle(Hello("r", "good"), Pulse("good", 1))
-            bench.beat()
+            bench.handle(Hello("r", "good"), KeepAlive("good", 1))
+            bench.heartbeat()
     mine = [one for one in bench.lanes["good"].rows() if one.request == 1 << 50]
     assert sum(len(one.tokens) for one in mine) == taken
     assert [one.end for one in mine if one.end is not None] == [LENGTH]

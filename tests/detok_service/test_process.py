@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import load_decoders
-from sluice.ring.beats import DetokenizerBeat, Hello, Pulse
 from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.keys import Security
 from sluice.ring.lane import Lane
@@ -36,14 +36,14 @@ class Router:
         self.inbox = Inbox(context, address, ToRouter, capacity=capacity)
         self.address = self.inbox.address
         self.texts, self.tokens, self.ends, self.started = {}, {}, {}, []
-        self.beats, self.gaps = [], 0
+        self.heartbeats, self.gaps = [], 0
         self.attempt = 1
 
     def look(self, seconds=0.0, limit=256):
         self.inbox.wait(seconds)
         for message in self.inbox.receive(limit):
-            if isinstance(message, DetokenizerBeat):
-                self.beats.append(message)
+            if isinstance(message, DetokenizerHeartbeat):
+                self.heartbeats.append(message)
             elif isinstance(message, TextBatch):
                 self.started += message.started
                 for row in message.rows():
@@ -176,15 +176,15 @@ def test_a_process_serves_and_drains(context, routers, tmp_path):
         assert process.ready["decoder"] == "bytes"
         lane = Lane(context, process.ready["address"])
         send(lane, Hello("router", router.address))
-        router.wait_for(lambda: router.beats)
-        assert router.beats[0].detokenizer == "detok-7"
+        router.wait_for(lambda: router.heartbeats)
+        assert router.heartbeats[0].detokenizer == "detok-7"
         tokens = Tokenizer.from_file(str(TINY / "tokenizer.json")).encode("x = '🚀'; y").ids
         opens = [Open(i, 1, 1, TextParams(stop=stop), router.address, 1, 0) for i, stop in [(1, ()), (2, ("🚀",))]]
         send(lane, TokenBatch.of("engine", 1, opens, [TokenRow(i, 1, 0, 0, tokens[:2], [], None) for i in (1, 2)]))
         router.wait_for(lambda: len(router.started) == 2)
 
         process.child.send_signal(signal.SIGTERM)
-        router.wait_for(lambda: router.beats[-1].draining)
+        router.wait_for(lambda: router.heartbeats[-1].draining)
         send(lane, TokenBatch.of("engine", 1, [], [TokenRow(i, 1, 0, 2, tokens[2:], [], LENGTH) for i in (1, 2)]))
         router.wait_for(lambda: len(router.ends) == 2)
         assert router.texts == {1: "x = '🚀'; y", 2: "x = '"}
@@ -204,7 +204,7 @@ def test_what_outlives_the_drain_ends_with_an_error(context, routers, tmp_path):
         lane = Lane(context, process.ready["address"])
         opened = Open(1, 1, 1, TextParams(), router.address, 1, 0)
         send(lane, TokenBatch.of("engine", 1, [opened], []))
-        send(lane, Pulse("engine", 1))
+        send(lane, KeepAlive("engine", 1))
         router.wait_for(lambda: router.started)
         process.child.send_signal(signal.SIGTERM)
         router.wait_for(lambda: router.ends)
@@ -267,9 +267,9 @@ def test_a_process_whose_streams_were_moved_leaves_at_once(context, routers, tmp
         lane, control = (Lane(context, process.ready["address"]) for _ in range(2))
         send(control, Hello("router", router.address))
         send(lane, TokenBatch.of("engine", 1, [opening(i, router, ()) for i in range(3)], []))
-        router.wait_for(lambda: router.beats and len(router.started) == 3)
+        router.wait_for(lambda: router.heartbeats and len(router.started) == 3)
         process.child.send_signal(signal.SIGTERM)
-        router.wait_for(lambda: router.beats[-1].draining)
+        router.wait_for(lambda: router.heartbeats[-1].draining)
         for i in range(3):
             send(control, Drop(i, 1))
         logs = process.end()

@@ -5,12 +5,12 @@ from structlog.testing import capture_logs
 
 from detok_service.decoder import TextError
 from detok_service.engines import SILENCE_SECONDS as ENGINE_SILENCE_SECONDS
-from detok_service.outlet import MAX_BATCH_TOKENS
+from detok_service.router_link import MAX_BATCH_TOKENS
 from detok_service.service import SILENCE_SECONDS, Identity, Service
 from detok_service.stream import Stream
 from detok_service.tokenizers import Decoders
-from sluice.ring.beats import Hello, Pulse
 from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.params import TextParams
 from sluice.ring.wire import End, Open, Started, Times, TokenBatch, TokenLogprob, TokenRow
@@ -56,7 +56,7 @@ class Bench:
     def handle(self, *messages):
         self.service.handle(messages)
 
-    def beat(self, seconds=0.5):
+    def heartbeat(self, seconds=0.5):
         self.now += seconds
         self.service.tick()
 
@@ -180,23 +180,23 @@ def test_a_gap_fails_the_streams_of_that_engine():
     }
     assert (bench.service.gaps, bench.service.intake.unknown_rows) == (1, 0)
     assert logs[0]["missed"] == 3
-    bench.handle(Gap(77, 1), Pulse("engine", 1))
+    bench.handle(Gap(77, 1), KeepAlive("engine", 1))
     assert bench.texts()[3, 0] == ("a", ErrorCode.ROWS_LOST)
 
 
 def test_what_a_predecessor_may_have_had_is_told_but_no_warning():
     bench = Bench()
     with capture_logs() as logs:
-        bench.handle(Hello("r", "router"), Gap(77, 3, met=False), Pulse("engine", 1))
-        bench.beat()
+        bench.handle(Hello("r", "router"), Gap(77, 3, met=False), KeepAlive("engine", 1))
+        bench.heartbeat()
     assert (bench.service.gaps, [line["log_level"] for line in logs]) == (0, ["info"])
-    assert bench.lanes["router"].beats[-1].missed == {1: 3}
+    assert bench.lanes["router"].heartbeats[-1].missed == {1: 3}
 
 
 def test_a_gap_of_a_router_lane_harms_nobody():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]))
-    bench.handle(Gap(5, 1), Hello("router", "router"), Pulse("engine", 1))
+    bench.handle(Gap(5, 1), Hello("router", "router"), KeepAlive("engine", 1))
     assert bench.texts() == {(1, 0): ("a", None)}
 
 
@@ -277,21 +277,26 @@ def test_one_message_is_bounded():
     assert {text for text, _ in bench.texts().values()} == {"b" * len(tokens)}
 
 
-def test_beats_go_to_routers_that_said_hello():
+def test_heartbeats_go_to_routers_that_said_hello():
     bench = Bench()
     bench.handle(Hello("r", "router"), batch(row(1, 0, [0, 1, 2]), opens=[opened(1, router="other")]))
-    bench.beat(0.0)
+    bench.heartbeat(0.0)
     bench.lanes["other"].room = 0
     bench.handle(batch(row(1, 3, [0, 1, 2, 3])), batch(row(1, 7, [0])))
-    bench.beat(0.4)
-    bench.beat(0.1)
-    _, beat = bench.lanes["router"].beats
-    assert (beat.detokenizer, beat.epoch, beat.address, beat.draining) == ("detok", 9, "inbox", False)
-    assert (beat.streams, beat.queue_depth, beat.tokens_per_second) == (1, 3, 10.0)
-    assert bench.lanes["other"].beats == []
+    bench.heartbeat(0.4)
+    bench.heartbeat(0.1)
+    _, heartbeat = bench.lanes["router"].heartbeats
+    assert (heartbeat.detokenizer, heartbeat.epoch, heartbeat.address, heartbeat.draining) == (
+        "detok",
+        9,
+        "inbox",
+        False,
+    )
+    assert (heartbeat.streams, heartbeat.queue_depth, heartbeat.tokens_per_second) == (1, 3, 10.0)
+    assert bench.lanes["other"].heartbeats == []
     bench.service.drain()
     bench.service.tick()
-    assert bench.lanes["router"].beats[-1].draining
+    assert bench.lanes["router"].heartbeats[-1].draining
 
 
 def test_streams_to_a_router_whose_place_another_took_end():
@@ -312,8 +317,8 @@ def test_streams_of_a_silent_engine_end():
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1)]), batch(row(2, 0, [0]), opens=[opened(2)], engine="other"))
     bench.handle(batch(row(3, 0, [1]), opens=[opened(3, stop=("b",))]))
     for _ in range(int(ENGINE_SILENCE_SECONDS) + 1):
-        bench.handle(Hello("r", "router"), Pulse("other", 1))
-        bench.beat(1.0)
+        bench.handle(Hello("r", "router"), KeepAlive("other", 1))
+        bench.heartbeat(1.0)
     assert bench.texts() == {
         (1, 0): ("a", ErrorCode.ENGINE_LOST),
         (2, 0): ("a", None),
@@ -328,8 +333,8 @@ def test_streams_of_a_silent_router_are_freed():
     gone, kept = bench.lanes["x"], bench.lanes["router"]
     gone.room = 0
     for _ in range(int(SILENCE_SECONDS) + 1):
-        bench.handle(Hello("r", "router"), Pulse("engine", 1))
-        bench.beat(1.0)
+        bench.handle(Hello("r", "router"), KeepAlive("engine", 1))
+        bench.heartbeat(1.0)
     assert (gone.closed, kept.closed, bench.service.streams) == (True, False, 1)
     bench.handle(batch(row(1, 1, [1], LENGTH), row(2, 1, [1], LENGTH)))
     assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
@@ -339,20 +344,20 @@ def test_streams_of_a_silent_router_are_freed():
 def test_a_router_that_lives_after_all_is_told_that_rows_never_came():
     bench = Bench()
     both = [Hello("r", "router"), Hello("x", "other")]
-    bench.handle(*both, Pulse("one", 11), batch(row(1, 0, [0]), opens=[opened(1, router="other")], epoch=22))
-    bench.beat()
+    bench.handle(*both, KeepAlive("one", 11), batch(row(1, 0, [0]), opens=[opened(1, router="other")], epoch=22))
+    bench.heartbeat()
     for times in (1, 2):
         for _ in range(int(SILENCE_SECONDS) + 1):
-            bench.handle(Hello("r", "router"), Pulse("one", 11))
-            bench.beat(1.0)
+            bench.handle(Hello("r", "router"), KeepAlive("one", 11))
+            bench.heartbeat(1.0)
         assert bench.service.streams == 0
         bench.handle(*both)
-        bench.beat()
-        assert bench.lanes["other"].beats[-1].missed == {11: times, 22: times}
-    bench.handle(Gap(3, 4), Pulse("one", 11))
-    bench.beat()
-    assert bench.lanes["other"].beats[-1].missed == {11: 6, 22: 2}
-    assert [beat.missed for beat in bench.lanes["router"].beats] == [{}] * 65 + [{11: 4}]
+        bench.heartbeat()
+        assert bench.lanes["other"].heartbeats[-1].missed == {11: times, 22: times}
+    bench.handle(Gap(3, 4), KeepAlive("one", 11))
+    bench.heartbeat()
+    assert bench.lanes["other"].heartbeats[-1].missed == {11: 6, 22: 2}
+    assert [heartbeat.missed for heartbeat in bench.lanes["router"].heartbeats] == [{}] * 65 + [{11: 4}]
 
 
 def test_close_ends_what_lives():
@@ -371,7 +376,7 @@ def test_a_hundred_thousand_live_streams():
         opens = [opened(request) for request in some]
         bench.handle(batch(*(row(request, 0, [0]) for request in some), opens=opens, engine="crowd"))
     assert bench.service.streams == 100_000
-    bench.beat()
+    bench.heartbeat()
     for start in requests[::size]:
         rows = [row(request, 1, [1], LENGTH) for request in range(start, start + size)]
         bench.handle(batch(*rows, engine="crowd"))
@@ -397,14 +402,14 @@ def test_rows_of_nobody_do_not_pile_up_for_a_router_that_does_not_read(monkeypat
     monkeypatch.setattr("detok_service.intake.MAX_TELLING", 10)
     bench = Bench()
     bench.handle(Hello("r", "router"))
-    bench.beat()
+    bench.heartbeat()
     lane = bench.lanes["router"]
     lane.room = 0
     for request in range(100):
         bench.handle(batch(row(request, 0, [0]), engine="stranger", epoch=77))
     assert bench.service.waiting == 10
     lane.room = 1 << 30
-    bench.beat()
+    bench.heartbeat()
     assert sum(len(found.request) for found in lane.batches) == 10
-    assert lane.beats[-1].missed[77] == 90
+    assert lane.heartbeats[-1].missed[77] == 90
     assert lane.closed is False

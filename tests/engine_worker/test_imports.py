@@ -6,15 +6,15 @@ import sys
 import pytest
 
 WITHOUT_TORCH = [
-    "engine_worker.assembly",
+    "engine_worker.core.assembly",
     "engine_worker.config",
-    "engine_worker.engine",
+    "engine_worker.core.engine",
     "engine_worker.kvcache.cache",
-    "engine_worker.outbox",
+    "engine_worker.ringside.outbox",
     "engine_worker.request",
     "engine_worker.scheduling.simple",
     "engine_worker.step",
-    "engine_worker.worker",
+    "engine_worker.ringside.worker",
 ]
 
 

@@ -14,8 +14,8 @@ import zmq
 import sluice.tiny_model
 from engine_worker.__main__ import progress_log
 from engine_worker.config import read_settings
-from sluice.ring.beats import EngineBeat, Hello, Pulse
 from sluice.ring.errors import FinishReason
+from sluice.ring.heartbeats import EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.wire import TokenBatch
@@ -50,13 +50,13 @@ def test_it_serves_the_model_in_the_box_and_drains(tmp_path):
         wanted = {"id": "e0", "device": "cpu", "dtype": "float32", "attention": "cpu", "kv_tokens": 4096}
         assert wanted.items() <= ready.items()
         with zmq.Context() as context:
-            router = Inbox(context, f"ipc://{tmp_path}/router", EngineBeat)
-            detokenizer = Inbox(context, f"ipc://{tmp_path}/detokenizer", TokenBatch | Pulse)
+            router = Inbox(context, f"ipc://{tmp_path}/router", EngineHeartbeat)
+            detokenizer = Inbox(context, f"ipc://{tmp_path}/detokenizer", TokenBatch | KeepAlive)
             lane = connected(Lane(context, ready["address"]))
             lane.send(Hello("r0", router.address))
             assert router.wait(60)
-            (beat, *_) = router.receive()
-            spec = spec_of([1, 2, 3], 5, n=2, epoch=beat.epoch, detokenizer=detokenizer.address)
+            (heartbeat, *_) = router.receive()
+            spec = spec_of([1, 2, 3], 5, n=2, epoch=heartbeat.epoch, detokenizer=detokenizer.address)
             assert lane.send(msgspec.structs.replace(spec, router=router.address))
             process.send_signal(signal.SIGTERM)
             rows = []

@@ -1,6 +1,6 @@
 """What an engine tells routers of its prefix cache: a journal of changes that reaches back only so far."""
 
-from sluice.ring.beats import CacheNews
+from sluice.ring.heartbeats import CacheNews
 
 
 class FakeJournal:

@@ -2,12 +2,12 @@
 
 import structlog
 
-from engine_worker.assembly import Batching, assemble, longest_sequence
+from engine_worker.core.assembly import Batching, assemble, longest_sequence
+from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks, Report
-from engine_worker.intake import Terms
-from engine_worker.mailbox import Mailbox
-from engine_worker.outbox import Outbox
 from engine_worker.request import State
+from engine_worker.ringside.mailbox import Mailbox
+from engine_worker.ringside.outbox import Outbox
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import RetentionParams, SamplingParams, StopParams, TextParams
 from sluice.ring.wire import Cancel, Submit

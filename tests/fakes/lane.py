@@ -1,6 +1,6 @@
 """Lanes in memory, and a receiver of token rows that accepts no repetition, no hole and no second terminal."""
 
-from sluice.ring.beats import Pulse
+from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.message import Message
 from sluice.ring.wire import End, Open, TokenBatch
 
@@ -60,7 +60,7 @@ class Receiver:
     def read(self) -> None:
         for lane in self.lanes.values():
             for message in lane.messages:
-                if isinstance(message, Pulse):
+                if isinstance(message, KeepAlive):
                     self.pulses += 1
                 else:
                     self._take(message)

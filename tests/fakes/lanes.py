@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 
-from sluice.ring.beats import DetokenizerBeat
+from sluice.ring.heartbeats import DetokenizerHeartbeat
 from sluice.ring.lane import Lane
 from sluice.ring.message import Message
 from sluice.ring.wire import TextBatch, TextRow
@@ -55,8 +55,8 @@ class FakeLane:
         return [message for message in self.messages if isinstance(message, TextBatch)]
 
     @property
-    def beats(self) -> list[DetokenizerBeat]:
-        return [message for message in self.messages if isinstance(message, DetokenizerBeat)]
+    def heartbeats(self) -> list[DetokenizerHeartbeat]:
+        return [message for message in self.messages if isinstance(message, DetokenizerHeartbeat)]
 
     def rows(self) -> Iterator[TextRow]:
         for batch in self.batches:

@@ -5,9 +5,9 @@ import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
-from router.peers import DetokenizerPeer, EnginePeer, Peer
-from sluice.ring.beats import DetokenizerBeat, EngineBeat
+from router.peers.peers import DetokenizerPeer, EnginePeer, Peer
 from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.stats import StepStats
 from sluice.ring.wire import Cancel, End, Started, Submit, TextBatch, TextRow, Times
 from tests.fakes.lanes import FakeLane
@@ -107,7 +107,7 @@ class MemoryEngine:
 
 
 class Kind:
-    """Peers of one kind, as `router.peers.Peers` shows them."""
+    """Peers of one kind, as `router.peers.peers.Peers` shows them."""
 
     def __init__(self) -> None:
         self.all: list[Peer] = []
@@ -122,7 +122,7 @@ class Kind:
 
 
 class MemoryRing:
-    """Stands for `router.members.Members`, and holds what is on its way to the router."""
+    """Stands for `router.peers.membership.Members`, and holds what is on its way to the router."""
 
     def __init__(self, engines: int, detokenizers: int) -> None:
         self.epochs = itertools.count(1)
@@ -144,19 +144,19 @@ class MemoryRing:
         """A new incarnation; gives the former one."""
         stats = StepStats(max_requests=100, tokens_per_kv_block=16)
         epoch = next(self.epochs)
-        former, peer = self._replace(self.engines, name, EngineBeat(name, epoch, name, "f", 4096, False, stats))
+        former, peer = self._replace(self.engines, name, EngineHeartbeat(name, epoch, name, "f", 4096, False, stats))
         self.machines[name] = MemoryEngine(peer, self)
         return former
 
     def start_detokenizer(self, name: str) -> DetokenizerPeer | None:
         """A new incarnation; gives the former one, whose rows never come."""
         epoch = next(self.epochs)
-        former, _ = self._replace(self.detokenizers, name, DetokenizerBeat(name, epoch, name, False, 0, 0, 0.0))
+        former, _ = self._replace(self.detokenizers, name, DetokenizerHeartbeat(name, epoch, name, False, 0, 0, 0.0))
         self.wires[name] = deque()
         return former
 
     def changed(self) -> None:
-        """As after each beat."""
+        """As after each heartbeat."""
         if self.engines.usable and self.detokenizers.usable:
             self.ready.set()
         else:
@@ -169,9 +169,11 @@ class MemoryRing:
         started = [start for _, starts, _ in found for start in starts]
         return TextBatch.of(name, started, [row for _, _, row in found])
 
-    def _replace(self, kind: Kind, name: str, beat: EngineBeat | DetokenizerBeat) -> tuple[Peer | None, Peer]:
+    def _replace(
+        self, kind: Kind, name: str, heartbeat: EngineHeartbeat | DetokenizerHeartbeat
+    ) -> tuple[Peer | None, Peer]:
         peer: Peer = Peer(name, frozenset({name}), FakeLane())  # type: ignore[arg-type]
-        peer.beat, peer.alive = beat, True
+        peer.heartbeat, peer.alive = heartbeat, True
         former = next((found for found in kind.all if found.address == name), None)
         if former is not None:
             former.alive = False

@@ -9,8 +9,8 @@ from typing import Any
 
 import zmq
 
-from sluice.ring.beats import DetokenizerBeat, EngineBeat, Hello
 from sluice.ring.errors import FinishReason
+from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.message import Message
@@ -30,7 +30,7 @@ from sluice.ring.wire import (
 )
 from tests.fakes.cache_journal import FakeJournal
 
-BEAT_SECONDS = 0.05
+HEARTBEAT_SECONDS = 0.05
 TIMES = Times(0.25, 0.5, 0.75)
 
 
@@ -113,7 +113,7 @@ async def hang(call: Call) -> None:
 
 
 class FakePeer:
-    """An inbox, the routers that said hello, and beats to them."""
+    """An inbox, the routers that said hello, and heartbeats to them."""
 
     kinds: type
 
@@ -129,14 +129,14 @@ class FakePeer:
         self.lanes: dict[str, Lane] = {}
         self.greeted: dict[str, Hello] = {}
         """The latest hello of each router."""
-        self.tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._beat())}
+        self.tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._heartbeat())}
 
     def lane(self, address: str) -> Lane:
         if address not in self.lanes:
             self.lanes[address] = Lane(self.ring.context, address)
         return self.lanes[address]
 
-    def beat(self, hello: Hello) -> Message:
+    def heartbeat(self, hello: Hello) -> Message:
         raise NotImplementedError
 
     def take(self, message: object) -> None:
@@ -159,12 +159,12 @@ class FakePeer:
                     self.take(message)
             await asyncio.sleep(0.001)
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         while True:
             if self.beating:
                 for address, hello in self.greeted.items():
-                    self.lane(address).send(self.beat(hello))
-            await asyncio.sleep(BEAT_SECONDS)
+                    self.lane(address).send(self.heartbeat(hello))
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
 class FakeEngine(FakePeer):
@@ -180,24 +180,24 @@ class FakeEngine(FakePeer):
         self.journal = FakeJournal()
         self.stats = StepStats(max_requests=1000, tokens_per_kv_block=16, max_kv_blocks=1000)
         self.steps: list[StepStats] = []
-        """For the next beat."""
+        """For the next heartbeat."""
         self.requests: list[RequestStats] = []
         """Likewise."""
         self.fingerprint = "fingerprint"
         self.max_sequence_tokens = 2048
         self.moving: bool | None = None
-        """Whether its loop turns; None: beats do not tell."""
+        """Whether its loop turns; None: heartbeats do not tell."""
         self.progress = 0
         self.missed: dict[int, int] = {}
         self.cut_off: list[str] = []
         self.quarantine: int | None = None
         super().__init__(ring, name)
 
-    def beat(self, hello: Hello) -> EngineBeat:
+    def heartbeat(self, hello: Hello) -> EngineHeartbeat:
         steps, self.steps = self.steps, []
         requests, self.requests = self.requests, []
         self.progress += bool(self.moving)
-        return EngineBeat(
+        return EngineHeartbeat(
             self.name,
             self.epoch,
             self.address,
@@ -247,8 +247,8 @@ class FakeDetokenizer(FakePeer):
         self.missed: dict[int, int] = {}
         super().__init__(ring, name)
 
-    def beat(self, _: Hello) -> DetokenizerBeat:
-        return DetokenizerBeat(self.name, self.epoch, self.address, self.draining, 0, 0, 0.0, missed=self.missed)
+    def heartbeat(self, _: Hello) -> DetokenizerHeartbeat:
+        return DetokenizerHeartbeat(self.name, self.epoch, self.address, self.draining, 0, 0, 0.0, missed=self.missed)
 
     def take(self, message: Drop) -> None:
         self.drops.append(message)

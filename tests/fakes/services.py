@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from sluice.ring.process import die_with_parent, run_service
-from sluice.telemetry.pulse import Pulse
+from sluice.telemetry.progress_beacon import ProgressBeacon
 from tests.fakes.server import Script, serve
 
 LONGEST_SECONDS = 120
@@ -44,7 +44,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: (folder / f"{name}.told").touch() if told == "deaf" else stopped.set())
     if told == "hang":
         stopped.wait()
-    pulse = Pulse()
+    pulse = ProgressBeacon()
     if module == "engine_worker":
         for done in (0, 50, 100):
             log("loading", done=done, total=100)
@@ -82,7 +82,7 @@ def refuse() -> None:
     raise SystemExit("the disk is full")
 
 
-def play_router(flags: dict[str, str], stopped: Stopped, pulse: Pulse, silent: bool) -> None:
+def play_router(flags: dict[str, str], stopped: Stopped, pulse: ProgressBeacon, silent: bool) -> None:
     """A fake server that reports the engines and detokenizers that have come up."""
     script = Script(hangs=silent)
     heard: dict[str, str] = {}

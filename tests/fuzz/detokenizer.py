@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from detok_service.__main__ import open_lane
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import load_decoders
-from sluice.ring.beats import Hello, Pulse
 from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Inbox
 from sluice.ring.keys import PLAIN
 from sluice.ring.lane import Lane
@@ -53,7 +53,7 @@ def templates(router: str) -> list[Message]:
     return [
         TokenBatch.of("other-engine", 77, opens, rows),
         TokenBatch.of("other-engine", 77, [], rows),
-        Pulse("other-engine", 77),
+        KeepAlive("other-engine", 77),
         Hello("other-router", router),
         Drop(11, 1),
     ]

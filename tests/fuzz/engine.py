@@ -9,10 +9,10 @@ import structlog
 import zmq
 
 from engine_worker.config import EngineSettings
-from engine_worker.worker import Worker
-from sluice.ring.beats import EngineBeat, Hello, Pulse
+from engine_worker.ringside.worker import Worker
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import FinishReason
+from sluice.ring.heartbeats import EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.message import Message
@@ -101,7 +101,7 @@ def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
         worker = Worker(settings, CHECKPOINT, runner, structlog.get_logger())
         thread = threading.Thread(target=worker.serve, daemon=True)
         thread.start()
-        sink = Inbox(context, f"ipc://{folder}/sink", TokenBatch | Pulse | EngineBeat)
+        sink = Inbox(context, f"ipc://{folder}/sink", TokenBatch | KeepAlive | EngineHeartbeat)
         beside = Beside(context, f"ipc://{folder}/good", worker)
         mutator, sender = Mutator(templates(worker.epoch, sink.address), seed), Sender(context, worker.address)
         sent, deadline = 0, Deadline()
@@ -155,7 +155,7 @@ class Beside:
     def __init__(self, context: zmq.Context, address: str, worker: Worker) -> None:
         self.done = 0
         self._worker = worker
-        self._inbox = Inbox(context, address, TokenBatch | Pulse | EngineBeat)
+        self._inbox = Inbox(context, address, TokenBatch | KeepAlive | EngineHeartbeat)
         self._lane = Lane(context, worker.address)
         self._request = GOOD
         self._submitted = False

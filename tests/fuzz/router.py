@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import structlog
 
+from router.app import RouterApp
 from router.config import RouterSettings
-from router.service import Router
-from sluice.ring.beats import CacheNews, DetokenizerBeat, EngineBeat
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.message import Message
 from sluice.ring.stats import RequestStats, Stage, StepStats
 from sluice.ring.wire import End, Started, TextBatch, TextRow, Times, TokenLogprob
@@ -41,7 +41,7 @@ def templates(engine: str, detokenizer: str) -> list[Message]:
     return [
         TextBatch.of("other-detok", [Started(11, 0, 5, 2), Started(12, 1, 4, 0)], rows),
         TextBatch.of("other-detok", [], rows),
-        EngineBeat(
+        EngineHeartbeat(
             "other-engine",
             77,
             engine,
@@ -57,7 +57,7 @@ def templates(engine: str, detokenizer: str) -> list[Message]:
             CacheNews(0, 3, [1, 2, 3], [], True),
             5,
         ),
-        DetokenizerBeat("other-detok", 78, detokenizer, True, 3, 1, 10.0, "", {77: 2}),
+        DetokenizerHeartbeat("other-detok", 78, detokenizer, True, 3, 1, 10.0, "", {77: 2}),
     ]
 
 
@@ -81,7 +81,7 @@ async def _run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
         ring.script = answer
         stack.push_async_callback(ring.close)
         engine, detokenizer = ring.add_engine(), ring.add_detokenizer()
-        # Two addresses more at which nobody is: beats that name them are those of strangers.
+        # Two addresses more at which nobody is: heartbeats that name them are those of strangers.
         far = f"ipc://{folder}/far-engine", f"ipc://{folder}/far-detok"
         settings = {
             "model": str(path()),
@@ -90,7 +90,7 @@ async def _run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
             "listen": f"ipc://{folder}/router",
             "port": 0,
         }
-        router = Router(RouterSettings.model_validate(settings), open_checkpoint(str(path()), "tiny"), logger)
+        router = RouterApp(RouterSettings.model_validate(settings), open_checkpoint(str(path()), "tiny"), logger)
         await router.start()
         stack.push_async_callback(router.stop, 0.0)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{router.port}"))
@@ -110,7 +110,7 @@ async def _run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
         assert not logs, logs[0]
         inbox, unknown = router._inbox, router._members.engines.unknown + router._members.detokenizers.unknown
         late = router._dispatcher.late_rows
-    return f"{inbox.malformed} malformed, {inbox.gaps} gaps, {unknown} unknown beats, {late} late rows, {beside.done} streams beside"  # noqa: E501
+    return f"{inbox.malformed} malformed, {inbox.gaps} gaps, {unknown} unknown heartbeats, {late} late rows, {beside.done} streams beside"  # noqa: E501
 
 
 async def flood(

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from sluice.launch import DEMO_REQUEST, Display
+from sluice.launch.events import ended, serves_again
 from sluice.launch.logs import parse_line
-from sluice.launch.news import ended, serves_again
 
 
 def show(lines: list[str], terminal: bool, verbose: bool = False) -> str:

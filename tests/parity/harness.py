@@ -6,13 +6,13 @@ from pathlib import Path
 
 import structlog
 
-from engine_worker.assembly import Batching, assemble, longest_sequence
+from engine_worker.core.assembly import Batching, assemble, longest_sequence
+from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks, Report
-from engine_worker.intake import Terms
-from engine_worker.mailbox import Mailbox
-from engine_worker.outbox import Outbox
-from engine_worker.parallel.lead import Lead
-from engine_worker.parallel.place import Place
+from engine_worker.parallel.leader import Lead
+from engine_worker.parallel.rank_env import Place
+from engine_worker.ringside.mailbox import Mailbox
+from engine_worker.ringside.outbox import Outbox
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.scheduling.build import SchedulerNames

@@ -5,9 +5,9 @@ import math
 import msgspec
 import pytest
 
-from sluice.ring.beats import DetokenizerBeat, Hello
 from sluice.ring.bounds import MAX_STOP_CHARS
 from sluice.ring.errors import FinishReason
+from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.wire import (
     Cancel,
@@ -42,7 +42,7 @@ SUBMIT = Submit(
     ended=[0],
 )
 OPEN = Open(1, 0, 1, TextParams(), "ipc:///r", 1, 0)
-BEAT = DetokenizerBeat("d", 1, "ipc:///d", False, 1, 1, 1.0, missed={2**64 - 1: 2**63 - 1})
+HEARTBEAT = DetokenizerHeartbeat("d", 1, "ipc:///d", False, 1, 1, 1.0, missed={2**64 - 1: 2**63 - 1})
 TIMES = Times(0.0, 0.0, 0.0)
 
 
@@ -58,7 +58,7 @@ def batch(row: TokenRow, opens: list[Open] | None = None) -> TokenBatch:
     ("message", "kind"),
     [
         (SUBMIT, ToEngine),
-        (BEAT, ToRouter),
+        (HEARTBEAT, ToRouter),
         (
             batch(TokenRow(1, 0, 127, 0, [1], [TokenLogprob(-math.inf, 1, [(0, math.nan)])], None), [OPEN]),
             ToDetokenizer,
@@ -95,8 +95,8 @@ def changed(message, **fields):
         (batch(TokenRow(1, 0, 0, -5, [1], [], None)), ToDetokenizer),
         (batch(TokenRow(1, 0, 0, 0, [-1], [], None)), ToDetokenizer),
         (batch(TokenRow(1, 0, 0, 0, [], [], End(FinishReason.EOS, changed(TIMES, queue=math.nan)))), ToDetokenizer),
-        (changed(BEAT, streams=-1), ToRouter),
-        (changed(BEAT, tokens_per_second=math.nan), ToRouter),
+        (changed(HEARTBEAT, streams=-1), ToRouter),
+        (changed(HEARTBEAT, tokens_per_second=math.nan), ToRouter),
     ],
 )
 def test_what_cannot_be_right_is_none(message, kind):

@@ -14,7 +14,7 @@ from tests.fakes.processes import LIMIT
 PREAMBLE = f"""
 import os, resource, sys, time
 import zmq
-from sluice.ring.beats import Hello
+from sluice.ring.heartbeats import Hello
 from sluice.ring.descriptors import kept_back, raise_limit
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane

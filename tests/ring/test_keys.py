@@ -11,7 +11,7 @@ import zmq
 
 from sluice.ring import inbox as inboxes
 from sluice.ring import lane as lanes
-from sluice.ring.beats import Pulse
+from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.keys import ROLES, InsecureError, Keys, KeysError, Security, generate
 from sluice.ring.lane import Lane
@@ -58,9 +58,9 @@ def lane_of(context, inbox: Inbox, folder: Path, role="engine", peer="detok") ->
 def deliver(lane: Lane, inbox: Inbox, number: int) -> list:
     """Send this pulse, and read until it has come."""
     received, end, sent = [], time.monotonic() + SECONDS, False
-    while Pulse("engine", number) not in received:
+    while KeepAlive("engine", number) not in received:
         assert time.monotonic() < end
-        sent = sent or lane.send(Pulse("engine", number))
+        sent = sent or lane.send(KeepAlive("engine", number))
         inbox.wait(0.01)
         received += inbox.receive()
     return received
@@ -155,7 +155,7 @@ def test_other_transports_are_none(folder, address):
 @pytest.mark.parametrize("role", ["engine", "router"])
 def test_known_keys_get_in(context, folder, inbox, role):
     lane = lane_of(context, inbox, folder, role)
-    assert [deliver(lane, inbox, number) for number in range(3)] == [[Pulse("engine", n)] for n in range(3)]
+    assert [deliver(lane, inbox, number) for number in range(3)] == [[KeepAlive("engine", n)] for n in range(3)]
     assert inbox.refused == 0
     lane.close()
 
@@ -188,7 +188,7 @@ def test_strangers_are_refused_and_counted_and_harm_nobody(context, tmp_path, fo
     mistaken = lane_of(context, inbox, folder, "engine", "router")
     await_refusal(inbox, before + 1)
     lane = lane_of(context, inbox, folder)
-    assert deliver(lane, inbox, 0) == [Pulse("engine", 0)]
+    assert deliver(lane, inbox, 0) == [KeepAlive("engine", 0)]
     assert inbox.malformed == 0
     for opened in (*strangers, mistaken, lane):
         opened.close(linger=0)
@@ -201,7 +201,7 @@ def test_bytes_that_are_no_zeromq_get_nowhere(context, folder):
         with socket.create_connection((host, int(port))) as peer:
             peer.sendall(rubbish)
     lane = lane_of(context, inbox, folder)
-    assert deliver(lane, inbox, 0) == [Pulse("engine", 0)]
+    assert deliver(lane, inbox, 0) == [KeepAlive("engine", 0)]
     assert inbox.malformed == 0
     lane.close()
     inbox.close()
@@ -234,7 +234,7 @@ def test_a_new_key_of_the_receiver_is_taken_up_by_both_ends(context, folder, inb
         assert time.monotonic() < end
         inbox.receive()
         time.sleep(0.001)
-    assert deliver(lane, inbox, 1) == [Pulse("engine", 1)]
+    assert deliver(lane, inbox, 1) == [KeepAlive("engine", 1)]
     assert inbox.address == address
     # Without the former key, too.
     public = folder / "public" / "detok.key"
@@ -259,20 +259,20 @@ def test_what_was_on_its_way_when_keys_changed_shows_as_a_gap(context, folder, i
     lane = lane_of(context, inbox, folder)
     deliver(lane, inbox, 0)
     sent = 1
-    while lane.send(Pulse("engine", sent)):
+    while lane.send(KeepAlive("engine", sent)):
         sent += 1
     generate(folder, "detok")
     time.sleep(0.05)
     received, end = inbox.receive(limit=1), time.monotonic() + SECONDS
     while not any(isinstance(found, Gap) for found in received):
         assert time.monotonic() < end
-        sent += lane.send(Pulse("engine", sent))
+        sent += lane.send(KeepAlive("engine", sent))
         inbox.wait(0.01)
         received += inbox.receive()
     sent = lane.sent
     received += deliver(lane, inbox, sent)
     missed = sum(found.missed for found in received if isinstance(found, Gap))
-    pulses = [found.engine_epoch for found in received if isinstance(found, Pulse)]
+    pulses = [found.engine_epoch for found in received if isinstance(found, KeepAlive)]
     assert pulses == sorted(set(pulses))
     assert len(pulses) + missed == sent
     lane.close()

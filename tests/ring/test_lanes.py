@@ -5,8 +5,8 @@ import msgspec
 import pytest
 import zmq
 
-from sluice.ring.beats import Hello, Pulse
 from sluice.ring.frame import HEADER, MAGIC, MAX_FRAME_NUMBER
+from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.keys import Security
 from sluice.ring.lane import Lane
@@ -36,8 +36,8 @@ def inbox(context, address):
     inbox.close()
 
 
-def pulse(number: int) -> Pulse:
-    return Pulse("engine", number)
+def pulse(number: int) -> KeepAlive:
+    return KeepAlive("engine", number)
 
 
 def take(inbox: Inbox, count: int, seconds: float = 60.0) -> list:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from sluice.ring.beats import Pulse
+from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.inbox import Inbox
 from sluice.ring.keys import Security
 from sluice.ring.lane import Lane
@@ -21,7 +21,7 @@ from sluice.ring.socket_file import ListenError, SocketFile
 from sluice.ring.wire import ToDetokenizer
 from tests.fakes.lanes import connected, until
 
-PULSE = Pulse("engine", 1)
+PULSE = KeepAlive("engine", 1)
 HOLD = """
 import sys, time, zmq
 from sluice.ring.inbox import Inbox

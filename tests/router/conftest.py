@@ -10,8 +10,8 @@ import pytest
 import structlog
 from google.rpc import error_details_pb2, status_pb2
 
+from router.app import RouterApp
 from router.config import RouterSettings
-from router.service import Router
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
@@ -24,7 +24,7 @@ from tests.fakes.ring_peers import FakeRing
 class Client:
     """The stubs of one channel to one router."""
 
-    router: Router
+    router: RouterApp
     channel: grpc.aio.Channel
     logs: list[dict[str, Any]]
 
@@ -96,7 +96,7 @@ async def start(ring, folder, checkpoint):
                 raise structlog.DropEvent
 
             logger = structlog.wrap_logger(None, processors=[structlog.processors.format_exc_info, keep])
-            router = Router(RouterSettings.model_validate(settings), checkpoint, logger)
+            router = RouterApp(RouterSettings.model_validate(settings), checkpoint, logger)
             await router.start()
             stack.push_async_callback(router.stop, 0.0)
             channel = grpc.aio.insecure_channel(f"127.0.0.1:{router.port}")
@@ -122,10 +122,10 @@ async def client(ring, start) -> Client:
 @pytest.fixture
 def quick_recovery(monkeypatch):
     """Losses are noticed, and followed by another attempt, in a fraction of the time."""
-    monkeypatch.setattr("router.members.TICK_SECONDS", 0.02)
-    monkeypatch.setattr("router.members.HELLO_SECONDS", 0.05)
-    monkeypatch.setattr("router.recovery.FIRST_BACKOFF_SECONDS", 0.002)
-    monkeypatch.setattr("router.recovery.LONGEST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr("router.peers.membership.TICK_SECONDS", 0.02)
+    monkeypatch.setattr("router.peers.membership.HELLO_SECONDS", 0.05)
+    monkeypatch.setattr("router.requests.recovery.FIRST_BACKOFF_SECONDS", 0.002)
+    monkeypatch.setattr("router.requests.recovery.LONGEST_BACKOFF_SECONDS", 0.01)
 
 
 @pytest.fixture

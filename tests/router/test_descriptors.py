@@ -4,8 +4,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from router.app import fit_connections
 from router.config import RouterSettings
-from router.service import fit_connections
 
 
 @pytest.mark.parametrize(("limit", "most", "warned"), [(100_000, 4096, 0), (4000, 3004, 1), (100, 1, 1)])

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
-from router.service import ADMIN, GENERATION, HEALTH, MODELS
+from router.app import ADMIN, GENERATION, HEALTH, MODELS
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.mutations import fill, mutate
 from tests.router.conftest import text_spec

@@ -5,9 +5,10 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.admission import Admission, Bounds
+from router.app import RouterApp
+from router.config import Bounds
 from router.errors import RequestError
-from router.service import Router
+from router.requests.admission import Admission
 from sluice.telemetry.metrics import registry_of
 from tests.fakes.ring_peers import hang
 from tests.fakes.status import serve_metrics
@@ -31,7 +32,7 @@ class Scrape:
         return self.samples[f"sluice_router_{name}", tuple(sorted(labels.items()))]
 
 
-def scrape(router: Router) -> Scrape:
+def scrape(router: RouterApp) -> Scrape:
     server = serve_metrics(registry_of(router._read_metrics))
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:

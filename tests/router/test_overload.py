@@ -9,7 +9,7 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from router.callers import Caller
+from router.access.principal import Principal
 from router.errors import RequestError, abort
 from sluice.ring.errors import ErrorCode
 from sluice.ring.stats import StepStats
@@ -101,7 +101,7 @@ async def test_grpcs_own_retries_come_when_the_server_says(full, ring, monkeypat
 
 
 async def test_grpcs_own_retries_end_where_the_server_says_so(begin_call, monkeypatch):
-    monkeypatch.setattr("router.rpc.MESSAGE_SECONDS", 0.05)
+    monkeypatch.setattr("router.api.rpc.MESSAGE_SECONDS", 0.05)
     client, calls = begin_call
     options = patient_policy(0.01)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{client.router.port}", options=options) as channel:
@@ -117,9 +117,9 @@ async def begin_call(ring, start, monkeypatch):
 
     async def admit(call):
         calls.append(call)
-        return Caller()
+        return Principal()
 
-    monkeypatch.setattr("router.access.Access.caller", lambda self, call: admit(call))
+    monkeypatch.setattr("router.access.access.Access.caller", lambda self, call: admit(call))
     ring.add_engine()
     ring.add_detokenizer()
     return await start(), calls

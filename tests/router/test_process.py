@@ -13,7 +13,7 @@ import zmq
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from sluice.ring.beats import Hello
+from sluice.ring.heartbeats import Hello
 from sluice.ring.inbox import Inbox
 from sluice.ring.keys import Security
 from sluice.tiny_model import path

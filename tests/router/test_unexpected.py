@@ -9,7 +9,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
-from router.rpc import guarded
+from router.api.rpc import guarded
 from sluice.v1 import admin_pb2
 from tests.router.conftest import Details, refused, text_spec
 
@@ -82,21 +82,21 @@ def check(client, details: Details) -> None:
 @pytest.mark.parametrize(
     ("broken", "call"),
     [
-        ("router.text.Text.tokens", generate),
-        ("router.text.Text.tokens", stream),
+        ("router.text.tokenizer_pool.Text.tokens", generate),
+        ("router.text.tokenizer_pool.Text.tokens", stream),
         ("router.validate.spec.parse_prompt", generate),
-        ("router.messages.Writer.response", generate),
-        ("router.messages.Writer.started", stream),
-        ("router.messages.Writer.delta", stream),
-        ("router.messages.Writer.done", stream),
-        ("router.tally.Tally.ended", generate),
-        ("router.admin.AdminService._stats", stats),
-        ("router.admin.AdminService._stats", stream_stats),
-        ("router.health.HealthService._answer", check_health),
-        ("router.health.HealthService._answer", watch_health),
-        ("router.reflection.ReflectionServicer._list_services", reflect),
-        ("router.auth.Gate._tenant", generate),
-        ("router.auth.Gate._tenant", reflect),
+        ("router.api.responses.ResponseBuilder.response", generate),
+        ("router.api.responses.ResponseBuilder.started", stream),
+        ("router.api.responses.ResponseBuilder.delta", stream),
+        ("router.api.responses.ResponseBuilder.done", stream),
+        ("router.requests.counters.RequestCounters.ended", generate),
+        ("router.api.admin_service.AdminService._stats", stats),
+        ("router.api.admin_service.AdminService._stats", stream_stats),
+        ("router.api.health.HealthService._answer", check_health),
+        ("router.api.health.HealthService._answer", watch_health),
+        ("router.api.reflection.ReflectionServicer._list_services", reflect),
+        ("router.access.authenticate.Gate._tenant", generate),
+        ("router.access.authenticate.Gate._tenant", reflect),
     ],
 )
 async def test_its_text_stays_in_the_log(client, monkeypatch, broken, call):
@@ -106,7 +106,10 @@ async def test_its_text_stays_in_the_log(client, monkeypatch, broken, call):
 
 @pytest.mark.parametrize(
     ("broken", "call"),
-    [("router.models.ModelService.list_models", models), ("router.admin.AdminService.get_stats", stats)],
+    [
+        ("router.api.model_service.ModelService.list_models", models),
+        ("router.api.admin_service.AdminService.get_stats", stats),
+    ],
 )
 async def test_an_answer_that_cannot_be_encoded(ring, start, monkeypatch, broken, call):
     monkeypatch.setattr(broken, answer_unsendable)
@@ -148,7 +151,7 @@ async def test_a_log_that_cannot_be_written():
 
 async def test_after_it_the_router_serves_on(client, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("router.text.Text.tokens", fail)
+        patch.setattr("router.text.tokenizer_pool.Text.tokens", fail)
         await refused(generate(client))
     assert (await generate(client)).usage.completion_tokens == 24
     assert not client.router._requests.open

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from types import SimpleNamespace
 
-from router.callers import Caller
+from router.access.principal import Principal
 from router.errors import RequestError
 from sluice.client.attempts import Attempts, tells_of_router
 from sluice.client.errors import (
@@ -137,7 +137,7 @@ class SimClient:
         if self._asked.aborts is not None:
             await asyncio.sleep(self._asked.aborts)
             for router in filter(None, self._routers()):
-                operator = SimpleNamespace(caller=Caller())
+                operator = SimpleNamespace(caller=Principal())
                 await router.generation.abort(pb.AbortRequest(request_id=self._spec.request_id), operator)
 
     async def _read(self) -> None:

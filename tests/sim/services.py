@@ -8,14 +8,14 @@ from functools import cache
 
 import structlog
 
-import engine_worker.worker
-import router.service
+import engine_worker.ringside.worker
+import router.app
 from detok_service.decoder import ByteDecoder
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import Decoders
-from engine_worker.beats import BEAT_SECONDS
 from engine_worker.config import EngineSettings
-from router.callers import Caller
+from engine_worker.ringside.heartbeats import HEARTBEAT_SECONDS
+from router.access.principal import Principal
 from router.config import RouterSettings
 from sluice.ring.wire import ToDetokenizer
 from tests.fakes.runner import ScriptedRunner
@@ -129,12 +129,12 @@ class SimEngine(Process):
         self.runner.poison, self.runner.weights = poison, weights
         self._on_killed = on_killed
         model = replace(checkpoint(), fingerprint=f"{checkpoint().fingerprint}-{weights}")
-        self.worker = engine_worker.worker.Worker(settings, model, self.runner, SILENT)
+        self.worker = engine_worker.ringside.worker.Worker(settings, model, self.runner, SILENT)
         self._network = network
-        # There is no thread of the beats to wake.
-        self.worker._beats.hurry = self.worker._beats._send
+        # There is no thread of the heartbeats to wake.
+        self.worker._heartbeats.hurry = self.worker._heartbeats._send
         loop = asyncio.get_running_loop()
-        self.tasks = [loop.create_task(self._turn()), loop.create_task(self._beat())]
+        self.tasks = [loop.create_task(self._turn()), loop.create_task(self._heartbeat())]
 
     def drain(self) -> None:
         self.worker.stop()
@@ -166,11 +166,11 @@ class SimEngine(Process):
         self.ended = True
         worker._inbox.close()
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         while not self.ended:
             await self.gate()
-            self.worker._beats._send()
-            await asyncio.sleep(BEAT_SECONDS)
+            self.worker._heartbeats._send()
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
 class SimDetokenizer(Process):
@@ -199,7 +199,9 @@ class SimDetokenizer(Process):
             service.handle(self.inbox.receive())
             service.tick()
             busy = service.waiting or service.draining_since is not None
-            wait = 0.0 if service.replaying else max(0.0, min(service.beat_at - loop.time(), 0.005 if busy else 0.5))
+            wait = (
+                0.0 if service.replaying else max(0.0, min(service.heartbeat_at - loop.time(), 0.005 if busy else 0.5))
+            )
             await first(self.inbox.news, wait)
         service.close(0.0)
         self.ended = True
@@ -212,7 +214,7 @@ class SimRouter(Process):
     def __init__(self, network: Network, name: str, engines: tuple[str, ...], detokenizers: tuple[str, ...]) -> None:
         super().__init__(name)
         settings = router_settings(name, self.address, engines, detokenizers)
-        self.router = router.service.Router(settings, checkpoint(), SILENT)
+        self.router = router.app.RouterApp(settings, checkpoint(), SILENT)
         self.generation = GENERATIONS.pop()
         self.calls: dict[asyncio.Task, None] = {}
         self._network = network
@@ -256,7 +258,7 @@ class SimRouter(Process):
 class Call:
     """What of a gRPC call the service uses."""
 
-    caller = Caller()
+    caller = Principal()
     peer = "ipv4:127.0.0.1:1"
 
     def __init__(self, write) -> None:

@@ -7,13 +7,13 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from unittest.mock import patch
 
-import engine_worker.beats
-import engine_worker.worker
-import router.peers
-import router.service
+import engine_worker.ringside.heartbeats
+import engine_worker.ringside.worker
+import router.app
+import router.peers.peers
 from detok_service.decoder import BytesByToken, ByteTable
-from router.generation import GenerationService
-from router.text import Text
+from router.api.generation_service import GenerationService
+from router.text.tokenizer_pool import Text
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.wire import ToRouter
 from sluice.tiny_model import path
@@ -69,14 +69,16 @@ def generation_service(*parts) -> GenerationService:
 def simulated(network: Network, loop: VirtualLoop):
     """Services that are made in here have the network's lanes and the loop's time."""
     places = {
-        (router.peers, "Lane"): network.lane,
-        (router.service, "RouterInbox"): lambda _, address, handle, *__: SimRouterInbox(network, address, handle),
-        (router.service, "Listener"): NoListener,
-        (router.service, "GenerationService"): generation_service,
-        (router.service, "Text"): lambda *_: text(),
-        (engine_worker.worker, "Inbox"): lambda _, address, messages, security: SimInbox(network, address, messages),
-        (engine_worker.worker, "Lane"): network.lane,
-        (engine_worker.beats, "Lane"): network.lane,
+        (router.peers.peers, "Lane"): network.lane,
+        (router.app, "RouterInbox"): lambda _, address, handle, *__: SimRouterInbox(network, address, handle),
+        (router.app, "Listener"): NoListener,
+        (router.app, "GenerationService"): generation_service,
+        (router.app, "Text"): lambda *_: text(),
+        (engine_worker.ringside.worker, "Inbox"): lambda _, address, messages, security: SimInbox(
+            network, address, messages
+        ),
+        (engine_worker.ringside.worker, "Lane"): network.lane,
+        (engine_worker.ringside.heartbeats, "Lane"): network.lane,
         (time, "monotonic"): loop.time,
         (time, "time"): loop.time,
         (secrets, "randbits"): network.numbers.getrandbits,
@@ -88,7 +90,7 @@ def simulated(network: Network, loop: VirtualLoop):
 
 
 class SimRouterInbox:
-    """router.inbox.RouterInbox on a SimInbox."""
+    """router.peers.inbox.RouterInbox on a SimInbox."""
 
     def __init__(self, network: Network, address: str, handle) -> None:
         self._inbox = SimInbox(network, address, ToRouter)

@@ -86,7 +86,7 @@ def test_a_router_started_later_sends_prompts_to_the_engines_that_hold_them(ring
             prompts[prompt] = lines.engine(f"first-{len(prompts)}")
     address, late_lines = second_router()
     with Client(address, timeout=100) as client:
-        # The first beat that answers a hello brings the whole.
+        # The first heartbeat that answers a hello brings the whole.
         assert wait_until(lambda: len(client.stats().engines) == 2)
         for i, (prompt, engine) in enumerate(prompts.items()):
             assert ask(client, prompt + "y = 1\n", f"again-{i}") > 0

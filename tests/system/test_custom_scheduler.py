@@ -4,7 +4,7 @@ import pytest
 
 from sluice import Client
 from sluice.launch import Ring
-from sluice.launch.ring import RingError
+from sluice.launch.local_ring import RingError
 from tests.fakes.scheduling_page import example
 
 PROMPT = "def fibonacci(n):"

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sluice import Client
 from sluice.client import DeadlineExceeded
 from sluice.launch import Ring
-from sluice.launch.ring import RingError
+from sluice.launch.local_ring import RingError
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.metrics_page import documented
 from tests.fakes.processes import wait_until

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sluice.telemetry.health import Health
-from sluice.telemetry.pulse import FILE_SECONDS, PULSE_VARIABLE, Pulse
+from sluice.telemetry.progress_beacon import FILE_SECONDS, PULSE_VARIABLE, ProgressBeacon
 from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
 from tests.fakes.clock import Clock
 from tests.fakes.processes import wait_until
@@ -22,7 +22,7 @@ def clock():
 
 @pytest.fixture
 def health(clock):
-    return Health(Pulse(clock, {}), live_stall=120, ready_stall=30, unready=lambda: None)
+    return Health(ProgressBeacon(clock, {}), live_stall=120, ready_stall=30, unready=lambda: None)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_loop_that_turns_without_getting_on_is_not_ready(clock, health):
 
 
 def test_what_a_service_knows_itself(clock):
-    assert Health(Pulse(clock, {}), 120, 30, lambda: "it is draining").not_ready() == "it is draining"
+    assert Health(ProgressBeacon(clock, {}), 120, 30, lambda: "it is draining").not_ready() == "it is draining"
 
 
 def test_over_http(serve, clock, health):
@@ -118,7 +118,7 @@ def test_silent_and_broken_connections_are_bounded_and_go_away(serve, health, mo
 
 def test_the_pulse_reaches_a_file_now_and_then(tmp_path, clock):
     file = tmp_path / "pulse"
-    pulse = Pulse(clock, {PULSE_VARIABLE: str(file)})
+    pulse = ProgressBeacon(clock, {PULSE_VARIABLE: str(file)})
     assert not file.exists()
     pulse.touch()
     first = file.stat().st_mtime_ns

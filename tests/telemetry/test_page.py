@@ -4,13 +4,14 @@ from collections import Counter
 from types import SimpleNamespace as Having
 
 import detok_service.metrics
-import engine_worker.metrics
+import engine_worker.ringside.metrics
 import router.metrics
-from router.admission import Admission, Bounds
-from router.requests import Requests
-from router.steps import Steps
-from router.suspects import Suspects
-from router.tally import Tally
+from router.api.stats_broadcast import StatsBroadcast
+from router.config import Bounds
+from router.requests.admission import Admission
+from router.requests.counters import RequestCounters
+from router.requests.registry import Requests
+from router.requests.suspects import Suspects
 from tests.fakes.engine import EngineBench
 from tests.fakes.metrics_page import documented
 
@@ -31,7 +32,7 @@ def shown(metrics) -> list[tuple[str, str, tuple[str, ...], str]]:
 
 def test_engine():
     bench = EngineBench()
-    stats, found = bench.engine.stats, engine_worker.metrics
+    stats, found = bench.engine.stats, engine_worker.ringside.metrics
     metrics = [
         *found.requests(stats, bench.mailbox),
         *found.steps(stats),
@@ -46,11 +47,11 @@ def test_engine():
 async def test_router():
     found, peers = router.metrics, Having(all=[], unknown=0)
     metrics = [
-        *found.requests(Tally(), Requests(1)),
+        *found.requests(RequestCounters(), Requests(1)),
         *found.admission(Admission(1, Bounds(1, 1))),
         *found.ring(Having(engines=peers, detokenizers=peers), INBOX, Having(late_rows=0, between_attempts=0)),
         *found.suspects(Suspects(1.0)),
-        *found.steps(Steps()),
+        *found.steps(StatsBroadcast()),
         *found.access(Having(refused={}, handshakes=Having(begun=0, used=0), reloads=Having(counts={}))),
         *found.log(),
     ]

@@ -18,8 +18,8 @@ from bench.gpu.core import Log
 from bench.gpu.findings import Check
 from bench.gpu.served import Served, served
 from bench.gpu.shapes import Shape
-from engine_worker.parallel.lead import Lead
-from engine_worker.parallel.place import Place
+from engine_worker.parallel.leader import Lead
+from engine_worker.parallel.rank_env import Place
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.weights import Progress
 from engine_worker.step import Runner

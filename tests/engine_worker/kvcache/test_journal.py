@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.kvcache.journal import Journal
-from sluice.ring.beats import CacheNews
 from sluice.ring.hashing import short_hash
+from sluice.ring.heartbeats import CacheNews
 
 
 def digest(block: int) -> bytes:

@@ -3,9 +3,9 @@
 import os
 import socket
 
-from engine_worker.parallel.bell import Bell
-from engine_worker.parallel.ring import Memory, RingReader, RingWriter
+from engine_worker.parallel.shm_channel import Memory, RingReader, RingWriter
 from engine_worker.parallel.tcp import Listener, TcpSender, connect
+from engine_worker.parallel.wakeup import Bell
 
 SECONDS = 20.0
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from engine_worker.attention.choice import Choice
 from engine_worker.parallel.follower import follow
 from engine_worker.parallel.group import Group
-from engine_worker.parallel.lead import Lead
-from engine_worker.parallel.place import find_place
+from engine_worker.parallel.leader import Lead
+from engine_worker.parallel.rank_env import find_place
 from engine_worker.runner import load
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Draw, Runner, Slice, Step

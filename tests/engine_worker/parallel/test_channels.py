@@ -16,10 +16,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine_worker.parallel import tcp
-from engine_worker.parallel.bell import Bell
 from engine_worker.parallel.channel import ChannelError
-from engine_worker.parallel.ring import Memory, RingWriter
+from engine_worker.parallel.shm_channel import Memory, RingWriter
 from engine_worker.parallel.tcp import Listener, TcpSender, connect
+from engine_worker.parallel.wakeup import Bell
 from tests.engine_worker.parallel.channels import CHANNELS, SECONDS, close, ring
 
 SIZES = st.lists(st.integers(0, 300), max_size=30)
@@ -283,8 +283,8 @@ def test_who_does_not_connect_is_named():
 
 READER = """
 import socket, sys
-from engine_worker.parallel.bell import Bell
-from engine_worker.parallel.ring import Memory, RingReader
+from engine_worker.parallel.wakeup import Bell
+from engine_worker.parallel.shm_channel import Memory, RingReader
 memory, bell = map(int, sys.argv[1:])
 reader = RingReader(Memory(memory, 1), 1, Bell(socket.socket(fileno=bell)))
 for i in range(500):

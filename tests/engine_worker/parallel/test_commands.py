@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_worker.parallel.commands import Beat, Compute, Load, Stop, decode, encode
+from engine_worker.parallel.commands import Compute, Heartbeat, Load, Stop, decode, encode
 from engine_worker.runner.arrays import Arrays
 from engine_worker.runner.batch import build
 from engine_worker.runner.config import RunnerConfig
@@ -58,12 +58,17 @@ def test_a_step(slices, moves):
 
 def test_the_others():
     config = RunnerConfig("cpu", max_attention_window=(3, 4), kv_memory_fraction=0.5)
-    for command in (Load("m", "f", config, "h:1", 2.0, 3.0), Load("m", "f", config, None, 2.0, 3.0), Beat(), Stop()):
+    for command in (
+        Load("m", "f", config, "h:1", 2.0, 3.0),
+        Load("m", "f", config, None, 2.0, 3.0),
+        Heartbeat(),
+        Stop(),
+    ):
         assert decode(bytearray(encode(command))) == command
     assert decode(bytearray(encode(Compute((), None)))) == Compute((), None)
 
 
-@pytest.mark.parametrize("message", [b"", b"\x00", b"\x91\xa3Nil", b"garbage", encode(Beat())[:-1]])
+@pytest.mark.parametrize("message", [b"", b"\x00", b"\x91\xa3Nil", b"garbage", encode(Heartbeat())[:-1]])
 def test_what_is_no_command(message):
     with pytest.raises(msgspec.DecodeError):
         decode(bytearray(message))

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from engine_worker.parallel.commands import Beat, Stop, encode
+from engine_worker.parallel.commands import Heartbeat, Stop, encode
 from engine_worker.parallel.watch import Watch
 from tests.fakes.command_sender import CommandSender
 from tests.fakes.processes import wait_until
@@ -62,7 +62,7 @@ def test_one_that_has_nothing_to_do_is_not_lost(sender, watch, lost):
     watch.start()
     keep_up(sender, [1, 2], 1.5)
     assert not lost
-    assert sender.commands[1:] == [Beat()]
+    assert sender.commands[1:] == [Heartbeat()]
 
 
 def test_one_that_gets_on_slowly_is_not_lost(sender, watch, lost):
@@ -92,15 +92,15 @@ def test_one_that_has_gone_is_lost_at_once(sender, watch, lost, rank, why):
     assert lost == [why]
 
 
-def test_a_beat_that_cannot_be_sent(sender, watch, lost):
+def test_a_heartbeat_that_cannot_be_sent(sender, watch, lost):
     sender.broken = True
     watch.start()
     assert wait_until(lambda: bool(lost))
     assert lost == ["rank 2 has read nothing"]
 
 
-def test_nobody_is_kept_waiting_for_a_beat(sender, watch, lost):
-    """While a command is being sent no beat is needed."""
+def test_nobody_is_kept_waiting_for_a_heartbeat(sender, watch, lost):
+    """While a command is being sent no heartbeat is needed."""
     sender.busy = True
     watch.start()
     time.sleep(1.4)
@@ -108,7 +108,7 @@ def test_nobody_is_kept_waiting_for_a_beat(sender, watch, lost):
     assert not lost
 
 
-def test_the_first_command_is_no_beat(sender, watch):
+def test_the_first_command_is_no_heartbeat(sender, watch):
     sender.commands.clear()
     watch.start()
     time.sleep(1.4)

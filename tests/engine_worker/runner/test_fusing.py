@@ -7,7 +7,7 @@ from engine_worker.attention import refusal
 from engine_worker.attention.backend import HeadShape
 from engine_worker.layers.shard import ALONE, Shard
 from engine_worker.runner.fusing import by_triton, fuse, none
-from engine_worker.sampling.race import by_torch
+from engine_worker.sampling.gumbel_max import by_torch
 from tests.engine_worker.models.test_fused import Fusible
 from tests.fakes.kernels import CountedKernels
 

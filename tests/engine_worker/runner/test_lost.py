@@ -33,7 +33,7 @@ def runner(tmp_path_factory):
 
 def test_a_device_that_answers(runner):
     asked = []
-    ModelRunner(runner._forward, wait_for=asked.append).check()
+    ModelRunner(runner._forward, synchronize=asked.append).check()
     runner.check()
     assert [device.type for device in asked] == ["cpu"]
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from engine_worker.runner.transfer import send
 from engine_worker.sampling.choose import Chosen, Filtered
-from engine_worker.sampling.edits import Edits
-from engine_worker.sampling.race import Race, by_torch
+from engine_worker.sampling.gumbel_max import Race, by_torch
+from engine_worker.sampling.logit_edits import Edits
 from engine_worker.sampling.sampler import Plan, Sampled, sample
 from engine_worker.step import Draw, Drawn
-from engine_worker.transfer import send
 from sluice.ring.params import SamplingParams
 
 

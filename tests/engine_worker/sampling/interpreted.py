@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_worker.sampling import kernels, noise
-from engine_worker.sampling.race import by_torch
+from engine_worker.sampling.gumbel_max import by_torch
 from tests.engine_worker.sampling.draws import draw, tensors
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_worker.runner.transfer import send
 from engine_worker.sampling import choose
 from engine_worker.sampling.sampler import Plan, sample
-from engine_worker.transfer import send
 from tests.engine_worker.sampling.draws import draw, edit, tensors
 from tests.fakes.graphs import Recording
 

@@ -1,0 +1,234 @@
+"""What the engine tells about itself: figures of every step, and of every request while it lives and at its end."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from engine_worker.core.live import LiveRequests
+from engine_worker.hooks import Report
+from engine_worker.kvcache.cache import KvCache
+from engine_worker.request import Request, State
+from engine_worker.scheduling.preempted import Preempted
+from engine_worker.scheduling.simple import RequestScheduler, Schedule
+from sluice.ring.stats import RequestStats, Stage, StepStats
+from sluice.telemetry.histogram import Histogram
+
+RATE_SECONDS = 1.0
+REFRESH_SECONDS = 0.5
+"""Between two reports of a request that runs on."""
+REFRESHED_PER_STEP = 4
+REFRESHED_PER_SECOND = 150
+"""Reports made in a step, and in a second of a long one, at most: each costs about three microseconds."""
+STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Rate:
+    """Tokens per second over the last RATE_SECONDS, or over the last step where that took longer."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, float, int]] = deque()
+        self._tokens = 0
+
+    def add(self, start: float, end: float, tokens: int) -> None:
+        """A step drew so many tokens."""
+        self._steps.append((start, end, tokens))
+        self._tokens += tokens
+
+    def at(self, now: float) -> float:
+        """The rate now; `now` never goes back."""
+        while self._steps and self._steps[0][1] <= now - RATE_SECONDS:
+            self._tokens -= self._steps.popleft()[2]
+        return self._tokens / max(RATE_SECONDS, now - self._steps[0][0]) if self._steps else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Since the start."""
+
+    requests: int
+    """Taken in."""
+    ended: Mapping[str, int]
+    """Sequences, by finish reason."""
+    pauses: int
+    context_tokens: int
+    """Computed, those that pauses made necessary again included."""
+    generated_tokens: int
+    prompt_tokens: int
+    """Of requests that were scheduled."""
+    cached_tokens: int
+    """Of those."""
+    evictions: int
+    offloads: int
+    onloads: int
+
+
+class Stats:
+    """What is public here another thread may read at any time: `latest` is replaced whole.
+
+    A request of n sequences counts once as active, and by its sequences in the numbers after that.
+    """
+
+    def __init__(
+        self,
+        cache: KvCache,
+        live: LiveRequests,
+        scheduler: RequestScheduler,
+        pauses: Preempted,
+        max_requests: int,
+        micro_batches: int = 1,
+        unix_zero: float = 0.0,
+    ) -> None:
+        """`micro_batches` are in flight in turns; `unix_zero` is when the engine's clock stood at 0, in seconds of the
+        Unix epoch.
+        """
+        self.step_seconds = Histogram(STEP_SECONDS)
+        self.step_sequences = Histogram(STEP_SEQUENCES)
+        self._context_tokens = 0
+        self._generated_tokens = 0
+        self._cache = cache
+        self._live = live
+        self._scheduler = scheduler
+        self._pauses = pauses
+        self._micro_batches = micro_batches
+        self._unix_zero = unix_zero
+        self._rate = Rate()
+        self._refresh: deque[Request] = deque()
+        """Requests that run, to be reported a few per step."""
+        self._refresh_at = 0.0
+        self.latest = msgspec.structs.replace(
+            StepStats(
+                max_requests=max_requests,
+                max_kv_blocks=cache.pool.num_blocks,
+                tokens_per_kv_block=cache.tokens_per_block,
+                max_host_blocks=cache.tiers.host.num_blocks,
+            ),
+            **self._memory(),
+        )
+
+    def stepped(self, schedule: Schedule, num_drawn: int, start: float, end: float) -> Report:
+        """A step has ended: what it computed, and how many tokens it drew."""
+        context, generation = len(schedule.context), len(schedule.generation)
+        context_tokens = sum(num_tokens for _, num_tokens in schedule.context)
+        self._rate.add(start, end, num_drawn)
+        self._count(context_tokens, num_drawn, context + generation, end - start)
+        batch_tokens, empty_slots = self._scheduler.static_batch
+        self.latest = msgspec.structs.replace(
+            self.latest,
+            iteration=self.latest.iteration + 1,
+            scheduled_requests=context + generation,
+            context_requests=context,
+            generation_requests=generation,
+            total_context_tokens=context_tokens,
+            micro_batch_id=self.latest.iteration % self._micro_batches,
+            total_generation_tokens=batch_tokens,
+            empty_generation_slots=empty_slots,
+            prefix_cache_hit_ratio=self._cache.hit_ratio,
+            tokens_per_second=self._rate.at(end),
+            time=self._unix_zero + end,
+            step_seconds=end - start,
+            **self._memory(),
+        )
+        return Report(self.latest, self._requests(start, end))
+
+    def rested(self, now: float) -> Report:
+        """There is no step: nothing is scheduled, and what else can have changed without one."""
+        latest = msgspec.structs.replace(
+            self.latest,
+            scheduled_requests=0,
+            context_requests=0,
+            generation_requests=0,
+            total_context_tokens=0,
+            total_generation_tokens=0,
+            empty_generation_slots=0,
+            tokens_per_second=self._rate.at(now),
+            **self._memory(),
+        )
+        if latest != self.latest:
+            self.latest = latest
+        return Report(None, self._told(self._live.take_changed()))
+
+    def totals(self) -> Totals:
+        """Counts until now."""
+        cache, tiers = self._cache, self._cache.tiers
+        return Totals(
+            requests=self._live.begun,
+            ended=self._live.ended,
+            pauses=self._pauses.count,
+            context_tokens=self._context_tokens,
+            generated_tokens=self._generated_tokens,
+            prompt_tokens=cache.prompt_tokens,
+            cached_tokens=cache.cached_tokens,
+            evictions=tiers.evictions,
+            offloads=tiers.offloads,
+            onloads=tiers.onloads,
+        )
+
+    def _count(self, context_tokens: int, generated_tokens: int, sequences: int, seconds: float) -> None:
+        self._context_tokens += context_tokens
+        self._generated_tokens += generated_tokens
+        self.step_seconds.observe(seconds)
+        self.step_sequences.observe(sequences)
+
+    def _memory(self) -> dict[str, int]:
+        cache, host = self._cache, self._cache.tiers.host
+        paused, free = len(self._pauses.sequences), cache.pool.available
+        return {
+            "active_requests": len(self._live.requests),
+            "queued_requests": len(self._live.active) - len(cache.holders) - paused,
+            "paused_requests": paused,
+            "free_kv_blocks": free,
+            "used_kv_blocks": cache.pool.num_blocks - free,
+            "used_host_blocks": host.num_blocks - host.num_free,
+        }
+
+    def _requests(self, start: float, end: float) -> list[RequestStats]:
+        """Those that arrived, began or ended, and some of those that run on."""
+        changed = self._live.take_changed()
+        if not self._refresh and end >= self._refresh_at:
+            self._refresh_at = end + REFRESH_SECONDS
+            running = (*self._cache.holders, *self._pauses.sequences)
+            self._refresh = deque(dict.fromkeys(sequence.request for sequence in running))
+        for _ in range(min(len(self._refresh), max(REFRESHED_PER_STEP, int((end - start) * REFRESHED_PER_SECOND)))):
+            request = self._refresh.popleft()
+            if request.num_live:
+                changed.append(request)
+        return self._told(changed)
+
+    def _told(self, requests: Iterable[Request]) -> list[RequestStats]:
+        return [self._of(request) for request in requests]
+
+    def _of(self, request: Request) -> RequestStats:
+        spec, zero = request.spec, self._unix_zero
+        sequences = request.sequences
+        firsts = [sequence.first_token_at for sequence in sequences if sequence.first_token_at is not None]
+        return RequestStats(
+            request=spec.request,
+            name=spec.name,
+            stage=stage_of(request),
+            arrival=zero + request.arrived_at,
+            first_scheduled=None if request.scheduled_at is None else zero + request.scheduled_at,
+            first_token=zero + min(firsts) if firsts else None,
+            last_token=None if request.last_token_at is None else zero + request.last_token_at,
+            prompt_tokens=request.num_prompt,
+            cached_tokens=request.cached_tokens,
+            generated_tokens=sum(sequence.num_drawn for sequence in sequences),
+            pauses=request.pauses,
+            blocks_allocated=request.blocks_allocated,
+            blocks_reused=request.blocks_reused,
+            blocks_missed=request.blocks_missed,
+        )
+
+
+def stage_of(request: Request) -> Stage:
+    """Where a request stands: paused if none of its sequences runs and some would, but for memory."""
+    if not request.num_live:
+        return Stage.ENDED
+    if request.scheduled_at is None:
+        return Stage.QUEUED
+    states = [sequence.state for sequence in request.sequences]
+    if State.PAUSED in states and State.RUNNING not in states:
+        return Stage.PAUSED
+    return Stage.CONTEXT if request.last_token_at is None else Stage.GENERATION

@@ -1,0 +1,28 @@
+"""Who makes a call."""
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from router.errors import Call
+
+TENANT = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls, as far as anybody asked. Raises ValueError for a tenant that is no name."""
+
+    tenant: str = ""
+    """Up to 64 of `[A-Za-z0-9._:-]`; empty: nobody in particular."""
+    admin: bool = False
+    """May call AdminService."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tenant, str) or (self.tenant and not TENANT.fullmatch(self.tenant)):
+            raise ValueError("a tenant is named by up to 64 of [A-Za-z0-9._:-]")
+
+
+Admit: TypeAlias = Callable[[Call], Awaitable[Principal]]
+"""Says who makes a call, or raises RequestError."""

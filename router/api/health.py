@@ -1,0 +1,61 @@
+"""grpc.health.v1: SERVING while the ring is whole and takes work; whether this process lives, by a name of its own."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, cast
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health_pb2 as pb
+
+from router.api.rpc import Context
+
+LIVENESS = "liveness"
+READINESS = "readiness"
+SERVICE = cast(ServiceDescriptor, pb.DESCRIPTOR.services_by_name["Health"])
+
+
+class HealthService:
+    """One status for the server (""), each of its services and READINESS. Whoever answers lives: LIVENESS serves.
+
+    Not grpcio-health-checking's own servicer: there the first watcher that leaves takes the others' news with it.
+    """
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._services = frozenset({"", LIVENESS, READINESS, *services})
+        self._serving = False
+        self._changed = asyncio.Event()
+
+    def set(self, serving: bool) -> None:
+        """Tell all watchers, if that is news."""
+        if serving != self._serving:
+            self._serving = serving
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
+        """NOT_FOUND for a service that is not here."""
+        if request.service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
+        return self._answer(request.service)
+
+    async def watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
+        """Now, and at each change; SERVICE_UNKNOWN for a service that is not here."""
+        last = None
+        while True:
+            changed = self._changed
+            answer = self._answer(request.service)
+            if answer != last:
+                await context.write(answer)
+                last = answer
+            await changed.wait()
+
+    async def list(self, _: Any, context: Context) -> None:
+        """Optional in the protocol."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "grpc.health.v1.Health.List is not built")
+
+    def _answer(self, service: str) -> pb.HealthCheckResponse:
+        if service not in self._services:
+            return pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
+        serving, not_serving = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
+        return pb.HealthCheckResponse(status=serving if self._serving or service == LIVENESS else not_serving)

@@ -1,0 +1,88 @@
+"""A gRPC server on one interface and port."""
+
+from collections.abc import Sequence
+
+import grpc
+from grpc import aio
+
+from router.access.tls import Certificates
+from router.config import RouterSettings
+
+KEEPALIVE_MILLISECONDS = 20_000
+HANDSHAKE_MILLISECONDS = 10_000
+LEAST_PING_MILLISECONDS = 5_000
+"""Between two pings of a client. Documented as 10 s: the timers of a client and the network are not exact."""
+MAX_PING_STRIKES = 2
+LEAST_PENDING = 16_384
+MAX_PENDING_SECONDS = 600
+
+
+class Listener:
+    """Bound by `bind`, serves from `start` to `stop`."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        settings: RouterSettings,
+        certificates: Certificates | None,
+        handlers: Sequence[grpc.GenericRpcHandler],
+    ) -> None:
+        self.host = f"[{host}]" if ":" in host else host
+        self.port = port
+        """0 before `bind`, where any will do."""
+        self._certificates = certificates
+        self._server = aio.server(options=_options(settings))
+        self._server.add_generic_rpc_handlers(tuple(handlers))
+
+    @property
+    def address(self) -> str:
+        """As clients write it."""
+        return f"{self.host}:{self.port}"
+
+    def bind(self) -> None:
+        """Raises RuntimeError where it cannot."""
+        if self._certificates is None:
+            port = self._server.add_insecure_port(self.address)
+        else:
+            port = self._server.add_secure_port(self.address, self._certificates.credentials())
+        if port == 0:
+            raise RuntimeError(f"cannot listen on {self.address}")
+        self.port = port
+
+    async def start(self) -> None:
+        """Take calls."""
+        await self._server.start()
+
+    async def ended(self) -> None:
+        """Returns when it takes no more calls, whatever the reason."""
+        await self._server.wait_for_termination()
+
+    async def stop(self, seconds: float) -> None:
+        """Calls that never end of themselves are cut after so many seconds."""
+        await self._server.stop(seconds)
+
+
+def _options(settings: RouterSettings) -> list[tuple[str, int]]:
+    # gRPC cancels a call that it cannot queue, without a word why: the bounds that clients meet are our own.
+    pending = max(settings.max_open, LEAST_PENDING)
+    return [
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),
+        # Both: between a soft and a hard limit gRPC refuses by chance.
+        ("grpc.max_metadata_size", settings.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
+        ("grpc.max_concurrent_streams", settings.max_streams),
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MILLISECONDS),
+        ("grpc.server.max_pending_requests", pending),
+        ("grpc.server.max_pending_requests_hard_limit", pending),
+        ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_SECONDS),
+        # A client whose machine is gone must not keep its requests running.
+        ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_MILLISECONDS // 2),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_MILLISECONDS),
+        ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
+    ]

@@ -1,0 +1,138 @@
+"""From a service of the .proto files to gRPC handlers: callers are admitted, errors become statuses, broken messages
+are refused."""
+
+import asyncio
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc import aio
+
+from router.access.principal import Admit, Principal
+from router.errors import Call, RequestError, Violation, abort, sent
+from sluice.ring.errors import ErrorCode
+
+MESSAGE_SECONDS = 60.0
+"""For the whole message to come, once its call has."""
+
+
+class Context:
+    """What an answer needs of its call."""
+
+    __slots__ = ("_call", "caller")
+
+    def __init__(self, call: Call, caller: Principal) -> None:
+        self.caller = caller
+        self._call = call
+
+    @property
+    def peer(self) -> str:
+        """Where the call comes from, as gRPC writes it, such as "ipv4:10.0.0.7:53124"."""
+        return self._call.peer()
+
+    async def write(self, message: Message) -> None:
+        """The next message of a stream."""
+        await sent(self._call.write(message.SerializeToString()))
+
+    async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        """Before the first message."""
+        await sent(self._call.send_initial_metadata(metadata))
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        """End the call; always raises."""
+        await sent(self._call.abort(code, details))
+
+
+Behaviour = Callable[[Any, Context], Awaitable[Any]]
+Handler = Callable[[Any, Call], Awaitable[Any]]
+"""As gRPC calls it, with the messages of the client and the call; its messages are bytes, so that encoding them is
+guarded too."""
+
+
+async def admit_all(_: Call) -> Principal:
+    """For what is open to everybody."""
+    return Principal()
+
+
+def handler(
+    service: ServiceDescriptor, servicer: object, admit: Admit, logger: structlog.stdlib.BoundLogger
+) -> grpc.GenericRpcHandler:
+    """All methods of `service`, each answered by the coroutine of `servicer` with its name in snake case.
+
+    A unary one returns its message; a streaming one writes to the context. `admit` says who calls, or raises
+    RequestError.
+    """
+    return grpc.method_handlers_generic_handler(
+        service.full_name, {method.name: _method(method, servicer, admit, logger) for method in service.methods}
+    )
+
+
+def _method(method: MethodDescriptor, servicer: object, admit: Admit, logger: structlog.stdlib.BoundLogger) -> Any:
+    """As one that takes a stream: so it is our turn before the message is read, and strangers' never are."""
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
+    behaviour: Behaviour = getattr(servicer, name)
+
+    async def answer(_: object, call: Call) -> bytes | None:
+        caller = await admit(call)
+        found = await behaviour(await _read(call), Context(call, caller))
+        return None if method.server_streaming else found.SerializeToString()
+
+    make = grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
+    return make(
+        guarded(answer, logger.bind(method=method.name)),
+        request_deserializer=_decoder(GetMessageClass(method.input_type)),
+    )
+
+
+def guarded(handler: Handler, logger: structlog.stdlib.BoundLogger) -> Handler:
+    """`handler`, whose exceptions become statuses. The text of an unexpected one goes to the log alone."""
+
+    async def answer(messages: Any, call: Call) -> Any:
+        try:
+            return await handler(messages, call)
+        except RequestError as error:
+            await abort(call, error)
+        except aio.AbortError:
+            raise
+        except Exception:
+            if call.done():
+                # Its end was said, and the client has gone meanwhile: there is nobody to tell.
+                raise
+            error_id = secrets.token_hex(8)
+            try:
+                logger.exception("call failed", error_id=error_id)
+            finally:
+                await abort(call, RequestError.internal(error_id))
+
+    return answer
+
+
+async def _read(call: Call) -> Any:
+    """Its one message. Raises RequestError."""
+    try:
+        async with asyncio.timeout(MESSAGE_SECONDS):
+            request = await call.read()
+    except TimeoutError as error:
+        message = f"the message of the call did not come within {MESSAGE_SECONDS:g} s"
+        raise RequestError(ErrorCode.SLOW_CLIENT, message) from error
+    if request is aio.EOF:
+        raise RequestError.invalid([Violation("", "the call brought no message")])
+    if isinstance(request, DecodeError):
+        raise RequestError.invalid([Violation("", f"the message cannot be read: {request}")])
+    return request
+
+
+def _decoder(message: type[Message]) -> Callable[[bytes], Message | DecodeError]:
+    def decode(data: bytes) -> Message | DecodeError:
+        try:
+            return message.FromString(data)
+        except DecodeError as error:
+            return error
+
+    return decode

@@ -1,0 +1,1 @@
+"""Engines and detokenizers: which there are, what they report, where work goes."""

@@ -1,0 +1,143 @@
+"""Text to tokens and back, in a few threads: the library works outside Python's lock, the event loop never waits."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+from tokenizers import Tokenizer
+
+from router.errors import RequestError, Violation
+from router.text.chat_template import ChatTemplate
+from router.validate.prompt import ChatPrompt, IdsPrompt, Prompt
+from sluice.ring.checkpoint import Checkpoint, CheckpointError
+from sluice.ring.errors import ErrorCode
+from sluice.ring.vocabulary import Vocabulary
+
+ID_BYTES = 8
+"""Of the text of a token id, for the bound of what waits."""
+
+T = TypeVar("T")
+
+
+class Encoding(NamedTuple):
+    """Tokens of a text."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    """Ranges of Unicode code points, one per id."""
+
+
+class Text:
+    """The model's tokenizer and chat template. Raises CheckpointError where they cannot be read.
+
+    At most `max_waiting` texts wait for the threads, of `max_waiting_bytes` together, but for one alone; the next one
+    gets OVERLOADED.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        threads: int,
+        max_waiting: int,
+        max_rendered_bytes: int,
+        max_waiting_bytes: int = 64 << 20,
+    ) -> None:
+        self._tokenizer = _load(checkpoint)
+        self._template = (
+            ChatTemplate(checkpoint.chat_template, checkpoint.tokenizer_config) if checkpoint.chat_template else None
+        )
+        self._max_waiting = max_waiting
+        self._max_waiting_bytes = max_waiting_bytes
+        self._max_rendered_bytes = max_rendered_bytes
+        self._waiting = self._waiting_bytes = 0
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="text")
+        self.vocabulary = Vocabulary(self._tokenizer)
+
+    async def tokens(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, whole. Raises RequestError."""
+        if isinstance(prompt, IdsPrompt):
+            return list(prompt.ids)
+        return await self._run(prompt.size, lambda: self._encode_prompt(prompt))
+
+    async def encode(self, text: str, add_special_tokens: bool, into: Callable[[Encoding], T]) -> T:
+        """What `into`, called in a thread, makes of the ids and offsets of a text: there may be millions."""
+
+        def work() -> T:
+            found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return into(Encoding(found.ids, found.offsets))
+
+        return await self._run(len(text.encode()), work)
+
+    async def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Text of ids, U+FFFD for broken bytes."""
+        size = ID_BYTES * len(ids)
+        return await self._run(size, lambda: str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)))
+
+    def close(self) -> None:
+        """Let the threads end; what waits is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _encode_prompt(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, IdsPrompt):
+            return list(prompt.ids)
+        text = self._render(prompt) if isinstance(prompt, ChatPrompt) else prompt.text
+        return list(self._tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens).ids)
+
+    def _render(self, chat: ChatPrompt) -> str:
+        if self._template is None:
+            raise RequestError.invalid([Violation(chat.field, "the model has no chat template")])
+        text = self._template.render(chat)
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size > self._max_rendered_bytes:
+            description = f"the chat template makes {size} bytes of it, at most {self._max_rendered_bytes} are taken"
+            raise RequestError.invalid([Violation(chat.field, description)])
+        return text
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        """`size` in bytes of what is worked on."""
+        with self._lock:
+            if self._waiting >= self._max_waiting:
+                message = f"{self._waiting} texts wait to be tokenized or decoded, at most {self._max_waiting} may"
+                raise RequestError(ErrorCode.OVERLOADED, message)
+            if self._waiting and self._waiting_bytes + size > self._max_waiting_bytes:
+                message = (
+                    f"texts of {self._waiting_bytes} bytes wait to be tokenized or decoded and this one has {size}; "
+                    f"at most {self._max_waiting_bytes} may wait"
+                )
+                raise RequestError(ErrorCode.OVERLOADED, message)
+            self._count(1, size)
+        future = self._threads.submit(_guarded, work)
+        # Counted until the work has ended, not until a cancelled caller went away.
+        future.add_done_callback(lambda _: self._done(size))
+        return await asyncio.wrap_future(future)
+
+    def _done(self, size: int) -> None:
+        with self._lock:
+            self._count(-1, -size)
+
+    def _count(self, texts: int, size: int) -> None:
+        self._waiting += texts
+        self._waiting_bytes += size
+
+
+def _guarded(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except BaseException as error:
+        # A panic in the library's Rust is no Exception in Python, and would end more than this request.
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise RequestError(ErrorCode.TEXT_FAILED, f"the tokenizer raised {type(error).__name__}") from error
+
+
+def _load(checkpoint: Checkpoint) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(checkpoint.tokenizer_file))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{checkpoint.tokenizer_file} is no tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

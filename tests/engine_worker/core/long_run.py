@@ -1,0 +1,100 @@
+"""The engine's state machine for long: python -m tests.engine_worker.long_run --steps 1000000
+
+Runs until as many rules of the machine have been carried out, and no fewer engine steps. Ends with one line that says
+how many of each; exit status 1 when something did not hold, with the shortest way there.
+"""
+
+import argparse
+import random
+import time
+import traceback
+
+import structlog
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tests.engine_worker.core.machine import EngineMachine
+
+ROUND = settings(
+    max_examples=50,
+    stateful_step_count=100,
+    deadline=None,
+    database=None,
+    phases=(Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class Count:
+    """What the machines have done so far."""
+
+    def __init__(self, progress: Progress, steps: int) -> None:
+        self.rules = 0
+        self.engine_steps = 0
+        self.machines = 0
+        self._progress = progress
+        self._task = progress.add_task("machines", total=steps)
+
+    @property
+    def least(self) -> int:
+        return min(self.rules, self.engine_steps)
+
+    def add(self, rules: int, engine_steps: int) -> None:
+        self.rules += rules
+        self.engine_steps += engine_steps
+        self._progress.update(self._task, completed=self.least, description=f"{self.machines} machines")
+
+
+def counting(count: Count) -> type[EngineMachine]:
+    """A machine that tells what it does."""
+
+    class CountingMachine(EngineMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            count.machines += 1
+
+        def count(self, rules: int, engine_steps: int) -> None:
+            count.add(rules, engine_steps)
+
+    return CountingMachine
+
+
+def run(steps: int, start: int, console: Console) -> bool:
+    """Whether everything held. Rounds have the seeds `start`, `start` + 1 and so on; one that fails is the last."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    began, number, held = time.monotonic(), start, True
+    with Progress(*columns, console=console) as progress:
+        count = Count(progress, steps)
+        machine = counting(count)
+        while held and count.least < steps:
+            try:
+                run_state_machine_as_test(seed(number)(machine), settings=ROUND)
+            except Exception:  # noqa: BLE001 - whatever it is, it should not have happened
+                held = False
+                console.print(traceback.format_exc(), markup=False, highlight=False)
+            number += 1
+    console.print(
+        f"{'everything held' if held else 'VIOLATION in the last round'}: {count.rules:,} rules and "
+        f"{count.engine_steps:,} engine steps of {count.machines:,} machines, seeds {start} to {number - 1}, "
+        f"{time.monotonic() - began:.0f} s",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return held
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.engine_worker.long_run", description=__doc__)
+    parser.add_argument("--steps", type=int, default=1_000_000, help="rules, and engine steps, at least")
+    parser.add_argument("--seed", type=int, default=None, help="of the first round; default: drawn")
+    given = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    start = random.randrange(1 << 32) if given.seed is None else given.seed
+    raise SystemExit(0 if run(given.steps, start, Console()) else 1)
+
+
+if __name__ == "__main__":
+    main()

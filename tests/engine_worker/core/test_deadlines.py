@@ -1,0 +1,41 @@
+"""Which time limits were reached, found without a look at all requests."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_worker.core.deadlines import SLACK, Deadlines
+from engine_worker.request import Request
+from tests.fakes.engine import spec_of
+
+
+def request(number: int, limit: float | None, now: float = 0.0) -> Request:
+    return Request(spec_of([1], request=number, time_limit=limit), b"root", number, now)
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 20)), max_size=40), st.lists(st.integers(0, 39)))
+def test_each_is_told_once_when_its_time_has_come(limits, ended):
+    deadlines = Deadlines()
+    requests = [request(number, limit) for number, limit in enumerate(limits)]
+    for one in requests:
+        deadlines.add(one)
+    for number in ended:
+        if number < len(requests):
+            requests[number].num_live = 0
+    told = []
+    for now in range(22):
+        reached = deadlines.reached(now)
+        assert all(one.deadline == now for one in reached)
+        told += reached
+    assert set(told) == {one for one in requests if one.num_live and one.spec.time_limit is not None}
+    assert len(told) == len(set(told))
+
+
+def test_ended_requests_with_far_deadlines_do_not_gather():
+    deadlines = Deadlines()
+    for number in range(10_000):
+        one = request(number, 1e6)
+        deadlines.add(one)
+        if number % 100:
+            one.num_live = 0
+        assert len(deadlines) <= SLACK + 2 * (number // 100 + 1) + 1
+    assert len(deadlines.reached(2e6)) == 100

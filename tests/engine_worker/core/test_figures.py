@@ -1,0 +1,119 @@
+"""What the engine reports about memory, against what can be seen in its output and in its sequences."""
+
+from collections import Counter
+
+import pytest
+
+from engine_worker.core.stats import REFRESH_SECONDS
+from engine_worker.request import State
+from sluice.ring.stats import RequestStats, Stage
+from tests.fakes.engine import EngineBench
+
+BLOCK = 4
+PROMPT = 10
+"""Tokens: two full blocks, and a part of one."""
+
+
+def told(bench: EngineBench, request: int) -> list[RequestStats]:
+    return [found for report in bench.reports for found in report.requests if found.request == request]
+
+
+class Begins:
+    """Watches who gets its first blocks, at first or again: `found` has the blocks that its first tokens came in."""
+
+    def __init__(self, bench: EngineBench) -> None:
+        self.found: list[tuple[int, int]] = []
+        allocate = bench.cache.allocate
+
+        def watched(sequences):
+            new = [sequence for sequence in sequences if not sequence.blocks]
+            held = allocate(sequences)
+            self.found += [(s.request.spec.request, s.num_computed // BLOCK) for s in new if s.blocks]
+            return held
+
+        bench.cache.allocate = watched
+
+    def of(self, request: int) -> list[int]:
+        return [found for number, found in self.found if number == request]
+
+
+@pytest.fixture
+def pressed():
+    """Four on memory for two, and three more in line."""
+    bench = EngineBench(num_blocks=12, tokens_per_block=BLOCK, max_batch_size=4)
+    begins = Begins(bench)
+    requests = [bench.submit(range(12 * i, 12 * i + PROMPT), max_tokens=24) for i in range(7)]
+    return bench, begins, requests
+
+
+def test_who_waits_and_who_paused_are_told_apart(pressed):
+    bench, _, _ = pressed
+    seen: Counter[str] = Counter()
+    while bench.step() or bench.engine.live.requests:
+        states = Counter(sequence.state for sequence in bench.engine.live.active)
+        latest = bench.engine.stats.latest
+        assert (latest.queued_requests, latest.paused_requests) == (states[State.WAITING], states[State.PAUSED])
+        seen["both"] += bool(states[State.WAITING] and states[State.PAUSED])
+    assert seen["both"]
+
+
+def test_blocks_that_were_found_and_missed_are_counted_anew_after_a_pause(pressed):
+    bench, begins, requests = pressed
+    bench.run()
+    for request in requests:
+        ended, found = told(bench, request)[-1], begins.of(request)
+        assert ended.pauses == len(found) - 1
+        assert ended.blocks_reused == sum(found)
+        assert ended.blocks_missed == sum(max(0, PROMPT // BLOCK - blocks) for blocks in found)
+    paused = [found for found in map(begins.of, requests) if len(found) > 1]
+    assert any(0 in found[1:] for found in paused)
+    assert any(max(found[1:]) > 0 for found in paused)
+
+
+def test_what_a_pause_leaves_in_the_cache_is_no_cached_prompt(pressed):
+    bench, begins, requests = pressed
+    bench.run()
+    assert any(max(begins.of(request)[1:], default=0) for request in requests)
+    assert {found.cached_tokens for request in requests for found in told(bench, request)} == {0}
+    assert bench.engine.stats.totals().cached_tokens == 0
+
+
+def test_a_paused_request_is_told_as_one(pressed):
+    bench, _, requests = pressed
+    seen = set()
+    while bench.step() or bench.engine.live.requests:
+        bench.clock.now += REFRESH_SECONDS
+        sequences = {s.request.spec.request: s for s in bench.engine.live.active}
+        for found in bench.reports[-1].requests:
+            sequence = sequences.get(found.request)
+            if sequence is not None and sequence.state is not State.WAITING:
+                assert (found.stage is Stage.PAUSED) == (sequence.state is State.PAUSED)
+                seen.add((found.request, found.stage))
+    paused = {request for request, stage in seen if stage is Stage.PAUSED}
+    assert paused
+    assert paused == {request for request in requests if told(bench, request)[-1].pauses}
+
+
+def test_blocks_behind_a_window_are_not_reused():
+    """The last of 33 tokens sees 8: of the eight blocks before it those of the last eight tokens."""
+    bench = EngineBench(tokens_per_block=BLOCK, window=8)
+    first, second = (bench.submit(range(33), max_tokens=2) for _ in range(2))
+    bench.run()
+    assert (told(bench, first)[-1].blocks_reused, told(bench, first)[-1].blocks_missed) == (0, 8)
+    ended = told(bench, second)[-1]
+    assert (ended.cached_tokens, ended.blocks_reused, ended.blocks_missed) == (32, 2, 0)
+
+
+def test_the_host_tier_is_told_with_what_lies_there():
+    bench = EngineBench(num_blocks=8, tokens_per_block=BLOCK, num_host_blocks=16)
+    latest = bench.engine.stats.latest
+    assert (latest.max_host_blocks, latest.used_host_blocks) == (16, 0)
+    for i in range(4):
+        bench.submit(range(20 * i, 20 * i + 16), max_tokens=1)
+        bench.run()
+    totals, latest = bench.engine.stats.totals(), bench.engine.stats.latest
+    assert totals.onloads == 0 < totals.offloads < 16
+    assert (latest.max_host_blocks, latest.used_host_blocks) == (16, totals.offloads)
+    steps = [report.step for report in bench.reports if report.step]
+    assert {step.max_host_blocks for step in steps} == {16}
+    assert steps[-1].used_host_blocks == totals.offloads

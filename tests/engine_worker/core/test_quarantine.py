@@ -1,0 +1,90 @@
+"""A request that runs alone: others are handed back and refused until it has brought some tokens."""
+
+import pytest
+
+from engine_worker.core.quarantine import HOLD_SECONDS
+from sluice.ring.errors import FinishReason
+from sluice.ring.wire import PROBATION_TOKENS
+from tests.fakes.engine import EngineBench
+
+pytestmark = pytest.mark.usefixtures("either_way")
+
+
+def submit_alone(bench, prompt, max_tokens=20, **asked):
+    request = bench.submit(prompt, max_tokens, alone=True, **asked)
+    bench.step()
+    return request
+
+
+def holder(bench):
+    return bench.engine.intake.quarantine.look()
+
+
+def test_others_are_handed_back_and_refused_until_its_first_tokens():
+    bench = EngineBench()
+    before = bench.submit([1, 2], 50)
+    bench.step()
+    bench.step()
+    alone = submit_alone(bench, [3])
+    assert bench.fault(before) == "QUARANTINE"
+    assert bench.output(before) == bench.expected(before)[: len(bench.output(before))]
+    assert holder(bench) == alone
+    bench.clock.now += HOLD_SECONDS
+    refused = bench.submit([4])
+    bench.step()
+    assert bench.fault(refused) == "QUARANTINE"
+    while len(bench.output(alone)) <= PROBATION_TOKENS:
+        assert holder(bench) == alone
+        bench.step()
+    assert holder(bench) is None
+    after = bench.submit([5])
+    bench.run()
+    for request in (alone, after):
+        assert bench.output(request) == bench.expected(request)
+    bench.check()
+
+
+def test_nothing_is_computed_before_the_routers_know():
+    bench = EngineBench()
+    alone = submit_alone(bench, [3])
+    assert not bench.step()
+    assert bench.engine.intake.quarantine.holder == alone
+    assert bench.runner.computed == 0
+    bench.clock.now += HOLD_SECONDS
+    assert bench.step()
+
+
+@pytest.mark.parametrize("end", ["cancel", "length", "time limit"])
+def test_it_ends_with_the_request(end):
+    bench = EngineBench()
+    alone = submit_alone(bench, [3], 2 if end == "length" else 20, time_limit=0.01 if end == "time limit" else None)
+    if end == "cancel":
+        bench.cancel(alone)
+    bench.clock.now += HOLD_SECONDS
+    while bench.engine.live.requests:
+        bench.step()
+    assert holder(bench) is None
+    next_one = submit_alone(bench, [4])
+    assert holder(bench) == next_one
+
+
+def test_a_second_one_is_refused_meanwhile():
+    bench = EngineBench()
+    first = submit_alone(bench, [3])
+    second = submit_alone(bench, [4])
+    assert bench.fault(second) == "QUARANTINE"
+    assert holder(bench) == first
+
+
+def test_one_that_resumes_has_to_bring_tokens_of_its_own():
+    bench = EngineBench()
+    expected = EngineBench()
+    whole = expected.submit([3], 20)
+    expected.run()
+    resume = {0: expected.output(whole)[:10]}
+    alone = submit_alone(bench, [3], resume=resume)
+    assert holder(bench) == alone
+    bench.clock.now += HOLD_SECONDS
+    bench.run()
+    assert bench.ended(alone) is FinishReason.LENGTH
+    assert holder(bench) is None

@@ -1,0 +1,38 @@
+"""The engine's state machine, short. `python -m tests.engine_worker.long_run` is the long one."""
+
+from hypothesis import HealthCheck, settings
+
+from sluice.ring.params import RetentionParams
+from tests.engine_worker.core.machine import BASES, EngineMachine
+
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(
+    max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_what_a_failed_step_was_to_offload_and_the_next_brings_back():
+    """Found by a long run: whoever counts on it is computed anew."""
+    machine = EngineMachine()
+    machine.start(
+        tokens=48, tokens_per_block=1, host=1, window=None, batch=6, budget=6, chunked=True, reuse=True,
+        policy="max_utilization", chunking="first_come_first_served", aging=0.0, overlap=True,
+    )  # fmt: skip
+    request = {
+        "base": BASES[0], "shared": 12, "own": [], "max_tokens": 17, "min_tokens": 0, "ends": (), "salt": "",
+        "retention": RetentionParams(), "lane": "mem://a", "times": 2,
+    }  # fmt: skip
+    machine.submit(n=2, priority=1, time_limit=None, **request)
+    machine.many_steps(count=18)
+    machine.submit(n=1, priority=2, time_limit=0.05, **request)
+    machine.steps(count=1)
+    machine.step_may_fail(when="before")
+    machine.time_passes(seconds=0.1)
+    cache = machine.bench.cache
+    lost = []
+    undo = cache.undo
+    cache.undo = lambda moves: lost.extend(undo(moves)) or lost
+    machine.many_steps(count=8)
+    assert lost
+    machine.outputs_are_right_so_far()
+    machine.teardown()

@@ -1,0 +1,248 @@
+"""What the engine reports: each step, each request, and nothing while it rests."""
+
+import json
+
+import msgspec
+import pytest
+
+from engine_worker.core.stats import REFRESH_SECONDS, REFRESHED_PER_STEP, Rate
+from engine_worker.ringside import metrics
+from engine_worker.scheduling.build import SchedulerNames
+from sluice.ring.errors import FinishReason
+from sluice.ring.stats import RequestStats, Stage, StepStats, request_json, step_json
+from sluice.v1 import admin_pb2 as pb
+from tests.fakes.engine import EngineBench
+
+
+def steps(bench) -> list[StepStats]:
+    return [report.step for report in bench.reports if report.step is not None]
+
+
+def told(bench, request: int) -> list[RequestStats]:
+    return [found for report in bench.reports for found in report.requests if found.request == request]
+
+
+def last(bench, request: int) -> RequestStats:
+    return told(bench, request)[-1]
+
+
+def test_the_rate_of_short_steps_is_that_of_the_last_second():
+    rate = Rate()
+    for step in range(300):
+        rate.add(step * 0.01, (step + 1) * 0.01, 5)
+    assert rate.at(3.0) == pytest.approx(500, rel=0.02)
+    assert rate.at(3.5) == pytest.approx(250, rel=0.02)
+    assert rate.at(4.5) == 0.0
+
+
+def test_the_rate_of_a_long_step_is_spread_over_it():
+    rate = Rate()
+    rate.add(0.0, 4.0, 8)
+    assert rate.at(4.0) == 2.0
+
+
+def test_a_snapshot_never_changes_and_an_idle_engine_makes_none():
+    bench = EngineBench()
+    bench.submit([1], max_tokens=2)
+    bench.step()
+    first = bench.engine.stats.latest
+    bench.run()
+    assert (first.iteration, first.active_requests) == (1, 1)
+    bench.clock.now += 5
+    bench.step()
+    idle = bench.engine.stats.latest
+    assert (idle.iteration, idle.active_requests, idle.tokens_per_second) == (2, 0, 0.0)
+    bench.step()
+    assert bench.engine.stats.latest is idle
+
+
+@pytest.mark.parametrize("policy", ["max_utilization", "static_batch"])
+def test_nobody_runs_in_the_snapshot_of_an_engine_at_rest(policy):
+    bench = EngineBench(schedulers=SchedulerNames(policy))
+    bench.submit(range(9), max_tokens=3)
+    bench.submit([7], max_tokens=3)
+    bench.run()
+    last_step, idle = steps(bench)[-1], bench.engine.stats.latest
+    assert last_step.scheduled_requests > 0
+    assert (idle.iteration, idle.scheduled_requests, idle.context_requests) == (last_step.iteration, 0, 0)
+    assert (idle.generation_requests, idle.total_context_tokens) == (0, 0)
+    assert (idle.total_generation_tokens, idle.empty_generation_slots) == (0, 0)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_with_overlap_two_micro_batches_take_turns(overlap):
+    bench = EngineBench(overlap=overlap)
+    bench.submit(range(9), max_tokens=6)
+    bench.run()
+    assert [step.micro_batch_id for step in steps(bench)] == ([0, 1, 0, 1, 0, 1] if overlap else [0] * 6)
+
+
+def test_prometheus_sees_the_latest_step():
+    bench = EngineBench(max_tokens_per_step=16, schedulers=SchedulerNames("static_batch"))
+    bench.submit([1], max_tokens=3)
+    bench.submit(range(20), max_tokens=3)
+    bench.step()
+    bench.step()
+    read = {
+        (sample.name.removeprefix("sluice_engine_"), *sample.labels.values()): sample.value
+        for metric in metrics.steps(bench.engine.stats)
+        for sample in metric.samples
+    }
+    assert read["sequences_scheduled", "context"] == read["sequences_scheduled", "generation"] == 1
+    assert (read["static_batch_tokens",], read["static_batch_empty_slots",]) == (3, 0)
+    assert read["tokens_per_second",] == bench.engine.stats.latest.tokens_per_second > 0
+
+
+def test_every_step_is_reported_once_and_rest_is_silent():
+    bench = EngineBench(max_batch_size=4, max_tokens_per_step=16)
+    requests = [bench.submit(range(i, i + 9 + i), max_tokens=5 + i) for i in range(1, 4)]
+    bench.run()
+    found = steps(bench)
+    assert [step.iteration for step in found] == list(range(1, len(found) + 1))
+    prompts = [len(bench.specs[request, 0].prompt) for request in requests]
+    cached = sum(last(bench, request).cached_tokens for request in requests)
+    assert sum(step.total_context_tokens for step in found) == sum(prompts) - cached
+    tokens = [len(bench.output(request)) for request in requests]
+    # The first token of each comes out of its context.
+    assert sum(step.generation_requests for step in found) == sum(tokens) - len(requests)
+    for step in found:
+        assert step.scheduled_requests == step.context_requests + step.generation_requests > 0
+        assert step.max_kv_blocks == step.free_kv_blocks + step.used_kv_blocks == 64
+        assert (step.max_requests, step.tokens_per_kv_block, step.micro_batch_id) == (64, 4, 0)
+    assert found[0].active_requests == 3
+    assert found[-1].active_requests == found[-1].used_kv_blocks == 0
+    reports = len(bench.reports)
+    for _ in range(5):
+        bench.step()
+    assert len(bench.reports) == reports
+
+
+def test_times_are_those_of_the_unix_epoch_by_the_engines_clock(monkeypatch):
+    bench = EngineBench()
+    run = bench.runner.run
+
+    def run_long(step):
+        bench.clock.now += 0.25
+        return run(step)
+
+    monkeypatch.setattr(bench.runner, "run", run_long)
+    bench.submit(range(8), max_tokens=3)
+    bench.run()
+    first, second, third = steps(bench)
+    assert first.step_seconds == second.step_seconds == pytest.approx(0.25)
+    assert second.time - first.time == pytest.approx(0.26)
+    (request,) = {found.request for found in bench.reports[-1].requests}
+    ended = last(bench, request)
+    assert ended.first_scheduled == ended.arrival == pytest.approx(first.time - 0.25)
+    assert ended.first_token == pytest.approx(first.time)
+    assert ended.last_token == pytest.approx(third.time)
+    assert ended.arrival > 1_700_000_000
+
+
+def test_a_request_is_followed_from_its_arrival_to_its_end():
+    bench = EngineBench(max_batch_size=1, max_tokens_per_step=4)
+    first, second = bench.submit(range(8), max_tokens=3), bench.submit(range(20, 28), max_tokens=3)
+    bench.step()
+    assert [last(bench, request).stage for request in (first, second)] == [Stage.CONTEXT, Stage.QUEUED]
+    assert last(bench, second).first_scheduled is None
+    bench.run()
+    for request in (first, second):
+        stages = [found.stage for found in told(bench, request)]
+        assert stages == sorted(stages)
+        assert stages.count(Stage.ENDED) == 1
+        ended = last(bench, request)
+        assert (ended.prompt_tokens, ended.cached_tokens, ended.generated_tokens) == (8, 0, 3)
+        assert ended.name == f"request-{request}"
+        assert ended.blocks_allocated == 3
+
+
+def test_a_request_that_is_cancelled_in_the_queue_is_told_without_a_step():
+    bench = EngineBench(max_batch_size=1)
+    running, waiting = bench.submit([1], max_tokens=3), bench.submit([2], max_tokens=3)
+    bench.step()
+    bench.cancel(waiting)
+    bench.cancel(running)
+    before = len(steps(bench))
+    bench.step()
+    assert len(steps(bench)) == before
+    ended = last(bench, waiting)
+    assert (ended.stage, ended.first_scheduled, ended.first_token) == (Stage.ENDED, None, None)
+    assert last(bench, running).stage is Stage.ENDED
+
+
+def test_all_sequences_of_a_request_count():
+    bench = EngineBench()
+    request = bench.submit(range(9), max_tokens=4, n=3)
+    bench.run()
+    assert last(bench, request).generated_tokens == 12
+    assert sum(step.generation_requests for step in steps(bench)) == 9
+
+
+def test_what_runs_on_is_told_now_and_then_a_few_at_a_time():
+    bench = EngineBench(num_blocks=256, max_batch_size=10, max_tokens_per_step=64)
+    requests = [bench.submit([i], max_tokens=30) for i in range(10)]
+    for _ in range(3):
+        bench.step()
+    bench.clock.now += REFRESH_SECONDS
+    before = len(bench.reports)
+    for _ in range(3):
+        bench.step()
+    sizes = [len(report.requests) for report in bench.reports[before:]]
+    assert sizes == [REFRESHED_PER_STEP, REFRESHED_PER_STEP, 10 - 2 * REFRESHED_PER_STEP]
+    assert {last(bench, request).stage for request in requests} == {Stage.GENERATION}
+    assert min(last(bench, request).generated_tokens for request in requests) >= 3
+
+
+def test_pauses_are_counted_with_the_request_and_with_the_engine():
+    bench = EngineBench(num_blocks=8, max_batch_size=4)
+    requests = [bench.submit(range(10 * i, 10 * i + 6), max_tokens=20) for i in range(3)]
+    most = 0
+    while bench.step() or bench.engine.live.requests:
+        paused = sum(sequence.state.value == "paused" for sequence in bench.engine.live.active)
+        assert bench.engine.stats.latest.paused_requests == paused
+        most = max(most, paused)
+    assert most > 0
+    pauses = [last(bench, request).pauses for request in requests]
+    assert sum(pauses) == bench.engine.stats.totals().pauses > 0
+    assert pauses[0] == 0
+
+
+def test_a_static_batch_tells_its_tokens_and_its_empty_slots():
+    schedulers = SchedulerNames(capacity_scheduler_policy="static_batch")
+    bench = EngineBench(max_batch_size=2, schedulers=schedulers)
+    lengths = [2, 5, 3]
+    for i, length in enumerate(lengths):
+        bench.submit([i], max_tokens=length)
+    bench.run()
+    found = [(step.total_generation_tokens, step.empty_generation_slots) for step in steps(bench)]
+    # Two side by side until the longer one has ended, then the third alone.
+    assert found == [(2, 0), (4, 1), (5, 1), (6, 1), (7, 2), (1, 0), (2, 0), (3, 1)]
+
+
+def test_totals_add_up():
+    bench = EngineBench()
+    for _ in range(2):
+        bench.submit(range(12), max_tokens=4)
+        bench.run()
+    totals = bench.engine.stats.totals()
+    assert (totals.requests, totals.prompt_tokens, totals.generated_tokens) == (2, 24, 8)
+    assert totals.cached_tokens == 8
+    assert totals.context_tokens == totals.prompt_tokens - totals.cached_tokens
+    assert totals.ended == {FinishReason.LENGTH.name: 2}
+    assert sum(bench.engine.stats.step_seconds.counts) == len(steps(bench))
+    assert bench.engine.stats.step_sequences.total == len(steps(bench))
+
+
+def test_json_has_every_field_of_the_public_messages():
+    step = json.loads(step_json(StepStats(iteration=3, time=1.5, step_seconds=0.25), "e", "m", draining=True))
+    assert step.keys() == {"type", *(field.name for field in pb.EngineStats.DESCRIPTOR.fields)}
+    assert (step["type"], step["engine_id"], step["iteration"], step["time"]) == ("step", "e", 3, 1.5)
+    assert (step["step_time"], step["draining"], step["model_fingerprint"]) == (0.25, True, "m")
+    values = {field.name: 1 for field in msgspec.structs.fields(RequestStats)}
+    stats = RequestStats(**values | {"name": "r", "stage": Stage.PAUSED, "arrival": 2.0, "first_scheduled": None})
+    found = json.loads(request_json(stats, "e", now=5.0))
+    assert found.keys() == {"type", *(field.name for field in pb.RequestStats.DESCRIPTOR.fields)}
+    assert (found["type"], found["stage"], found["first_scheduled"]) == ("request", "paused", None)
+    assert (found["engine_id"], found["request_id"], found["queued"]) == ("e", "r", 3.0)
+    scheduled = msgspec.structs.replace(stats, first_scheduled=2.5)
+    assert json.loads(request_json(scheduled, "e", now=5.0))["queued"] == 0.5

@@ -1,0 +1,259 @@
+"""How a group begins and ends, on rank 0 and on another; the processes, the group and the graphs are fakes."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import structlog
+import torch
+
+from engine_worker.attention.choice import Choice
+from engine_worker.layers.shard import Shard
+from engine_worker.parallel import follower
+from engine_worker.parallel import leader as lead
+from engine_worker.parallel.channel import LOST
+from engine_worker.parallel.commands import Command, Heartbeat, Load, Stop, encode
+from engine_worker.parallel.follower import Follower
+from engine_worker.parallel.leader import Lead
+from engine_worker.parallel.rank_env import Place
+from engine_worker.runner import load
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.step import Slice, Step
+from sluice.ring.checkpoint import open_checkpoint
+from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
+from tests.fakes.command_sender import CommandSender
+from tests.fakes.graphs import WeakCapture
+from tests.fakes.paged_attention import PagedTorch
+from tests.fakes.processes import wait_until
+
+CONFIG = RunnerConfig("cpu", tokens_per_block=4, kv_cache_tokens=64, max_batch_size=2, overlap=True)
+STEP = Step((Slice([1, 2], 0, [0], ()),))
+
+
+def ignore(_done: int, _total: int) -> None:
+    """Progress that nobody wants to see."""
+
+
+class FakeProcesses:
+    """Ranks that are through with whatever comes; remembers how they were ended."""
+
+    def __init__(self, size: int, _seconds: float, log_level: str) -> None:
+        self.sender = CommandSender(size)
+        self.sender.keeps_up = True
+        self.log_level = log_level
+        self.patience: float | None = None
+        """Seconds that they were given."""
+        self.killed = False
+
+    def ending(self, _rank: int) -> None:
+        return None
+
+    def end(self, seconds: float) -> None:
+        self.patience = seconds
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+class FakeGroup(Shard):
+    """Of one rank. Its end waits for the graphs, as NCCL's does."""
+
+    def __init__(self, capture: WeakCapture) -> None:
+        self.capture = capture
+        self.met = False
+        self.closed = False
+
+    def meet(self) -> None:
+        self.met = True
+
+    def close(self) -> None:
+        while self.capture.alive:
+            time.sleep(0.01)
+        self.closed = True
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    write_checkpoint(folder, CONFIGS["qwen3, tied"])
+    return str(folder)
+
+
+@pytest.fixture
+def group(monkeypatch) -> FakeGroup:
+    """Of whichever rank loads, with fake graphs."""
+    group = FakeGroup(WeakCapture())
+    monkeypatch.setattr(load, "graphs_refused", lambda *_: None)
+    monkeypatch.setattr(load, "CudaCapture", lambda _: group.capture)
+    monkeypatch.setattr(
+        load, "choose", lambda _, site: Choice(PagedTorch(site.heads), "it is fake", site.tokens_per_block)
+    )
+    monkeypatch.setattr(lead, "Processes", FakeProcesses)
+    monkeypatch.setattr(lead, "open_store", lambda *_: (None, "there:1"))
+    monkeypatch.setattr(follower, "find_store", lambda *_: object())
+    for module in (lead, follower):
+        monkeypatch.setattr(module, "Group", lambda *_: group)
+    return group
+
+
+@pytest.fixture
+def ends() -> list[int]:
+    """Statuses with which rank 0's process was to end."""
+    return []
+
+
+@pytest.fixture
+def make_lead(group, ends):
+    made = []
+
+    def make(step_seconds: float = 60.0) -> Lead:
+        # As long for both: nothing may be told from them.
+        made.append(Lead(Place(0, 2, 0, 2), step_seconds, step_seconds, structlog.get_logger(), "debug", ends.append))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each._watch.stop()
+
+
+def loaded(lead: Lead, folder: str):
+    return lead.load(folder, open_checkpoint(folder), CONFIG, ignore, ignore)
+
+
+def without_heartbeats(processes: FakeProcesses) -> list[type[Command]]:
+    return [type(command) for command in processes.sender.commands if not isinstance(command, Heartbeat)]
+
+
+def test_the_graphs_are_gone_before_the_group_ends(make_lead, group, ends, folder):
+    lead = make_lead()
+    runner = loaded(lead, folder)
+    assert group.met
+    assert len(group.capture.alive) == 2
+    runner.launch(STEP).collect()
+    lead.close()
+    assert group.closed
+    assert not ends
+    assert lead._processes.patience > 0
+    assert without_heartbeats(lead._processes)[::2] == [Load, Stop]
+    assert lead._processes.sender.closed
+
+
+def test_the_others_log_as_much(make_lead):
+    assert make_lead()._processes.log_level == "debug"
+
+
+def test_a_group_that_does_not_end(make_lead, group, ends, folder, monkeypatch):
+    """Rank 0 does, and takes the others with it."""
+    monkeypatch.setattr(lead, "END_SECONDS", 0.2)
+    one, ended = make_lead(), threading.Event()
+    loaded(one, folder)
+    monkeypatch.setattr(group, "close", ended.wait)
+    one.close()
+    assert ends == [LOST]
+    assert one._processes.killed
+    ended.set()
+
+
+def test_a_model_that_was_not_loaded(make_lead, group, ends, folder, monkeypatch):
+    """The others end at once: they wait for nothing."""
+
+    def fail(*_):
+        raise ValueError("too long a name")
+
+    monkeypatch.setattr(lead, "load_runner", fail)
+    one = make_lead()
+    with pytest.raises(ValueError, match="too long"):
+        loaded(one, folder)
+    one.close()
+    assert without_heartbeats(one._processes) == [Load]
+    assert one._processes.patience == 0.0
+    assert not group.closed
+    assert not ends
+
+
+def test_a_device_that_hangs(make_lead, ends, folder, monkeypatch):
+    """The others say that they are through: a step is queued on their devices."""
+    one, hangs = make_lead(0.5), threading.Event()
+    runner = loaded(one, folder)
+    monkeypatch.setattr(runner._forward, "logits", lambda *_: hangs.wait() and None)
+    step = runner.launch(STEP)
+    collecting = threading.Thread(target=step.collect)
+    collecting.start()
+    try:
+        assert wait_until(lambda: bool(ends))
+        assert ends == [LOST]
+        assert one._processes.killed
+    finally:
+        hangs.set()
+        collecting.join()
+    assert runner.waiting_since is None
+
+
+def test_too_few_gpus(make_lead, folder, monkeypatch):
+    """Rank 0 says so, rather than that others were lost."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    one = make_lead()
+    with pytest.raises(ValueError, match="2 ranks need a GPU each, but torch finds 1"):
+        one.load(folder, open_checkpoint(folder), RunnerConfig("auto"), ignore, ignore)
+    assert without_heartbeats(one._processes) == []
+    one.close()
+
+
+class Commands:
+    """A channel of which all is known before."""
+
+    def __init__(self, *commands: Command) -> None:
+        self._rest = list(commands)
+        self.finished = 0
+
+    def receive(self, _seconds: float) -> bytearray:
+        return bytearray(encode(self._rest.pop(0)))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+def test_another_rank_ends_in_the_same_order(group, folder, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    commands = Commands(
+        Load(folder, open_checkpoint(folder).fingerprint, CONFIG, "there:1", 60.0, 60.0), Heartbeat(), Stop()
+    )
+    assert Follower(commands, Place(1, 2, 1, 2), structlog.get_logger()).run() == 0
+    assert commands.finished == 2
+    assert group.met
+    assert group.closed
+
+
+def test_another_rank_opens_the_same_revision(group, folder, monkeypatch):
+    asked = []
+
+    def opened(model, **options):
+        asked.append((model, options))
+        return open_checkpoint(folder)
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr("engine_worker.parallel.follower.open_checkpoint", opened)
+    load = Load("someone/model", open_checkpoint(folder).fingerprint, CONFIG, "there:1", 60.0, 60.0, "v2")
+    assert Follower(Commands(load, Stop()), Place(1, 2, 1, 2), structlog.get_logger()).run() == 0
+    assert asked == [("someone/model", {"revision": "v2"})]
+
+
+LEAVING = """
+import sys, threading
+from engine_worker.parallel.follower import leave
+threading.Thread(target=threading.Event().wait).start()
+sys.stdout.write("last words")
+leave(3)
+"""
+
+
+def test_what_a_thread_waits_for_keeps_no_rank():
+    """Nothing else would end this one."""
+    command = [sys.executable, "-c", LEAVING]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (3, "last words")

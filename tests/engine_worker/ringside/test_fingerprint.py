@@ -1,0 +1,40 @@
+"""What makes two engines serve one model."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine_worker.ringside.fingerprint import fingerprint
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.load import load_runner
+from sluice.ring.checkpoint import open_checkpoint
+from sluice.tiny_model import path
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    return open_checkpoint(str(path()))
+
+
+def test_what_makes_another_model(checkpoint):
+    found = {
+        fingerprint(checkpoint, "checkpoint", "float32", ()),
+        fingerprint(replace(checkpoint, fingerprint="other"), "checkpoint", "float32", ()),
+        fingerprint(checkpoint, "random", "float32", ()),
+        fingerprint(checkpoint, "checkpoint", "bfloat16", ()),
+        fingerprint(checkpoint, "checkpoint", "float32", (64,)),
+        fingerprint(checkpoint, "checkpoint", "float32", (6, 4)),
+    }
+    assert len(found) == 6
+    assert all(len(each) == 16 for each in found)
+
+
+def test_names_and_paths_do_not(checkpoint, tmp_path):
+    other = replace(checkpoint, path=tmp_path, name="another")
+    assert fingerprint(other, "checkpoint", "float32", ()) == fingerprint(checkpoint, "checkpoint", "float32", ())
+
+
+def test_a_runner_tells_in_which_dtype_it_computes(checkpoint):
+    config = RunnerConfig(device="cpu", dtype="auto", kv_cache_tokens=64, threads=1)
+    runner = load_runner(checkpoint, config, lambda *_: None)
+    assert runner.dtype == runner.choices["dtype"] == "float32"

@@ -1,0 +1,122 @@
+"""Who gets heartbeats. What they say is tested with the worker."""
+
+import structlog
+import zmq
+
+from engine_worker.hooks import Report
+from engine_worker.ringside.heartbeats import SILENCE_SECONDS, Heartbeats, Listeners
+from engine_worker.ringside.stats_log import StatsLog
+from sluice.ring.heartbeats import EngineHeartbeat, Hello
+from sluice.ring.inbox import Inbox
+from sluice.ring.lane import Lane
+from sluice.ring.stats import RequestStats, Stage, StepStats
+from tests.fakes.clock import Clock
+from tests.fakes.lane import MemoryLane
+
+
+def test_a_router_gets_heartbeats_until_its_hellos_stop():
+    clock = Clock()
+    listeners = Listeners(clock)
+    listeners.hear(Hello("r0", "mem://r0"))
+    clock.now += SILENCE_SECONDS - 1
+    listeners.hear(Hello("r1", "mem://r1"))
+    assert listeners.recent().keys() == {"mem://r0", "mem://r1"}
+    clock.now += 2
+    assert listeners.recent().keys() == {"mem://r1"}
+    listeners.hear(Hello("r1", "mem://r1", cache_heard=7))
+    assert {address: greeting.cache_heard for address, greeting in listeners.heard.items()} == {"mem://r1": 7}
+
+
+def test_a_router_that_took_the_place_of_another_is_new_once():
+    listeners = Listeners(Clock())
+    found = []
+    for epoch in (1, 1, 2, 1, 2, 3, 2, 1, 3):
+        hello = Hello("r0", "mem://r0", epoch=epoch)
+        found.append(listeners.is_new(hello))
+        assert listeners.hear(hello)
+    assert found == [False, False, True, False, False, True, False, False, False]
+    assert not listeners.is_new(Hello("r1", "mem://r1", epoch=9))
+
+
+def test_what_another_thread_reads_never_changes_under_it():
+    listeners = Listeners(Clock())
+    listeners.hear(Hello("r0", "mem://r0"))
+    seen = listeners.heard
+    listeners.hear(Hello("r1", "mem://r1"))
+    assert seen.keys() == {"mem://r0"}
+
+
+def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
+    lanes = {}
+
+    def open_lane(_, address, *__):
+        return lanes.setdefault(address, MemoryLane(address))
+
+    monkeypatch.setattr("engine_worker.ringside.heartbeats.Lane", open_lane)
+    listeners, reports = Listeners(Clock()), StatsLog()
+    listeners.hear(Hello("r0", "mem://r0"))
+    listeners.hear(Hello("r1", "mem://r1"))
+    heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
+    heartbeats = Heartbeats(None, listeners, lambda: heartbeat, reports, lambda heard: None, structlog.get_logger())
+    reports.put(Report(StepStats(iteration=1), []))
+    heartbeats._send()
+    lanes["mem://r1"].full = True
+    for iteration in (2, 3):
+        request = RequestStats(7, "r", Stage.GENERATION, 1.0, 2.0, 3.0, 4.0, 5, 0, iteration, 0, 0, 0, 0)
+        reports.put(Report(StepStats(iteration=iteration), [request]))
+        heartbeats._send()
+    lanes["mem://r1"].full = False
+    heartbeats._send()
+    heartbeats._send()
+    told = {
+        address: [[step.iteration for step in message.steps] for message in lane.messages]
+        for address, lane in lanes.items()
+    }
+    # Nobody is told what was before it came.
+    assert told == {"mem://r0": [[], [2], [3], [], []], "mem://r1": [[], [2, 3], []]}
+    # Of a request only the latest.
+    tokens = [request.generated_tokens for message in lanes["mem://r1"].messages for request in message.requests]
+    assert tokens == [3]
+
+
+def test_a_new_router_need_not_wait_for_the_next_heartbeat_but_one(monkeypatch, tmp_path):
+    """Its lane is not connected yet when the first one goes out."""
+    monkeypatch.setattr("engine_worker.ringside.heartbeats.HEARTBEAT_SECONDS", 600.0)
+    with zmq.Context() as context:
+        router = Inbox(context, f"ipc://{tmp_path}/router", EngineHeartbeat)
+        listeners = Listeners()
+        heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
+        heartbeats = Heartbeats(
+            context, listeners, lambda: heartbeat, StatsLog(), lambda heard: None, structlog.get_logger()
+        )
+        monkeypatch.setattr(Lane, "send", refuse_first(Lane.send))
+        heartbeats.start()
+        listeners.hear(Hello("r0", router.address))
+        heartbeats.hurry()
+        assert router.wait(60)
+        monkeypatch.setattr("engine_worker.ringside.heartbeats.HEARTBEAT_SECONDS", 0.0)
+        heartbeats.stop()
+        router.close()
+
+
+def refuse_first(send):
+    """As a lane that is not connected yet."""
+    refused = []
+
+    def first(lane, message) -> bool:
+        if not refused:
+            refused.append(message)
+            return False
+        return send(lane, message)
+
+    return first
+
+
+def test_routers_are_bounded(monkeypatch):
+    monkeypatch.setattr("engine_worker.ringside.heartbeats.MAX_ROUTERS", 2)
+    clock = Clock()
+    listeners = Listeners(clock)
+    assert [listeners.hear(Hello("r", f"mem://{i}")) for i in (0, 1, 2, 0)] == [True, True, False, True]
+    assert listeners.heard.keys() == {"mem://0", "mem://1"}
+    clock.now += SILENCE_SECONDS
+    assert listeners.hear(Hello("r", "mem://2"))

@@ -1,0 +1,290 @@
+"""Rows to several detokenizers, and lanes that are full."""
+
+import pytest
+import structlog
+import zmq
+
+from engine_worker.ringside.outbox import (
+    CUT_OFF_FORGET_SECONDS,
+    CUT_OFF_SECONDS,
+    FORGET_SECONDS,
+    TOKENS_PER_MESSAGE,
+    Outbox,
+)
+from sluice.ring.errors import FinishReason
+from sluice.ring.heartbeats import KeepAlive
+from sluice.ring.inbox import Inbox
+from sluice.ring.lane import Lane
+from sluice.ring.params import TextParams
+from sluice.ring.wire import End, Open, Times, TokenBatch, TokenLogprob, TokenRow
+from tests.fakes.clock import Clock
+from tests.fakes.engine import EngineBench
+from tests.fakes.lane import Receiver
+from tests.fakes.lanes import connected, until
+
+A, B = "mem://a", "mem://b"
+OPENED = Open(1, 0, 1, TextParams(), "mem://router", 3, 0)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def receiver() -> Receiver:
+    return Receiver()
+
+
+@pytest.fixture
+def outbox(receiver, clock) -> Outbox:
+    return Outbox("engine", 7, receiver.open_lane, clock, structlog.get_logger())
+
+
+def row(offset: int, *tokens: int, sequence: int = 0, end: End | None = None) -> TokenRow:
+    return TokenRow(1, 0, sequence, offset, list(tokens), [TokenLogprob(-float(t), 1, []) for t in tokens], end)
+
+
+def test_one_message_per_step_and_detokenizer():
+    bench = EngineBench()
+    for i in range(6):
+        bench.submit([i], detokenizer=(A, B)[i % 2], max_tokens=3)
+    bench.run()
+    assert bench.receiver.batches == 2 * 3
+
+
+def test_rows_are_joined_while_a_lane_is_full(outbox, receiver):
+    outbox.connect(A)
+    outbox.open(A, OPENED)
+    lane = receiver.lanes[A]
+    lane.full = True
+    outbox.put(A, [row(0, 5)])
+    outbox.flush()
+    outbox.put(A, [row(1, 6, 7)])
+    outbox.put(A, [row(0, 1, sequence=1)])
+    outbox.put(A, [row(3, 8, end=End(FinishReason.EOS, Times(0, 0, 0)))])
+    assert outbox.waiting
+    lane.full = False
+    outbox.flush()
+    assert not outbox.waiting
+    (batch,) = lane.messages
+    assert list(batch.rows()) == [
+        row(0, 5, 6, 7, 8, end=End(FinishReason.EOS, Times(0, 0, 0))),
+        row(0, 1, sequence=1),
+    ]
+    assert batch.opens == [OPENED]
+
+
+def test_a_lane_that_turns_out_full_keeps_everything(outbox, receiver):
+    outbox.connect(A)
+    outbox.open(A, OPENED)
+    outbox.put(A, [row(0, 5)])
+    lane = receiver.lanes[A]
+    lane.full, lane.ready = True, lambda: True
+    outbox.flush()
+    assert outbox.waiting
+    lane.full = False
+    outbox.flush()
+    assert lane.messages[0].tokens == [5]
+
+
+def test_a_backlog_goes_out_in_parts(outbox, receiver):
+    outbox.connect(A)
+    outbox.open(A, OPENED)
+    half = [1] * (TOKENS_PER_MESSAGE // 2)
+    for sequence in range(5):
+        outbox.put(A, [row(0, *half, sequence=sequence)])
+    outbox.flush()
+    assert [len(batch.request) for batch in receiver.lanes[A].messages] == [2, 2, 1]
+    assert [len(batch.opens) for batch in receiver.lanes[A].messages] == [1, 0, 0]
+
+
+def test_many_streams_that_resume_begin_in_several_messages(outbox, receiver):
+    half = [1] * (TOKENS_PER_MESSAGE // 2)
+    opens = [Open(number, 0, 2, TextParams(), "mem://router", 3, 0, resume={1: half}) for number in range(5)]
+    for opened in opens:
+        outbox.connect(A)
+        outbox.open(A, opened)
+        outbox.put(A, [row(0, 5)._replace(request=opened.request)])
+    outbox.flush()
+    messages = receiver.lanes[A].messages
+    assert [opened for batch in messages for opened in batch.opens] == opens
+    assert max(sum(len(opened.resume[1]) for opened in batch.opens) for batch in messages) == TOKENS_PER_MESSAGE
+    assert [each.request for batch in messages for each in batch.rows()] == [0, 1, 2, 3, 4]
+    begun = set()
+    for batch in messages:
+        begun |= {opened.request for opened in batch.opens}
+        assert begun >= set(batch.request)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_an_engine_behind_a_full_lane_does_not_wait_and_loses_nothing(n):
+    bench = EngineBench()
+    slow = bench.submit(range(6), max_tokens=30, n=n, detokenizer=A)
+    fast = bench.submit(range(50, 57), max_tokens=30, detokenizer=B)
+    bench.step()
+    lane = bench.receiver.lanes[A]
+    steps = 1
+    while bench.engine.live.requests:
+        lane.full = steps % 10 != 0
+        bench.step()
+        steps += 1
+    assert steps < 40
+    assert bench.output(fast) == bench.expected(fast)
+    assert bench.outbox.waiting
+    lane.full = False
+    bench.step()
+    assert not bench.outbox.waiting
+    for sequence in range(n):
+        assert bench.output(slow, sequence) == bench.expected(slow, sequence)
+
+
+def test_a_pulse_each_second_on_each_lane(outbox, receiver, clock):
+    outbox.connect(A)
+    outbox.connect(B)
+    receiver.lanes[B].full = True
+    for _ in range(35):
+        clock.now += 0.1
+        outbox.tick()
+    assert receiver.lanes[A].messages == [KeepAlive("engine", 7)] * 3
+    assert receiver.lanes[B].messages == []
+
+
+def later(outbox: Outbox, clock: Clock, seconds: float) -> None:
+    end = clock.now + seconds
+    while clock.now < end:
+        clock.now += 1.0
+        outbox.tick()
+
+
+def test_a_lane_that_takes_nothing_for_long_is_told(outbox, receiver, clock):
+    outbox.connect(A)
+    outbox.connect(B)
+    receiver.lanes[B].full = True
+    later(outbox, clock, CUT_OFF_SECONDS - 1)
+    assert outbox.cut_off == []
+    later(outbox, clock, 1)
+    assert outbox.cut_off == [B]
+    receiver.lanes[B].full = False
+    later(outbox, clock, 1)
+    assert outbox.cut_off == []
+
+
+def test_a_lane_whose_receiver_cannot_be_reached_is_told(tmp_path, clock):
+    """Over ZeroMQ: it was there, its socket went, and what still lives behind it gets nothing."""
+    with zmq.Context() as context:
+        inbox = Inbox(context, f"ipc://{tmp_path}/inbox", TokenBatch | KeepAlive)
+        lanes = []
+
+        def open_lane(address: str) -> Lane:
+            lanes.append(connected(Lane(context, address)))
+            return lanes[0]
+
+        outbox = Outbox("engine", 7, open_lane, clock, structlog.get_logger())
+        outbox.connect(inbox.address)
+        later(outbox, clock, 2 * CUT_OFF_SECONDS)
+        assert outbox.cut_off == []
+        inbox.close()
+        until(lambda: not lanes[0].ready())
+        later(outbox, clock, CUT_OFF_SECONDS)
+        assert outbox.cut_off == [inbox.address]
+        inbox = Inbox(context, inbox.address, TokenBatch | KeepAlive)
+        connected(lanes[0])
+        outbox.tick()
+        assert outbox.cut_off == []
+        outbox.close()
+        inbox.close()
+
+
+def test_a_lane_that_is_cut_off_stays_told_while_no_request_uses_it(outbox, receiver, clock):
+    outbox.connect(A)
+    outbox.disconnect(A)
+    receiver.lanes[A].full = True
+    later(outbox, clock, 2 * FORGET_SECONDS)
+    assert outbox.cut_off == [A]
+    assert not receiver.lanes[A].closed
+    later(outbox, clock, CUT_OFF_FORGET_SECONDS)
+    assert outbox.cut_off == []
+    assert receiver.lanes[A].closed
+
+
+def test_what_waits_flows_while_its_lane_takes_something_now_and_then(outbox, receiver, clock):
+    outbox.connect(A)
+    outbox.connect(B)
+    assert not outbox.flowing(3.0)
+    lane = receiver.lanes[A]
+    lane.full = True
+    outbox.put(A, [row(0, 1)])
+    later(outbox, clock, 2)
+    assert outbox.flowing(3.0)
+    later(outbox, clock, 1)
+    assert outbox.waiting
+    assert not outbox.flowing(3.0)
+    lane.full = False
+    later(outbox, clock, 1)
+    assert outbox.flowing(3.0)
+    outbox.flush()
+    assert not outbox.flowing(3.0)
+
+
+def test_a_lane_that_nobody_uses_is_closed_after_a_while(outbox, receiver, clock):
+    outbox.connect(A)
+    later(outbox, clock, 2 * FORGET_SECONDS)
+    lane = receiver.lanes[A]
+    assert not lane.closed
+    outbox.disconnect(A)
+    later(outbox, clock, FORGET_SECONDS - 2)
+    assert not lane.closed
+    later(outbox, clock, 2)
+    assert lane.closed
+    outbox.connect(A)
+    assert receiver.lanes[A] is not lane
+
+
+def test_what_a_dead_lane_holds_is_given_up_and_counted(outbox, receiver, clock):
+    outbox.connect(A)
+    outbox.open(A, OPENED)
+    receiver.lanes[A].full = True
+    outbox.put(A, [row(0, 1, 2)])
+    outbox.put(A, [row(0, 3, sequence=1)])
+    later(outbox, clock, FORGET_SECONDS - 2)
+    assert outbox.lost == 0
+    later(outbox, clock, 3)
+    assert outbox.lost == 2
+    assert not outbox.waiting
+
+
+def test_a_lane_that_moves_again_in_time_loses_nothing(outbox, receiver, clock):
+    outbox.connect(A)
+    outbox.put(A, [row(0, 1)])
+    lane = receiver.lanes[A]
+    for _ in range(3):
+        lane.full = True
+        later(outbox, clock, FORGET_SECONDS - 5)
+        lane.full = False
+        later(outbox, clock, 2)
+    outbox.flush()
+    assert outbox.lost == 0
+    assert lane.messages[-1].tokens == [1]
+
+
+def test_closing_counts_what_did_not_go_out(outbox, receiver):
+    outbox.connect(A)
+    receiver.lanes[A].full = True
+    outbox.put(A, [row(0, 1)])
+    outbox.close()
+    assert outbox.lost == 1
+    assert receiver.lanes[A].closed
+
+
+def test_lanes_are_bounded_and_idle_ones_make_room(outbox, receiver, monkeypatch):
+    monkeypatch.setattr("engine_worker.ringside.outbox.MAX_LANES", 2)
+    outbox.connect("mem://1")
+    outbox.connect("mem://2")
+    with pytest.raises(ValueError, match="2 lanes"):
+        outbox.connect("mem://3")
+    outbox.connect("mem://2")
+    outbox.disconnect("mem://1")
+    outbox.connect("mem://3")
+    assert receiver.lanes["mem://1"].closed
+    assert not receiver.lanes["mem://2"].closed

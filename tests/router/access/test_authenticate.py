@@ -1,0 +1,320 @@
+"""Who gets in: tokens, tenants, a function of the user's; what is open to everybody, what to nobody else."""
+
+import asyncio
+import hashlib
+import threading
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from grpc import StatusCode
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
+
+from router.access.access import AccessError
+from router.access.auth_hook import MAX_THREADS, AuthHook, HookError, Peer
+from router.access.bearer_tokens import read_tokens
+from router.access.principal import Principal
+from sluice.v1 import admin_pb2
+from sluice.v1 import generation_pb2 as pb
+from tests.fakes.ring_peers import hang
+from tests.router.conftest import refused, rest, text_spec
+
+ALICE, BOB, ROOT = "alice-0123456789", "bob-0123456789ab", "root-0123456789a"
+PEER = Peer("ipv4:127.0.0.1:1", ())
+
+
+def bearer(token, **more):
+    return (("authorization", f"Bearer {token}"), *more.items())
+
+
+def sha256(token):
+    return "sha256:" + hashlib.sha256(token.encode()).hexdigest()
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    file = tmp_path / "tokens"
+    file.write_text(f"# who\n{ALICE} alice\n\n{sha256(BOB)} bob # the other\n{ROOT} root admin\n")
+    return file
+
+
+@pytest.fixture
+async def guarded(ring, start, tokens):
+    """A router that asks for tokens."""
+    ring.add_engine()
+    ring.add_detokenizer()
+    return await start(tokens_file=str(tokens), reload_interval=0.05)
+
+
+def counts(client):
+    return dict(client.router._access.refused)
+
+
+async def list_models(client, *metadata):
+    return await client.models.ListModels(admin_pb2.ListModelsRequest(), metadata=metadata or None)
+
+
+async def test_a_known_token_gets_in_plain_or_hashed(guarded):
+    for token in (ALICE, BOB, ROOT):
+        assert (await list_models(guarded, *bearer(token))).models
+    assert (await guarded.generate(text_spec(), metadata=(("authorization", f"bearer {ALICE}"),))).outputs
+    assert not counts(guarded)
+    assert guarded.lines()[0]["tenant"] == "alice"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "cause"),
+    [
+        ((), "no_token"),
+        ((("x-other", "1"),), "no_token"),
+        (bearer("mallory-0123456789"), "unknown_token"),
+        (bearer(sha256(BOB)), "unknown_token"),
+        (bearer(""), "unknown_token"),
+        ((("authorization", ALICE),), "unknown_token"),
+        ((("authorization", f"Basic {ALICE}"),), "unknown_token"),
+        ((*bearer(ALICE), *bearer(BOB)), "unknown_token"),
+    ],
+)
+async def test_without_a_known_token_no_call_is_made(guarded, metadata, cause):
+    for call in (
+        guarded.generate(text_spec(), metadata=metadata),
+        guarded.events(text_spec(), metadata=metadata),
+        list_models(guarded, *metadata),
+        guarded.admin.GetStats(admin_pb2.GetStatsRequest(), metadata=metadata),
+    ):
+        details = await refused(call)
+        assert details.code is StatusCode.UNAUTHENTICATED
+        assert (details.info.reason, details.info.metadata["cause"]) == ("UNAUTHENTICATED", cause)
+    assert counts(guarded) == {cause: 4}
+    assert not guarded.lines()
+
+
+async def test_a_stranger_is_refused_before_the_message_is_read(guarded):
+    call = guarded.channel.stream_unary("/sluice.v1.GenerationService/Generate")
+    silent = call()
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await asyncio.wait_for(silent, 60)
+    assert error.value.code() is StatusCode.UNAUTHENTICATED
+
+
+async def test_health_is_open_and_reflection_is_not(guarded):
+    assert (await HealthStub(guarded.channel).Check(health_pb2.HealthCheckRequest())).status == 1
+    reflection = ServerReflectionStub(guarded.channel)
+
+    async def reflect(*metadata):
+        question = reflection_pb2.ServerReflectionRequest(list_services="")
+        call = reflection.ServerReflectionInfo(iter([question]), metadata=metadata)
+        return [answer async for answer in call]
+
+    assert (await refused(reflect())).info.reason == "UNAUTHENTICATED"
+    assert (await reflect(*bearer(ALICE)))[0].list_services_response.service
+
+
+async def test_admin_service_is_for_admins(guarded):
+    request = admin_pb2.GetStatsRequest()
+    details = await refused(guarded.admin.GetStats(request, metadata=bearer(ALICE)))
+    assert (details.code, details.info.metadata["cause"]) == (StatusCode.PERMISSION_DENIED, "not_admin")
+    details = await refused(guarded.admin.Drain(admin_pb2.DrainRequest(timeout=Duration()), metadata=bearer(BOB)))
+    assert details.info.reason == "FORBIDDEN"
+    assert (await guarded.admin.GetStats(request, metadata=bearer(ROOT))).stats.engines
+    assert counts(guarded) == {"not_admin": 2}
+
+
+async def test_the_tenant_is_the_tokens(guarded):
+    assert await list_models(guarded, *bearer(ALICE, **{"x-sluice-tenant": "alice"}))
+    details = await refused(list_models(guarded, *bearer(ALICE, **{"x-sluice-tenant": "bob"})))
+    assert (details.code, details.info.metadata["cause"]) == (StatusCode.PERMISSION_DENIED, "other_tenant")
+    assert counts(guarded) == {"other_tenant": 1}
+
+
+async def test_without_tokens_a_caller_says_whose_the_call_is(client):
+    await client.generate(text_spec(), metadata=(("x-sluice-tenant", "alice"),))
+    assert client.lines()[0]["tenant"] == "alice"
+    for wrong in ("a b", "x" * 65, ""):
+        details = await refused(client.generate(text_spec(), metadata=(("x-sluice-tenant", wrong),)))
+        assert (details.info.reason, details.fields) == ("INVALID_ARGUMENT", ["x-sluice-tenant"])
+    twice = (("x-sluice-tenant", "alice"), ("x-sluice-tenant", "bob"))
+    assert (await refused(client.generate(text_spec(), metadata=twice))).info.reason == "INVALID_ARGUMENT"
+
+
+async def test_the_key_of_the_tenant_is_a_setting(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(tenant_key="x-team")
+    await client.generate(text_spec(), metadata=(("x-team", "alice"), ("x-sluice-tenant", "bob")))
+    assert client.lines()[0]["tenant"] == "alice"
+
+
+async def test_nobody_aborts_another_tenants_request(guarded, ring):
+    ring.script = hang
+    call = guarded.stream(text_spec(request_id="r"), metadata=bearer(ALICE))
+    await call.read()
+    abort = pb.AbortRequest(request_id="r")
+    assert not (await guarded.generation.Abort(abort, metadata=bearer(BOB))).aborted
+    assert (await guarded.generation.Abort(abort, metadata=bearer(ALICE))).aborted
+    await rest(call)
+    call = guarded.stream(text_spec(request_id="r"), metadata=bearer(ALICE))
+    await call.read()
+    assert (await guarded.generation.Abort(abort, metadata=bearer(ROOT))).aborted
+    await rest(call)
+
+
+async def test_tokens_change_while_it_runs(guarded, tokens, ring):
+    ring.script = hang
+    call = guarded.stream(text_spec(request_id="r"), metadata=bearer(ALICE))
+    await call.read()
+    tokens.write_text(f"{BOB} bob\n{sha256(ROOT)} alice\n")
+    loaded = guarded.router._access.reloads.counts
+    await guarded.until(lambda: loaded["loaded"] == 1)
+    assert (await refused(list_models(guarded, *bearer(ALICE)))).info.reason == "UNAUTHENTICATED"
+    assert await list_models(guarded, *bearer(BOB))
+    # What has begun goes on.
+    assert (await guarded.generation.Abort(pb.AbortRequest(request_id="r"), metadata=bearer(ROOT))).aborted
+    assert (await rest(call))[-1].HasField("done")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "holds no token"),
+        ("# nobody\n\n", "holds no token"),
+        (f"\n{ALICE}\n", "line 2: must be TOKEN TENANT"),
+        (f"{ALICE} alice user\n", "line 1: must be TOKEN TENANT"),
+        (f"{ALICE} alice admin more\n", "line 1: must be TOKEN TENANT"),
+        ("short alice\n", "has 5 characters, must have at least 16"),
+        (f"{ALICE} al/ice\n", "line 1: a tenant is named by"),
+        (f"{ALICE} alice\n{sha256(ALICE)} bob\n", "line 2: the token stands there twice"),
+        ("sha256:0123456789abcdef alice\n", "64 hexadecimal digits"),
+        (sha256(ALICE).upper().replace("SHA", "sha") + " alice\n", "64 hexadecimal digits"),
+    ],
+)
+async def test_a_broken_file_is_told_by_line_and_never_by_what_it_holds(guarded, tokens, text, problem):
+    tokens.write_text(text)
+    with pytest.raises(ValueError, match="tokens") as error:
+        read_tokens(str(tokens))
+    assert problem in str(error.value)
+    await guarded.until(lambda: guarded.router._access.reloads.counts["failed"] == 1)
+    assert await list_models(guarded, *bearer(ALICE))
+    (line,) = guarded.lines("changed files cannot be used, the old ones stay")
+    assert problem in line["error"]
+    assert ALICE not in str(line)
+
+
+async def test_a_file_that_is_no_text(guarded, tokens):
+    tokens.write_bytes(b"\xff\xfe token")
+    await guarded.until(lambda: guarded.router._access.reloads.counts["failed"] == 1)
+    assert await list_models(guarded, *bearer(ALICE))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"tokens_file": "/no/such/file"}, {"auth": "no_such_module:f"}, {"auth": "f"}, {"auth": "sys:path"}]
+)
+async def test_what_cannot_be_used_keeps_it_from_starting(start, settings):
+    with pytest.raises(AccessError):
+        await start(wait=False, **settings)
+
+
+class Asked:
+    """A logger that keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def error(self, event, **fields):
+        self.told.append((event, fields))
+
+
+def hook(function, seconds=10.0):
+    return AuthHook(function, seconds, Asked())
+
+
+async def test_a_function_says_who_calls_in_a_thread_or_on_the_loop():
+    def plain(metadata, peer):
+        assert threading.current_thread().daemon
+        return Principal(metadata["user"], admin=peer == PEER)
+
+    async def coroutine(metadata, peer):
+        await asyncio.sleep(0)
+        return plain_caller(metadata)
+
+    def plain_caller(metadata):
+        return Principal(metadata["user"])
+
+    assert await hook(plain).ask({"user": "a"}, PEER) == Principal("a", admin=True)
+    assert await hook(coroutine).ask({"user": "b"}, PEER) == Principal("b")
+    assert await hook(lambda metadata, peer: coroutine(metadata, peer)).ask({"user": "c"}, PEER) == Principal("c")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (PermissionError("no"), "hook_refused"),
+        (KeyError(ALICE), "hook_failed"),
+        (ConnectionError("gone"), "hook_failed"),
+        (TimeoutError(), "hook_timeout"),
+        (SystemExit(1), "hook_failed"),
+        (StopIteration(), "hook_failed"),
+        (None, "hook_failed"),
+        ("alice", "hook_failed"),
+    ],
+)
+async def test_whatever_it_does_refuses_the_call_and_no_more(outcome, reason):
+    def plain(metadata, peer):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    async def coroutine(metadata, peer):
+        return plain(metadata, peer)
+
+    for function in (plain, coroutine):
+        asked = hook(function)
+        with pytest.raises(HookError) as error:
+            await asked.ask({"authorization": ALICE}, PEER)
+        assert error.value.reason == reason
+        assert ALICE not in str(asked._logger.told)
+
+
+async def test_one_that_never_returns_is_given_up_and_does_not_hold_others_for_ever():
+    waiting = threading.Event()
+    stuck = hook(lambda metadata, peer: waiting.wait(60), 0.05)
+
+    async def ask():
+        with pytest.raises(HookError, match="in time"):
+            await stuck.ask({}, PEER)
+
+    before = threading.active_count()
+    await asyncio.gather(*(ask() for _ in range(3 * MAX_THREADS)))
+    assert threading.active_count() - before <= MAX_THREADS
+    waiting.set()
+
+
+async def test_a_function_of_the_users_beside_tokens(ring, start, tokens, tmp_path, monkeypatch):
+    (tmp_path / "gate_keeper.py").write_text(
+        "from router.callers import Principal\n"
+        "async def who(metadata, peer):\n"
+        "    if metadata.get('x-user') == 'broken':\n"
+        "        raise ValueError(metadata['authorization'])\n"
+        "    if 'x-user' not in metadata:\n"
+        "        raise PermissionError\n"
+        "    assert peer.address.startswith('ipv4:127.0.0.1:') and peer.names == ()\n"
+        "    return Principal(metadata['x-user'], admin=metadata['x-user'] == 'chief')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(tokens_file=str(tokens), auth="gate_keeper:who")
+    await client.generate(text_spec(), metadata=bearer(ALICE))
+    await client.generate(text_spec(), metadata=(("x-user", "carol"),))
+    assert [line["tenant"] for line in client.lines()] == ["alice", "carol"]
+    stats = admin_pb2.GetStatsRequest()
+    assert await client.admin.GetStats(stats, metadata=(("x-user", "chief"),))
+    assert (await refused(client.admin.GetStats(stats, metadata=(("x-user", "carol"),)))).info.reason == "FORBIDDEN"
+    assert (await refused(list_models(client, *bearer("unknown-0123456789")))).code is StatusCode.PERMISSION_DENIED
+    details = await refused(list_models(client, *bearer("secret-0123456789", **{"x-user": "broken"})))
+    assert (details.code, details.info.metadata["cause"]) == (StatusCode.UNAUTHENTICATED, "hook_failed")
+    assert counts(client) == {"not_admin": 1, "hook_refused": 1, "hook_failed": 1}
+    assert "secret-0123456789" not in str(client.logs)

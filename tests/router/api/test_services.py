@@ -1,0 +1,213 @@
+"""Health, reflection, models, statistics."""
+
+import asyncio
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha import reflection_pb2
+
+from sluice.ring.stats import StepStats
+from sluice.v1 import admin_pb2
+from sluice.v1 import generation_pb2 as pb
+from tests.fakes.ring_peers import TIMES, hang
+from tests.router.conftest import refused, rest, text_spec
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICES = {
+    "sluice.v1.GenerationService",
+    "sluice.v1.ModelService",
+    "sluice.v1.AdminService",
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+}
+
+
+def ask(name=""):
+    return health_pb2.HealthCheckRequest(service=name)
+
+
+async def test_health_follows_the_ring(ring, start):
+    engine = ring.add_engine()
+    client = await start(wait=False, detokenizers=(f"ipc://{ring.folder}/detok",), peer_timeout=1.0)
+    health = HealthStub(client.channel)
+    watchers = [health.Watch(ask()), health.Watch(ask())]
+    assert [(await watcher.read()).status for watcher in watchers] == [NOT_SERVING] * 2
+    assert (await health.Check(ask("readiness"))).status == NOT_SERVING
+    assert (await health.Check(ask("liveness"))).status == SERVING
+    await client.until(lambda: client.router._members.engines.usable)
+    assert (await health.Check(ask())).status == NOT_SERVING
+    ring.add_detokenizer("detok")
+    assert (await watchers[0].read()).status == SERVING
+    watchers[0].cancel()
+    for name in ("", "sluice.v1.GenerationService", "sluice.v1.ModelService", "sluice.v1.AdminService"):
+        assert (await health.Check(ask(name))).status == SERVING
+    assert (await health.Check(ask("readiness"))).status == SERVING
+    # The other watcher goes on after the first has left.
+    assert (await watchers[1].read()).status == SERVING
+    engine.beating = False
+    assert (await watchers[1].read()).status == NOT_SERVING
+    engine.beating = True
+    assert (await watchers[1].read()).status == SERVING
+    await client.admin.Drain(admin_pb2.DrainRequest(timeout=Duration()))
+    assert (await watchers[1].read()).status == NOT_SERVING
+
+
+async def test_health_of_an_unknown_service(client):
+    health = HealthStub(client.channel)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await health.Check(ask("nobody"))
+    assert error.value.code() is grpc.StatusCode.NOT_FOUND
+    watcher = health.Watch(ask("nobody"))
+    assert (await watcher.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_a_client_that_knows_only_reflection_lists_and_calls(client, version):
+    question = client.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    info = question()
+
+    async def reflect(**fields):
+        await info.write(reflection_pb2.ServerReflectionRequest(**fields))
+        return await info.read()
+
+    listed = await reflect(list_services="")
+    assert {service.name for service in listed.list_services_response.service} == SERVICES
+    pool, added = DescriptorPool(), set()
+    for service in sorted(SERVICES):
+        answer = await reflect(file_containing_symbol=service)
+        files = map(FileDescriptorProto.FromString, answer.file_descriptor_response.file_descriptor_proto)
+        pending = [file for file in files if file.name not in added]
+        assert answer.file_descriptor_response.file_descriptor_proto
+        while pending:
+            file = next(file for file in pending if added.issuperset(file.dependency))
+            pool.Add(file)
+            added.add(file.name)
+            pending.remove(file)
+        assert pool.FindServiceByName(service).methods
+    by_name = await reflect(file_by_filename="sluice/v1/generation.proto")
+    assert by_name.file_descriptor_response.file_descriptor_proto
+    assert (await reflect(file_containing_symbol="sluice.v1.Nothing")).error_response.error_code == 5
+    method = pool.FindServiceByName("sluice.v1.GenerationService").methods_by_name["Generate"]
+    request = GetMessageClass(method.input_type)()
+    request.spec.text = "def f(x):"
+    call = client.channel.unary_unary(
+        "/sluice.v1.GenerationService/Generate",
+        request_serializer=lambda message: message.SerializeToString(),
+        response_deserializer=GetMessageClass(method.output_type).FromString,
+    )
+    assert (await call(request)).usage.completion_tokens == 24
+    await info.done_writing()
+
+
+async def test_models(client, checkpoint):
+    (model,) = (await client.models.ListModels(admin_pb2.ListModelsRequest())).models
+    assert model.name == "tiny"
+    assert (model.max_context_tokens, model.vocab_size, model.dtype) == (2048, 4096, "bfloat16")
+    assert tuple(model.eos_token_ids) == checkpoint.eos_token_ids
+    assert model.tokenizer_fingerprint
+    assert "chat" in model.capabilities
+    for name in ("", "tiny"):
+        info = await client.models.GetModelInfo(admin_pb2.GetModelInfoRequest(model=name))
+        assert info.model == model
+
+
+async def test_statistics_are_the_heartbeats(ring, start):
+    names = StepStats.__struct_fields__
+    plain = [name for name in names if name not in ("time", "step_seconds")]
+    ring.add_engine().stats = StepStats(**{name: i for i, name in enumerate(names, 1)})
+    ring.add_detokenizer("detok")
+    client = await start()
+    stats = (await client.admin.GetStats(admin_pb2.GetStatsRequest())).stats
+    (engine,) = stats.engines
+    assert engine.engine_id == "engine"
+    assert {name: getattr(engine, name) for name in plain} == {name: names.index(name) + 1 for name in plain}
+    assert engine.time.ToNanoseconds() == (names.index("time") + 1) * 10**9
+    assert engine.step_time.ToNanoseconds() == (names.index("step_seconds") + 1) * 10**9
+    told = {field.name for field in admin_pb2.EngineStats.DESCRIPTOR.fields}
+    assert told == {*plain, "engine_id", "draining", "time", "step_time", "model_fingerprint"}
+    assert [found.detokenizer_id for found in stats.detokenizers] == ["detok"]
+    assert stats.time.seconds > 1_700_000_000
+
+
+async def test_statistics_again_and_again(client):
+    call = client.admin.StreamStats(admin_pb2.StreamStatsRequest(interval=Duration(nanos=100_000_000)))
+    times = [(await call.read()).stats.time.ToMilliseconds() for _ in range(3)]
+    assert times == sorted(set(times))
+    call.cancel()
+
+
+async def test_server_info(client):
+    info = await client.admin.GetServerInfo(admin_pb2.GetServerInfoRequest())
+    assert info.version
+    assert not info.draining
+    assert info.start_time.seconds > 1_700_000_000
+
+
+async def test_one_line_per_request_and_no_text_in_it(client):
+    await client.events(text_spec("def secret(x):", request_id="r"))
+    (line,) = client.lines()
+    assert (line["request_id"], line["outcome"], line["completion_tokens"]) == ("r", "LENGTH", 24)
+    assert (line["engine"], line["detokenizer"]) == ("engine", "detok")
+    assert line["first_token_seconds"] <= line["seconds"]
+    assert "secret" not in str(client.logs)
+
+
+async def test_the_line_of_a_unary_request_has_its_first_token_as_the_engine_tells(client):
+    await client.generate(text_spec())
+    assert client.lines()[0]["first_token_seconds"] >= TIMES.queue + TIMES.context
+
+
+async def test_every_line_has_the_request_id_as_it_is(client, ring):
+    ring.script = hang
+    call = client.stream(text_spec(request_id="some:id"))
+    await call.read()
+    await refused(client.generate(text_spec(request_id="some:id")))
+    await refused(client.generate(text_spec(request_id="some:id", n=0)))
+    await client.generation.Abort(pb.AbortRequest(request_id="some:id"))
+    await rest(call)
+    await client.until(lambda: len(client.lines()) == 3)
+    assert {line["request_id"] for line in client.lines() + client.lines("abort")} == {"some:id"}
+
+
+async def test_what_is_no_id_is_logged_printable_and_short(client):
+    await refused(client.generate(text_spec(request_id="a\n" + "é" * 500)))
+    (line,) = client.lines()
+    assert line["request_id"].startswith(r"a\n\xe9")
+    assert len(line["request_id"]) < 600
+
+
+async def test_endless_calls_do_not_keep_the_router_from_stopping(client):
+    watcher = HealthStub(client.channel).Watch(ask())
+    stats = client.admin.StreamStats(admin_pb2.StreamStatsRequest())
+    await asyncio.gather(watcher.read(), stats.read())
+    await asyncio.wait_for(client.router.stop(0.0), 60)
+
+
+async def test_a_flush_is_answered_by_the_heartbeats_of_all_engines(ring, start, monkeypatch):
+    first, second = ring.add_engine("a"), ring.add_engine("b")
+    ring.add_detokenizer()
+    client = await start()
+    await client.until(lambda: len(client.router._members.engines.usable) == 2)
+    assert (await client.admin.FlushCache(admin_pb2.FlushCacheRequest())).blocks_freed == 14
+    monkeypatch.setattr("router.api.cache_flush.ANSWER_SECONDS", 0.3)
+    second.flushing = False
+    details = await refused(client.admin.FlushCache(admin_pb2.FlushCacheRequest()))
+    assert details.info.reason == "ENGINE_LOST"
+    await client.until(lambda: len(first.flushes) == 2)
+
+
+async def test_a_flush_without_engines(start):
+    client = await start(wait=False)
+    assert (await refused(client.admin.FlushCache(admin_pb2.FlushCacheRequest()))).info.reason == "NO_ENGINE"

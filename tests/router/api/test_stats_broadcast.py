@@ -1,0 +1,123 @@
+"""StreamSteps: what heartbeats bring reaches everybody who listens, and waits for nobody for ever."""
+
+import asyncio
+
+import msgspec
+
+from router.api.statistics import request_message, step_message
+from router.api.stats_broadcast import StatsBroadcast
+from sluice.ring.heartbeats import EngineHeartbeat
+from sluice.ring.stats import RequestStats, Stage, StepStats
+from sluice.v1 import admin_pb2
+
+REQUEST = RequestStats(
+    request=7,
+    name="r",
+    stage=Stage.GENERATION,
+    arrival=1000.0,
+    first_scheduled=1000.25,
+    first_token=1000.5,
+    last_token=1000.75,
+    prompt_tokens=12,
+    cached_tokens=4,
+    generated_tokens=5,
+    pauses=1,
+    blocks_allocated=3,
+    blocks_reused=2,
+    blocks_missed=6,
+)
+
+
+def heartbeat_of(steps=(), requests=(), engine="engine") -> EngineHeartbeat:
+    return EngineHeartbeat(engine, 1, "mem://", "f", 64, False, StepStats(), steps=list(steps), requests=list(requests))
+
+
+def steps_of(*iterations: int) -> list[StepStats]:
+    return [StepStats(iteration=iteration) for iteration in iterations]
+
+
+def iterations(response: admin_pb2.StreamStepsResponse) -> list[int]:
+    return [step.iteration for step in response.steps]
+
+
+async def subscribe(client):
+    call = client.admin.StreamSteps(admin_pb2.StreamStepsRequest())
+    await call.initial_metadata()
+    return call
+
+
+def test_a_request_keeps_every_figure():
+    message = request_message("engine", REQUEST)
+    assert (message.engine_id, message.request_id) == ("engine", "r")
+    assert message.stage == admin_pb2.REQUEST_STAGE_GENERATION
+    moments = [message.arrival, message.first_scheduled, message.first_token, message.last_token]
+    assert [moment.ToMilliseconds() for moment in moments] == [1_000_000, 1_000_250, 1_000_500, 1_000_750]
+    assert message.queued.ToMilliseconds() == 250
+    same = set(RequestStats.__struct_fields__) & {field.name for field in message.DESCRIPTOR.fields}
+    plain = same - {"stage", "arrival", "first_scheduled", "first_token", "last_token"}
+    assert {name: getattr(message, name) for name in plain} == {name: getattr(REQUEST, name) for name in plain}
+    assert {field.name for field in message.DESCRIPTOR.fields} == same | {"engine_id", "request_id", "queued"}
+    assert {stage.value for stage in Stage} | {0} == set(admin_pb2.RequestStage.values())
+
+
+def test_what_has_not_happened_is_left_out():
+    waiting = msgspec.structs.replace(
+        REQUEST, stage=Stage.QUEUED, first_scheduled=None, first_token=None, last_token=None
+    )
+    message = request_message("engine", waiting)
+    assert not any(message.HasField(name) for name in ("first_scheduled", "first_token", "last_token"))
+    assert message.queued.seconds > 1_000_000
+    assert not step_message(heartbeat_of(), StepStats()).HasField("time")
+
+
+async def test_steps_and_requests_of_all_engines_reach_every_subscriber(ring, start):
+    first, second = ring.add_engine("a"), ring.add_engine("b")
+    ring.add_detokenizer()
+    client = await start()
+    await client.until(lambda: len(client.router._members.engines.usable) == 2)
+    calls = [await subscribe(client), await subscribe(client)]
+    first.steps, second.steps, first.requests = steps_of(1, 2, 3), steps_of(1), [REQUEST]
+    for call in calls:
+        steps, requests = [], []
+        while len(steps) < 4:
+            response = await call.read()
+            steps += [(step.engine_id, step.iteration) for step in response.steps]
+            requests += [request.request_id for request in response.requests]
+        assert sorted(steps) == [("a", 1), ("a", 2), ("a", 3), ("b", 1)]
+        assert requests == ["r"]
+        call.cancel()
+    await client.until(lambda: client.router._steps.listeners == 0)
+
+
+async def test_nobody_hears_what_came_before(client, ring):
+    (engine,) = ring.engines.values()
+    call = await subscribe(client)
+    engine.steps = steps_of(1)
+    assert iterations(await call.read()) == [1]
+    late = await subscribe(client)
+    engine.steps = steps_of(2)
+    assert iterations(await late.read()) == [2]
+
+
+async def test_a_slow_listener_loses_the_oldest_and_it_is_counted():
+    steps = StatsBroadcast(capacity=3)
+    with steps.listen() as slow, steps.listen() as fast:
+        steps.hear(heartbeat_of(steps_of(1, 2), [REQUEST]))
+        assert iterations(await fast.next()) == [1, 2]
+        steps.hear(heartbeat_of(steps_of(3, 4)))
+        assert iterations(await fast.next()) == [3, 4]
+        assert steps.lost == 1
+        response = await slow.next()
+        assert (iterations(response), len(response.requests)) == ([2, 3, 4], 1)
+    assert steps.listeners == 0
+
+
+async def test_a_listener_waits_while_engines_idle():
+    steps = StatsBroadcast()
+    with steps.listen() as listener:
+        steps.hear(heartbeat_of())
+        waiting = asyncio.create_task(listener.next())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        steps.hear(heartbeat_of(steps_of(1)))
+        assert iterations(await waiting) == [1]

@@ -1,0 +1,161 @@
+"""Requests go where their prefix lies, as the engines tell it: on the fake ring, with real hellos and heartbeats."""
+
+import asyncio
+
+import pytest
+
+from router.peers.prefix_index import SLICE_BLOCKS
+from sluice.ring.hashing import block_chain, root_hash, short_hash
+from sluice.ring.heartbeats import Hello
+from sluice.v1 import admin_pb2
+from sluice.v1 import generation_pb2 as pb
+from tests.fakes.cache_journal import FakeJournal
+
+PROMPT = list(range(100, 420))
+SIZE = 16
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr("router.peers.membership.HELLO_SECONDS", 0.05)
+    # Whatever a test's own requests bring is known from news only.
+    monkeypatch.setattr("router.peers.prefix_index.NEWS_SECONDS", 0.0)
+
+
+@pytest.fixture
+async def two(ring, start):
+    """Two engines and a router."""
+    one, other = ring.add_engine("one"), ring.add_engine("other")
+    ring.add_detokenizer()
+    return await start(), one, other
+
+
+def blocks(prompt, salt=""):
+    return [short_hash(block) for block in block_chain(root_hash("fingerprint", salt), prompt, SIZE)]
+
+
+def heard(client, engine):
+    return client.router._placement.cache_heard(engine.epoch)
+
+
+async def told(client, *engines):
+    """Until the router has heard of everything."""
+    await client.until(lambda: all(heard(client, engine) == engine.journal.last for engine in engines))
+
+
+async def engines_of(client, prompt, times=8, salt=""):
+    """Where that many requests went, one after another: all to one engine only if something draws them there."""
+    found = set()
+    for _ in range(times):
+        options = pb.KvCacheOptions(salt=salt)
+        await client.generate(pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt), kv_cache=options))
+        await client.until(lambda: not client.router._requests.on_ring)
+        found.add(client.lines()[-1]["engine"])
+    return found
+
+
+async def test_a_prefix_draws_requests_to_the_engine_that_says_it_holds_it(two):
+    client, one, other = two
+    for holder, free in ((one, other), (other, one)):
+        holder.journal.store(*blocks(PROMPT))
+        free.journal.remove(*blocks(PROMPT))
+        await told(client, one, other)
+        assert await engines_of(client, [*PROMPT, 7, 7, 7]) == {holder.name}
+
+
+async def test_the_longer_prefix_draws_more(two):
+    client, one, other = two
+    one.journal.store(*blocks(PROMPT)[:5])
+    other.journal.store(*blocks(PROMPT)[:6])
+    await told(client, one, other)
+    assert await engines_of(client, PROMPT) == {"other"}
+
+
+async def test_another_salt_shares_nothing(two):
+    client, one, other = two
+    one.journal.store(*blocks(PROMPT, salt="a"))
+    await told(client, one, other)
+    assert await engines_of(client, PROMPT, salt="a") == {"one"}
+    assert await engines_of(client, PROMPT, times=40) == {"one", "other"}
+
+
+async def test_what_was_evicted_draws_nobody(two):
+    client, one, other = two
+    one.journal.store(*blocks(PROMPT))
+    other.journal.store(*blocks(PROMPT)[:2])
+    await told(client, one, other)
+    one.journal.remove(*blocks(PROMPT))
+    await told(client, one, other)
+    assert await engines_of(client, PROMPT) == {"other"}
+
+
+async def test_a_hole_in_a_prefix_ends_it(two):
+    client, one, other = two
+    one.journal.store(*blocks(PROMPT))
+    one.journal.remove(blocks(PROMPT)[1])
+    other.journal.store(*blocks(PROMPT)[:2])
+    await told(client, one, other)
+    assert await engines_of(client, PROMPT) == {"other"}
+
+
+async def test_a_flush_shows(two):
+    client, one, other = two
+    one.journal.store(*blocks(PROMPT))
+    await told(client, one, other)
+    await client.admin.FlushCache(admin_pb2.FlushCacheRequest())
+    other.journal.store(blocks(PROMPT)[0])
+    await told(client, one, other)
+    assert await engines_of(client, PROMPT) == {"other"}
+
+
+async def test_a_restarted_engine_starts_from_nothing(two):
+    client, one, other = two
+    one.journal.store(*blocks(PROMPT))
+    await told(client, one, other)
+    former = one.epoch
+    one.journal, one.epoch = FakeJournal(), former + 1
+    other.journal.store(blocks(PROMPT)[0])
+    await client.until(lambda: client.lines("peer restarted"))
+    await told(client, one, other)
+    assert (heard(client, one), client.router._placement.cache_heard(former)) == (0, 0)
+    assert await engines_of(client, PROMPT) == {"other"}
+    one.journal.store(*blocks(PROMPT))
+    await told(client, one, other)
+    assert await engines_of(client, PROMPT) == {"one"}
+
+
+async def test_news_in_heartbeats_that_were_lost_come_again(two):
+    client, one, other = two
+    one.journal.store(*blocks(PROMPT)[:4])
+    await told(client, one, other)
+    heard_before = heard(client, one)
+    one.journal.store(*blocks(PROMPT)[4:])
+    lost = one.journal.news(heard_before)
+    one.journal.remove(*blocks(PROMPT)[10:])
+    # A heartbeat from after the lost one, as if this router had heard that one.
+    client.router._placement.hear_engine(one.heartbeat(Hello("router", client.router.address, lost.last)))
+    assert not client.router._placement.catch_up()
+    await told(client, one, other)
+    other.journal.store(*blocks(PROMPT)[:11])
+    await told(client, one, other)
+    assert await engines_of(client, PROMPT) == {"other"}
+
+
+async def test_a_router_that_comes_later_gets_the_whole(two, ring, start):
+    client, one, other = two
+    one.journal = FakeJournal(most=10)
+    one.journal.store(*blocks(PROMPT))
+    one.journal.store(*range(3 * SLICE_BLOCKS))
+    other.journal.store(blocks(PROMPT)[0])
+    late = await start(listen=f"ipc://{ring.folder}/late", id="late")
+    for router in (late, client):
+        await told(router, one, other)
+        assert await engines_of(router, PROMPT) == {"one"}
+
+
+async def test_requests_are_served_while_much_news_is_applied(two, ring):
+    client, one, other = two
+    one.journal.store(*range(8 * SLICE_BLOCKS))
+    requests = (client.generate(pb.GenerationSpec(token_ids=pb.TokenIds(ids=[i + 1]))) for i in range(8))
+    await asyncio.gather(*requests, told(client, one, other))
+    assert len(ring.calls) == 8

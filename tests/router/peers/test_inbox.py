@@ -1,0 +1,94 @@
+import asyncio
+import time
+
+import pytest
+import structlog
+import zmq
+
+from router.peers.inbox import BATCH_MESSAGES, RouterInbox
+from sluice.ring.lane import Lane
+from sluice.ring.wire import TextBatch
+from tests.fakes.lanes import connected
+
+MESSAGES = 3 * BATCH_MESSAGES + 7
+
+
+@pytest.fixture
+def context():
+    context = zmq.Context()
+    yield context
+    context.term()
+
+
+def numbered(i):
+    return TextBatch.of(str(i), [], [])
+
+
+async def test_everything_that_waits_is_taken_without_another_wake_up(context, folder):
+    """The descriptor tells of changes only, so one that is missed is missed for good."""
+    seen = []
+
+    def handle(message):
+        seen.append(message.detokenizer)
+        if len(seen) % 10 == 3:
+            raise ValueError("one bad message")
+
+    logs = []
+
+    def keep(_, __, event):
+        logs.append(event)
+        raise structlog.DropEvent
+
+    logger = structlog.wrap_logger(None, processors=[keep])
+    inbox = RouterInbox(context, f"ipc://{folder}/inbox", handle, logger)
+    lane = connected(Lane(context, inbox.address, capacity=2 * MESSAGES))
+    sending = 0
+    while sending < MESSAGES:
+        sending += lane.send(numbered(sending))
+    await asyncio.sleep(0.1)
+    try:
+        inbox.start()
+        others, end = 0, time.monotonic() + 60
+        while len(seen) < MESSAGES:
+            await asyncio.sleep(0)
+            others += 1
+            assert time.monotonic() < end
+        assert seen == [str(i) for i in range(MESSAGES)]
+        assert others >= MESSAGES // BATCH_MESSAGES, "the others had no turn in between"
+        assert any(log["event"] == "message failed" for log in logs)
+        assert lane.send(numbered(MESSAGES)), "a lane that was emptied has room"
+        async with asyncio.timeout(60):
+            while len(seen) == MESSAGES:
+                await asyncio.sleep(0.001)
+    finally:
+        lane.close()
+        inbox.close()
+
+
+async def test_garbage_neither_takes_the_loop_nor_hides_what_comes_after_it(folder, context):
+    seen = []
+    inbox = RouterInbox(context, f"ipc://{folder}/inbox", seen.append, structlog.get_logger())
+    stranger = context.socket(zmq.PUSH)
+    stranger.set(zmq.LINGER, 0)
+    stranger.connect(inbox.address)
+    # More than a batch, and less than the socket holds.
+    count = BATCH_MESSAGES + BATCH_MESSAGES // 2
+    for _ in range(count):
+        stranger.send(b"rubbish")
+    lane = connected(Lane(context, inbox.address))
+    assert lane.send(numbered(0))
+    await asyncio.sleep(0.1)
+    try:
+        inbox.drain()
+        assert inbox.malformed == 0
+        inbox.start()
+        inbox.drain()
+        assert inbox.malformed <= BATCH_MESSAGES
+        async with asyncio.timeout(60):
+            while inbox.malformed < count or not seen:
+                await asyncio.sleep(0.001)
+        assert [message.detokenizer for message in seen] == ["0"]
+    finally:
+        stranger.close()
+        lane.close()
+        inbox.close()

@@ -1,0 +1,289 @@
+"""Engines of one ring with different models: no stream and no greedy request ever gets tokens of both."""
+
+import asyncio
+
+import pytest
+from grpc import StatusCode
+
+from sluice.ring.hashing import block_chain, root_hash, short_hash
+from sluice.v1 import admin_pb2
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1.generation_pb2 import ResumeFrom
+from sluice.v1.sampling_pb2 import SamplingParams
+from tests.fakes.ring_peers import generate
+from tests.router.conftest import nothing_left, refused, rest, text_spec
+from tests.router.requests.broken_attempts import IDS, Script, begun, check_whole, midway, silent
+from tests.router.test_metrics import scrape
+
+pytestmark = pytest.mark.usefixtures("quick_recovery")
+
+OLD, NEW = "0123456789abcdef", "fedcba9876543210"
+SEED = SamplingParams(seed=5)
+
+
+@pytest.fixture
+def mixed(ring, start):
+    """Starts a router over one engine for each of these fingerprints."""
+
+    async def mixed(*models: str, **settings):
+        for number, model in enumerate(models):
+            engine = ring.add_engine(f"engine-{number}")
+            engine.fingerprint = model
+        ring.add_detokenizer()
+        return await start(**{"peer_timeout": 0.6, **settings})
+
+    return mixed
+
+
+def engines_of(ring, model):
+    return [engine for engine in ring.engines.values() if engine.fingerprint == model]
+
+
+def die(engine):
+    engine.beating = False
+
+
+def come_back(engine, model):
+    """As a process that was started again over these files."""
+    engine.fingerprint, engine.beating, engine.draining = model, True, False
+    engine.epoch += 1
+
+
+async def broken(client, ring, first=midway, **fields):
+    """A stream whose first attempt stops; its task, and that attempt."""
+    ring.script = script = Script(first)
+    task = asyncio.ensure_future(client.events(text_spec(output=IDS, **fields)))
+    await asyncio.wait_for(script.reached.wait(), 60)
+    return task, script
+
+
+async def test_new_requests_go_to_the_model_that_most_engines_serve(mixed, ring):
+    client = await mixed(OLD, NEW, NEW)
+    for number in range(12):
+        events = await client.events(text_spec(f"x = {number}"))
+        assert events[0].started.model_fingerprint == NEW
+    assert {call.engine.fingerprint for call in ring.calls} == {NEW}
+    assert len({call.engine for call in ring.calls}) == 2
+
+
+async def test_a_cached_prefix_of_the_other_model_draws_nothing(mixed, ring):
+    client = await mixed(OLD, NEW, NEW)
+    prompt = list(range(64))
+    (old,) = engines_of(ring, OLD)
+    old.journal.store(*map(short_hash, block_chain(root_hash(OLD), prompt, 16)))
+    placement = client.router._placement
+    await client.until(lambda: placement.cache_heard(old.epoch) == 4)
+    await client.generate(pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt)))
+    assert ring.calls[0].engine.fingerprint == NEW
+
+
+async def test_a_stream_goes_on_at_an_engine_of_its_model_only(mixed, ring):
+    client = await mixed(OLD, OLD, NEW, NEW, NEW)
+    for engine in engines_of(ring, NEW):
+        engine.draining = True
+    await client.until(lambda: len(client.router._members.engines.usable) == 2)
+    task, script = await broken(client, ring)
+    for engine in engines_of(ring, NEW):
+        engine.draining = False
+    await client.until(lambda: len(client.router._members.engines.usable) == 5)
+    die(script.attempts[0].engine)
+    check_whole(await asyncio.wait_for(task, 60), script.attempts[0].submit, 1)
+    assert [call.engine.fingerprint for call in script.attempts] == [OLD, OLD]
+
+
+async def test_a_stream_waits_for_an_engine_that_may_come_back_with_its_model(mixed, ring):
+    client = await mixed(OLD, NEW)
+    task, script = await broken(client, ring)
+    (old,), (new,) = engines_of(ring, OLD), engines_of(ring, NEW)
+    die(old)
+    await client.until(lambda: client.router._dispatcher.between_attempts)
+    ring.script = generate
+    # Meanwhile the other model serves what is new.
+    assert (await client.events(text_spec("y")))[0].started.model_fingerprint == NEW
+    assert [call.engine for call in ring.calls] == [old, new]
+    assert not task.done()
+    come_back(old, OLD)
+    check_whole(await asyncio.wait_for(task, 60), script.attempts[0].submit, 1)
+    assert (len(old.calls), len(new.calls)) == (2, 1)
+
+
+@pytest.mark.parametrize("first", [midway, begun])
+async def test_a_stream_ends_where_every_engine_serves_another_model(mixed, ring, first):
+    """Also one that has only been told that it began: Started names the model."""
+    client = await mixed(OLD, NEW)
+    task, script = await broken(client, ring, first)
+    (old,) = engines_of(ring, OLD)
+    await client.until(lambda: next(iter(client.router._requests.open)).log.start_told)
+    come_back(old, NEW)
+    details = await asyncio.wait_for(refused(task), 60)
+    assert details.code is StatusCode.FAILED_PRECONDITION
+    assert (details.info.reason, details.retry) == ("MODEL_CHANGED", None)
+    assert OLD[:8] in details.error.details()
+    assert NEW[:8] in details.error.details()
+    assert dict(details.info.metadata).items() >= {"model_fingerprint": OLD, "served": NEW}.items()
+    assert len(script.attempts) == 1
+    await client.until(lambda: nothing_left(client))
+    assert client.lines()[0]["outcome"] == "MODEL_CHANGED"
+
+
+async def test_a_unary_answer_is_of_one_model_too(mixed, ring):
+    client = await mixed(OLD, NEW)
+    ring.script = script = Script(midway)
+    task = asyncio.ensure_future(client.generate(text_spec()))
+    await asyncio.wait_for(script.reached.wait(), 60)
+    await client.until(lambda: next(iter(client.router._requests.open)).log.received)
+    come_back(script.attempts[0].engine, NEW)
+    assert (await asyncio.wait_for(refused(task), 60)).info.reason == "MODEL_CHANGED"
+
+
+async def test_a_request_of_which_nothing_was_told_may_change_its_model(mixed, ring):
+    client = await mixed(OLD, NEW)
+    task, script = await broken(client, ring, silent)
+    die(script.attempts[0].engine)
+    events = await asyncio.wait_for(task, 60)
+    check_whole(events, script.attempts[0].submit, 1)
+    assert [call.engine.fingerprint for call in script.attempts] == [OLD, NEW]
+    assert events[0].started.model_fingerprint == NEW
+
+
+async def test_a_stream_that_waits_in_vain_ends_as_any_other(mixed, ring):
+    client = await mixed(OLD, NEW, recovery_timeout=0.5)
+    task, script = await broken(client, ring)
+    die(script.attempts[0].engine)
+    details = await asyncio.wait_for(refused(task), 60)
+    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "ENGINE_LOST")
+
+
+async def test_where_models_may_be_mixed_streams_and_requests_go_anywhere(mixed, ring):
+    client = await mixed(OLD, NEW, allow_mixed_models=True)
+    task, script = await broken(client, ring)
+    first = script.attempts[0]
+    die(first.engine)
+    check_whole(await asyncio.wait_for(task, 60), first.submit, 1)
+    assert len({call.engine for call in script.attempts}) == 2
+    first.engine.beating = True
+    await client.until(lambda: len(client.router._members.engines.usable) == 2)
+    ring.script = generate
+    await asyncio.gather(*(client.events(text_spec(f"x = {i}")) for i in range(16)))
+    assert {call.engine.fingerprint for call in ring.calls} == {OLD, NEW}
+
+
+async def test_a_stream_leaves_a_draining_engine_for_one_of_its_model_only(mixed, ring):
+    client = await mixed(OLD, NEW)
+    task, script = await broken(client, ring)
+    (old,), ring.script = engines_of(ring, OLD), generate
+    old.draining = True
+    await client.until(lambda: len(client.router._members.engines.usable) == 1)
+    assert (await client.events(text_spec("y")))[0].started.model_fingerprint == NEW
+    assert not client.lines("attempt given up")
+    # Its process ends, and a new one of the same model begins: a rolling restart.
+    come_back(old, OLD)
+    check_whole(await asyncio.wait_for(task, 60), script.attempts[0].submit, 1)
+    assert [call.engine.fingerprint for call in ring.calls] == [OLD, OLD, NEW]
+
+
+async def have(client, count=5):
+    """What a client has of a stream that broke after so many tokens."""
+    call = client.stream(text_spec(sampling=SEED, output=IDS))
+    events = [await call.read(), *await rest(call)]
+    ids = [token for event in events for token in event.delta.token_ids]
+    return ids[:count], ids[count:], events[0].started.model_fingerprint
+
+
+async def resumed(client, ids, model):
+    return await client.events(
+        text_spec(sampling=SEED, output=IDS, resume=[ResumeFrom(token_ids=ids, model_fingerprint=model)])
+    )
+
+
+async def test_a_resume_names_its_model(mixed, ring):
+    client = await mixed(OLD, NEW, NEW)
+    ids, others, _ = await have(client)
+    events = await resumed(client, ids, OLD)
+    assert [token for event in events for token in event.delta.token_ids] == others
+    assert events[0].started.model_fingerprint == OLD
+    assert len(engines_of(ring, OLD)[0].calls) == 1
+    assert (await resumed(client, ids, ""))[0].started.model_fingerprint == NEW
+
+
+async def test_a_resume_of_a_model_that_is_not_served_ends_at_once(mixed, ring):
+    client = await mixed(NEW, NEW)
+    details = await refused(resumed(client, [1, 2], OLD))
+    assert (details.code, details.info.reason) == (StatusCode.FAILED_PRECONDITION, "MODEL_CHANGED")
+    assert not ring.calls
+    await client.until(lambda: nothing_left(client))
+
+
+async def test_a_resume_of_a_model_that_may_come_back_is_tried_again(mixed, ring):
+    """By its client: a router that has not begun a stream holds its request for peer_wait only."""
+    client = await mixed(OLD, NEW, peer_wait=0.3)
+    (old,) = engines_of(ring, OLD)
+    die(old)
+    await client.until(lambda: len(client.router._members.engines.usable) == 1)
+    details = await refused(resumed(client, [1, 2], OLD))
+    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
+    assert OLD in details.error.details()
+    assert details.retry is not None
+    come_back(old, OLD)
+    assert (await resumed(client, [1, 2], OLD))[0].started.model_fingerprint == OLD
+
+
+BAD = {
+    "no fingerprint": [ResumeFrom(index=0, token_ids=[1], model_fingerprint="not/one")],
+    "two models": [
+        ResumeFrom(index=0, token_ids=[1], model_fingerprint=OLD),
+        ResumeFrom(index=1, token_ids=[1], model_fingerprint=NEW),
+    ],
+    "one of two": [ResumeFrom(index=0, token_ids=[1], model_fingerprint=OLD), ResumeFrom(index=1, token_ids=[1])],
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_a_resume_of_no_model_is_told(mixed, ring, case):
+    client = await mixed(OLD)
+    resume = BAD[case]
+    details = await refused(client.events(text_spec(n=2, sampling=SEED, resume=resume)))
+    assert details.code is StatusCode.INVALID_ARGUMENT
+    assert details.fields == [f"spec.resume[{len(resume) - 1}].model_fingerprint"]
+
+
+async def test_a_longer_context_of_the_other_model_does_not_count(mixed, ring):
+    client = await mixed(OLD, OLD, NEW)
+    for engine in engines_of(ring, OLD):
+        engine.max_sequence_tokens = 100
+    members = client.router._members.engines
+    await client.until(
+        lambda: sorted(peer.heartbeat.max_sequence_tokens for peer in members.usable) == [100, 100, 2048]
+    )
+    long = pb.GenerationSpec(token_ids=pb.TokenIds(ids=range(200)))
+    assert (await refused(client.events(long))).info.reason == "CONTEXT_OVERFLOW"
+
+
+async def test_a_mixed_ring_is_shown(mixed, ring):
+    client = await mixed(OLD, OLD, NEW)
+    await client.events(text_spec())
+    (line,) = client.lines("engines serve different models")
+    assert line["engines"] == {OLD: ["engine-0", "engine-1"], NEW: ["engine-2"]}
+    assert scrape(client.router)("models") == 2
+    stats = (await client.admin.GetStats(admin_pb2.GetStatsRequest())).stats
+    assert [engine.model_fingerprint for engine in stats.engines] == [OLD, OLD, NEW]
+    assert stats.serving_model_fingerprint == OLD
+    (new,) = engines_of(ring, NEW)
+    come_back(new, OLD)
+    await client.until(lambda: client.lines("engines serve one model again"))
+    assert scrape(client.router)("models") == 1
+    assert len(client.lines("engines serve different models")) == 1
+
+
+async def test_a_rolling_restart_with_the_same_model_changes_nothing(mixed, ring):
+    client = await mixed(OLD, OLD)
+    for _ in range(2):
+        task, script = await broken(client, ring)
+        first = script.attempts[0]
+        first.engine.draining = True
+        check_whole(await asyncio.wait_for(task, 60), first.submit, 1)
+        assert script.attempts[1].engine is not first.engine
+        come_back(first.engine, OLD)
+        await client.until(lambda: len(client.router._members.engines.usable) == 2)
+    assert not client.lines("engines serve different models")
+    assert not client.lines("new requests go to another model")

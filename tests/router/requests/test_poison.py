@@ -1,0 +1,184 @@
+"""Requests under which engines die: where a router runs them next, and when it ends them."""
+
+import asyncio
+
+import pytest
+from grpc import StatusCode
+
+from sluice.client.errors import Poison, from_rpc_error
+from sluice.ring.errors import Fault, FinishReason
+from tests.fakes.ring_peers import Call, end, generate
+from tests.router.conftest import nothing_left, refused, text_spec
+from tests.router.requests.broken_attempts import IDS, check_whole, tokens
+
+pytestmark = pytest.mark.usefixtures("quick_recovery")
+POISON = 666
+
+
+class Mortal:
+    """Engines whose process ends, and begins again, when they get a prompt with POISON in it."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
+        """The token before which they die."""
+        self.deaths: list[Call] = []
+        self.hanging: list[Call] = []
+
+    async def __call__(self, call: Call) -> None:
+        submit, engine = call.submit, call.engine
+        if submit.alone:
+            engine.quarantine = submit.request
+            await asyncio.sleep(0.2)
+        if POISON not in submit.prompt:
+            engine.quarantine = None
+            await self.neighbour(call)
+            return
+        for offset in range(len(submit.resume.get(0, ())), self.at):
+            await call.send(tokens(call, 0, offset), start=True)
+        await asyncio.sleep(0.05)
+        self.deaths.append(call)
+        engine.quarantine = None
+        engine.epoch += 1
+
+    async def neighbour(self, call: Call) -> None:
+        await generate(call)
+
+
+@pytest.fixture
+async def two(ring, start):
+    """Patient: a machine that has much else to do is no death."""
+    for name in ("a", "b"):
+        ring.add_engine(name)
+        ring.add_detokenizer(f"detok-{name}")
+    return await start(peer_timeout=60.0, stall_timeout=60.0)
+
+
+def poison(**fields):
+    spec = text_spec(**fields)
+    spec.token_ids.ids.extend([1, 2, POISON])
+    return spec
+
+
+@pytest.mark.parametrize(("at", "deaths"), [(0, 2), (8, 3)])
+async def test_after_two_deaths_in_a_row_it_ends(two, ring, at, deaths):
+    ring.script = script = Mortal(at)
+    details = await refused(two.events(poison(output=IDS)))
+    assert (details.code, details.info.reason, details.retry) == (StatusCode.INTERNAL, "POISON", None)
+    assert details.info.metadata["engine_deaths"] == "2"
+    assert isinstance(from_rpc_error(details.error), Poison)
+    assert [call.submit.alone for call in script.deaths] == [False] * (deaths - 1) + [True]
+    await two.until(lambda: nothing_left(two))
+    suspects = two.router._suspects
+    assert (suspects.poisoned, suspects.quarantines, suspects._held, suspects._waiting) == (1, 1, None, set())
+    assert len(two.lines("quarantine")) == len(two.lines("request kills engines")) == 1
+
+
+async def test_one_that_was_aboard_by_chance_goes_on(two, ring):
+    class Once(Mortal):
+        async def neighbour(self, call):
+            if call.submit.attempt == 0:
+                call.engine.epoch += 1
+            else:
+                await generate(call)
+
+    ring.script = Once()
+    check_whole(await two.events(text_spec(output=IDS)), ring.calls[0].submit, 1)
+    assert {call.submit.attempt: call.submit.alone for call in ring.calls} == {0: False, 1: True}
+    assert two.router._suspects._held is None
+
+
+async def test_an_engine_that_hung_up_and_fell_silent_has_died(two, ring):
+    class Once(Mortal):
+        async def neighbour(self, call):
+            if call.submit.attempt == 0:
+                await call.engine.close()
+            else:
+                await generate(call)
+
+    ring.script = Once()
+    check_whole(await two.events(text_spec(output=IDS)), ring.calls[0].submit, 1)
+    assert {call.submit.attempt: call.submit.alone for call in ring.calls} == {0: False, 1: True}
+
+
+async def test_one_that_drained_before_its_end_has_not(two, ring):
+    class Once(Mortal):
+        async def neighbour(self, call):
+            if call.submit.attempt == 0:
+                call.engine.draining = True
+                await asyncio.sleep(0.3)
+                call.engine.epoch += 1
+                call.engine.draining = False
+            else:
+                await generate(call)
+
+    ring.script = Once()
+    check_whole(await two.events(text_spec(output=IDS)), ring.calls[0].submit, 1)
+    assert not any(call.submit.alone for call in ring.calls)
+
+
+async def test_nothing_is_placed_beside_a_suspect(two, ring):
+    ring.script = script = Mortal()
+    held = asyncio.Event()
+
+    async def hold(call):
+        await held.wait()
+        await generate(call)
+
+    script.neighbour = hold
+    dying = asyncio.create_task(refused(two.events(poison())))
+    await two.until(lambda: any(call.submit.alone for call in ring.calls))
+    (alone,) = [call for call in ring.calls if call.submit.alone]
+    others = [asyncio.create_task(two.events(text_spec(f"x{i}"))) for i in range(6)]
+    await two.until(lambda: sum(POISON not in call.submit.prompt for call in ring.calls) == 6)
+    assert not any(call.engine is alone.engine for call in ring.calls if POISON not in call.submit.prompt)
+    assert (await dying).info.reason == "POISON"
+    held.set()
+    for other in others:
+        assert (await other)[-1].HasField("done")
+
+
+async def test_a_refusal_for_a_quarantine_is_no_fruitless_attempt(client, ring):
+    refusals = 0
+
+    async def busy(call):
+        nonlocal refusals
+        refusals += 1
+        if refusals > 20:
+            await generate(call)
+        else:
+            fault = end(FinishReason.ERROR, fault=Fault("QUARANTINE", "another one runs alone"))
+            await call.send(call.row(0, [], "", 0, fault), start=True)
+
+    ring.script = busy
+    assert (await client.events(text_spec()))[-1].HasField("done")
+
+
+async def test_deaths_at_other_routers_are_brought_along(two, ring):
+    ring.script = script = Mortal()
+    spec = poison(engine_deaths=1)
+    details = await refused(two.events(spec))
+    assert details.info.metadata["engine_deaths"] == "3"
+    # What a client says makes no suspect: it takes a death here to keep an engine for it.
+    assert [call.submit.alone for call in script.deaths] == [False, True]
+
+
+async def test_an_error_that_is_not_final_says_how_many_died(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(recovery_timeout=0.3, peer_timeout=1.0)
+
+    async def die(call):
+        call.engine.epoch += 1
+        await asyncio.sleep(0.1)
+        call.engine.beating = False
+
+    ring.script = die
+    details = await refused(client.events(text_spec()))
+    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "ENGINE_LOST")
+    assert int(details.info.metadata["engine_deaths"]) >= 1
+
+
+@pytest.mark.parametrize("given", [9, 1 << 31])
+async def test_a_count_out_of_range_is_refused(client, given):
+    details = await refused(client.events(text_spec(engine_deaths=given)))
+    assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, ["spec.engine_deaths"])

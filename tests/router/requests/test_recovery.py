@@ -1,0 +1,240 @@
+"""Streams go on: whatever is lost under them, and whenever, the client sees one stream, each offset once."""
+
+import asyncio
+
+import pytest
+
+from sluice.ring.errors import Fault, FinishReason
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1 import sampling_pb2
+from tests.fakes.ring_peers import end, text_of, token_at
+from tests.router.conftest import nothing_left, text_spec
+from tests.router.requests.broken_attempts import IDS, LENGTH, PHASES, Script, check_whole, midway, tokens
+
+pytestmark = pytest.mark.usefixtures("quick_recovery")
+
+
+def restart_engine(ring, call, client):
+    call.engine.epoch += 1
+
+
+def restart_detokenizer(ring, call, client):
+    ring.detokenizers[call.submit.detokenizer].epoch += 1
+
+
+def silence_engine(ring, call, client):
+    call.engine.beating = False
+
+
+def silence_detokenizer(ring, call, client):
+    ring.detokenizers[call.submit.detokenizer].beating = False
+
+
+def stall_engine(ring, call, client):
+    call.engine.moving = False
+
+
+def lose_text(ring, call, client):
+    ring.detokenizers[call.submit.detokenizer].lanes[client.router.address].sent += 3
+
+
+def lose_tokens(ring, call, client):
+    ring.detokenizers[call.submit.detokenizer].missed = {1: 9, call.engine.epoch: 2}
+
+
+def lose_messages(ring, call, client):
+    """What the engine did not get may have been the submit."""
+    (peer,) = [peer for peer in client.router._members.engines.all if peer.epoch == call.engine.epoch]
+    call.engine.missed = {peer.lane.epoch: 1, 7: 5}
+
+
+def drain_engine(ring, call, client):
+    call.engine.draining = True
+
+
+def drain_detokenizer(ring, call, client):
+    ring.detokenizers[call.submit.detokenizer].draining = True
+
+
+def hole(ring, call, client):
+    ring.soon(call.send(call.row(LENGTH - 1, [1, 2], "x", call.submit.n - 1), start=True))
+
+
+def fault(code):
+    def fail(ring, call, client):
+        row = call.row(0, [], "", call.submit.n - 1, end(FinishReason.ERROR, fault=Fault(code, "as told")))
+        ring.soon(call.send(row, start=True))
+
+    return fail
+
+
+DOUBTS = {
+    function.__name__: function
+    for function in (
+        restart_engine,
+        restart_detokenizer,
+        silence_engine,
+        silence_detokenizer,
+        stall_engine,
+        lose_text,
+        lose_tokens,
+        lose_messages,
+        drain_engine,
+        drain_detokenizer,
+        hole,
+    )
+} | {code: fault(code) for code in ("OVERLOADED", "DRAINING", "STEP_FAILED", "ROWS_LOST", "ENGINE_LOST")}
+
+
+@pytest.mark.parametrize("doubt", DOUBTS)
+@pytest.mark.parametrize("phase", PHASES)
+async def test_every_doubt_at_every_phase(two_of_each, ring, phase, doubt):
+    client = two_of_each
+    ring.script = script = Script(PHASES[phase])
+    task = asyncio.ensure_future(client.events(text_spec(n=2, output=IDS)))
+    await asyncio.wait_for(script.reached.wait(), 10)
+    first = script.attempts[0]
+    DOUBTS[doubt](ring, first, client)
+    events = await asyncio.wait_for(task, 20)
+    check_whole(events, first.submit, 2)
+    second = script.attempts[1].submit
+    assert [call.submit.attempt for call in script.attempts] == [0, 1]
+    assert second.time_limit is None
+    assert (second.request, second.prompt, second.stopping) == (
+        first.submit.request,
+        first.submit.prompt,
+        first.submit.stopping,
+    )
+    received = {"silent": [0, 0], "begun": [0, 0], "midway": [5, 5], "one ended": [LENGTH, 6]}[phase]
+    assert second.ended == [i for i in range(2) if received[i] == LENGTH]
+    assert second.resume == {
+        i: [token_at(second, i, offset) for offset in range(count)]
+        for i, count in enumerate(received)
+        if 0 < count < LENGTH
+    }
+    if phase == "midway":
+        assert events[0].started.cached_tokens == 2
+    await client.until(lambda: nothing_left(client))
+    (line,) = client.lines()
+    assert (line["attempts"], line["outcome"]) == (2, "LENGTH")
+    assert len(client.lines("attempt given up")) == sum(client.router._tally.recoveries.values()) == 1
+    # Whoever still lives was told that the first attempt is over.
+    if not doubt.startswith(("restart", "silence")):
+        request = first.submit.request
+        await client.until(lambda: any((c.request, c.attempt) == (request, 0) for c in ring.cancels))
+        drops = ring.detokenizers[first.submit.detokenizer].drops
+        await client.until(lambda: [(drop.request, drop.attempt) for drop in drops] == [(request, 0)])
+
+
+async def test_many_streams_move_and_the_late_rows_of_before_change_nothing(two_of_each, ring):
+    client = two_of_each
+    firsts = []
+
+    async def first(call):
+        await midway(call)
+        firsts.append(call)
+
+    ring.script = Script(first)
+    tasks = [asyncio.ensure_future(client.events(text_spec(f"x = {i}", n=2, output=IDS))) for i in range(32)]
+    await client.until(lambda: len(firsts) == 32)
+    frozen = ring.script.attempts[0].engine
+    frozen.beating = False
+    moved = [call for call in firsts if call.engine is frozen]
+    await client.until(lambda: len(ring.calls) == 32 + len(moved))
+    for call in moved:
+        await call.send(*(tokens(call, i, 5, LENGTH - 5)._replace(end=end(FinishReason.LENGTH)) for i in range(2)))
+    # Those of the other engine go on with an attempt of their own once it drains.
+    frozen.beating = True
+    await client.until(lambda: len(client.router._members.engines.usable) == 2)
+    next(engine for engine in ring.engines.values() if engine is not frozen).draining = True
+    by_name = {call.submit.name: call.submit for call in firsts}
+    for task in tasks:
+        events = await asyncio.wait_for(task, 20)
+        check_whole(events, by_name[events[0].started.request_id], 2)
+    await client.until(lambda: client.router._dispatcher.late_rows >= 2 * len(moved) and nothing_left(client))
+
+
+async def test_a_stalled_engine_that_moves_again_is_usable(ring, start):
+    engine = ring.add_engine()
+    engine.moving = True
+    ring.add_detokenizer()
+    client = await start(stall_timeout=0.3)
+    ring.script = script = Script(midway)
+    task = asyncio.ensure_future(client.events(text_spec(output=IDS)))
+    await script.reached.wait()
+    engine.moving = False
+    await client.until(lambda: not client.router._members.engines.usable)
+    assert len(client.router._members.engines.heard) == 1
+    engine.moving = True
+    check_whole(await task, script.attempts[0].submit, 1)
+    (line,) = client.lines("attempt given up")
+    assert line["reason"] == "ENGINE_LOST"
+
+
+async def test_an_engine_that_tells_no_progress_is_no_stalled_one(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(stall_timeout=0.1)
+    await asyncio.sleep(0.5)
+    assert client.router._members.engines.usable
+
+
+async def test_what_drains_alone_keeps_its_streams(ring, start):
+    engine = ring.add_engine("a")
+    ring.add_detokenizer()
+    client = await start(engines=(engine.address, f"ipc://{ring.folder}/b"), wait=False)
+    await client.until_serving()
+    ring.script = script = Script(midway)
+    task = asyncio.ensure_future(client.events(text_spec(output=IDS)))
+    await script.reached.wait()
+    engine.draining = True
+    await client.until(lambda: not client.router._members.engines.usable)
+    await asyncio.sleep(0.2)
+    assert not client.lines("attempt given up")
+    # As soon as another one is there they move.
+    ring.add_engine("b")
+    check_whole(await task, script.attempts[0].submit, 1)
+    assert [call.engine.name for call in ring.calls] == ["a", "b"]
+
+
+async def test_an_aborted_stream_whose_engine_is_lost_ends_with_aborted(two_of_each, ring):
+    client = two_of_each
+    ring.script = script = Script(midway)
+    task = asyncio.ensure_future(client.events(text_spec(request_id="r", n=2, output=IDS)))
+    await script.reached.wait()
+    await client.generation.Abort(pb.AbortRequest(request_id="r"))
+    script.attempts[0].engine.epoch += 1
+    events = await task
+    assert [event.finished.finish_reason for event in events if event.HasField("finished")] == [
+        pb.FINISH_REASON_ABORTED
+    ] * 2
+    assert len(script.attempts) == 1
+    await client.until(lambda: nothing_left(client))
+
+
+async def test_times_are_those_of_the_whole(two_of_each, ring):
+    client = two_of_each
+    ring.script = script = Script(midway)
+    spec = text_spec(output=pb.OutputOptions(timings=True))
+    task = asyncio.ensure_future(client.events(spec))
+    await script.reached.wait()
+    await asyncio.sleep(0.5)
+    script.attempts[0].engine.epoch += 1
+    timings = (await task)[-1].done.timings
+    first, decode = timings.time_to_first_token.ToTimedelta(), timings.decode.ToTimedelta()
+    # 1.5 s is what the second attempt's engine tells of itself; half a second passed before it.
+    assert first.total_seconds() < 0.4
+    assert decode.total_seconds() >= 1.9
+
+
+async def test_a_unary_answer_goes_on_too(two_of_each, ring):
+    client = two_of_each
+    ring.script = script = Script(midway)
+    spec = text_spec(n=2, output=IDS, sampling=sampling_pb2.SamplingParams(seed=3))
+    task = asyncio.ensure_future(client.generate(spec))
+    await script.reached.wait()
+    script.attempts[0].engine.epoch += 1
+    outputs = (await task).outputs
+    for i, output in enumerate(outputs):
+        assert list(output.token_ids) == [token_at(script.attempts[0].submit, i, offset) for offset in range(LENGTH)]
+        assert output.text == text_of(output.token_ids)

@@ -1,0 +1,369 @@
+"""Submits, steps, losses, drains, refusals, slow readers, aborts, hand-backs in any order: no token lost or repeated,
+each stream has one end, and nothing is left behind.
+"""
+
+import asyncio
+import itertools
+from dataclasses import dataclass, field
+from functools import cache
+
+import msgspec
+import pytest
+import structlog
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from router.api.responses import ResponseBuilder
+from router.api.stream_writer import StreamWriter, wait_for_end
+from router.config import Bounds, RouterSettings
+from router.errors import RequestError
+from router.peers.placement import Placement
+from router.requests import cancels, recovery
+from router.requests import dispatcher as dispatch
+from router.requests.admission import Admission
+from router.requests.attempts import Attempts
+from router.requests.counters import RequestCounters
+from router.requests.dispatcher import Dispatcher
+from router.requests.recovery import Patience, Recovery
+from router.requests.registry import Requests, RequestState
+from router.requests.serving_model import ServingModel
+from router.requests.suspects import Suspects
+from router.validate.model import describe
+from router.validate.spec import parse
+from sluice.ring.checkpoint import open_checkpoint
+from sluice.ring.errors import ErrorCode
+from sluice.tiny_model import path
+from sluice.v1 import generation_pb2 as pb
+from tests.fakes.memory_ring import MemoryRing, length_of, text_of, token_at
+
+ENGINES, DETOKENIZERS = ("engine-0", "engine-1"), ("detok-0", "detok-1", "detok-2")
+BOUND = 2
+WAITS = (
+    (recovery, "RETRY_SECONDS"),
+    (recovery, "FIRST_BACKOFF_SECONDS"),
+    (dispatch, "FULL_LANE_RETRY_SECONDS"),
+    (cancels, "RETRY_SECONDS"),
+)
+"""None: the machine takes no time."""
+FAULTS = ("OVERLOADED", "DRAINING", "STEP_FAILED", "ROWS_LOST", "ENGINE_LOST")
+SILENT = structlog.wrap_logger(None, processors=[lambda *_: (_ for _ in ()).throw(structlog.DropEvent)])
+
+
+@cache
+def model():
+    return describe(open_checkpoint(str(path()), "tiny"))
+
+
+@dataclass
+class Client:
+    """One request, and what its client has seen."""
+
+    live: RequestState
+    reading: asyncio.Event = field(default_factory=asyncio.Event)
+    events: list[pb.GenerateStreamResponse] = field(default_factory=list)
+    error: RequestError | None = None
+    task: asyncio.Task | None = None
+
+    async def write(self, event: pb.GenerateStreamResponse) -> None:
+        await asyncio.sleep(0)
+        await self.reading.wait()
+        self.events.append(event)
+
+
+class Machine(RuleBasedStateMachine):
+    """The real dispatcher, recovery, requests, admission and placement over a ring in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.patches = pytest.MonkeyPatch()
+        for module, name in WAITS:
+            self.patches.setattr(module, name, 0.0)
+        self.ring = MemoryRing(len(ENGINES), len(DETOKENIZERS))
+        self.requests = Requests(1000)
+        self.admission = Admission(4, Bounds(1000, 10**9))
+        self.placement = Placement(1000)
+        self.suspects, serving = Suspects(0.01), ServingModel(False, SILENT)
+        self.attempts = Attempts(
+            self.requests, self.ring, self.placement, serving, self.suspects, "router", 4096, SILENT
+        )
+        tally = RequestCounters()
+        self.recovery = Recovery(
+            self.attempts, self.ring, self.readmit, Patience(3600.0, 1 << 40, BOUND), self.suspects, tally, SILENT
+        )
+        self.dispatcher = Dispatcher(
+            self.requests, self.ring, self.attempts, self.recovery, self.suspects, 3600.0, tally, SILENT
+        )
+        self.clients: list[Client] = []
+        self.numbers = itertools.count(1)
+
+    async def readmit(self, live: RequestState):
+        return await self.admission.acquire(2, 0, refusable=False)
+
+    async def serve(self, client: Client) -> None:
+        """What the front door does with it."""
+        live = client.live
+        try:
+            live.permit = await self.admission.acquire(2, 1)
+            await self.dispatcher.submit(live)
+            if live.spec.streaming:
+                await StreamWriter(live, ResponseBuilder(live, None), client.write, 3600.0).run("")
+            else:
+                await wait_for_end(live)
+                client.events = [pb.GenerateStreamResponse(done=ResponseBuilder(live, None).done())]
+                answer = ResponseBuilder(live, None).response("")
+                for output in answer.outputs:
+                    delta = pb.Delta(index=output.index, text=output.text, token_ids=output.token_ids)
+                    finished = pb.Finished(index=output.index, finish_reason=output.finish_reason)
+                    client.events += [pb.GenerateStreamResponse(delta=delta)]
+                    client.events += [pb.GenerateStreamResponse(finished=finished)]
+        except RequestError as error:
+            client.error = error
+        finally:
+            live.log.close()
+            self.dispatcher.leave(live)
+            self.requests.leave(live)
+
+    def do(self, action=None, *arguments) -> None:
+        """On the event loop; then others have their turns."""
+
+        async def turns():
+            if action is not None:
+                action(*arguments)
+            for _ in range(12):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(turns())
+
+    @initialize(count=st.integers(1, 3))
+    def begin(self, count):
+        for _ in range(count):
+            self.ask(2, True, True)
+
+    @rule(n=st.integers(1, 3), streaming=st.booleans(), reading=st.booleans())
+    def ask(self, n, streaming, reading):
+        prompt = [next(self.numbers), 7, 8]
+        spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt), n=n, output=pb.OutputOptions(token_ids=True))
+        found = parse(spec, model(), RouterSettings(model="m").limits(2048), streaming)
+        live = self.requests.enter(found)
+        live.prompt = prompt
+        client = Client(live)
+        if reading:
+            client.reading.set()
+        client.task = self.loop.create_task(self.serve(client))
+        self.clients.append(client)
+        self.do()
+
+    def make(self, name, count):
+        engine = self.ring.machines[name]
+        engine.take()
+        engine.step(count)
+
+    def bring(self, name, count):
+        self.do(self.dispatcher.take, self.ring.next_batch(name, count))
+
+    @rule(name=st.sampled_from(ENGINES), count=st.integers(1, 4))
+    def step(self, name, count):
+        self.make(name, count)
+
+    @rule(name=st.sampled_from(DETOKENIZERS), count=st.integers(1, 8))
+    def deliver(self, name, count):
+        self.bring(name, count)
+
+    @rule(name=st.sampled_from(DETOKENIZERS), count=st.integers(1, 8))
+    def deliver_twice(self, name, count):
+        batch = self.ring.next_batch(name, count)
+        self.do(self.dispatcher.take, batch)
+        self.do(self.dispatcher.take, batch)
+
+    @rule(name=st.sampled_from(DETOKENIZERS), count=st.integers(1, 8))
+    def lose_text(self, name, count):
+        self.ring.next_batch(name, count)
+        self.do(self.dispatcher.lose_rows, name)
+
+    @rule(name=st.sampled_from(DETOKENIZERS), data=st.data())
+    def lose_tokens(self, name, data):
+        """Nobody has noticed yet: what comes next shows it, or the heartbeat after it."""
+        wire = self.ring.wires[name]
+        if wire:
+            epoch, _, _ = wire.popleft()
+            if data.draw(st.booleans()):
+                self.bring(name, 3)
+            peer = next(peer for peer in self.ring.detokenizers.all if peer.address == name)
+            self.do(self.dispatcher.lose_rows_between, epoch, peer)
+
+    @rule(name=st.sampled_from(ENGINES))
+    def restart_engine(self, name):
+        former = self.ring.start_engine(name)
+        self.do(self.dispatcher.lose_peer, former, "restarted", True, True)
+
+    @rule(name=st.sampled_from(DETOKENIZERS))
+    def restart_detokenizer(self, name):
+        former = self.ring.start_detokenizer(name)
+        self.do(self.dispatcher.lose_peer, former, "restarted", True)
+
+    def peers(self):
+        return [*self.ring.engines.all, *self.ring.detokenizers.all]
+
+    @rule(data=st.data())
+    def fall_silent(self, data):
+        peer = data.draw(st.sampled_from(self.peers()))
+        peer.alive = False
+        self.ring.changed()
+        self.do(self.dispatcher.lose_peer, peer, "fell silent", False)
+
+    @rule(name=st.sampled_from(ENGINES))
+    def stand_still(self, name):
+        peer = next(peer for peer in self.ring.engines.all if peer.address == name)
+        peer.stalled = True
+        self.ring.changed()
+        self.do(self.dispatcher.lose_peer, peer, "stands still", False)
+
+    @rule(data=st.data())
+    def drain(self, data):
+        peer = data.draw(st.sampled_from(self.peers()))
+        peer.heartbeat = _drained(peer.heartbeat)
+        self.ring.changed()
+        self.do(self.dispatcher.leave_draining)
+
+    @rule()
+    def heal(self):
+        self.mend()
+
+    def mend(self):
+        for peer in self.peers():
+            peer.alive, peer.stalled, peer.heartbeat = True, False, _drained(peer.heartbeat, False)
+            peer.lane.room = 1 << 60
+        self.ring.changed()
+        self.do(self.dispatcher.leave_draining)
+
+    @rule(name=st.sampled_from(ENGINES), room=st.integers(0, 2))
+    def fill_lane(self, name, room):
+        next(peer for peer in self.ring.engines.all if peer.address == name).lane.room = room
+
+    @rule(name=st.sampled_from(ENGINES), code=st.sampled_from(FAULTS))
+    def fail(self, name, code):
+        engine = self.ring.machines[name]
+        engine.take()
+        engine.fail(code)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data(), reads=st.booleans())
+    def read(self, data, reads):
+        client = data.draw(st.sampled_from(self.clients))
+        client.reading.set() if reads else client.reading.clear()
+        self.do()
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def stop_reading(self, data):
+        """While all that has come goes on."""
+        data.draw(st.sampled_from(self.clients)).reading.clear()
+        for _ in range(2):
+            for name in ENGINES:
+                self.make(name, 3)
+            for name in DETOKENIZERS:
+                self.bring(name, 100)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def abort(self, data):
+        client = data.draw(st.sampled_from(self.clients))
+        if not client.task.done():
+            self.do(self.dispatcher.abort, client.live)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def go_away(self, data):
+        data.draw(st.sampled_from(self.clients)).task.cancel()
+        self.do()
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def hand_back(self, data):
+        client = data.draw(st.sampled_from(self.clients))
+        if not client.task.done() and client.live.submitted is not None:
+            self.do(self.dispatcher.hand_back, client.live, RequestError(ErrorCode.DRAINING, "draining"))
+
+    @invariant()
+    def what_was_told_is_right(self):
+        for client in self.clients:
+            self.check_events(client)
+
+    @invariant()
+    def books_agree(self):
+        on_ring = self.requests.on_ring
+        assert self.admission.live <= 4
+        charged = sum(load.requests for load in self.placement._engines.values())
+        assert charged == len([live for live in on_ring if live.route.engine.epoch in self.placement._engines])
+        between = [client.live for client in self.clients if client.live in self.recovery._tasks]
+        assert not set(between) & set(on_ring)
+        assert all(live.log.open for live in between)
+        for live in (client.live for client in self.clients):
+            if live.log.open and live.route is not None:
+                assert live.permit is not None
+
+    def check_events(self, client):
+        prompt = client.live.prompt
+        for index in range(client.live.spec.n):
+            deltas = [e.delta for e in client.events if e.HasField("delta") and e.delta.index == index]
+            tokens = [token for delta in deltas for token in delta.token_ids]
+            assert tokens == [token_at(prompt, index, offset) for offset in range(len(tokens))]
+            assert "".join(delta.text for delta in deltas) == text_of(tokens)
+            finished = [e.finished for e in client.events if e.HasField("finished") and e.finished.index == index]
+            assert len(finished) <= 1
+            if finished and finished[0].finish_reason == pb.FINISH_REASON_EOS:
+                assert len(tokens) == length_of(prompt, index)
+            elif finished:
+                assert client.live.aborted
+
+    def teardown(self):
+        try:
+            self.mend()
+            for client in self.clients:
+                client.reading.set()
+            for _ in range(400):
+                if all(client.task.done() for client in self.clients) and not self.requests.on_ring:
+                    break
+                for name in ENGINES:
+                    self.make(name, 4)
+                for name in DETOKENIZERS:
+                    self.bring(name, 1000)
+            for client in self.clients:
+                self.check_end(client)
+            assert not self.requests.on_ring
+            assert not self.requests.open
+            assert not self.recovery.waiting
+            assert self.admission.live == self.admission.waiting == 0
+            assert self.suspects._held is None
+            assert not self.suspects._waiting | self.suspects._others_waiting
+            assert not any(load.requests or load.sequences for load in self.placement._engines.values())
+            assert not any(load.streams for load in self.placement._detokenizers.values())
+            self.do(self.dispatcher.close)
+            assert not asyncio.all_tasks(self.loop)
+        finally:
+            self.patches.undo()
+            self.loop.close()
+
+    def check_end(self, client):
+        assert client.task.done()
+        if client.task.cancelled():
+            return
+        assert client.task.exception() is None
+        self.check_events(client)
+        if client.error is not None:
+            assert client.error.code is ErrorCode.DRAINING
+            return
+        assert sum(event.HasField("done") for event in client.events) == 1
+        assert sum(event.HasField("finished") for event in client.events) == client.live.spec.n
+
+
+def _drained(heartbeat, draining=True):
+    return msgspec.structs.replace(heartbeat, draining=draining)
+
+
+TestRecovery = Machine.TestCase
+TestRecovery.settings = settings(
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,121 @@
+"""Which model new requests go to, as a rule; tests/router/requests/test_mixed_models.py has it over a ring."""
+
+from dataclasses import replace
+
+import pytest
+import structlog
+
+from router.peers.peers import Peer
+from router.requests.registry import RequestState
+from router.requests.serving_model import ServingModel, engines_by_model
+from router.requests.token_log import RequestLog
+from router.validate.model import describe
+from sluice.ring.heartbeats import EngineHeartbeat
+from sluice.ring.stats import StepStats
+from sluice.v1 import generation_pb2 as pb
+from tests.router.validate.test_spec import spec_of
+
+
+@pytest.fixture
+def live(checkpoint):
+    return RequestState(1, spec_of(pb.GenerationSpec(text="t"), describe(checkpoint)), RequestLog(1))
+
+
+def engines(*models: str) -> list[Peer]:
+    found = []
+    for number, model in enumerate(models):
+        peer = Peer(f"ipc://{number}", frozenset(), None)
+        peer.hear(EngineHeartbeat(f"engine-{number}", number, peer.address, model, 64, False, StepStats()), 0.0)
+        found.append(peer)
+    return found
+
+
+def serving(mixing: bool = False) -> tuple[ServingModel, list[dict]]:
+    logs: list[dict] = []
+
+    def keep(_, __, event):
+        logs.append(event)
+        raise structlog.DropEvent
+
+    return ServingModel(mixing, structlog.wrap_logger(None, processors=[keep])), logs
+
+
+def models(peers: list[Peer]) -> list[str]:
+    return [peer.heartbeat.fingerprint for peer in peers]
+
+
+def test_most_engines_decide(live):
+    found, _ = serving()
+    assert models(found.engines_for(live, engines("a", "b", "b"))) == ["b", "b"]
+    assert models(found.engines_for(live, engines("a", "a", "a", "b", "b"))) == ["a", "a", "a"]
+
+
+def test_a_fresh_router_takes_the_smallest_of_equals(live):
+    assert serving()[0].choose(engines("b", "a", "c")) == "a"
+    assert models(serving()[0].engines_for(live, engines("b", "a"))) == ["a"]
+
+
+def test_on_a_tie_requests_go_on_where_they_went(live):
+    found, logs = serving()
+    found.engines_for(live, engines("b"))
+    assert models(found.engines_for(live, engines("a", "b"))) == ["b"]
+    # One engine of the other model comes and goes, as in a restart.
+    for ring in (("a", "a", "b", "b"), ("a", "b", "b"), ("a", "a", "b", "b")):
+        assert set(models(found.engines_for(live, engines(*ring)))) == {"b"}
+    assert not logs
+    assert set(models(found.engines_for(live, engines("a", "a", "b")))) == {"a"}
+    assert [(line["model"], line["former"]) for line in logs] == [("a", "b")]
+
+
+def test_a_look_settles_nothing(live):
+    found, _ = serving()
+    assert found.choose(engines("b")) == "b"
+    assert found.choose(engines("a", "b")) == "a"
+    assert found.choose([]) == ""
+
+
+def test_a_bound_request_stays(live):
+    live.model, live.log.received = "b", 1
+    found, _ = serving()
+    assert models(found.engines_for(live, engines("a", "a", "b"))) == ["b"]
+    assert found.engines_for(live, engines("a", "a")) == []
+    assert found.choose(engines("a", "a", "b")) == "a"
+
+
+def test_where_models_are_mixed_a_bound_request_prefers_its_own(live):
+    found, _ = serving(mixing=True)
+    assert models(found.engines_for(live, engines("a", "b"))) == ["a", "b"]
+    live.model, live.log.received = "b", 1
+    assert models(found.engines_for(live, engines("a", "b"))) == ["b"]
+    assert models(found.engines_for(live, engines("a", "a"))) == ["a", "a"]
+    found.check(live, engines("a"))
+    assert found.choose(engines("a", "b")) == ""
+
+
+def test_what_binds(live, checkpoint):
+    assert not live.bound
+    live.model = "a"
+    assert not live.bound
+    live.log.start_told = True
+    assert live.bound
+    live.log.start_told, live.ended = False, {0}
+    assert live.bound
+    live.ended = set()
+    assert not live.bound
+    live.spec = replace(live.spec, resume_model="a")
+    assert live.bound
+
+
+def test_the_log_tells_when_a_ring_becomes_mixed_and_when_it_no_longer_is():
+    found, logs = serving()
+    for ring in (("a", "a"), (), ("a", "b"), ("b", "a"), (), ("b", "b"), ("b", "b")):
+        found.watch(engines(*ring))
+    assert [line["event"] for line in logs] == ["engines serve different models", "engines serve one model again"]
+    assert logs[0]["engines"] == {"a": ["engine-0"], "b": ["engine-1"]}
+    assert logs[1]["model"] == "b"
+
+
+def test_only_engines_that_are_heard_count():
+    peers = engines("a", "b")
+    peers[1].alive = False
+    assert engines_by_model(peers) == {"a": ["engine-0"]}

@@ -1,0 +1,177 @@
+"""The rule by which a request ends for the engines that died under it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.requests.suspects import (
+    FEW_REQUESTS,
+    OTHER_DEATHS,
+    OTHER_SECONDS,
+    POISON_DEATHS,
+    VACATE_SECONDS,
+    Suspects,
+    Suspicion,
+)
+from tests.fakes.clock import Clock
+
+PATIENCE = 100.0
+
+
+@pytest.fixture
+def clock():
+    return Clock(1000.0)
+
+
+@pytest.fixture
+def suspects(clock):
+    return Suspects(PATIENCE, clock)
+
+
+def test_a_second_death_alone_is_its_doing(suspects):
+    one, other = Suspicion(), Suspicion()
+    assert not suspects.engine_died({one: False, other: True}, None)
+    assert (one.suspected, other.suspected) == (True, False)
+    assert suspects.engine_died({one: False}, one)
+    assert suspects.poisoned == 1
+
+
+def test_deaths_in_company_make_suspects_and_no_more(suspects):
+    both = [Suspicion(), Suspicion()]
+    for _ in range(5):
+        assert not suspects.engine_died(dict.fromkeys(both, False), None)
+    assert all(each.suspected for each in both)
+
+
+def test_a_death_beside_the_one_that_ran_alone_says_nothing_of_others(suspects):
+    """They were on their way when the engine had taken it in already."""
+    one, late = Suspicion(), Suspicion()
+    suspects.engine_died({one: False, late: False}, one)
+    assert (one.deaths, late.deaths, late.suspected) == (1, 0, False)
+
+
+def test_progress_clears(suspects):
+    one = Suspicion()
+    suspects.engine_died({one: False}, None)
+    suspects.clear(one)
+    assert (one.deaths, one.suspected) == (0, False)
+    assert not suspects.engine_died({one: False}, one)
+    assert not suspects.engine_died({one: True}, one)
+    assert one.deaths == 0
+
+
+def test_deaths_at_other_routers_count_but_make_no_suspect(suspects):
+    one = Suspicion(deaths=1)
+    assert not suspects.is_quarantined(one, 2)
+    assert not Suspects(PATIENCE).engine_died({Suspicion(deaths=8): False}, None)
+    assert suspects.engine_died({one: False}, one)
+
+
+def test_where_peers_die_without_it_one_more_is_asked_for(suspects, clock):
+    one = Suspicion()
+    for _ in range(OTHER_DEATHS):
+        suspects.peer_died({})
+    assert [suspects.engine_died({one: False}, one) for _ in range(3)] == [False, False, True]
+    # Its own are explained now; the others are forgotten after a while.
+    clock.now += OTHER_SECONDS
+    next_one = Suspicion()
+    assert [suspects.engine_died({next_one: False}, next_one) for _ in range(2)] == [False, True]
+
+
+def test_where_chance_explains_a_death_only_who_is_suspected_twice_waits_and_not_for_long(suspects, clock):
+    one = Suspicion()
+    for _ in range(OTHER_DEATHS):
+        suspects.peer_died({})
+    suspects.engine_died({one: False}, None)
+    assert not suspects.is_quarantined(one, 2)
+    suspects.wait(one)
+    assert suspects.reserved({1: 0, 2: 9}) is None
+    suspects.engine_died({one: False}, None)
+    assert suspects.is_quarantined(one, 2)
+    clock.now += VACATE_SECONDS + 1
+    assert not suspects.is_quarantined(one, 2)
+
+
+def test_deaths_of_one_poison_do_not_excuse_the_next(suspects):
+    for _ in range(3):
+        one = Suspicion()
+        assert [suspects.engine_died({one: False}, one) for _ in range(POISON_DEATHS)] == [False, True]
+
+
+def test_a_suspect_gets_the_emptiest_engine(suspects, clock):
+    one, next_one = Suspicion(), Suspicion()
+    suspects.engine_died(dict.fromkeys((one, next_one), False), None)
+    assert suspects.is_quarantined(one, 2)
+    busy = FEW_REQUESTS + 1
+    assert suspects.quarantine(one, {1: busy, 2: 0}, 2) == 2
+    assert suspects.quarantine(one, {1: busy, 2: busy + 1}, 2) is None
+    suspects.enter_quarantine(one, 2)
+    assert suspects.quarantine(next_one, {1: busy, 2: 1}, 2) is None
+    suspects.leave_quarantine(next_one)
+    assert suspects.reserved({1: 0, 2: 5}) == 2
+    suspects.clear(one)
+    assert suspects.quarantine(next_one, {1: busy, 2: 1}, 2) == 2
+    clock.now += VACATE_SECONDS + 1
+    assert suspects.quarantine(next_one, {1: busy, 2: busy + 1}, 2) == 1
+    clock.now += PATIENCE
+    assert not suspects.is_quarantined(next_one, 2)
+
+
+def test_the_only_engine_there_is_for_the_others(suspects):
+    one, other = Suspicion(), Suspicion()
+    suspects.engine_died({one: False}, None)
+    assert suspects.quarantine(one, {1: 3}, 2) is None
+    suspects.wait(other)
+    assert suspects.quarantine(one, {1: 0}, 2) is None
+    suspects.stop_waiting(other)
+    assert suspects.quarantine(one, {1: 0}, 2) == 1
+
+
+def test_in_a_ring_of_one_engine_the_others_wait_only_for_who_is_suspected_twice(suspects):
+    one = Suspicion()
+    suspects.engine_died({one: False}, None)
+    assert not suspects.is_quarantined(one, 1)
+    suspects.engine_died({one: False}, None)
+    assert suspects.is_quarantined(one, 1)
+    assert suspects.quarantine(one, {1: 3}, 1) == 1
+
+
+def test_an_engine_is_kept_for_suspects_that_wait(suspects):
+    one = Suspicion()
+    suspects.engine_died({one: False}, None)
+    assert suspects.reserved({1: 0, 2: 9}) is None
+    suspects.wait(one)
+    assert suspects.reserved({1: 0, 2: 9}) == 1
+    assert suspects.reserved({1: 0}) is None
+    suspects.stop_waiting(one)
+    assert suspects.reserved({1: 0, 2: 9}) is None
+
+
+COUNT = 4
+DEATHS = st.lists(st.tuples(st.frozensets(st.integers(0, COUNT - 1)), st.integers(0, COUNT - 1), st.booleans()))
+
+
+@given(DEATHS)
+def test_only_who_died_alone_ends_and_only_after_two_in_a_row(deaths):
+    requests = [Suspicion() for _ in range(COUNT)]
+    suspects = Suspects(PATIENCE, Clock())
+    in_row = [0] * COUNT
+    for stuck, alone, confirmed in deaths:
+        aboard = {each: i not in stuck for i, each in enumerate(requests)}
+        ended = suspects.engine_died(aboard, requests[alone] if confirmed else None)
+        accused = {alone} if confirmed and alone in stuck else stuck
+        for i in range(COUNT):
+            in_row[i] = in_row[i] + 1 if i in accused else 0 if i not in stuck else in_row[i]
+        assert [each.deaths for each in requests] == in_row
+        assert ended == (confirmed and alone in stuck and in_row[alone] >= POISON_DEATHS)
+
+
+@given(st.integers(0, 5), st.integers(0, 20), st.booleans())
+def test_a_poison_always_ends(company, others, joins):
+    """Whatever dies besides, and whether or not others are aboard at its first death."""
+    suspects = Suspects(PATIENCE, Clock())
+    for _ in range(others):
+        suspects.peer_died({})
+    one = Suspicion()
+    suspects.engine_died({one: False} | {Suspicion(): joins for _ in range(company)}, None)
+    assert any(suspects.engine_died({one: False}, one) for _ in range(2))

@@ -1,0 +1,95 @@
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.errors import RequestError
+from router.requests.token_log import Appended, RequestLog
+from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.ring.wire import End, Started, TextRow, Times
+
+STARTED = Started(1, 0, 3, 0)
+TIMES = Times(0, 0, 0)
+
+
+def row(offset, tokens, text="", end=None, sequence=0):
+    return TextRow(1, 0, sequence, offset, list(tokens), [], text, end)
+
+
+def started(n=1):
+    log = RequestLog(n)
+    log.start(STARTED)
+    return log
+
+
+@given(st.lists(st.integers(0, 3), max_size=20), st.randoms())
+def test_each_token_once_whatever_is_repeated(sizes, random):
+    """Rows come in order, with any earlier ones again in between."""
+    log, rows, at = started(), [], 0
+    for size in sizes:
+        rows.append(row(at, range(at, at + size), "x" * size))
+        at += size
+        assert log.append(rows[-1]) is Appended.TAKEN
+        seen = random.choice(rows)
+        if seen.tokens:
+            assert log.append(seen) is Appended.SEEN
+    assert log.sequences[0].ids.tolist() == list(range(at))
+    assert "".join(log.sequences[0].text) == "x" * at
+
+
+def test_holes_and_what_cannot_be_cut():
+    log = started()
+    log.append(row(0, [1, 2], "ab"))
+    assert log.append(row(3, [4])) is Appended.HOLE
+    assert log.append(row(1, [2, 3], "bc")) is Appended.HOLE
+    assert log.append(row(0, [1, 2], "ab")) is Appended.SEEN
+    assert RequestLog(1).append(row(0, [1])) is Appended.HOLE
+
+
+def test_nothing_comes_after_the_end():
+    log = started()
+    log.append(row(0, [1], "a", End(FinishReason.EOS, TIMES)))
+    assert log.complete
+    assert log.append(row(1, [2], "b")) is Appended.SEEN
+    log.finish(FinishReason.ABORTED)
+    log.fail(RequestError(ErrorCode.INTERNAL, "late"))
+    assert log.fault is None
+    assert log.sequences[0].end.reason is FinishReason.EOS
+
+
+def test_nothing_comes_after_a_fault():
+    """Whoever hands a request back stops it too: that must not look like an end to a reader who is in a write."""
+    log = started(n=2)
+    log.append(row(0, [1], "a"))
+    log.fail(RequestError(ErrorCode.DRAINING, "the router is draining"))
+    for sequence, offset in ((0, 1), (1, 0)):
+        assert log.append(row(offset, [], "", End(FinishReason.ABORTED, TIMES), sequence)) is Appended.SEEN
+    assert not log.complete
+    assert [found.end for found in log.sequences] == [None, None]
+
+
+def test_a_closed_log_keeps_nothing():
+    log = started()
+    log.append(row(0, [1], "a"))
+    log.close()
+    assert log.append(row(1, [2], "b")) is Appended.SEEN
+    assert not log.news
+    assert not log.sequences[0].text
+
+
+def test_a_sequence_is_listed_once_until_it_was_looked_at():
+    log = started(2)
+    for offset in range(3):
+        log.append(row(offset, [1], "a"))
+    log.append(row(0, [1], "a", sequence=1))
+    assert [found.index for found in log.news] == [0, 1]
+
+
+async def test_the_reader_wakes_once_for_many_rows():
+    log = RequestLog(1)
+    waiting = asyncio.ensure_future(log.changed())
+    await asyncio.sleep(0)
+    log.start(STARTED)
+    log.append(row(0, [1]))
+    log.fail(RequestError(ErrorCode.INTERNAL, "x"))
+    await asyncio.wait_for(waiting, 1)

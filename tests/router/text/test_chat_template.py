@@ -1,0 +1,183 @@
+"""Prompts of chats equal those of transformers' apply_chat_template."""
+
+import json
+
+import pytest
+from google.protobuf import json_format
+from google.protobuf.struct_pb2 import Struct
+from transformers import AutoTokenizer
+
+from router.errors import RequestError
+from router.text.chat_template import ChatTemplate
+from router.validate.prompt import ChatPrompt, parse_prompt
+from router.validate.violations import Violations
+from sluice.ring.checkpoint import CheckpointError
+from sluice.v1 import generation_pb2 as pb
+from tests.router.conftest import refused
+
+CHATML = """{% for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{% endfor %}
+{% if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{% endif %}"""
+LLAMA2 = """{% if messages[0]['role'] == 'system' %}
+{% set rest = messages[1:] %}{% set system = messages[0]['content'] %}
+{% else %}{% set rest = messages %}{% set system = false %}{% endif %}
+{% for message in rest %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+{% endif %}
+{% if loop.index0 == 0 and system %}{% set content = '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' + message['content'] %}
+{% else %}{% set content = message['content'] %}{% endif %}
+{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content | trim + ' [/INST]' }}
+{% elif message['role'] == 'assistant' %}{{ ' ' + content | trim + ' ' + eos_token }}{% endif %}
+{% endfor %}"""
+TOOLS = """{%- set ns = namespace(last=messages|length - 1, seen=dict(a=1)) %}
+{%- if tools %}{{- '# Tools\\n' }}{%- for tool in tools %}{{- tool | tojson }}{{- "\\n" }}{%- endfor %}
+{{- tools | tojson(indent=2) }}{%- endif %}
+{%- for message in messages %}
+  {%- if message.role == "tool" %}{{- '<tool ' + message.tool_call_id + '>' + message.content + '</tool>' }}
+  {%- continue %}{%- endif %}
+  {%- if loop.index0 == ns.last %}{{- '[last]' }}{%- endif %}
+  {%- if message.content is string %}{{- message.role ~ ': ' ~ message.content ~ '\\n' }}{%- endif %}
+  {%- if loop.index > 50 %}{%- break %}{%- endif %}
+{%- endfor %}
+{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>' }}{%- endif %}
+{%- if budget is defined %}
+{{- 'budget ' ~ budget ~ ' of ' ~ limits.tokens ~ ' ' ~ (limits.names | join(',')) }}{%- endif %}
+{%- generation %}{{- 'now' if strftime_now('%Y') | length == 4 else 'never' }}{%- endgeneration %}
+{%- if add_generation_prompt %}{{- 'assistant:' }}{%- endif %}"""
+TRIMMING = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] | trim }} {% endfor %}{{ pad_token }}"
+
+CHATS = [
+    [("user", "Hello")],
+    [
+        ("system", "Be <b>brief</b> & kind."),
+        ("user", "def f(x):\n    pass\n"),
+        ("assistant", "ok "),
+        ("user", "  more  "),
+    ],
+    [("user", "a"), ("assistant", "the answer is  ")],
+    [("user", "Grüße 😀\t"), ("assistant", "")],
+]
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint):
+    return AutoTokenizer.from_pretrained(checkpoint.path, bos_token="<|im_start|>")
+
+
+def parsed(messages, tools=None, continue_final=False, **variables):
+    return pb.ChatPrompt(
+        messages=[pb.ChatMessage(role=role, content=text) for role, text in messages],
+        tools_json=json.dumps(tools) if tools else "",
+        template_kwargs=json_format.ParseDict(variables, Struct()),
+        continue_final_message=continue_final,
+    )
+
+
+def prompt_of(chat):
+    class Model:
+        has_chat = True
+
+    class Limits:
+        prompt_bytes = messages = 1_000_000
+
+    bad = Violations()
+    found = parse_prompt(pb.GenerationSpec(chat=chat), Model, Limits, bad)
+    bad.raise_if_any()
+    assert isinstance(found, ChatPrompt)
+    return found
+
+
+def render(source, chat, checkpoint):
+    config = checkpoint.tokenizer_config | {"bos_token": {"content": "<|im_start|>"}}
+    return ChatTemplate(source, config).render(prompt_of(chat))
+
+
+def expected(reference, source, messages, tools=None, continue_final=False, **variables):
+    variables.setdefault("add_generation_prompt", not continue_final)
+    return reference.apply_chat_template(
+        [{"role": role, "content": text} for role, text in messages],
+        tools=tools,
+        chat_template=source,
+        tokenize=False,
+        continue_final_message=continue_final,
+        **variables,
+    )
+
+
+@pytest.mark.parametrize(
+    "source", [CHATML, LLAMA2, TOOLS, TRIMMING, None], ids=["chatml", "llama2", "tools", "trim", "own"]
+)
+@pytest.mark.parametrize("messages", CHATS, ids=range(len(CHATS)))
+@pytest.mark.parametrize("continue_final", [False, True])
+def test_equal_to_transformers(checkpoint, reference, source, messages, continue_final):
+    try:
+        text = expected(reference, source, messages, continue_final=continue_final)
+    except Exception:  # noqa: BLE001 - whatever it refuses, so must we
+        with pytest.raises(RequestError):
+            render(source or checkpoint.chat_template, parsed(messages, continue_final=continue_final), checkpoint)
+        return
+    chat = parsed(messages, continue_final=continue_final)
+    assert render(source or checkpoint.chat_template, chat, checkpoint) == text
+
+
+def test_tools_and_variables(checkpoint, reference):
+    tools = [{"type": "function", "function": {"name": "größe", "parameters": {"type": "object", "n": [1, 2.5, None]}}}]
+    variables = {
+        "enable_thinking": False,
+        "budget": 100,
+        "limits": {"tokens": 3, "names": ["a", "b"]},
+        "add_generation_prompt": False,
+    }
+    chat = parsed(CHATS[1], tools, **variables)
+    assert render(TOOLS, chat, checkpoint) == expected(reference, TOOLS, CHATS[1], tools, **variables)
+
+
+def test_answers_of_tools(checkpoint):
+    chat = pb.ChatPrompt(messages=[pb.ChatMessage(role="tool", content="42", tool_call_id="id-1")])
+    assert render(TOOLS, chat, checkpoint).startswith("<tool id-1>42</tool>")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}{{ raise_exception('unsafe') }}",
+        "{{ messages.append(1) }}",
+        "{% set ns = namespace(_x=1) %}",
+        "{{ nothing.at.all }}",
+        "{{ 1 // 0 }}",
+        "{% for i in range(10**9) %}{% endfor %}",
+        "{{ raise_exception('no') }}",
+    ],
+)
+def test_what_a_template_refuses_is_the_chats_fault(checkpoint, source):
+    with pytest.raises(RequestError) as error:
+        render(source, parsed(CHATS[0]), checkpoint)
+    assert error.value.violations[0].field == "spec.chat"
+
+
+def test_a_template_that_cannot_be_read_is_the_checkpoints_fault():
+    with pytest.raises(CheckpointError, match="line 1"):
+        ChatTemplate("{% for", {})
+
+
+async def test_ids_of_a_chat_go_round_the_ring(client, ring, reference):
+    chat = parsed(CHATS[1])
+    await client.events(pb.GenerationSpec(chat=chat))
+    ids = reference.apply_chat_template(
+        [{"role": role, "content": text} for role, text in CHATS[1]], add_generation_prompt=True, return_dict=False
+    )
+    assert ring.calls[0].submit.prompt == ids
+
+
+async def test_a_model_without_a_template(ring, start, checkpoint):
+    import dataclasses
+
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(checkpoint=dataclasses.replace(checkpoint, chat_template=None))
+    details = await refused(client.events(pb.GenerationSpec(chat=parsed(CHATS[0]))))
+    assert details.fields == ["spec.chat"]

@@ -1,0 +1,57 @@
+import shutil
+
+import pytest
+from transformers import AutoTokenizer
+
+from router.text.tokenizer_pool import Text
+from sluice.ring.checkpoint import open_checkpoint
+from sluice.tiny_model import path
+from sluice.v1 import generation_pb2 as pb
+from tests.fakes.tokenizers import metaspace, sentencepiece
+
+REFERENCE = AutoTokenizer.from_pretrained(path())
+
+
+@pytest.mark.parametrize("text", ["", "def f(x):\n    return 'é😀'\n", "<|im_start|>user\n", "a" * 5000, "\x00\u200d"])
+async def test_tokenize_and_detokenize(client, text):
+    ids = list((await client.generation.Tokenize(pb.TokenizeRequest(text=text))).token_ids)
+    assert ids == REFERENCE(text)["input_ids"]
+    for skip in (True, False):
+        request = pb.DetokenizeRequest(token_ids=ids, skip_special_tokens=skip)
+        assert (await client.generation.Detokenize(request)).text == REFERENCE.decode(ids, skip_special_tokens=skip)
+
+
+async def test_offsets_are_code_points(client):
+    text = "x = 'é😀' # ok"
+    answer = await client.generation.Tokenize(pb.TokenizeRequest(text=text, offsets=True))
+    assert len(answer.offsets) == len(answer.token_ids)
+    assert answer.offsets[0].start == 0
+    assert answer.offsets[-1].end == len(text)
+    spans = {text[offset.start : offset.end] for offset in answer.offsets}
+    assert "😀" in spans or any("😀" in span for span in spans)
+    without = await client.generation.Tokenize(pb.TokenizeRequest(text=text))
+    assert not without.offsets
+
+
+async def test_broken_bytes_become_replacement_characters(client):
+    ids = list((await client.generation.Tokenize(pb.TokenizeRequest(text="😀"))).token_ids)
+    if len(ids) > 1:
+        request = pb.DetokenizeRequest(token_ids=ids[:1])
+        assert "\ufffd" in (await client.generation.Detokenize(request)).text
+
+
+@pytest.mark.parametrize("tokenizer", [sentencepiece(), metaspace()], ids=["sentencepiece", "metaspace"])
+def test_tokens_of_other_vocabularies_have_bytes_too(tmp_path, tokenizer):
+    folder = shutil.copytree(path(), tmp_path / "model")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = Text(open_checkpoint(str(folder)), 1, 1, 1)
+    ids = [tokenizer.token_to_id(token) for token in ("▁the", "日本")]
+    assert b"".join(map(text.vocabulary.bytes_of, ids)) == " the日本".encode()
+    text.close()
+
+
+async def test_the_last_prompt_tokens_are_kept(client, ring):
+    ids = list(range(100, 200))
+    await client.events(pb.GenerationSpec(token_ids=pb.TokenIds(ids=ids), truncate_prompt_tokens=3))
+    await client.events(pb.GenerationSpec(token_ids=pb.TokenIds(ids=ids), truncate_prompt_tokens=300))
+    assert [call.submit.prompt for call in ring.calls] == [[197, 198, 199], ids]

@@ -1,0 +1,56 @@
+import dataclasses
+
+import pytest
+
+from router.validate.model import describe
+from sluice.ring.checkpoint import CheckpointError
+from sluice.ring.params import SamplingParams
+
+
+def defaults(checkpoint, **generation):
+    return describe(dataclasses.replace(checkpoint, generation=generation)).sampling
+
+
+def test_defaults_of_generation_config(checkpoint):
+    found = defaults(checkpoint, temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, repetition_penalty=1.5)
+    assert found == SamplingParams(temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, repetition_penalty=1.5)
+
+
+def test_the_documented_ones_without_it(checkpoint):
+    assert defaults(checkpoint) == SamplingParams(temperature=1.0, top_k=0, top_p=1.0)
+
+
+def test_do_sample_false_makes_greedy_the_default(checkpoint):
+    found = defaults(checkpoint, do_sample=False, temperature=0.5, top_k=7)
+    assert (found.temperature, found.top_k) == (0.0, 7)
+    assert defaults(checkpoint, do_sample=True, temperature=0.5).temperature == 0.5
+
+
+def test_null_is_unset(checkpoint):
+    assert defaults(checkpoint, temperature=None, top_k=None) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": 3},
+        {"temperature": "hot"},
+        {"temperature": True},
+        {"top_p": 0},
+        {"top_p": float("nan")},
+        {"top_k": -1},
+        {"top_k": 1.5},
+    ],
+)
+def test_nonsense_is_named(checkpoint, wrong):
+    with pytest.raises(CheckpointError, match=next(iter(wrong))):
+        defaults(checkpoint, **wrong)
+
+
+def test_the_tokenizers_fingerprint_does_not_follow_the_weights(checkpoint, tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((checkpoint.path / name).read_bytes())
+    copy = dataclasses.replace(checkpoint, path=tmp_path)
+    assert describe(copy).tokenizer_fingerprint == describe(checkpoint).tokenizer_fingerprint
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert describe(copy).tokenizer_fingerprint != describe(checkpoint).tokenizer_fingerprint

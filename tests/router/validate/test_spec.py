@@ -1,0 +1,262 @@
+"""Every field of the .proto is honoured or refused, and what is honoured changes the spec."""
+
+import uuid
+
+import msgspec
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+
+from router.config import RouterSettings
+from router.errors import RequestError
+from router.validate.fields import HONOURED, NESTED, REFUSED
+from router.validate.fields import OFF as OFF_VALUES
+from router.validate.model import describe
+from router.validate.spec import UNARY_INTERVAL, new_request_id, parse
+from sluice.ring.errors import ErrorCode
+from sluice.ring.params import SamplingParams
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1.generation_pb2 import (
+    ChatMessage,
+    ChatPrompt,
+    KvCacheOptions,
+    OutputOptions,
+    ResumeFrom,
+    TokenIds,
+    TokenRangeRetention,
+)
+from sluice.v1.sampling_pb2 import BeamSearch, GuidedDecoding, JsonObject, StoppingCriteria
+from sluice.v1.sampling_pb2 import SamplingParams as Sampling
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint):
+    return describe(checkpoint)
+
+
+def spec_of(message, model, streaming=True):
+    limits = RouterSettings(model="m").limits(model.max_context_tokens)
+    return parse(message, model, limits, streaming)
+
+
+def paths(descriptor, prefix=""):
+    for field in descriptor.fields:
+        path = prefix + field.name
+        if path in NESTED:
+            yield from paths(field.message_type, f"{path}.")
+        else:
+            yield path
+
+
+def test_every_field_stands_in_exactly_one_table():
+    every = set(paths(pb.GenerationSpec.DESCRIPTOR))
+    assert every == HONOURED | REFUSED
+    assert not HONOURED & REFUSED
+
+
+def at(path):
+    """A message with the field at `path` set to something; the smallest that is not its default."""
+    message = pb.GenerationSpec()
+    parent, descriptor = message, pb.GenerationSpec.DESCRIPTOR
+    *parents, name = path.split(".")
+    for step in parents:
+        parent = getattr(parent, step)
+        descriptor = descriptor.fields_by_name[step].message_type
+    field = descriptor.fields_by_name[name]
+    if field.is_repeated:
+        value = getattr(parent, name)
+        value.add() if field.message_type else value.append("x" if field.type == FieldDescriptor.TYPE_STRING else 1)
+    elif field.message_type:
+        getattr(parent, name).SetInParent()
+    else:
+        kinds = {FieldDescriptor.TYPE_STRING: "x", FieldDescriptor.TYPE_BOOL: True}
+        # An optional scalar is set even to zero.
+        setattr(parent, name, kinds.get(field.type, 0 if field.has_presence else 1))
+    return message
+
+
+ON = {
+    "sampling.no_repeat_ngram_size": {"sampling": Sampling(no_repeat_ngram_size=1)},
+    "sampling.beam_search": {"sampling": Sampling(beam_search=BeamSearch(width=2))},
+    "guided": {"guided": GuidedDecoding(json_object=JsonObject())},
+    "best_of": {"best_of": 2},
+    "speculation": {"speculation": pb.Speculation(max_draft_tokens=1)},
+}
+
+
+@pytest.mark.parametrize("path", sorted(REFUSED))
+def test_what_is_refused_is_named(path, model):
+    with pytest.raises(RequestError) as error:
+        spec_of(pb.GenerationSpec(**ON[path]) if path in ON else at(path), model)
+    assert error.value.code is ErrorCode.NOT_BUILT_YET
+    assert [violation.field for violation in error.value.violations] == [f"spec.{path}"]
+    assert f"spec.{path}" in error.value.message
+
+
+OFF = [
+    {"sampling": Sampling(no_repeat_ngram_size=0)},
+    {"sampling": Sampling(beam_search=BeamSearch(width=1))},
+    {"sampling": Sampling(beam_search=BeamSearch(width=1, length_penalty=1.0, early_stopping=False))},
+    {"sampling": Sampling(bad_words=[], logits_processors=[])},
+    {"guided": GuidedDecoding()},
+    {"output": OutputOptions(context_logits=False, generation_logits=False, tensors=[])},
+    {"lora_id": "", "prompt_adapter_id": ""},
+    {"best_of": 1},
+    {"best_of": 3, "n": 3},
+    {"speculation": pb.Speculation()},
+    {"speculation": pb.Speculation(max_draft_tokens=0)},
+    {"speculation": pb.Speculation(max_draft_tokens=0, draft_token_ids=[1])},
+]
+
+
+def test_every_table_of_off_is_of_a_field_that_is_refused():
+    assert ON.keys() == OFF_VALUES.keys() <= REFUSED
+
+
+@pytest.mark.parametrize("fields", OFF, ids=str)
+def test_an_explicit_off_is_as_if_unset(fields, model):
+    request = {"request_id": "r", "text": "t", "n": fields.get("n", 1)}
+    seed = Sampling(seed=1)
+    found = pb.GenerationSpec(**request, sampling=seed)
+    found.MergeFrom(pb.GenerationSpec(**fields))
+    assert spec_of(found, model) == spec_of(pb.GenerationSpec(**request, sampling=seed), model)
+
+
+SAMPLES = {
+    "request_id": {"request_id": "r"},
+    "text": {"text": "other"},
+    "token_ids.ids": {"token_ids": TokenIds(ids=[1, 2])},
+    "chat.messages.role": {"chat": ChatPrompt(messages=[ChatMessage(role="user")])},
+    "chat.messages.content": {"chat": ChatPrompt(messages=[ChatMessage(role="user", content="c")])},
+    "chat.messages.tool_call_id": {"chat": ChatPrompt(messages=[ChatMessage(role="tool", tool_call_id="c")])},
+    "chat.tools_json": {"chat": ChatPrompt(messages=[ChatMessage(role="user")], tools_json='[{"a": 1}]')},
+    "chat.template_kwargs": {"chat": ChatPrompt(messages=[ChatMessage(role="user")], template_kwargs={"a": 1})},
+    "chat.continue_final_message": {
+        "chat": ChatPrompt(messages=[ChatMessage(role="user")], continue_final_message=True)
+    },
+    "sampling.temperature": {"sampling": Sampling(temperature=0)},
+    "sampling.top_k": {"sampling": Sampling(top_k=0)},
+    "sampling.top_p": {"sampling": Sampling(top_p=0.5)},
+    "sampling.min_p": {"sampling": Sampling(min_p=0.5)},
+    "sampling.repetition_penalty": {"sampling": Sampling(repetition_penalty=1.5)},
+    "sampling.presence_penalty": {"sampling": Sampling(presence_penalty=0.5)},
+    "sampling.frequency_penalty": {"sampling": Sampling(frequency_penalty=-0.5)},
+    "sampling.seed": {"sampling": Sampling(seed=2**64 - 1)},
+    "sampling.logit_bias": {"sampling": Sampling(logit_bias={5: -100})},
+    "sampling.bad_token_ids": {"sampling": Sampling(bad_token_ids=[3, 1, 3])},
+    "sampling.allowed_token_ids": {"sampling": Sampling(allowed_token_ids=[4])},
+    "stopping.max_tokens": {"stopping": StoppingCriteria(max_tokens=5)},
+    "stopping.min_tokens": {"stopping": StoppingCriteria(min_tokens=5)},
+    "stopping.stop": {"stopping": StoppingCriteria(stop=["a", "b", "a"])},
+    "stopping.stop_token_ids": {"stopping": StoppingCriteria(stop_token_ids=[5])},
+    "stopping.ignore_eos": {"stopping": StoppingCriteria(ignore_eos=True)},
+    "stopping.include_stop_in_output": {"stopping": StoppingCriteria(include_stop_in_output=True)},
+    "n": {"n": 2},
+    "output.token_ids": {"output": OutputOptions(token_ids=True)},
+    "output.logprobs": {"output": OutputOptions(logprobs=0)},
+    "output.echo": {"output": OutputOptions(echo=True)},
+    "output.stream_interval": {"output": OutputOptions(stream_interval=4)},
+    "output.skip_special_tokens": {"output": OutputOptions(skip_special_tokens=False)},
+    "output.timings": {"output": OutputOptions(timings=True)},
+    "kv_cache.salt": {"kv_cache": KvCacheOptions(salt="s")},
+    "kv_cache.prompt_retention": {"kv_cache": KvCacheOptions(prompt_retention=[TokenRangeRetention()])},
+    "kv_cache.decode_priority": {"kv_cache": KvCacheOptions(decode_priority=0)},
+    "kv_cache.decode_duration": {"kv_cache": KvCacheOptions(decode_duration=Duration(seconds=1))},
+    "priority": {"priority": pb.PRIORITY_HIGH},
+    "engine_deaths": {"engine_deaths": 8},
+    "resume.index": {"resume": [ResumeFrom()]},
+    "resume.token_ids": {"resume": [ResumeFrom(index=1, token_ids=[7])], "n": 2, "sampling": Sampling(seed=2**64 - 1)},
+    "resume.model_fingerprint": {"resume": [ResumeFrom(model_fingerprint="a1")]},
+    "time_limit": {"time_limit": Duration(seconds=2, nanos=500_000_000)},
+    "add_special_tokens": {"add_special_tokens": False},
+    "truncate_prompt_tokens": {"truncate_prompt_tokens": 3},
+}
+
+
+def comparable(spec, keep):
+    found = {name: getattr(spec, name) for name in spec.__slots__}
+    if "request_id" not in keep:
+        found.pop("request_id")
+    if "sampling.seed" not in keep:
+        found["sampling"] = msgspec.structs.replace(spec.sampling, seed=0)
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(HONOURED - {"model"}))
+def test_what_is_honoured_changes_the_spec(path, model):
+    fields = SAMPLES[path]
+    base = {} if {"token_ids", "chat"} & fields.keys() else {"text": "t"}
+    if path.startswith("chat."):
+        message = ChatMessage(role="assistant")
+        before = pb.GenerationSpec(chat=ChatPrompt(messages=[message]))
+    else:
+        before = pb.GenerationSpec(text="t")
+    changed = comparable(spec_of(pb.GenerationSpec(**(base | fields)), model), path)
+    assert changed != comparable(spec_of(before, model), path)
+
+
+def test_the_values_themselves(model):
+    message = pb.GenerationSpec(text="t")
+    for path, sample in SAMPLES.items():
+        if not path.startswith(("token_ids", "chat", "text", "sampling.allowed", "resume.model")):
+            message.MergeFrom(pb.GenerationSpec(**sample))
+    for each in message.resume:
+        each.model_fingerprint = "a1"
+    spec = spec_of(message, model)
+    assert spec.sampling == SamplingParams(
+        temperature=0.0,
+        top_k=0,
+        top_p=0.5,
+        min_p=0.5,
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        seed=2**64 - 1,
+        logit_bias=((5, -100.0),),
+        bad_token_ids=(1, 3),
+        logprobs=0,
+    )
+    assert spec.text.stop == ("a", "b")
+    assert (spec.text.include_stop, spec.text.min_tokens, spec.text.interval) == (True, 5, 4)
+    assert not spec.text.skip_special_tokens
+    assert spec.stopping.eos_token_ids == ()
+    assert (spec.stopping.max_tokens, spec.stopping.min_tokens, spec.stopping.token_ids) == (5, 5, (5,))
+    assert (spec.n, spec.priority, spec.salt, spec.time_limit) == (2, 3, "s", 2.5)
+    assert (spec.token_ids, spec.echo, spec.timings) == (True, True, True)
+    assert spec.keep_prompt_tokens == 3
+    assert (spec.resume, spec.resume_model) == ({0: (), 1: (7,)}, "a1")
+    assert not spec.prompt.add_special_tokens
+
+
+def test_unset_is_the_models_default(model):
+    spec = spec_of(pb.GenerationSpec(text="t"), model)
+    assert msgspec.structs.replace(spec.sampling, seed=0) == model.sampling
+    assert spec.sampling.temperature == pytest.approx(0.7)
+    assert spec.stopping.eos_token_ids == model.eos_token_ids
+    assert (spec.n, spec.priority, spec.time_limit, spec.text.interval) == (1, 2, None, 1)
+    assert spec.prompt.add_special_tokens
+    assert uuid.UUID(spec.request_id).version == 7
+    assert spec_of(pb.GenerationSpec(text="t"), model).sampling.seed != spec.sampling.seed
+
+
+def test_a_unary_answer_needs_few_rows(model):
+    message = pb.GenerationSpec(text="t", output=OutputOptions(stream_interval=4))
+    assert spec_of(message, model, streaming=False).text.interval == UNARY_INTERVAL
+
+
+def test_more_than_the_vocabulary_is_all_of_it(model):
+    message = pb.GenerationSpec(text="t", sampling=Sampling(top_k=2**32 - 1))
+    assert spec_of(message, model).sampling.top_k == 0
+
+
+def test_a_sent_default_is_the_default(model):
+    sent = Sampling(temperature=0.7, top_p=0.95, top_k=40)
+    spec = spec_of(pb.GenerationSpec(text="t", sampling=sent), model)
+    assert msgspec.structs.replace(spec.sampling, seed=0) == model.sampling
+
+
+def test_request_ids_are_uuids_in_order_of_time():
+    ids = [new_request_id() for _ in range(1000)]
+    assert len(set(ids)) == 1000
+    assert {uuid.UUID(found).variant for found in ids} == {uuid.RFC_4122}
+    assert [found[:13] for found in ids] == sorted(found[:13] for found in ids)
