@@ -1,7 +1,6 @@
-"""How the engine's core meets whoever drives it: four callables, the words of TensorRT-LLM's batch manager.
+"""The interface between the engine's core and its driver: four callables, named after TensorRT-LLM's batch manager.
 
-The core calls them from the thread that calls `Engine.step`, and none of them may wait. What goes through them is plain
-data.
+The core calls them from the thread that calls `Engine.step`; none may block. Arguments and results are plain data.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +13,7 @@ from sluice.ring.wire import Submit, TokenRow
 
 
 class Stop(NamedTuple):
-    """A request, or one sequence of it, that shall end with ABORTED."""
+    """Asks to end a request, or one of its sequences, with ABORTED."""
 
     request: int
     attempt: int
@@ -22,17 +21,17 @@ class Stop(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A request's first step is scheduled, or it ends before that; comes before its first row."""
+    """A request was scheduled for the first time, or ended before that. Precedes its first row."""
 
     spec: Submit
     cached_tokens: int
-    """Of its prompt, found in the cache."""
+    """Prompt tokens found in the prefix cache."""
     queue: float
-    """Seconds that it waited."""
+    """Seconds in the queue."""
 
 
 class Refused(NamedTuple):
-    """A request that was not taken in. It gets no rows; where its number is in use, that request goes on."""
+    """A request that was not accepted and gets no rows. If its number is in use, the live request is unaffected."""
 
     spec: Submit
     fault: Fault
@@ -40,7 +39,7 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """What a step brought. Lists belong to the receiver. A row with an end is the last of its sequence."""
+    """What a step produced. The receiver owns the lists. A row with an end is the last of its sequence."""
 
     opened: list[Opened] = field(default_factory=list)
     rows: list[TokenRow] = field(default_factory=list)
@@ -51,12 +50,12 @@ class Responses:
 
 
 class Report(NamedTuple):
-    """Statistics."""
+    """Statistics of a step and of requests."""
 
     step: StepStats | None
-    """None where nothing was computed."""
+    """None if nothing was computed."""
     requests: list[RequestStats]
-    """Requests that arrived, began or ended, each once; and now and then those that run on."""
+    """Requests that arrived, began or ended, each once; running ones are refreshed now and then."""
 
     def __bool__(self) -> bool:
         return self.step is not None or bool(self.requests)
@@ -64,13 +63,13 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the core asks for and what it tells."""
+    """The four callables."""
 
     get_requests: Callable[[int], Iterable[Submit]]
-    """At most so many new requests, oldest first."""
+    """Returns new requests, oldest first, at most the given number."""
     send_responses: Callable[[Responses], None]
-    """Called where there are any."""
+    """Called only if there are any."""
     poll_stop_ids: Callable[[], Iterable[Stop]]
-    """What is to end. Asked after the requests, so a request and its stop may come in the same breath."""
+    """Called after get_requests, so a request and its stop may arrive together."""
     report_stats: Callable[[Report], None]
-    """Called after each step that computed something, and where a request changed without one."""
+    """Called after each step that computed something, and when a request changed without one."""

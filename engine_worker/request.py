@@ -1,7 +1,8 @@
-"""A request as the engine holds it, and its sequences: plain state.
+"""A request and its sequences as the engine holds them: plain state.
 
 A sequence has no context phase and no generation phase: its first `num_computed` tokens have keys and values in its
-blocks, and every step lets it catch up with the tokens it has.
+blocks, and every step computes more of the tokens that it has. So chunked context, prefix reuse, preemption and
+resuming need no code of their own.
 """
 
 from collections import abc
@@ -17,130 +18,130 @@ from sluice.ring.wire import Submit, Times
 
 
 class State(Enum):
-    """Where a sequence stands."""
+    """Of a sequence."""
 
     AWAITING = "awaiting"
-    """Another sequence of its request computes the prompt for it; it asks for no memory yet."""
+    """Another sequence of its request computes their prompt; this one does not compete for memory yet."""
     WAITING = "waiting"
-    """It holds no memory: it has not yet, or a failed step took what it ran on."""
+    """Holds no blocks: never did, or lost them to a failed step."""
     RUNNING = "running"
-    """It holds blocks."""
-    PAUSED = "paused"
-    """It gave its blocks back for others and will compute its tokens again."""
+    """Holds blocks."""
+    PREEMPTED = "preempted"
+    """Gave its blocks back to make room and will compute its tokens again."""
     ENDED = "ended"
-    """Its terminal is in the outbox."""
+    """Its terminal row is among the responses."""
 
 
 class Content(NamedTuple):
-    """A full block of tokens and everything before them, by which it is found again."""
+    """What a full block holds: the key under which the prefix cache finds it."""
 
     hash: bytes
-    """Of the tokens and the hash of the block before."""
+    """Hash of the tokens and of the previous block's hash."""
     tokens: tuple[int, ...]
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One sampled continuation. From `blocks` on it is the KV cache's to write."""
+    """One sampled continuation. Fields from `blocks` on are written by KvCacheManager only."""
 
     request: "Request"
     index: int
-    """In its request, from 0."""
+    """Within its request, from 0."""
     state: State
     order: tuple[float, int, int]
-    """Who goes first: place in line, then arrival, then index. The least is served first and paused last."""
+    """Sort key (place in line, arrival, index): the lowest is served first and preempted last."""
     num_tokens: int
-    """Prompt and output so far, and the tokens that steps in flight will draw."""
+    """Prompt and output, including promised tokens."""
     output: list[int] = field(default_factory=list)
-    """The continuation so far; it grows by `append`."""
+    """Known output tokens."""
     num_resumed: int = 0
-    """Of the output, what an earlier attempt had drawn."""
+    """Output tokens that came with the request, drawn by an earlier attempt."""
     first_token_at: float | None = None
     num_inflight: int = 0
-    """Tokens that steps in flight compute; they follow the computed ones."""
+    """Tokens that in-flight steps compute; they follow the computed ones."""
     num_promised: int = 0
-    """Tokens that steps in flight draw for it: counted, but not known yet."""
+    """Output tokens that in-flight steps draw: counted in `num_tokens`, not yet known."""
     promise: int = 0
-    """Which draw of the latest of those steps brings the last of them."""
+    """Index of the draw, in the latest of those steps, that brings the last promised token."""
 
     blocks: list[int] = field(default_factory=list)
-    """Block table: block i holds positions i * tokens_per_block and on. Empty: it holds no memory."""
+    """Block table: block i holds positions from i * tokens_per_block on. Empty: holds no memory."""
     num_computed: int = 0
-    """Tokens, from the first, whose keys and values are in `blocks`."""
+    """Leading tokens whose keys and values are in `blocks`."""
     first_block: int = 0
-    """Index of the first block that it holds; entries before that lie behind the attention window and mean nothing."""
+    """Index of the first block it holds; earlier entries lie behind the attention window and are never read."""
     num_found: int = 0
-    """Blocks, from the first, that were found and not filled by it."""
+    """Leading blocks that came from the prefix cache."""
     num_placed: int = 0
-    """Tokens, from the first, that its blocks have room for."""
+    """Leading tokens that its blocks have room for."""
     chain: list[Content] = field(default_factory=list)
-    """Its first full blocks, as far as somebody asked for them."""
+    """Its leading full blocks, hashed on demand."""
     awaited: bytes | None = None
-    """Hash of the block that it waited for when it was last asked, for somebody computes it."""
+    """Hash of the block that it waits for another sequence to compute, as of the last check."""
 
     @property
     def num_pending(self) -> int:
-        """Tokens that nobody computes yet and that have to be before the next can be drawn; at least 1 in a sequence
-        that lives."""
+        """Tokens neither computed nor in flight that the next draw needs; at least 1 until the sequence ends."""
         return self.num_tokens - self.num_computed - self.num_inflight
 
     @property
     def num_scheduled(self) -> int:
-        """Tokens, from the first, that are computed or in flight: where its next slice starts."""
+        """Leading tokens that are computed or in flight: where its next slice starts."""
         return self.num_computed + self.num_inflight
 
     @property
     def num_ready(self) -> int:
-        """Pending tokens that a step can compute: all but where an attention window bounds its blocks."""
+        """Pending tokens that have room in its blocks: all of them, unless an attention window bounds its blocks."""
         return min(self.num_tokens, self.num_placed) - self.num_computed - self.num_inflight
 
     @property
     def generating(self) -> bool:
-        """Only its newest output token is to be computed, which a step in flight may still have to draw."""
+        """Whether only its newest output token, known or promised, remains to be computed."""
         tokens = self.num_tokens
         return tokens == self.num_computed + self.num_inflight + 1 and tokens > self.request.num_prompt
 
     @property
     def num_drawn(self) -> int:
-        """Output tokens that this attempt has drawn."""
+        """Output tokens drawn by this attempt."""
         return len(self.output) - self.num_resumed
 
     @property
     def num_known(self) -> int:
-        """Tokens that are there, in prompt and output."""
+        """Prompt and known output tokens."""
         return self.num_tokens - self.num_promised
 
     @property
     def complete(self) -> bool:
-        """Its last token is there or just being drawn: nothing more of it is computed."""
+        """Its last token is known or promised: nothing more of it is computed."""
         return self.num_tokens >= self.request.max_tokens
 
     @property
-    def due(self) -> bool:
-        """It can go into the next step: no step in flight draws its last token, and its next one has a place."""
+    def runnable(self) -> bool:
+        """Whether the next step can include it: it is not complete, and its next token has room in its blocks."""
+        # Spelled out instead of `complete` and `num_scheduled`: called for every sequence in every step.
         return self.num_tokens < self.request.max_tokens and self.num_computed + self.num_inflight < self.num_placed
 
     def expect(self, draw: int) -> None:
-        """This draw of the step being launched will bring its next token."""
+        """Draw number `draw` of the step being launched brings its next token."""
         self.num_promised += 1
         self.promise = draw
         self.num_tokens += 1
 
     def append(self, token: int) -> None:
-        """Its next token."""
+        """Its next token, promised or not."""
         self.output.append(token)
         if self.num_promised:
             self.num_promised -= 1
         else:
             self.num_tokens += 1
 
-    def give_up(self) -> None:
-        """A promised token will not come after all: everything since the last known one is computed again."""
+    def drop_promise(self) -> None:
+        """A promised token will not come: everything after the last known one is computed again."""
         self.num_promised -= 1
         self.num_tokens -= 1
 
     def tokens_between(self, start: int, end: int) -> abc.Sequence[int]:
-        """Token ids at positions start to end - 1 of prompt and output."""
+        """Token ids at positions start to end - 1 of prompt plus output."""
         prompt, size = self.request.spec.prompt, self.request.num_prompt
         if start >= size:
             return self.output[start - size : end - size]
@@ -151,7 +152,8 @@ class Sequence:
     def finish_reason(self) -> FinishReason:
         """Why the newest output token ends the sequence; RUNNING if it does not.
 
-        An end or stop token is output and a completion token as any other; the detokenizer decides whether to show it.
+        An end or stop token is part of the output and counts like any other; the detokenizer decides whether to show
+        it.
         """
         stopping = self.request.spec.stopping
         token, count = self.output[-1], len(self.output)
@@ -163,21 +165,21 @@ class Sequence:
         return FinishReason.LENGTH if count >= stopping.max_tokens else FinishReason.RUNNING
 
     def times(self, now: float) -> Times:
-        """Where its time went until now."""
+        """Seconds queued, to the first token, and since."""
         scheduled = now if self.request.scheduled_at is None else self.request.scheduled_at
         first = now if self.first_token_at is None else self.first_token_at
         return Times(scheduled - self.request.arrived_at, first - scheduled, now - first)
 
 
 IN_ORDER = attrgetter("order")
-"""Key of sequences: who goes first."""
+"""Sort key of sequences."""
 
 
 class Request:
-    """What was submitted, and those of its n sequences that have not ended in an earlier attempt.
+    """What was submitted, and those of its n sequences that did not end in an earlier attempt.
 
-    The first of those without a token computes the prompt; the others of those await that. One that resumes has tokens,
-    and is as one that was paused after them.
+    The first sequence without output computes the prompt; the others without output await it. A resumed sequence brings
+    output and is treated like one that was preempted after it.
     """
 
     __slots__ = (
@@ -195,7 +197,7 @@ class Request:
         "num_live",
         "num_prompt",
         "opened",
-        "pauses",
+        "preemptions",
         "retention",
         "root",
         "scheduled_at",
@@ -205,41 +207,40 @@ class Request:
     )
 
     def __init__(self, spec: Submit, root: bytes, number: int, now: float, aging_seconds: float = 0.0) -> None:
-        """`root` starts its block hashes, `number` grows with each arrival, `now` is the engine's clock in seconds.
-
-        `aging_seconds`: see `place_in_line`.
+        """`root`: parent of the first block's hash. `number` grows with each arrival. `now`: seconds on the engine's
+        clock. `aging_seconds`: see `place_in_line`.
         """
         self.spec = spec
         self.root = root
         self.num_prompt = len(spec.prompt)
         self.max_tokens = self.num_prompt + spec.stopping.max_tokens
-        """Prompt and output at their longest."""
+        """Of prompt plus output."""
         self.banned = spec.stopping.eos_token_ids + spec.stopping.stop_token_ids if spec.stopping.min_tokens else ()
-        """Ids that may not come before min_tokens."""
+        """Token ids that may not be drawn before min_tokens."""
         self.stops = frozenset(spec.stopping.eos_token_ids + spec.stopping.stop_token_ids)
-        """Ids that may end a sequence."""
+        """Token ids that may end a sequence."""
         self.retention = spec.retention if spec.retention != RetentionParams() else None
-        """How eagerly its blocks are kept; None: it does not say."""
+        """None: the request does not say how long to keep its blocks."""
         self.arrived_at = now
         self.deadline = inf if spec.time_limit is None else now + spec.time_limit
         self.beam_width = 1
-        """Beams of each of its sequences; in a step all are equal."""
+        """Equal for all sequences of a step; 1 until there is beam search."""
         self.opened = False
-        """Its stream is."""
+        """Whether its Opened response was made."""
         self.begun = False
-        """One of its sequences has held memory."""
+        """Whether one of its sequences has held memory."""
         self.scheduled_at: float | None = None
         """When its first step was scheduled."""
         self.cached_tokens = 0
-        """Of its prompt, found in the cache at its first step."""
+        """Prompt tokens found in the prefix cache at its first step."""
         self.last_token_at: float | None = None
-        self.pauses = 0
+        self.preemptions = 0
         self.blocks_allocated = 0
-        """KV blocks that were taken for it, newly filled."""
+        """KV blocks newly allocated for it."""
         self.blocks_reused = 0
-        """KV blocks that were found in the cache instead."""
+        """KV blocks found in the prefix cache instead."""
         self.blocks_missed = 0
-        """Full blocks of its prompt that were looked for and not found."""
+        """Full prompt blocks looked for in the prefix cache and not found."""
         place = place_in_line(spec.priority, now, aging_seconds)
         self.sequences = tuple(self._sequence(index, (place, number, index)) for index in remaining(spec))
         """By index."""
@@ -249,7 +250,7 @@ class Request:
         """Sequences that have not ended."""
 
     def awaiting(self) -> list[Sequence]:
-        """Sequences that still await the prompt."""
+        """Sequences that await the prompt."""
         return [sequence for sequence in self.sequences if sequence.state is State.AWAITING]
 
     def _sequence(self, index: int, order: tuple[float, int, int]) -> Sequence:
@@ -259,6 +260,6 @@ class Request:
 
 
 def remaining(spec: Submit) -> list[int]:
-    """Indexes of the sequences that have not ended in an earlier attempt."""
+    """Indexes of the sequences that did not end in an earlier attempt."""
     ended = set(spec.ended)
     return [index for index in range(spec.n) if index not in ended]

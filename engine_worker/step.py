@@ -1,9 +1,10 @@
-"""What the engine asks of the runner in one step, and what comes back: plain data, no tensors.
+"""The contract between engine and runner: a step, and its results. Plain data, no tensors.
 
-A step is a list of slices, one per sequence, context and generation alike: the tokens of the sequence whose keys and
-values are to be computed now. A slice that reaches the sequence's last token also samples.
+A step is a list of slices, one per sequence, context and generation alike: the tokens whose keys and values are
+computed now. A slice that reaches the sequence's last token also samples.
 
-Some of each are made per sequence and step: as Structs, which take a tenth of a frozen dataclass's time to make.
+These are msgspec Structs because several are created per sequence and step: a Struct takes a tenth of the time of a
+frozen dataclass.
 """
 
 from collections.abc import Sequence
@@ -22,46 +23,47 @@ class Draw(msgspec.Struct, frozen=True):
 
     sampling: SamplingParams
     sequence: int
-    """Index of the sequence in its request; together with seed and position the key of its noise."""
+    """Index of the sequence in its request; with seed and position the key of the sampling noise."""
     position: int
     """Offset of the new token in the continuation, from 0."""
     prompt: Sequence[int]
-    """Token ids; read only when a penalty is set. Owned by the engine: do not keep."""
+    """Token ids, read only when a penalty is set. The engine's own list: do not keep a reference."""
     output: Sequence[int]
-    """Token ids so far. Owned by the engine: do not keep."""
+    """Token ids so far. The engine's own list, which grows: do not keep a reference."""
     banned: tuple[int, ...] = ()
-    """Ids that may not come now: end and stop ids before min_tokens."""
+    """Token ids that may not be drawn: end and stop ids before min_tokens."""
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """One sequence's part in a step."""
+    """Consecutive tokens of one sequence."""
 
     tokens: Sequence[int]
     """At least one token id."""
     start: int
-    """Position of the first of them in the sequence; everything before it is in the cache."""
+    """Position of the first of them; everything before it is in the KV cache."""
     block_table: Sequence[int]
-    """Blocks that hold positions 0 to start + len(tokens) - 1, and possibly more."""
+    """Blocks of positions 0 to start + len(tokens) - 1, possibly more."""
     draws: tuple[Draw, ...] = ()
-    """All from the logits after the last token: none mid-context, one per sequence after its context, else one."""
+    """All from the logits of the last token: none in the middle of a context, one for each sequence that shares a
+    prompt at the prompt's end, else one."""
     follows: int | None = None
-    """Where the last of `tokens` is not known yet: which draw of the step launched before this one gives it. The number
-    in `tokens` then means nothing, and neither `output` of the draws has that token."""
+    """Set when the last of `tokens` is still being drawn: index of its draw in the step launched before this one. The
+    id in `tokens` is then a placeholder, and the draws' `output` lacks that token."""
 
 
 class MoveKind(Enum):
-    """Between which memories a block's content moves."""
+    """Source and target memory of a move."""
 
     COPY = "copy"
     """Device to device: a forked sequence gets its own copy of a partly filled block."""
     OFFLOAD = "offload"
-    """Device to host: an evicted block goes on being findable."""
+    """Device to host: an evicted block stays findable."""
     ONLOAD = "onload"
     """Host to device."""
 
 
 class Move(NamedTuple):
-    """One block's content, all layers, from one place to another."""
+    """Copies the content of one block, all layers, from `source` to `target`."""
 
     kind: MoveKind
     source: int
@@ -69,59 +71,59 @@ class Move(NamedTuple):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """The work of one step. Moves come first, one after the other: a later one may read what an earlier one wrote."""
+    """Moves first, in order (a later one may read what an earlier one wrote), then the slices."""
 
     slices: tuple[Slice, ...]
     moves: tuple[Move, ...] = ()
 
 
 class Drawn(msgspec.Struct, frozen=True):
-    """One sampled token, or why there is none."""
+    """One sampled token, or a fault."""
 
     token: int
     logprob: TokenLogprob | None = None
-    """When the draw's sampling.logprobs is set."""
+    """Present if the draw's sampling.logprobs is set."""
     fault: Fault | None = None
-    """The sequence ends with it; `token` means nothing."""
+    """Ends the sequence; `token` is then meaningless."""
 
 
 class DeviceLostError(RuntimeError):
-    """The device answers no more, and will not in this process: no other step can succeed."""
+    """The device has failed irrecoverably: no step of this process can succeed any more."""
 
 
 class Launched(Protocol):
-    """A step on its way."""
+    """A step in flight."""
 
     def collect(self) -> list[Drawn]:
-        """Wait for one result per draw, in order of slices and their draws. Raises on a fault of the whole step."""
+        """Wait for one result per draw, in the order of slices and draws. Raises if the step as a whole failed."""
         ...
 
 
 class Runner(Protocol):
-    """Computes steps in the order in which they were launched. The engine calls it from one thread.
+    """Computes steps in launch order. Called from one thread.
 
-    After a step that failed, a slice that follows one of its draws may be computed with any token.
+    After a failed step, a slice that `follows` one of its draws may be computed with any token.
     """
 
     num_blocks: int
-    """Size of the block pool."""
+    """Size of the device's block pool."""
     num_host_blocks: int
-    """Size of the pool in host memory; 0 without one."""
+    """Size of the pool in host memory; 0: none."""
     tokens_per_block: int
     window: int | None
-    """Tokens that the last one sees at most, itself included, in every layer; None: all. Blocks that lie wholly behind
-    the window of a slice's first token are never read: their entries in the table may be anything."""
+    """Tokens that a token attends to at most, itself included, in every layer; None: all. Blocks wholly behind the
+    window of a slice's first token are never read, so their entries in the block table are arbitrary."""
     dtype: str
-    """In which it computes, such as "float32"."""
+    """Of the computation, such as "float32"."""
     choices: dict[str, str]
-    """What it is, for the log: device, dtype, attention."""
+    """For the log: device, dtype, attention."""
     overlap: bool
     """Whether `launch` returns before the step is computed, so that the next one can be planned meanwhile."""
 
     def launch(self, step: Step) -> Launched:
-        """Compute a step after those before it. What the step refers to may change as soon as it is collected."""
+        """Start computing a step after those launched before it. What it refers to may change once it is collected."""
         ...
 
     def check(self) -> None:
-        """After a step that failed: raise DeviceLostError where all that come would fail too."""
+        """Called after a failed step: raises DeviceLostError if all later ones would fail too."""
         ...

@@ -1,4 +1,4 @@
-"""The engine put together around a runner."""
+"""Builds the engine around a runner."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from engine_worker.core.intake import Intake, Terms
 from engine_worker.core.live import LiveRequests
 from engine_worker.core.stats import Stats
 from engine_worker.hooks import Hooks
-from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.kvcache.geometry import Geometry
 from engine_worker.scheduling.build import SchedulerNames, build_scheduler
 from engine_worker.scheduling.context import ChunkingPolicy, SchedulerContext
@@ -39,7 +39,7 @@ class Batching:
 
 
 def longest_sequence(runner: Runner, batching: Batching, max_context: int) -> int:
-    """Tokens of the longest sequence that the runner's blocks hold, of a model with so long a context."""
+    """Tokens of the longest sequence: `max_context` of the model, or what the runner's blocks hold if that is less."""
     geometry = Geometry.fit(runner.num_blocks, runner.tokens_per_block, runner.window, batching.chunk)
     longest = geometry.longest(runner.num_blocks)
     return max_context if longest is None else min(max_context, longest)
@@ -53,8 +53,9 @@ def assemble(
     clock: Callable[[], float],
     log: BoundLogger,
 ) -> Engine:
-    """An engine with nothing to do yet. Raises ValueError on a batching that cannot work."""
-    cache = KvCache(
+    """Raises ValueError on inconsistent batching limits, SchedulerLoadError on a user's scheduler that cannot be
+    used."""
+    cache = KvCacheManager(
         runner.num_blocks,
         runner.tokens_per_block,
         batching.block_reuse,
@@ -74,5 +75,5 @@ def assemble(
     live = LiveRequests(cache)
     intake = Intake(live, terms, batching.priority_aging_seconds)
     micro_batches = 2 if runner.overlap else 1
-    stats = Stats(cache, live, scheduler, context.pauses, terms.max_requests, micro_batches, time.time() - clock())
+    stats = Stats(cache, live, scheduler, context.preempted, terms.max_requests, micro_batches, time.time() - clock())
     return Engine(hooks, intake, live, scheduler, runner, cache, stats, clock, log)

@@ -1,7 +1,7 @@
-"""The engine: take, schedule, launch, collect, commit, emit, in one thread. It knows no sockets, addresses or tensors.
+"""The step loop: ingest, schedule, launch, collect, commit, emit, in one thread. Knows no socket, address or tensor.
 
-With overlap a step is launched before the results of the one before it are looked at: while the device computes, the
-engine commits and emits what came before and plans what comes next. Without, each step is collected at once; all else
+With overlap, a step is launched before the previous one's results are looked at: while the device computes, the engine
+commits and emits the previous step and plans the next. Without overlap each step is collected at once; everything else
 is the same.
 """
 
@@ -10,13 +10,12 @@ from collections.abc import Callable, Container
 
 from structlog.stdlib import BoundLogger
 
-from engine_worker.core.flight import Flight
 from engine_worker.core.intake import Intake
 from engine_worker.core.live import LiveRequests
-from engine_worker.core.planning import Part
+from engine_worker.core.planning import InFlightStep, StepEntry
 from engine_worker.core.stats import Stats
 from engine_worker.hooks import Hooks, Report
-from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Sequence, State
 from engine_worker.scheduling.simple import InFlightError, RequestScheduler, Schedule
 from engine_worker.step import Drawn, Runner
@@ -24,11 +23,11 @@ from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.heartbeats import CacheNews
 from sluice.ring.wire import Submit
 
-STEP_FAILED = Fault(ErrorCode.STEP_FAILED.name, "the engine failed at this request; its log has the details")
+STEP_FAILED = Fault(ErrorCode.STEP_FAILED.name, "the engine failed while computing this request; see its log")
 
 
 class Engine:
-    """The parts around the loop are its attributes: `intake`, `live`, `stats`."""
+    """The loop. Its parts are attributes: `intake`, `live`, `stats`."""
 
     def __init__(
         self,
@@ -37,12 +36,12 @@ class Engine:
         live: LiveRequests,
         scheduler: RequestScheduler,
         runner: Runner,
-        cache: KvCache,
+        cache: KvCacheManager,
         stats: Stats,
         clock: Callable[[], float],
         log: BoundLogger,
     ) -> None:
-        """`clock` counts seconds and never goes back."""
+        """`clock`: monotonic seconds."""
         self.intake = intake
         self.live = live
         self.stats = stats
@@ -52,75 +51,76 @@ class Engine:
         self._cache = cache
         self._clock = clock
         self._log = log
-        self._depth = 1 if runner.overlap else 0
-        """Steps that may be in flight while the next is planned. Promises and what follows them are for one at most."""
-        self._flights: deque[Flight] = deque()
+        # A sequence can have one promised token whose draw is still in flight, so one step at most may be in flight
+        # while the next is planned.
+        self._max_in_flight = 1 if runner.overlap else 0
+        self._in_flight: deque[InFlightStep] = deque()
         self._collected_at = clock()
 
     def step(self) -> bool:
-        """One turn of the loop; False when there was nothing to compute. Raises DeviceLostError: it was the last."""
-        now, busy = self._take(), bool(self._flights)
-        if busy and self._flights[-1].forks:
+        """One iteration of the loop; False if there was nothing to compute. After DeviceLostError it must not be called
+        again."""
+        now, busy = self._ingest(), bool(self._in_flight)
+        # Sequences that await a prompt become schedulable only with that step's results.
+        if busy and self._in_flight[-1].forks:
             self._collect()
         launched = self._launch(now)
-        while len(self._flights) > (self._depth if launched else 0):
+        while len(self._in_flight) > (self._max_in_flight if launched else 0):
             self._collect()
         self._respond()
         if not (launched or busy):
-            self._report(self.stats.rested(now))
+            self._report(self.stats.record_idle(now))
         return launched or busy
 
     def check(self) -> None:
-        """Raise CacheCorrupt unless the block pool's books balance. For when there is nothing else to do."""
+        """Raise CacheCorruptError if the cache's books do not balance. Looks at every block: for idle times."""
         self._cache.check()
 
-    def cache_news(self, heard: int) -> CacheNews | None:
-        """What changed in the prefix cache after change number `heard`; None where nothing did. Safe in any thread."""
-        return self._cache.tiers.journal.since(heard)
+    def cache_changes(self, known: int) -> CacheNews | None:
+        """What changed in the prefix cache after change number `known`; None: nothing. Thread-safe."""
+        return self._cache.tiers.journal.since(known)
 
     def flush_cache(self) -> int:
         """Forget the prefix cache; returns the number of blocks freed."""
         return self._cache.flush()
 
-    def end_where(self, orphaned: Callable[[Submit], bool], fault: Fault) -> int:
-        """End the requests that are `orphaned` with an error; returns how many those were."""
-        requests, now = [r for r in self.live.requests.values() if orphaned(r.spec)], self._clock()
+    def end_where(self, condition: Callable[[Submit], bool], fault: Fault) -> int:
+        """End the requests that meet `condition` with an error; returns their number."""
+        requests, now = [r for r in self.live.requests.values() if condition(r.spec)], self._clock()
         for request in requests:
             self.live.end_request(request, FinishReason.ERROR, now, fault=fault)
         return len(requests)
 
     def end_all(self, fault: Fault) -> int:
-        """End whatever lives with an error; returns how many requests that were."""
-        requests, now = list(self.live.requests.values()), self._clock()
-        for request in requests:
-            self.live.end_request(request, FinishReason.ERROR, now, fault=fault)
+        """End every request with an error and send the responses; returns their number."""
+        count = self.end_where(lambda _: True, fault)
         self._respond()
-        self._report(self.stats.rested(now))
-        return len(requests)
+        self._report(self.stats.record_idle(self._clock()))
+        return count
 
-    def _take(self) -> float:
+    def _ingest(self) -> float:
         now = self._clock()
-        self.intake.take(self._hooks.get_requests(self.intake.room), now)
+        self.intake.ingest(self._hooks.get_requests(self.intake.free_slots), now)
         self.intake.stop(self._hooks.poll_stop_ids(), now)
         self.live.expire(now)
         return now
 
     def _launch(self, now: float) -> bool:
-        """Plan the next step and set it off; False where there is none."""
-        if self.intake.quarantine.holds_back(now):
+        """Plan and launch the next step; False if nothing is scheduled."""
+        if self.intake.quarantine.is_holding(now):
             return False
         schedule = self._schedule()
         if not (schedule.context or schedule.generation):
             return False
-        flight = Flight.launch(self._runner, schedule, self._cache.take_moves(), now)
-        self._flights.append(flight)
-        for part in flight.parts:
-            if part.sequence.request.scheduled_at is None:
-                self._begin(part.sequence, now)
+        step = InFlightStep.launch(self._runner, schedule, self._cache.take_moves(), now)
+        self._in_flight.append(step)
+        for entry in step.entries:
+            if entry.sequence.request.scheduled_at is None:
+                self._begin(entry.sequence, now)
         return True
 
     def _begin(self, sequence: Sequence, now: float) -> None:
-        """The first step of a request. One that resumes may find so much in the cache that it generates at once."""
+        """The first step of a request. A resumed one may find even generated tokens in the cache."""
         request = sequence.request
         cached = min(sequence.num_computed, request.num_prompt)
         self.live.schedule(request, cached, now)
@@ -134,42 +134,46 @@ class Engine:
             return self._scheduler.schedule(self.live.active)
 
     def _collect(self, restarting: Container[Sequence] = ()) -> None:
-        """The oldest step in flight is through, or is waited for: its results count, but for those `restarting`.
+        """Wait for the oldest in-flight step and commit its results, except those of sequences in `restarting`.
 
-        Where it failed, holders that run on what it was to bring start again, once the step behind it is through too.
+        If it failed, sequences that rely on blocks it should have brought restart once the step behind it has ended.
         """
-        flight = self._flights.popleft()
-        drawn = self._results(flight)
+        step = self._in_flight.popleft()
+        drawn = self._results(step)
         now = self._clock()
-        start, self._collected_at = max(flight.start, self._collected_at), now
+        start, self._collected_at = max(step.start, self._collected_at), now
         if drawn is None:
-            num_drawn, lost = 0, self._fail(flight, now)
+            num_drawn, lost = 0, self._fail(step, now)
         else:
-            num_drawn, lost = self._commit(flight.parts, drawn, now, restarting), []
-        self._report(self.stats.stepped(flight.schedule, num_drawn, start, now))
+            num_drawn, lost = self._commit(step.entries, drawn, now, restarting), []
+        self._report(self.stats.record_step(step.schedule, num_drawn, start, now))
         if lost:
-            while self._flights:
+            while self._in_flight:
                 self._collect(restarting=set(lost))
             self.live.restart(lost)
 
-    def _results(self, flight: Flight) -> list[Drawn] | None:
+    def _results(self, step: InFlightStep) -> list[Drawn] | None:
+        """None if the step failed. Raises DeviceLostError."""
         try:
-            return flight.collect()
-        except Exception:  # noqa: BLE001 - whatever it was, only the sequences of this step pay for it
-            names = sorted({part.sequence.request.spec.name for part in flight.parts})
+            return step.collect()
+        except Exception:  # noqa: BLE001 - whatever went wrong, only the sequences of this step fail
+            names = sorted({entry.sequence.request.spec.name for entry in step.entries})
             self._log.exception("step_failed", requests=names)
-            # Unless the next would fail too: then this process ends, and what lives goes on elsewhere.
+            # On a lost device every later step would fail too: end the process, and routers recover its requests.
             self._runner.check()
             return None
 
-    def _commit(self, parts: list[Part], drawn: list[Drawn], now: float, restarting: Container[Sequence]) -> int:
-        """Late results of sequences that have ended meanwhile are dropped. Returns how many tokens sequences got."""
+    def _commit(self, entries: list[StepEntry], drawn: list[Drawn], now: float, restarting: Container[Sequence]) -> int:
+        """Advance the sequences of a step; returns the number of tokens appended.
+
+        Results of sequences that have ended in the meantime are dropped.
+        """
         results, live, commit, ended = iter(drawn), self.live, self._cache.commit, State.ENDED
         num_drawn = 0
-        for sequence, num_tokens, drawers in parts:
+        for sequence, num_tokens, drawers in entries:
             sequence.num_inflight -= num_tokens
             if sequence.state is ended:
-                live.leave(sequence)
+                live.release_ended(sequence)
             elif sequence not in restarting:
                 commit(sequence, num_tokens)
             for drawer in drawers:
@@ -177,7 +181,7 @@ class Engine:
                 if drawer.state is ended:
                     continue
                 if sequence in restarting:
-                    drawer.give_up()
+                    drawer.drop_promise()
                 elif result.fault is None:
                     num_drawn += 1
                     live.append(drawer, result.token, result.logprob, now)
@@ -185,25 +189,25 @@ class Engine:
                     live.end(drawer, FinishReason.ERROR, now, fault=result.fault)
         return num_drawn
 
-    def _fail(self, flight: Flight, now: float) -> list[Sequence]:
-        """Nothing of the step counts: its sequences end, and who awaited a prompt that was in it.
+    def _fail(self, step: InFlightStep, now: float) -> list[Sequence]:
+        """End the sequences of a failed step, and those that await a prompt computed in it.
 
-        Returns others that hold blocks which the step was to bring.
+        Returns the other sequences that hold blocks which the step's moves should have filled.
         """
-        for sequence, num_tokens, drawers in flight.parts:
+        for sequence, num_tokens, drawers in step.entries:
             sequence.num_inflight -= num_tokens
             if sequence.state is State.ENDED:
-                self.live.leave(sequence)
+                self.live.release_ended(sequence)
                 for drawer in drawers:
-                    drawer.give_up()
+                    drawer.drop_promise()
                 continue
             awaiting = [] if sequence.output else sequence.request.awaiting()
             for failed in reversed([sequence, *awaiting]):
                 self.live.end(failed, FinishReason.ERROR, now, fault=STEP_FAILED)
-        if not flight.moves:
+        if not step.moves:
             return []
-        # What comes later may move on what this one was to bring.
-        moves = [move for later in (flight, *self._flights) for move in later.moves]
+        # Later moves may have read what the failed ones should have written, so all of them are undone together.
+        moves = [move for later in (step, *self._in_flight) for move in later.moves]
         return self._cache.undo([*moves, *self._cache.take_moves()])
 
     def _respond(self) -> None:

@@ -1,36 +1,79 @@
-"""What comes in: requests taken or refused, stops carried out."""
+"""Accepts or refuses new requests, carries out stops, and keeps the quarantine."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from engine_worker.core.live import LiveRequests
-from engine_worker.core.quarantine import REFUSAL, Quarantine
 from engine_worker.hooks import Stop
 from engine_worker.request import Request, remaining
 from sluice.ring.bounds import MAX_SEQUENCES
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
-from sluice.ring.wire import Submit
+from sluice.ring.wire import PROBATION_TOKENS, Submit
+
+HOLD_SECONDS = 0.05
+"""Delay before a quarantined request is computed, so that the heartbeat that names it gets out before it may end this
+process."""
+QUARANTINED = Fault(ErrorCode.QUARANTINE.name, "the engine is running a suspect request alone, after an engine died")
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What this engine is, and what it takes."""
+    """What this engine accepts."""
 
     fingerprint: str
-    """Of the model as it is computed here: root of the block hashes."""
+    """Of the model as computed here; the root of all block hashes."""
     vocab_size: int
     max_sequence_tokens: int
-    """Longest prompt plus output: of the model's context and the block pool, the smaller."""
+    """Prompt plus output; the model's context or what the block pool holds, whichever is less."""
     max_requests: int
 
 
+class Quarantine:
+    """Lets a request under which an engine died run alone, until it ends or has drawn some tokens.
+
+    Held by at most one request at a time.
+    """
+
+    def __init__(self, live: LiveRequests) -> None:
+        self.holder: int | None = None
+        """Number of the request, as of the last `refresh`. May be read from any thread."""
+        self._live = live
+        self._request: Request | None = None
+        self._starts_at = -inf
+
+    def refresh(self) -> int | None:
+        """The current holder. The quarantine ends by itself, with the request or with its first tokens."""
+        request = self._request
+        if request is not None:
+            is_live = self._live.requests.get(request.spec.request) is request
+            drawn = sum(sequence.num_drawn for sequence in request.sequences)
+            if not is_live or drawn > PROBATION_TOKENS * request.spec.n:
+                self._request = None
+        self.holder = self._request.spec.request if self._request is not None else None
+        return self.holder
+
+    def begin(self, request: Request, now: float) -> None:
+        """Hand all other requests back to their routers and begin this one."""
+        for other in list(self._live.requests.values()):
+            self._live.end_request(other, FinishReason.ERROR, now, fault=QUARANTINED)
+        self._live.begin(request, now)
+        self._request, self._starts_at = request, now + HOLD_SECONDS
+        self.refresh()
+
+    def is_holding(self, now: float) -> bool:
+        """Whether nothing may be computed yet."""
+        return self._request is not None and now < self._starts_at
+
+
 class Intake:
-    """The core's front door. `unknown_stops` counts those that named nothing that lives."""
+    """Where requests and stops enter the core."""
 
     def __init__(self, live: LiveRequests, terms: Terms, aging_seconds: float = 0.0) -> None:
-        """`aging_seconds`: in which a request that waits gains a priority class; 0: never."""
+        """`aging_seconds`: time in which a waiting request gains one priority class; 0: never."""
         self.unknown_stops = 0
+        """Stops since the start that named nothing live."""
         self.quarantine = Quarantine(live)
         self._live = live
         self._terms = terms
@@ -38,14 +81,14 @@ class Intake:
         self._arrivals = 0
 
     @property
-    def room(self) -> int:
-        """Requests that would be taken now."""
+    def free_slots(self) -> int:
+        """Number of requests that would be accepted now."""
         return max(0, self._terms.max_requests - len(self._live.requests))
 
-    def take(self, requests: Iterable[Submit], now: float) -> None:
-        """Begin these or refuse them."""
+    def ingest(self, requests: Iterable[Submit], now: float) -> None:
+        """Begin or refuse each."""
         for spec in requests:
-            fault = self._fault(spec)
+            fault = self._refusal(spec)
             if fault is None:
                 self._arrivals += 1
                 root = root_hash(self._terms.fingerprint, spec.salt)
@@ -53,7 +96,7 @@ class Intake:
                 (self.quarantine if spec.alone else self._live).begin(request, now)
             else:
                 self._live.refuse(spec, fault)
-        self.quarantine.look()
+        self.quarantine.refresh()
 
     def stop(self, stops: Iterable[Stop], now: float) -> None:
         """End what these name."""
@@ -69,45 +112,43 @@ class Intake:
                 for sequence in named:
                     self._live.end(sequence, FinishReason.ABORTED, now)
 
-    def _fault(self, spec: Submit) -> Fault | None:
-        """Why the request cannot be taken, if it cannot."""
+    def _refusal(self, spec: Submit) -> Fault | None:
         terms = self._terms
         if spec.request in self._live.requests:
             return Fault(ErrorCode.DUPLICATE_REQUEST.name, "a request with this number is live")
-        if self.quarantine.look() is not None:
-            return REFUSAL
-        if not self.room:
-            return Fault(ErrorCode.OVERLOADED.name, f"the engine holds its {terms.max_requests} requests")
+        if self.quarantine.refresh() is not None:
+            return QUARANTINED
+        if not self.free_slots:
+            return Fault(ErrorCode.OVERLOADED.name, f"the engine holds its limit of {terms.max_requests} requests")
         if not 1 <= spec.n <= MAX_SEQUENCES:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"n must be from 1 to {MAX_SEQUENCES}, got {spec.n}")
         if not spec.prompt or spec.stopping.max_tokens < 1:
-            return Fault(ErrorCode.INVALID_ARGUMENT.name, "prompt and max_tokens must not be empty")
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, "prompt must not be empty and max_tokens must be at least 1")
         if min(spec.prompt) < 0 or max(spec.prompt) >= terms.vocab_size:
             return Fault(ErrorCode.INVALID_ARGUMENT.name, f"prompt token ids must be from 0 to {terms.vocab_size - 1}")
-        wanted = len(spec.prompt) + spec.stopping.max_tokens
-        if wanted > terms.max_sequence_tokens:
+        total = len(spec.prompt) + spec.stopping.max_tokens
+        if total > terms.max_sequence_tokens:
             return Fault(
                 ErrorCode.CONTEXT_OVERFLOW.name,
-                f"{len(spec.prompt)} prompt tokens and {spec.stopping.max_tokens} max_tokens are {wanted}; "
+                f"{len(spec.prompt)} prompt tokens and {spec.stopping.max_tokens} max_tokens are {total}; "
                 f"this engine holds at most {terms.max_sequence_tokens} per sequence",
             )
-        wrong = _wrong_resume(spec, terms.vocab_size)
-        return None if wrong is None else Fault(ErrorCode.INVALID_ARGUMENT.name, wrong)
+        problem = _resume_problem(spec, terms.vocab_size)
+        return None if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
 
 
-def _wrong_resume(spec: Submit, vocab_size: int) -> str | None:
-    """What is wrong with what the request resumes from, if something is."""
+def _resume_problem(spec: Submit, vocab_size: int) -> str | None:
     for name, indexes in (("resume", spec.resume), ("ended", spec.ended)):
         unknown = [index for index in indexes if not 0 <= index < spec.n]
         if unknown:
             return f"{name} must name sequences from 0 to {spec.n - 1}, got {unknown[0]}"
     if not remaining(spec):
-        return f"ended must leave some of the {spec.n} sequences, got all of them"
-    most = spec.stopping.max_tokens
+        return f"ended must not name all of the {spec.n} sequences"
+    max_tokens = spec.stopping.max_tokens
     for index, tokens in spec.resume.items():
-        if len(tokens) > most:
-            return f"resume must have at most max_tokens, {most}, tokens, got {len(tokens)} of sequence {index}"
-        strange = [token for token in tokens if not 0 <= token < vocab_size]
-        if strange:
-            return f"resume token ids must be from 0 to {vocab_size - 1}, got {strange[0]} in sequence {index}"
+        if len(tokens) > max_tokens:
+            return f"resume must have at most max_tokens ({max_tokens}) tokens, got {len(tokens)} for sequence {index}"
+        invalid = [token for token in tokens if not 0 <= token < vocab_size]
+        if invalid:
+            return f"resume token ids must be from 0 to {vocab_size - 1}, got {invalid[0]} in sequence {index}"
     return None

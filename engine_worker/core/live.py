@@ -1,39 +1,40 @@
-"""The requests that the engine holds: the one place where they begin, and where each of their sequences ends, once."""
+"""The requests that the engine holds: the only place where they begin and where each of their sequences ends, once."""
 
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from math import inf
 
-from engine_worker.core.deadlines import Deadlines
 from engine_worker.hooks import Opened, Refused, Responses
-from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import IN_ORDER, Request, Sequence, State
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.wire import End, Submit, TokenLogprob, TokenRow
 
+PRUNE_MIN_ENTRIES = 64
+"""Below this size a heap of deadlines is not worth pruning."""
+
 
 class LiveRequests:
-    """LiveRequests requests by number, and their sequences in order.
+    """`requests` by number; `active`: their sequences that compete for memory (all but awaiting ones), in order."""
 
-    `active` holds the sequences that compete for memory: all that live, but those that await their request's prompt.
-    """
-
-    def __init__(self, cache: KvCache) -> None:
+    def __init__(self, cache: KvCacheManager) -> None:
         self.requests: dict[int, Request] = {}
         self.active: list[Sequence] = []
-        self.begun = 0
+        self.num_begun = 0
         """Requests since the start."""
         self.ended: Counter[str] = Counter()
-        """Sequences since the start, by the names of their finish reasons."""
+        """Sequences since the start, by name of the finish reason."""
         self._cache = cache
         self._deadlines = Deadlines()
         self._responses = Responses()
         self._changed: dict[Request, None] = {}
 
     def begin(self, request: Request, now: float) -> None:
-        """Take a request in whose number is not live. Of what it resumes, that ends which is complete already."""
+        """Add a request whose number is not live. Resumed sequences that are already complete end at once."""
         self.requests[request.spec.request] = request
-        self.begun += 1
+        self.num_begun += 1
         self._changed[request] = None
         self._deadlines.add(request)
         for sequence in request.sequences:
@@ -44,28 +45,28 @@ class LiveRequests:
                 self.end(sequence, reason, now)
 
     def refuse(self, spec: Submit, fault: Fault) -> None:
-        """Answer a request that is not taken in."""
+        """Answer a request that is not accepted."""
         self._responses.refused.append(Refused(spec, fault))
 
     def schedule(self, request: Request, cached_tokens: int, now: float) -> None:
-        """The first step of a request is scheduled, with so much of its prompt from the cache."""
+        """A request's first step was scheduled, with `cached_tokens` of its prompt from the prefix cache."""
         request.scheduled_at, request.cached_tokens = now, cached_tokens
         self._changed[request] = None
         self._open(request, now)
 
     def take_responses(self) -> Responses:
-        """What there is to say since the last time."""
+        """Responses since the last call."""
         responses, self._responses = self._responses, Responses()
         return responses
 
     def take_changed(self) -> list[Request]:
-        """Requests that arrived, were first scheduled or ended since the last time."""
+        """Requests that arrived, were first scheduled or ended since the last call."""
         changed = list(self._changed)
         self._changed.clear()
         return changed
 
     def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:
-        """A sequence got its next token, which may end it."""
+        """Append a drawn token, which may end the sequence."""
         request, output = sequence.request, sequence.output
         spec = request.spec
         if sequence.first_token_at is None:
@@ -92,9 +93,9 @@ class LiveRequests:
         logprobs: list[TokenLogprob] | None = None,
         fault: Fault | None = None,
     ) -> None:
-        """End a sequence, its newest `tokens` in the same row. An ended one is left alone.
+        """End a sequence, with its newest `tokens` in the terminal row. No effect on an ended one.
 
-        Its blocks go back, if need be as soon as no step in flight uses them.
+        Its blocks are released now or, if in-flight steps use them, by `release_ended`.
         """
         if sequence.state is State.ENDED:
             return
@@ -112,15 +113,15 @@ class LiveRequests:
             self._changed[request] = None
             del self.requests[request.spec.request]
 
-    def leave(self, sequence: Sequence) -> None:
-        """A step of an ended sequence is through. With the last of them its blocks go back."""
+    def release_ended(self, sequence: Sequence) -> None:
+        """Release the blocks of an ended sequence, unless another in-flight step still uses them."""
         if not sequence.num_inflight:
             self._cache.release(sequence)
 
     def restart(self, sequences: Iterable[Sequence]) -> None:
-        """What these ran on was lost, and no step in flight uses it: those that hold blocks compute their tokens again.
+        """Have these compute their tokens again: their blocks' content was lost. No in-flight step may use them.
 
-        It is no pause: they give way to nobody.
+        Not counted as preemption.
         """
         for sequence in sequences:
             if sequence.blocks:
@@ -128,17 +129,17 @@ class LiveRequests:
                 sequence.state = State.WAITING
 
     def end_request(self, request: Request, reason: FinishReason, now: float, fault: Fault | None = None) -> None:
-        """End all its sequences, the last first, so that none takes the prompt over from one before it."""
+        """End all its sequences."""
+        # The last first: otherwise ending the one that computes the prompt would activate the next.
         for sequence in reversed(request.sequences):
             self.end(sequence, reason, now, fault=fault)
 
     def expire(self, now: float) -> None:
-        """End the requests whose time limit was reached."""
-        for request in self._deadlines.reached(now):
+        """End the requests that have reached their time limit."""
+        for request in self._deadlines.pop_expired(now):
             self.end_request(request, FinishReason.TIME_LIMIT, now)
 
     def _open(self, request: Request, now: float) -> None:
-        """Its stream, with its first step or where one of its sequences ends before that."""
         if not request.opened:
             request.opened = True
             self._responses.opened.append(Opened(request.spec, request.cached_tokens, now - request.arrived_at))
@@ -148,7 +149,8 @@ class LiveRequests:
         insort(self.active, sequence, key=IN_ORDER)
 
     def _withdraw(self, sequence: Sequence) -> None:
-        """Out of memory and out of line. If it was to compute the prompt for others, the next of them does."""
+        """Remove from `active` and from the cache. If it was to compute the prompt for others, the next one takes
+        over."""
         computes_prompt = sequence.state is not State.AWAITING and not sequence.output
         if sequence.state is not State.AWAITING:
             del self.active[bisect_left(self.active, sequence.order, key=IN_ORDER)]
@@ -158,5 +160,41 @@ class LiveRequests:
             self._cache.release(sequence)
         sequence.state = State.ENDED
         if computes_prompt:
-            for heir in sequence.request.awaiting()[:1]:
-                self._activate(heir)
+            for successor in sequence.request.awaiting()[:1]:
+                self._activate(successor)
+
+
+class Deadlines:
+    """A heap of requests by deadline.
+
+    Requests that end early leave their entry behind; pruning keeps the heap within about twice the live requests.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []
+        self._count = 0
+        """Breaks ties, as requests cannot be compared."""
+        self._prune_at = PRUNE_MIN_ENTRIES
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, request: Request) -> None:
+        """Watch a live request, if it has a deadline."""
+        if request.deadline == inf:
+            return
+        if len(self._heap) >= self._prune_at:
+            self._heap = [entry for entry in self._heap if entry[2].num_live]
+            heapify(self._heap)
+            self._prune_at = PRUNE_MIN_ENTRIES + 2 * len(self._heap)
+        self._count += 1
+        heappush(self._heap, (request.deadline, self._count, request))
+
+    def pop_expired(self, now: float) -> list[Request]:
+        """Remove and return the live requests whose deadline has passed."""
+        expired = []
+        while self._heap and self._heap[0][0] <= now:
+            request = heappop(self._heap)[2]
+            if request.num_live:
+                expired.append(request)
+        return expired

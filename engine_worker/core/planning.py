@@ -1,43 +1,74 @@
-"""From what was scheduled to what the runner computes, in one pass: this is done for every sequence in every step."""
+"""Turns a schedule into the step that the runner computes, and launches it.
 
+This runs for every sequence in every step, so it makes one pass and few objects.
+"""
+
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine_worker.request import Sequence
 from engine_worker.scheduling.micro_batch import Chunk
 from engine_worker.scheduling.simple import Schedule
-from engine_worker.step import Draw, Slice
+from engine_worker.step import Draw, Drawn, Launched, Move, Runner, Slice, Step
 
-UNKNOWN = (0,)
-"""The tokens of a slice that follows a draw."""
+UNKNOWN_TOKEN = (0,)
+"""The tokens of a slice whose one token is still being drawn; the runner fills it in."""
 
 
-class Part(NamedTuple):
-    """One sequence's part in a step."""
+class StepEntry(NamedTuple):
+    """One sequence's share of a step."""
 
     sequence: Sequence
     num_tokens: int
-    """To compute."""
+    """Tokens whose keys and values are computed."""
     drawers: tuple[Sequence, ...]
-    """Who gets a token from the logits after the last of them; after a prompt everybody who awaits it."""
+    """Sequences that draw a token from the logits of the last one: none in the middle of a context; at the end of a
+    prompt also the sequences that await it."""
 
 
-class Plan(NamedTuple):
-    """A step; its draws are in the order of the parts' drawers."""
+@dataclass(frozen=True, slots=True)
+class InFlightStep:
+    """A launched step whose results have not been collected."""
 
-    parts: list[Part]
-    slices: list[Slice]
+    schedule: Schedule
+    entries: list[StepEntry]
     num_draws: int
+    moves: tuple[Move, ...]
+    launched: Launched
+    start: float
+    """When its planning began, in seconds on the engine's clock."""
+
+    @classmethod
+    def launch(cls, runner: Runner, schedule: Schedule, moves: tuple[Move, ...], start: float) -> "InFlightStep":
+        """Never raises: a step that cannot be launched raises in `collect`, as one that fails later does."""
+        entries, slices, num_draws = plan(schedule)
+        return cls(schedule, entries, num_draws, moves, _launch(runner, Step(tuple(slices), moves)), start)
+
+    @property
+    def forks(self) -> bool:
+        """Whether sequences that await a prompt get their first token from this step."""
+        return any(len(entry.drawers) > 1 for entry in self.entries[len(self.schedule.generation) :])
+
+    def collect(self) -> list[Drawn]:
+        """Wait for the results, one per draw. Raises whatever the runner raises, RuntimeError on a wrong count."""
+        drawn = self.launched.collect()
+        if len(drawn) != self.num_draws:
+            raise RuntimeError(f"the runner returned {len(drawn)} tokens for {self.num_draws} draws")
+        return drawn
 
 
-def plan(schedule: Schedule) -> Plan:
-    """Generation first, then context. What is computed and drawn counts as on its way from now on."""
-    parts: list[Part] = []
+def plan(schedule: Schedule) -> tuple[list[StepEntry], list[Slice], int]:
+    """(entries, slices, number of draws), generation first, draws in the order of the entries' drawers.
+
+    Marks what will be computed as in flight and what will be drawn as promised.
+    """
+    entries: list[StepEntry] = []
     slices: list[Slice] = []
     draw = 0
     drawers: tuple[Sequence, ...]
     for sequence in schedule.generation:
         drawers = (sequence,)
-        parts.append(Part(sequence, 1, drawers))
+        entries.append(StepEntry(sequence, 1, drawers))
         slices.append(_slice(sequence, 1, drawers))
         sequence.num_inflight += 1
         sequence.expect(draw)
@@ -45,13 +76,13 @@ def plan(schedule: Schedule) -> Plan:
     for chunk in schedule.context:
         sequence, num_tokens = chunk
         drawers = _drawers(chunk)
-        parts.append(Part(sequence, num_tokens, drawers))
+        entries.append(StepEntry(sequence, num_tokens, drawers))
         slices.append(_slice(sequence, num_tokens, drawers))
         sequence.num_inflight += num_tokens
         for drawer in drawers:
             drawer.expect(draw)
             draw += 1
-    return Plan(parts, slices, draw)
+    return entries, slices, draw
 
 
 def _drawers(chunk: Chunk) -> tuple[Sequence, ...]:
@@ -67,8 +98,9 @@ def _slice(sequence: Sequence, num_tokens: int, drawers: tuple[Sequence, ...]) -
     start = sequence.num_computed + sequence.num_inflight
     draws = (_draw(sequence),) if drawers == (sequence,) else tuple(map(_draw, drawers))
     if sequence.num_promised:
-        # Everything before the promised token is computed or in flight, for it is drawn after that.
-        return Slice(UNKNOWN, start, sequence.blocks, draws, sequence.promise)
+        # The promised token is drawn from the logits of the token before it, so everything before it is computed or
+        # in flight: the slice has exactly this one token.
+        return Slice(UNKNOWN_TOKEN, start, sequence.blocks, draws, sequence.promise)
     return Slice(sequence.tokens_between(start, start + num_tokens), start, sequence.blocks, draws)
 
 
@@ -77,3 +109,21 @@ def _draw(sequence: Sequence) -> Draw:
     spec, position = request.spec, sequence.num_tokens - request.num_prompt
     banned = request.banned if request.banned and position < spec.stopping.min_tokens else ()
     return Draw(spec.sampling, sequence.index, position, spec.prompt, sequence.output, banned)
+
+
+class _FailedLaunch:
+    """A step that could not be launched."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def collect(self) -> list[Drawn]:
+        """Raise the launch's error."""
+        raise self._error
+
+
+def _launch(runner: Runner, step: Step) -> Launched:
+    try:
+        return runner.launch(step)
+    except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
+        return _FailedLaunch(error)

@@ -1,44 +1,44 @@
-"""What the engine tells about itself: figures of every step, and of every request while it lives and at its end."""
+"""Statistics: of every step, and of every request while it is live and when it ends."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from engine_worker.core.live import LiveRequests
 from engine_worker.hooks import Report
-from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Request, State
-from engine_worker.scheduling.preempted import Preempted
+from engine_worker.scheduling.context import Preempted
 from engine_worker.scheduling.simple import RequestScheduler, Schedule
 from sluice.ring.stats import RequestStats, Stage, StepStats
 from sluice.telemetry.histogram import Histogram
 
 RATE_SECONDS = 1.0
 REFRESH_SECONDS = 0.5
-"""Between two reports of a request that runs on."""
+"""Interval between two reports of a running request."""
 REFRESHED_PER_STEP = 4
 REFRESHED_PER_SECOND = 150
-"""Reports made in a step, and in a second of a long one, at most: each costs about three microseconds."""
+"""Limits on requests refreshed in a short step, and per second of a long one: each costs about three microseconds."""
 STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Rate:
-    """Tokens per second over the last RATE_SECONDS, or over the last step where that took longer."""
+    """Tokens per second over the last RATE_SECONDS, or over the last step if that took longer."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float, int]] = deque()
         self._tokens = 0
 
     def add(self, start: float, end: float, tokens: int) -> None:
-        """A step drew so many tokens."""
+        """A step drew `tokens` tokens."""
         self._steps.append((start, end, tokens))
         self._tokens += tokens
 
     def at(self, now: float) -> float:
-        """The rate now; `now` never goes back."""
+        """Tokens per second at `now`, which must not decrease between calls."""
         while self._steps and self._steps[0][1] <= now - RATE_SECONDS:
             self._tokens -= self._steps.popleft()[2]
         return self._tokens / max(RATE_SECONDS, now - self._steps[0][0]) if self._steps else 0.0
@@ -46,44 +46,42 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Since the start."""
+    """Counts since the start."""
 
     requests: int
-    """Taken in."""
+    """Accepted."""
     ended: Mapping[str, int]
     """Sequences, by finish reason."""
-    pauses: int
+    preemptions: int
     context_tokens: int
-    """Computed, those that pauses made necessary again included."""
+    """Computed, including again after preemption."""
     generated_tokens: int
     prompt_tokens: int
     """Of requests that were scheduled."""
     cached_tokens: int
-    """Of those."""
+    """Prompt tokens found in the prefix cache."""
     evictions: int
     offloads: int
     onloads: int
 
 
 class Stats:
-    """What is public here another thread may read at any time: `latest` is replaced whole.
+    """Public members may be read from any thread: `latest` is replaced whole, never modified.
 
-    A request of n sequences counts once as active, and by its sequences in the numbers after that.
+    `active_requests` counts requests; the queued, paused and scheduled counts are of sequences.
     """
 
     def __init__(
         self,
-        cache: KvCache,
+        cache: KvCacheManager,
         live: LiveRequests,
         scheduler: RequestScheduler,
-        pauses: Preempted,
+        preempted: Preempted,
         max_requests: int,
         micro_batches: int = 1,
         unix_zero: float = 0.0,
     ) -> None:
-        """`micro_batches` are in flight in turns; `unix_zero` is when the engine's clock stood at 0, in seconds of the
-        Unix epoch.
-        """
+        """`micro_batches`: how many take turns in flight. `unix_zero`: Unix time at which the engine's clock read 0."""
         self.step_seconds = Histogram(STEP_SECONDS)
         self.step_sequences = Histogram(STEP_SEQUENCES)
         self._context_tokens = 0
@@ -91,12 +89,12 @@ class Stats:
         self._cache = cache
         self._live = live
         self._scheduler = scheduler
-        self._pauses = pauses
+        self._preempted = preempted
         self._micro_batches = micro_batches
         self._unix_zero = unix_zero
         self._rate = Rate()
         self._refresh: deque[Request] = deque()
-        """Requests that run, to be reported a few per step."""
+        """Running requests still to be reported in this round, a few per step."""
         self._refresh_at = 0.0
         self.latest = msgspec.structs.replace(
             StepStats(
@@ -108,8 +106,8 @@ class Stats:
             **self._memory(),
         )
 
-    def stepped(self, schedule: Schedule, num_drawn: int, start: float, end: float) -> Report:
-        """A step has ended: what it computed, and how many tokens it drew."""
+    def record_step(self, schedule: Schedule, num_drawn: int, start: float, end: float) -> Report:
+        """A step that drew `num_drawn` tokens has ended."""
         context, generation = len(schedule.context), len(schedule.generation)
         context_tokens = sum(num_tokens for _, num_tokens in schedule.context)
         self._rate.add(start, end, num_drawn)
@@ -133,8 +131,8 @@ class Stats:
         )
         return Report(self.latest, self._requests(start, end))
 
-    def rested(self, now: float) -> Report:
-        """There is no step: nothing is scheduled, and what else can have changed without one."""
+    def record_idle(self, now: float) -> Report:
+        """There was nothing to compute."""
         latest = msgspec.structs.replace(
             self.latest,
             scheduled_requests=0,
@@ -148,15 +146,15 @@ class Stats:
         )
         if latest != self.latest:
             self.latest = latest
-        return Report(None, self._told(self._live.take_changed()))
+        return Report(None, [self._stats_of(request) for request in self._live.take_changed()])
 
     def totals(self) -> Totals:
-        """Counts until now."""
+        """Counts up to now."""
         cache, tiers = self._cache, self._cache.tiers
         return Totals(
-            requests=self._live.begun,
+            requests=self._live.num_begun,
             ended=self._live.ended,
-            pauses=self._pauses.count,
+            preemptions=self._preempted.count,
             context_tokens=self._context_tokens,
             generated_tokens=self._generated_tokens,
             prompt_tokens=cache.prompt_tokens,
@@ -174,33 +172,30 @@ class Stats:
 
     def _memory(self) -> dict[str, int]:
         cache, host = self._cache, self._cache.tiers.host
-        paused, free = len(self._pauses.sequences), cache.pool.available
+        preempted, free = len(self._preempted.sequences), cache.pool.available
         return {
             "active_requests": len(self._live.requests),
-            "queued_requests": len(self._live.active) - len(cache.holders) - paused,
-            "paused_requests": paused,
+            "queued_requests": len(self._live.active) - len(cache.holders) - preempted,
+            "paused_requests": preempted,
             "free_kv_blocks": free,
             "used_kv_blocks": cache.pool.num_blocks - free,
             "used_host_blocks": host.num_blocks - host.num_free,
         }
 
     def _requests(self, start: float, end: float) -> list[RequestStats]:
-        """Those that arrived, began or ended, and some of those that run on."""
+        """Requests that arrived, began or ended, and the next few running ones."""
         changed = self._live.take_changed()
         if not self._refresh and end >= self._refresh_at:
             self._refresh_at = end + REFRESH_SECONDS
-            running = (*self._cache.holders, *self._pauses.sequences)
+            running = (*self._cache.holders, *self._preempted.sequences)
             self._refresh = deque(dict.fromkeys(sequence.request for sequence in running))
         for _ in range(min(len(self._refresh), max(REFRESHED_PER_STEP, int((end - start) * REFRESHED_PER_SECOND)))):
             request = self._refresh.popleft()
             if request.num_live:
                 changed.append(request)
-        return self._told(changed)
+        return [self._stats_of(request) for request in changed]
 
-    def _told(self, requests: Iterable[Request]) -> list[RequestStats]:
-        return [self._of(request) for request in requests]
-
-    def _of(self, request: Request) -> RequestStats:
+    def _stats_of(self, request: Request) -> RequestStats:
         spec, zero = request.spec, self._unix_zero
         sequences = request.sequences
         firsts = [sequence.first_token_at for sequence in sequences if sequence.first_token_at is not None]
@@ -215,7 +210,7 @@ class Stats:
             prompt_tokens=request.num_prompt,
             cached_tokens=request.cached_tokens,
             generated_tokens=sum(sequence.num_drawn for sequence in sequences),
-            pauses=request.pauses,
+            pauses=request.preemptions,
             blocks_allocated=request.blocks_allocated,
             blocks_reused=request.blocks_reused,
             blocks_missed=request.blocks_missed,
@@ -223,12 +218,12 @@ class Stats:
 
 
 def stage_of(request: Request) -> Stage:
-    """Where a request stands: paused if none of its sequences runs and some would, but for memory."""
+    """Stage of a request: PAUSED if some of its sequences are preempted and none holds memory."""
     if not request.num_live:
         return Stage.ENDED
     if request.scheduled_at is None:
         return Stage.QUEUED
     states = [sequence.state for sequence in request.sequences]
-    if State.PAUSED in states and State.RUNNING not in states:
+    if State.PREEMPTED in states and State.RUNNING not in states:
         return Stage.PAUSED
     return Stage.CONTEXT if request.last_token_at is None else Stage.GENERATION

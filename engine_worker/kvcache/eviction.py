@@ -1,20 +1,85 @@
-"""Which cached block goes first."""
+"""Which cached block is evicted first: by priorities that change at given times, then least recently used."""
 
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from math import inf
+from operator import attrgetter
+from typing import NamedTuple
 
-from engine_worker.kvcache.retention import Retention, at
+from sluice.ring.params import DEFAULT_RETENTION, RangeRetention, RetentionParams
 
 COMPACT_AT = 64
-"""Endings that nobody waits for any more, beyond as many as there are blocks, before they are swept out."""
+"""Stale heap entries, beyond as many as there are blocks, that trigger their removal."""
+
+
+class Phase(NamedTuple):
+    """A priority, from 0 (evicted first) to 100 (evicted last), that holds until a time on the engine's clock."""
+
+    until: float
+    priority: int
+
+
+Retention = tuple[Phase, ...]
+"""Consecutive phases; the last one never ends."""
+
+DEFAULT: Retention = (Phase(inf, DEFAULT_RETENTION),)
+
+
+def requested(params: RetentionParams, position: int, num_prompt: int, now: float) -> Retention | None:
+    """What a request asks for the block that begins at `position`; None: nothing.
+
+    The range with the block's first token counts, as in TensorRT-LLM; generated blocks get the decode priority.
+    """
+    if position >= num_prompt:
+        if params.decode_priority == DEFAULT_RETENTION:
+            return None
+        return _from(now, params.decode_priority, params.decode_seconds)
+    part = _range_at(params.prompt, position)
+    return None if part is None else _from(now, part.priority, part.seconds)
+
+
+def higher(a: Retention, b: Retention) -> Retention:
+    """The higher priority of the two at every time."""
+    if a == b:
+        return a
+    phases: list[Phase] = []
+    for until in sorted({phase.until for phase in (*a, *b)}):
+        priority = max(_priority(a, until), _priority(b, until))
+        if phases and phases[-1].priority == priority:
+            phases.pop()
+        phases.append(Phase(until, priority))
+    return tuple(phases)
+
+
+def remaining_phases(retention: Retention, now: float) -> Retention:
+    """Without the phases that have ended."""
+    while retention[0].until <= now:
+        retention = retention[1:]
+    return retention
+
+
+def _from(now: float, priority: int, seconds: float | None) -> Retention:
+    if seconds is None:
+        return (Phase(inf, priority),)
+    return (Phase(now + seconds, priority), *DEFAULT)
+
+
+def _priority(retention: Iterable[Phase], until: float) -> int:
+    """Of the phase that holds just before `until`."""
+    return next(phase.priority for phase in retention if phase.until >= until)
+
+
+def _range_at(ranges: tuple[RangeRetention, ...], position: int) -> RangeRetention | None:
+    index = bisect_right(ranges, position, key=attrgetter("start")) - 1
+    return ranges[index] if index >= 0 and position < ranges[index].end else None
 
 
 class EvictionOrder:
-    """Blocks that may be evicted: the lowest priority first, among equals the least recently used.
+    """The evictable blocks: lowest priority first, among equals the least recently used.
 
-    A priority that ends is looked at only when a block is asked for; the block then joins its new equals as the most
+    A phase that has ended is noticed only when a block is asked for; the block then joins its new priority as the most
     recently used.
     """
 
@@ -22,9 +87,11 @@ class EvictionOrder:
         self._clock = clock
         self._retentions: dict[int, Retention] = {}
         self._levels: dict[int, OrderedDict[int, None]] = {}
+        """Blocks by priority, the least recently used first."""
         self._endings: list[tuple[float, int, int]] = []
-        """Heap of (end of a phase, number, block). One whose block has gone or has another retention means nothing."""
+        """Heap of (end of a phase, number, block). Stale if the block has left or got another retention."""
         self._numbers = 0
+        """Breaks ties in the order of `add`."""
 
     def __len__(self) -> int:
         return len(self._retentions)
@@ -33,7 +100,7 @@ class EvictionOrder:
         return iter(self._retentions)
 
     def add(self, block: int, retention: Retention) -> None:
-        """It was used until now."""
+        """The block is now the most recently used of its priority."""
         self._retentions[block] = retention
         until, priority = retention[0]
         self._levels.setdefault(priority, OrderedDict())[block] = None
@@ -44,7 +111,7 @@ class EvictionOrder:
                 self._compact()
 
     def remove(self, block: int) -> None:
-        """It is used again, or has nothing to keep."""
+        """The block is in use again, or its content was forgotten."""
         priority = self._retentions.pop(block)[0].priority
         level = self._levels[priority]
         del level[block]
@@ -52,7 +119,7 @@ class EvictionOrder:
             del self._levels[priority]
 
     def pop(self) -> int:
-        """The one to go first. Raises IndexError when there is none."""
+        """Remove the block to evict first. Raises IndexError if there is none."""
         if not self._retentions:
             raise IndexError("nothing to evict")
         block = next(iter(self._levels[self.lowest()]))
@@ -60,13 +127,13 @@ class EvictionOrder:
         return block
 
     def lowest(self) -> int:
-        """Priority of the one to go first; there must be one."""
+        """Priority of the block to evict first; there must be one."""
         if self._endings:
             self._refresh(self._clock())
         return min(self._levels)
 
     def clear(self) -> list[int]:
-        """Take all out, in no order."""
+        """Remove and return all blocks, in no order."""
         blocks = list(self._retentions)
         self._retentions.clear()
         self._levels.clear()
@@ -79,10 +146,10 @@ class EvictionOrder:
             retention = self._retentions.get(block)
             if retention is not None and retention[0].until == until:
                 self.remove(block)
-                self.add(block, at(retention, now))
+                self.add(block, remaining_phases(retention, now))
 
     def _compact(self) -> None:
-        """Only the endings that are waited for, in the order in which the blocks were added."""
+        """Drop stale endings."""
         endings = ((block, retention[0].until) for block, retention in self._retentions.items())
         ending = enumerate((block, until) for block, until in endings if until < inf)
         self._endings = [(until, number, block) for number, (block, until) in ending]

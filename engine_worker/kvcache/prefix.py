@@ -1,4 +1,4 @@
-"""Which of a sequence's tokens are in the cache: by hash chain of full blocks, or with a sequence of its request."""
+"""Finds the part of a sequence that is in the cache already: full blocks by hash chain, or forked from a sibling."""
 
 from typing import NamedTuple
 
@@ -7,37 +7,36 @@ from engine_worker.kvcache.tiers import Tiers
 from engine_worker.request import Content, Sequence, State
 from sluice.ring.hashing import block_hash
 
-NOWHERE = 0
-"""Entry of a block table that nobody reads: any block will do."""
+UNUSED = 0
+"""Entry of a block table that is never read: any block number will do."""
 
 
 class Prefix(NamedTuple):
     """The part of a sequence that need not be computed."""
 
     blocks: list[int]
-    """The beginning of its block table."""
+    """The start of its block table."""
     first_block: int
-    """Entries before this one lie behind the attention window: nobody reads them."""
+    """Entries before this one lie behind the attention window and are never read."""
     num_computed: int
     on_host: list[tuple[int, int]]
-    """(index in the table, host block) of the blocks that have to be loaded; their entries mean nothing yet."""
+    """(index in the table, host block) of blocks to be loaded; their entries in `blocks` are placeholders."""
     copy_from: int | None = None
-    """Block whose first part is the last of the computed tokens: to be copied, for the sequence will write the rest."""
+    """Partly filled block with the last of the computed tokens. It is copied, because the sequence writes the rest."""
 
     @property
     def held(self) -> list[int]:
-        """The device blocks that the sequence will hold for this; the one to be copied is not among them."""
+        """The device blocks that the sequence will hold, without `copy_from`."""
         loaded = {index for index, _ in self.on_host}
         entries = enumerate(self.blocks[self.first_block :], self.first_block)
         return [block for index, block in entries if index not in loaded] if loaded else self.blocks[self.first_block :]
 
 
 class PrefixFinder:
-    """Publishes computed blocks and finds them again.
+    """Publishes computed blocks and finds them.
 
-    Only full blocks are found, and never a sequence's last token, which has to be computed again to have logits. A
-    block's tokens are compared beside its hash, so a collision is a miss. With an attention window the blocks of the
-    last one are enough.
+    Only full blocks are found, and never a sequence's last token: it is computed again to get logits. With an attention
+    window the blocks of the last window suffice.
     """
 
     def __init__(self, tiers: Tiers, geometry: Geometry, reuse: bool) -> None:
@@ -46,39 +45,40 @@ class PrefixFinder:
         self._geometry = geometry
 
     def find(self, sequence: Sequence) -> Prefix:
-        """The longest prefix of a sequence that holds no memory. Nothing is held by this."""
+        """The longest cached prefix of a sequence that holds no memory. Does not hold the blocks."""
         size, num_prompt = self._geometry.tokens_per_block, sequence.request.num_prompt
         source = self._fork_source(sequence)
         if source is not None and not sequence.chain:
             sequence.chain = source.chain[: num_prompt // size]
-        matched = self._collect(sequence, self._worthwhile(sequence))
+        matched = self._collect(sequence, self._candidates(sequence))
         if source is not None and num_prompt > matched.num_computed:
             return self._fork(source, num_prompt)
         return matched
 
     def publish(self, sequence: Sequence, indexes: range) -> None:
-        """These blocks of its table are full and computed: they can be found from now on."""
+        """Make these full and computed blocks of its table findable."""
         if self.reuse:
             for index in indexes:
                 self._tiers.publish(sequence.blocks[index], self._content(sequence, index))
 
     def next_block(self, sequence: Sequence, num_computed: int) -> bytes | None:
-        """Hash of the full block that a sequence with so many tokens computed does next; None where it fills none."""
+        """Hash of the block that a sequence fills next after `num_computed` tokens; None if it has no tokens to fill
+        one."""
         index = num_computed // self._geometry.tokens_per_block
         full = (index + 1) * self._geometry.tokens_per_block <= sequence.num_known
         return self._content(sequence, index).hash if self.reuse and full else None
 
     def missing(self, sequence: Sequence, prefix: Prefix) -> bytes | None:
-        """Hash of the first block after its prefix that the sequence could use, were it in the cache; None: none."""
+        """Hash of the first block after `prefix` that the sequence could use if it were cached; None: there is none."""
         index = len(prefix.blocks)
         return self._content(sequence, index).hash if index < self.usable_blocks(sequence.num_tokens) else None
 
     def usable_blocks(self, num_tokens: int) -> int:
-        """Full blocks that a sequence of so many tokens could use, were they in the cache."""
+        """Full blocks that a sequence of `num_tokens` could use if they were cached."""
         return (num_tokens - 1) // self._geometry.tokens_per_block if self.reuse else 0
 
-    def _worthwhile(self, sequence: Sequence) -> range:
-        """The blocks to look for: all that are usable, or the last window after which the sequence can go on."""
+    def _candidates(self, sequence: Sequence) -> range:
+        """The blocks to look for: all usable ones, or those of the last window that is wholly cached."""
         usable = self.usable_blocks(sequence.num_tokens)
         if self._geometry.window is None:
             return range(usable)
@@ -91,9 +91,9 @@ class PrefixFinder:
         return range(first_needed(end * size), end)
 
     def _collect(self, sequence: Sequence, indexes: range) -> Prefix:
-        """These blocks, as far as all are in the cache."""
+        """These blocks, up to the first one that is not cached."""
         device, host = self._tiers.device, self._tiers.host
-        blocks, on_host = [NOWHERE] * indexes.start, []
+        blocks, on_host = [UNUSED] * indexes.start, []
         for index in indexes:
             content = self._content(sequence, index)
             block = device.find(content)
@@ -102,20 +102,20 @@ class PrefixFinder:
                 if source is None:
                     break
                 on_host.append((index, source))
-                block = NOWHERE
+                block = UNUSED
             blocks.append(block)
         return Prefix(blocks, indexes.start, len(blocks) * self._geometry.tokens_per_block, on_host)
 
     def _fork(self, source: Sequence, num_prompt: int) -> Prefix:
         whole, rest = divmod(num_prompt, self._geometry.tokens_per_block)
         first = self._geometry.first_needed(num_prompt)
-        blocks = [NOWHERE] * first + source.blocks[first:whole]
+        blocks = [UNUSED] * first + source.blocks[first:whole]
         return Prefix(blocks, first, num_prompt, [], source.blocks[whole] if rest else None)
 
     def _fork_source(self, sequence: Sequence) -> Sequence | None:
-        """A sequence of the same request that holds what is needed of the prompt, if this one goes beyond it.
+        """A sequence of the same request that holds the needed part of the prompt; None if this one has no output yet.
 
-        None that has ended: where its step failed, its blocks may never have got what they should hold.
+        Ended sequences are excluded: after a failed step their blocks may lack the content they should have.
         """
         request = sequence.request
         if not sequence.output or len(request.sequences) == 1:
@@ -128,7 +128,7 @@ class PrefixFinder:
         return None
 
     def _content(self, sequence: Sequence, index: int) -> Content:
-        """What the sequence's full block `index` holds; extends its chain as far as that."""
+        """Of the sequence's full block `index`; extends its hash chain that far."""
         size, chain = self._geometry.tokens_per_block, sequence.chain
         while len(chain) <= index:
             start = len(chain) * size

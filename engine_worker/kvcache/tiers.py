@@ -1,18 +1,22 @@
-"""Where content lies: in the device's blocks or, evicted from there, in the host's; and what has to move between."""
+"""Device and host memory: where content lies, the moves between them, and the journal of what is findable."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from threading import Lock
 
-from engine_worker.kvcache.journal import Journal
 from engine_worker.kvcache.pool import BlockPool, CacheCorruptError, Stored
 from engine_worker.request import Content
 from engine_worker.step import Move, MoveKind
+from sluice.ring.hashing import short_hash
+from sluice.ring.heartbeats import CacheNews
 
 
 class Tiers:
-    """Two pools and the moves that are decided but not carried out. What is findable is so in one place only.
+    """Two pools and the pending moves. Findable content is in one of the pools only.
 
-    The next step carries all of them out, in order, before it computes. So a block counts as moved at once: whoever
-    reads or writes it afterwards comes after the move.
+    The next step carries out the moves, in order, before it computes. So a block counts as moved as soon as the move is
+    decided: every later read or write comes after it.
     """
 
     def __init__(self, num_blocks: int, num_host_blocks: int, clock: Callable[[], float]) -> None:
@@ -21,49 +25,51 @@ class Tiers:
         self.journal = Journal()
         self.moves: list[Move] = []
         self.evictions = 0
-        """Blocks that lost findable content since the start, moved to the host or not."""
+        """Device blocks that lost findable content since the start, offloaded or not."""
         self.offloads = 0
         self.onloads = 0
 
     def holds(self, content: Content) -> bool:
-        """It can be found, here or there."""
+        """Whether it is findable in either pool."""
         return self.device.find(content) is not None or self.host.find(content) is not None
 
-    def take(self) -> int:
-        """A device block for new content, held once. What it held goes to the host if that has a place for it."""
-        block, evicted = self.device.take()
+    def allocate(self) -> int:
+        """A device block, held once. Evicted content is offloaded if the host has room for it."""
+        block, evicted = self.device.allocate()
         self.evictions += evicted is not None
         if evicted is not None and not self._offload(block, evicted):
             self.journal.remove(evicted.content.hash)
         return block
 
     def onload(self, source: int) -> int:
-        """A device block, held once, with the content of a held host block, which is findable there no more."""
-        block = self.take()
+        """A device block, held once, with the content of a held host block, which becomes unfindable."""
+        block = self.allocate()
         stored = self.host.forget(source)
         if stored is None:
-            raise CacheCorruptError(f"host block {source} holds nothing to be loaded")
+            raise CacheCorruptError(f"host block {source} has no content to load")
         self.device.publish(block, *stored)
         self.moves.append(Move(MoveKind.ONLOAD, source, block))
         self.onloads += 1
         return block
 
     def copy(self, source: int, target: int) -> None:
-        """What is in one device block now is to be in another, too."""
+        """Copy one device block to another."""
         self.moves.append(Move(MoveKind.COPY, source, target))
 
     def publish(self, block: int, content: Content) -> None:
-        """A held device block is full and computed: it can be found, unless another one with this content can."""
+        """Make a held, full and computed device block findable, unless another one with this content is."""
+        # Content recomputed on the device replaces the copy on the host; it was findable before, so nothing changes for
+        # routers.
         if self.device.publish(block, content) and not self.host.drop(content.hash):
             self.journal.store(content.hash)
 
     def take_moves(self) -> tuple[Move, ...]:
-        """The moves that the next step has to carry out."""
+        """Pending moves, for the next step to carry out."""
         moves, self.moves = tuple(self.moves), []
         return moves
 
     def undo(self, moves: Iterable[Move]) -> set[int]:
-        """Forget what these moves were to bring; returns the device blocks that may now hold anything."""
+        """Forget the content these moves should have brought; returns the device blocks whose content is undefined."""
         lost: set[int] = set()
         for kind, _, target in moves:
             pool = self.host if kind is MoveKind.OFFLOAD else self.device
@@ -75,25 +81,25 @@ class Tiers:
         return lost
 
     def flush(self) -> int:
-        """Make nothing findable any more; returns how many blocks that made free, here and there."""
+        """Make all content unfindable; returns the number of blocks that became free in both pools."""
         self.journal.clear()
         return self.device.flush() + self.host.flush()
 
     def check(self, held: Mapping[int, int]) -> None:
-        """Raise CacheCorruptError unless both pools are sound, nobody holds a host block and nothing is there twice."""
+        """Raise CacheCorruptError unless both pools are consistent, no host block is held and no content is in both."""
         self.device.check(held)
         self.host.check({})
         twice = {content.hash for _, content in self.device.contents()}
         twice &= {content.hash for _, content in self.host.contents()}
         if twice:
-            raise CacheCorruptError(f"{len(twice)} blocks can be found on the device and on the host")
+            raise CacheCorruptError(f"{len(twice)} blocks are findable on the device and on the host")
 
     def _offload(self, block: int, evicted: Stored) -> bool:
-        """Into a host block, but not in the place of something that is to be kept more eagerly."""
+        """Move evicted content to a host block; False if there is none, or if it would replace higher priority."""
         host = self.host
         if not host.available or (not host.num_free and host.lowest_priority() > evicted.retention[0].priority):
             return False
-        target, dropped = host.take()
+        target, dropped = host.allocate()
         if dropped is not None:
             self.journal.remove(dropped.content.hash)
         host.publish(target, *evicted)
@@ -101,3 +107,53 @@ class Tiers:
         self.moves.append(Move(MoveKind.OFFLOAD, block, target))
         self.offloads += 1
         return True
+
+
+JOURNAL_CAPACITY = 1 << 16
+"""Changes kept; a router that has fallen further behind gets the full state."""
+
+
+class Journal:
+    """Numbered changes of what is findable, for routers that place requests by it. Thread-safe."""
+
+    def __init__(self, capacity: int = JOURNAL_CAPACITY) -> None:
+        self._lock = Lock()
+        self._last = 0
+        self._changes: deque[tuple[int, bool]] = deque(maxlen=capacity)
+        """(short hash of a block, whether it became findable), the latest last."""
+        self._findable: set[int] = set()
+
+    def store(self, digest: bytes) -> None:
+        """The block with this hash became findable."""
+        block = short_hash(digest)
+        with self._lock:
+            self._findable.add(block)
+            self._changes.append((block, True))
+            self._last += 1
+
+    def remove(self, digest: bytes) -> None:
+        """The block with this hash became unfindable."""
+        block = short_hash(digest)
+        with self._lock:
+            self._findable.discard(block)
+            self._changes.append((block, False))
+            self._last += 1
+
+    def clear(self) -> None:
+        with self._lock:
+            self._findable.clear()
+            self._changes.clear()
+            self._last += 1
+
+    def since(self, known: int) -> CacheNews | None:
+        """What changed after change number `known`; None: nothing."""
+        with self._lock:
+            last, behind = self._last, self._last - known
+            if not behind:
+                return None
+            if not 0 < behind <= len(self._changes):
+                return CacheNews(0, last, list(self._findable), whole=True)
+            changed = dict(islice(self._changes, len(self._changes) - behind, None))
+        stored = [block for block, findable in changed.items() if findable]
+        removed = [block for block, findable in changed.items() if not findable]
+        return CacheNews(known, last, stored, removed)

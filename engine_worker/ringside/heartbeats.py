@@ -36,16 +36,16 @@ class Greeting(NamedTuple):
     """At its address, it being the latest."""
 
 
-class Listeners:
+class RouterTable:
     """The routers, by address. One thread hears, others read: `heard` is replaced whole."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.heard: dict[str, Greeting] = {}
         self._clock = clock
 
-    def hear(self, hello: Hello) -> bool:
+    def on_hello(self, hello: Hello) -> bool:
         """A router wants heartbeats. False where so many do that it gets none."""
-        heard = self.recent()
+        heard = self.live()
         if hello.address not in heard and len(heard) >= MAX_ROUTERS:
             return False
         known = heard.get(hello.address)
@@ -55,12 +55,12 @@ class Listeners:
             self.heard = heard | {hello.address: greeting}
         return True
 
-    def is_new(self, hello: Hello) -> bool:
+    def is_replacement(self, hello: Hello) -> bool:
         """Whether it comes from one that took the place of a router that was heard."""
         known = self.heard.get(hello.address)
         return known is not None and known.incarnations.replaced_by(hello.epoch)
 
-    def recent(self) -> dict[str, Greeting]:
+    def live(self) -> dict[str, Greeting]:
         """Who wants heartbeats now."""
         now = self._clock()
         return {address: greeting for address, greeting in self.heard.items() if now - greeting.at < SILENCE_SECONDS}
@@ -72,7 +72,7 @@ class Heartbeats(threading.Thread):
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
-        listeners: Listeners,
+        routers: RouterTable,
         heartbeat: Callable[[], EngineHeartbeat],
         reports: StatsLog,
         cache_news: Callable[[int], CacheNews | None],
@@ -82,7 +82,7 @@ class Heartbeats(threading.Thread):
         """`heartbeat`, and `cache_news` with what a router has heard of them, are called from this thread."""
         super().__init__(name="heartbeats", daemon=True)
         self._context = context
-        self._listeners = listeners
+        self._routers = routers
         self._heartbeat = heartbeat
         self._log = log
         self._security = security
@@ -115,14 +115,14 @@ class Heartbeats(threading.Thread):
         self.join()
 
     def _send(self) -> bool:
-        """To all listeners; whether a lane was opened for one of them."""
-        listeners = self._listeners.recent()
-        for address in self._lanes.keys() - listeners.keys():
+        """To all routers; whether a lane was opened for one of them."""
+        routers = self._routers.live()
+        for address in self._lanes.keys() - routers.keys():
             self._lanes.pop(address).close()
             del self._read[address]
-        self._refused &= listeners.keys()
+        self._refused &= routers.keys()
         heartbeat, known = self._heartbeat(), len(self._lanes)
-        for address, greeting in listeners.items():
+        for address, greeting in routers.items():
             lane = self._lane(address)
             if lane is None:
                 continue

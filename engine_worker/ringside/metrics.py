@@ -26,7 +26,7 @@ def requests(stats: Stats, mailbox: Mailbox) -> Iterator[Metric]:
     yield gauge(P + "requests_limit", "Requests that it holds at most.", latest.max_requests)
     yield gauge(P + "sequences_queued", "Sequences that wait for memory.", latest.queued_requests)
     yield gauge(P + "sequences_paused", "Sequences that gave their memory back and wait.", latest.paused_requests)
-    yield counter(P + "pauses", "How often a sequence gave its memory back for others.", totals.pauses)
+    yield counter(P + "pauses", "How often a sequence gave its memory back for others.", totals.preemptions)
 
 
 def steps(stats: Stats) -> Iterator[Metric]:

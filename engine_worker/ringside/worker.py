@@ -3,7 +3,9 @@
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from hashlib import blake2b
 
+import msgspec
 import zmq
 from prometheus_client.metrics_core import Metric
 from structlog.stdlib import BoundLogger
@@ -14,8 +16,7 @@ from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.ringside import metrics
-from engine_worker.ringside.fingerprint import fingerprint
-from engine_worker.ringside.heartbeats import HEARTBEAT_SECONDS, Heartbeats, Listeners
+from engine_worker.ringside.heartbeats import HEARTBEAT_SECONDS, Heartbeats, RouterTable
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_callback import StatsCallback, find_function
@@ -31,6 +32,17 @@ from sluice.telemetry.health import Health
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.progress_beacon import ProgressBeacon
 from sluice.telemetry.server import StatusServer
+
+
+def fingerprint(checkpoint: Checkpoint, weights: str, dtype: str, max_attention_window: tuple[int, ...]) -> str:
+    """Hex; of the checkpoint's files and the settings that make another function of them.
+
+    Device, attention backend, number of ranks and sizes of batches are left out: they change no more than rounding, so
+    a stream may go on from a GPU to a CPU. Two of these with one dtype are the same model.
+    """
+    parts = (checkpoint.fingerprint, weights, dtype, max_attention_window)
+    return blake2b(msgspec.msgpack.encode(parts), digest_size=8, person=b"sluice-model").hexdigest()
+
 
 REST_SECONDS = 0.25
 """Between two looks at the clock while nothing comes in."""
@@ -86,13 +98,13 @@ class Worker:
             self._mailbox.get_requests, self._mailbox.send_responses, self._mailbox.poll_stop_ids, self._reports.put
         )
         self._engine = assemble(runner, self.terms, batching, hooks, time.monotonic, log)
-        self._listeners = Listeners(time.monotonic)
+        self._routers = RouterTable(time.monotonic)
         self._heartbeats = Heartbeats(
             self._context,
-            self._listeners,
+            self._routers,
             self._heartbeat,
             self._reports,
-            self._engine.cache_news,
+            self._engine.cache_changes,
             log,
             self._security.to("router"),
         )
@@ -178,11 +190,11 @@ class Worker:
         if now < self._orphans_at:
             return
         self._orphans_at = now + ORPHAN_CHECK_SECONDS
-        routers = self._listeners.recent()
+        routers = self._routers.live()
         self._end_where("silent", lambda spec: spec.router not in routers)
 
     def _tell_of_quarantine(self) -> None:
-        holder = self._engine.intake.quarantine.look()
+        holder = self._engine.intake.quarantine.refresh()
         if holder != self._quarantined:
             self._quarantined = holder
             self._heartbeats.hurry()
@@ -261,9 +273,9 @@ class Worker:
         found: list[Submit | Cancel | Hello] = []
         for message in self._inbox.receive():
             if isinstance(message, Hello):
-                if self._listeners.is_new(message):
+                if self._routers.is_replacement(message):
                     found.append(message)
-                if not self._listeners.hear(message):
+                if not self._routers.on_hello(message):
                     self._mailbox.dropped["too_many_routers"] += 1
             elif isinstance(message, Gap):
                 self._miss(message)

@@ -1,4 +1,4 @@
-"""The scheduler that the settings ask for."""
+"""Builds the scheduler that the settings name, a built-in policy or a user's class."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,15 +7,13 @@ from typing import Any
 from structlog.stdlib import BoundLogger
 
 from engine_worker.scheduling.capacity import CapacityScheduler
-from engine_worker.scheduling.context import SchedulerContext
-from engine_worker.scheduling.guaranteed_no_evict import GuaranteedNoEvict
+from engine_worker.scheduling.context import SchedulerContext, SchedulerWarnings
+from engine_worker.scheduling.guaranteed_no_evict import GuaranteedNoEvict, StaticBatch
 from engine_worker.scheduling.guarded import GuardedCapacity, GuardedMicroBatch, GuardedScheduler
-from engine_worker.scheduling.load import find_class, make
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import InFlightBatching, MicroBatchScheduler
 from engine_worker.scheduling.simple import RequestScheduler, SimpleScheduler
-from engine_worker.scheduling.static_batch import StaticBatch
-from engine_worker.scheduling.warnings import SchedulerWarnings
+from sluice.ring.named import find
 
 POLICIES: Mapping[str, Callable[[SchedulerContext], CapacityScheduler]] = {
     "max_utilization": MaxUtilization,
@@ -24,9 +22,16 @@ POLICIES: Mapping[str, Callable[[SchedulerContext], CapacityScheduler]] = {
 }
 
 
+class SchedulerLoadError(ValueError):
+    """A setting names a class that cannot be used; the message has setting, value and reason."""
+
+    def __init__(self, setting: str, value: str, reason: object) -> None:
+        super().__init__(f"{setting}: {value!r} cannot be used: {reason}")
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerNames:
-    """The settings of these names."""
+    """The settings of the same names."""
 
     capacity_scheduler_policy: str = "max_utilization"
     """One of POLICIES, or `module:Class`."""
@@ -36,7 +41,7 @@ class SchedulerNames:
     """`module:Class`, in place of both."""
 
     def find(self) -> dict[str, Callable[[SchedulerContext], Any]]:
-        """The users' classes by setting, their modules imported. Raises SchedulerLoadError."""
+        """The users' classes by setting; imports their modules. Raises SchedulerLoadError."""
         found = {}
         if self.capacity_scheduler_policy not in POLICIES:
             setting = "capacity_scheduler_policy"
@@ -50,23 +55,46 @@ class SchedulerNames:
 
 
 def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: BoundLogger) -> RequestScheduler:
-    """What `names` say. Raises SchedulerLoadError."""
-    made = {
+    """Raises SchedulerLoadError."""
+    custom = {
         setting: (
-            make(setting, getattr(names, setting), found, context),
+            instantiate(setting, getattr(names, setting), found, context),
             SchedulerWarnings(getattr(names, setting), log),
         )
         for setting, found in names.find().items()
     }
-    if "scheduler" in made:
-        return GuardedScheduler(*made["scheduler"], context)
-    if "capacity_scheduler_policy" in made:
-        capacity: CapacityScheduler = GuardedCapacity(*made["capacity_scheduler_policy"], context)
+    if "scheduler" in custom:
+        return GuardedScheduler(*custom["scheduler"], context)
+    if "capacity_scheduler_policy" in custom:
+        capacity: CapacityScheduler = GuardedCapacity(*custom["capacity_scheduler_policy"], context)
     else:
         capacity = POLICIES[names.capacity_scheduler_policy](context)
-    if "micro_batch_scheduler" in made:
-        micro_batch: MicroBatchScheduler = GuardedMicroBatch(*made["micro_batch_scheduler"], context)
+    if "micro_batch_scheduler" in custom:
+        micro_batch: MicroBatchScheduler = GuardedMicroBatch(*custom["micro_batch_scheduler"], context)
     else:
         micro_batch = InFlightBatching(context)
     name = f"{names.capacity_scheduler_policy} and {names.micro_batch_scheduler or InFlightBatching.__name__}"
     return SimpleScheduler(context, capacity, micro_batch, SchedulerWarnings(name, log))
+
+
+def find_class(setting: str, value: str, method: str, base: type = object) -> Callable[[SchedulerContext], Any]:
+    """The class that `module:Class` names, which must have this method and base class. Raises SchedulerLoadError."""
+    try:
+        found = find(value)
+    except ValueError as error:
+        raise SchedulerLoadError(setting, value, error) from error
+    if not isinstance(found, type):
+        raise SchedulerLoadError(setting, value, "it is not a class")
+    if not issubclass(found, base):
+        raise SchedulerLoadError(setting, value, f"it is not a subclass of {base.__name__}")
+    if not callable(getattr(found, method, None)):
+        raise SchedulerLoadError(setting, value, f"it has no method {method}")
+    return found
+
+
+def instantiate(setting: str, value: str, found: Callable[[SchedulerContext], Any], context: SchedulerContext) -> Any:
+    """Raises SchedulerLoadError, whatever the class raises."""
+    try:
+        return found(context)
+    except Exception as error:
+        raise SchedulerLoadError(setting, value, f"its constructor failed: {type(error).__name__}: {error}") from error

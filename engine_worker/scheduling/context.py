@@ -1,31 +1,84 @@
-"""What every scheduler is made with."""
+"""What every scheduler is built with."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine_worker.kvcache.cache import KvCache
-from engine_worker.scheduling.preempted import Preempted
+from structlog.stdlib import BoundLogger
+
+from engine_worker.kvcache.cache import KvCacheManager
+from engine_worker.request import Sequence, State
 
 ChunkingPolicy = Literal["first_come_first_served", "equal_progress"]
 
 
+class Preempted:
+    """The preempted sequences; `count` is the number of preemptions since the start."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sequences: set[Sequence] = set()
+
+    @property
+    def sequences(self) -> set[Sequence]:
+        """Those that have not got new blocks yet."""
+        if self._sequences:
+            self._sequences = {sequence for sequence in self._sequences if sequence.state is State.PREEMPTED}
+        return self._sequences
+
+    def add(self, sequence: Sequence) -> None:
+        """The sequence's blocks were released."""
+        sequence.state = State.PREEMPTED
+        sequence.request.preemptions += 1
+        self._sequences.add(sequence)
+        self.count += 1
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerContext:
-    """The one argument of a scheduler's class. Raises ValueError on a batching that cannot work."""
+    """The one constructor argument of every scheduler. Raises ValueError on inconsistent limits."""
 
-    cache: KvCache
-    """To be asked (`forecast`, `holders`, `tokens_per_block`); its blocks are not a scheduler's to move."""
+    cache: KvCacheManager
+    """For questions (`forecast`, `holders`, `tokens_per_block`); schedulers must not move its blocks."""
     max_batch_size: int
-    """Sequences in a step, and sequences that hold memory, at most."""
+    """Limit on sequences in a step and on sequences that hold memory."""
     max_tokens_per_step: int
     chunked_context: bool = True
-    """Whether a context may be computed in several steps."""
+    """Whether a context may be computed over several steps."""
     context_chunking_policy: ChunkingPolicy = "first_come_first_served"
-    pauses: Preempted = field(default_factory=Preempted)
-    """`RequestScheduler.pause` notes them here."""
+    preempted: Preempted = field(default_factory=Preempted)
+    """Written by `RequestScheduler.pause`."""
 
     def __post_init__(self) -> None:
         size, tokens = self.max_batch_size, self.max_tokens_per_step
-        # A full batch of generation that took all tokens would starve a context of another beam width for ever.
+        # If a full batch of generation took all tokens of a step, a context of another beam width would starve.
         if not 1 <= size <= tokens:
             raise ValueError(f"max_batch_size must be from 1 to max_tokens_per_step, got {size} and {tokens}")
+
+
+class SchedulerWarnings:
+    """Logs what a user's scheduler does wrong: the first, second, fourth, eighth … time for each kind."""
+
+    def __init__(self, name: str, log: BoundLogger) -> None:
+        self._counts: Counter[str] = Counter()
+        self._name = name
+        self._log = log
+
+    def on_exception(self) -> None:
+        """To be called from an except block."""
+        self._warn("scheduler_raised", exc_info=True)
+
+    def on_faults(self, faults: Counter[str]) -> None:
+        """What was wrong with an answer, by count; may be empty."""
+        if faults:
+            self._warn("scheduler_answer_corrected", faults=dict(faults))
+
+    def on_idle(self, active: int, holders: int) -> None:
+        """Nothing was scheduled, although `active` sequences are live and `holders` of them hold memory."""
+        self._warn("nothing_scheduled", active=active, holders=holders)
+
+    def _warn(self, event: str, **details: object) -> None:
+        self._counts[event] += 1
+        times = self._counts[event]
+        if times & (times - 1) == 0:
+            self._log.error(event, scheduler=self._name, times=times, **details)

@@ -1,4 +1,4 @@
-"""GUARANTEED_NO_EVICT of TensorRT-LLM: whoever starts has the memory to end."""
+"""TensorRT-LLM's GUARANTEED_NO_EVICT and STATIC_BATCH: a request that starts has the memory to finish."""
 
 from collections import abc
 
@@ -9,19 +9,20 @@ from engine_worker.scheduling.context import SchedulerContext
 
 
 class GuaranteedNoEvict:
-    """Pauses nobody, ever: a request starts only when blocks for prompt and max_tokens of all its sequences are there.
+    """Never preempts: a request starts only when there are blocks for prompt and max_tokens of all its sequences.
 
-    Blocks of a cached prefix are saved only while somebody else holds them, for only then nobody can take them; what
-    sequences of one request will share after the prompt is not counted on, for the first of them may be gone by then.
-    Nobody overtakes a request that does not fit yet, so a big one gets its turn. One whose sequences are too much for
-    the whole pool together, or for the batch, starts when nobody else holds memory, and they take turns. One whose next
-    block is just being computed by another waits for that, and the room that it will need is kept.
+    - Blocks of a cached prefix reduce what it needs only while another sequence holds them: others could be evicted.
+      What its own sequences will share after the prompt is not counted on: the first of them may have ended by then.
+    - A request that does not fit is not overtaken, so large requests get their turn.
+    - A request whose sequences exceed the pool or the batch together starts when nothing else holds memory, and they
+      take turns.
+    - A sequence whose next block is being computed by another waits for it, with the room that it will need reserved.
     """
 
     def __init__(self, context: SchedulerContext) -> None:
         self._cache = context.cache
         self._holders = Holders(context.cache)
-        self._refusal = BlockedHead(context.cache)
+        self._blocked_head = BlockedHead(context.cache)
         self._max_batch_size = context.max_batch_size
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -29,28 +30,30 @@ class GuaranteedNoEvict:
         return self.admit(active)[0], []
 
     def admit(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """(fitting, awaiting): who shall hold blocks, in order; whose room is kept while another computes for it."""
+        """(fitting, awaiting): which shall hold blocks, in order; which have room reserved until another has computed
+        their next block."""
         fitting = self._holders.in_order()
         if len(fitting) == min(len(active), self._max_batch_size):
             return fitting, []
-        apart = [sequence for sequence in active if not sequence.blocks and sequence.request.begun]
-        if fitting and not apart and self._refusal.stands(active, self._holders.changes):
+        siblings = [sequence for sequence in active if not sequence.blocks and sequence.request.begun]
+        if fitting and not siblings and self._blocked_head.is_blocked(active, self._holders.changes):
             return fitting, []
         forecast = self._cache.forecast()
         for holder in fitting:
             forecast.grow(holder)
         newcomers: list[Sequence] = []
         awaiting: list[Sequence] = []
-        for sequence in self._admitted(active, apart, _Room(forecast, self._max_batch_size, fitting)):
+        for sequence in self._admitted(active, siblings, _Reservation(forecast, self._max_batch_size, fitting)):
             (awaiting if forecast.awaits(sequence) else newcomers).append(sequence)
         return (sorted([*fitting, *newcomers], key=IN_ORDER) if newcomers else fitting), awaiting
 
-    def _admitted(self, active: abc.Sequence[Sequence], apart: list[Sequence], room: "_Room") -> abc.Iterator[Sequence]:
-        """Those of requests that have begun, but who only now go `apart` from the one that computed their prompt, come
-        before whoever has not begun. All sequences of a request that resumes begin together.
-        """
-        for sequence in apart:
-            if not room.continues(sequence):
+    def _admitted(
+        self, active: abc.Sequence[Sequence], siblings: list[Sequence], room: "_Reservation"
+    ) -> abc.Iterator[Sequence]:
+        """First the `siblings`, waiting sequences of requests that have begun: their prompt has been computed by
+        another sequence, and room was reserved for them. Then requests that have not begun."""
+        for sequence in siblings:
+            if not room.reserve_sequence(sequence):
                 return
             yield sequence
         seen: set[Request] = set()
@@ -59,60 +62,62 @@ class GuaranteedNoEvict:
             if request.begun or request in seen:
                 continue
             seen.add(request)
-            if not room.begins(sequence):
-                self._refusal.note(sequence, self._holders.changes)
+            if not room.reserve_request(sequence):
+                self._blocked_head.record(sequence, self._holders.changes)
                 return
             yield sequence
+            # Several sequences wait only if the request was resumed: they begin together.
             for other in request.sequences:
                 if other is sequence or other.state is not State.WAITING:
                     continue
-                if not room.continues(other):
+                if not room.reserve_sequence(other):
                     return
                 yield other
 
 
-class _Room:
-    """What is left of blocks and of places in the batch when everybody who began has what it may come to need."""
+class _Reservation:
+    """Blocks and batch places that are left once all requests that have begun have what they may still need."""
 
     def __init__(self, forecast: Forecast, max_batch_size: int, holders: list[Sequence]) -> None:
         self._forecast = forecast
         self._max_batch_size = max_batch_size
         self._places = max_batch_size - len(holders)
         self._growing = sum(map(forecast.growth_to_end, holders))
-        """Blocks that those who hold memory have yet to take."""
+        """Blocks that holders may still need."""
         self._coming = 0
         """Blocks of sequences that await a prompt which is being computed."""
         self._empty = not holders
         for holder in holders:
             self._expect(holder)
 
-    def continues(self, sequence: Sequence) -> bool:
-        """Give a sequence of a request that has begun its room, if it is there."""
-        given = self._places > 0 and self._give(sequence, 0)
-        if given:
+    def reserve_sequence(self, sequence: Sequence) -> bool:
+        """Reserve room for one sequence of a request that has begun; False if there is too little."""
+        reserved = self._places > 0 and self._reserve(sequence, 0)
+        if reserved:
             self._expect(sequence)
-        return given
+        return reserved
 
-    def begins(self, sequence: Sequence) -> bool:
-        """Give a request, whose first sequence this is, room for all of its sequences, if it is there."""
-        request = sequence.request
-        others = self._forecast.blocks_to_end(sequence) * (request.num_live - 1)
-        if self._empty and not self._could_ever(sequence):
-            begun = self._give(sequence, 0)
+    def reserve_request(self, first: Sequence) -> bool:
+        """Reserve room for all sequences of a request, given the first; False if there is too little."""
+        request = first.request
+        others = self._forecast.blocks_to_end(first) * (request.num_live - 1)
+        if self._empty and not self._could_ever_fit(first):
+            reserved = self._reserve(first, 0)
         else:
-            begun = request.num_live <= self._places and self._give(sequence, self._coming + others)
-        if begun:
-            self._expect(sequence)
-        return begun
+            reserved = request.num_live <= self._places and self._reserve(first, self._coming + others)
+        if reserved:
+            self._expect(first)
+        return reserved
 
-    def _could_ever(self, sequence: Sequence) -> bool:
-        count = sequence.request.num_live
-        blocks = self._forecast.blocks_to_end(sequence) * count
+    def _could_ever_fit(self, first: Sequence) -> bool:
+        """Whether all sequences of the request fit together in an empty pool and batch."""
+        count = first.request.num_live
+        blocks = self._forecast.blocks_to_end(first) * count
         return count <= self._max_batch_size and blocks <= self._forecast.num_blocks
 
-    def _give(self, sequence: Sequence, apart_from: int) -> bool:
+    def _reserve(self, sequence: Sequence, others: int) -> bool:
         growth = self._forecast.growth_to_end(sequence)
-        if not self._forecast.admit(sequence, self._growing + growth + apart_from):
+        if not self._forecast.admit(sequence, self._growing + growth + others):
             return False
         self._growing += growth
         self._places -= 1
@@ -120,9 +125,33 @@ class _Room:
         return True
 
     def _expect(self, sequence: Sequence) -> None:
-        """Those who await the prompt that this one computes, if it does, will have the room that they were promised."""
+        """Set room aside for those that await the prompt this sequence computes, if it does."""
         if sequence.output or sequence.request.num_live == 1:
             return
         awaiting = sequence.request.awaiting()
         self._coming += sum(map(self._forecast.blocks_to_end, awaiting))
         self._places -= len(awaiting)
+
+
+class StaticBatch:
+    """Fills a batch, in order, with requests that have the memory to finish; none joins until all of them have
+    ended."""
+
+    def __init__(self, context: SchedulerContext) -> None:
+        self._no_evict = GuaranteedNoEvict(context)
+        self._batch: dict[Request, None] = {}
+
+    @property
+    def static_batch(self) -> tuple[int, int]:
+        """See RequestScheduler."""
+        tokens = sum(sequence.num_drawn for request in self._batch for sequence in request.sequences)
+        empty_slots = sum(len(request.sequences) - request.num_live for request in self._batch)
+        return tokens, empty_slots
+
+    def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        """See CapacityScheduler."""
+        if any(request.num_live for request in self._batch):
+            return self._no_evict.schedule_request([s for s in active if s.request in self._batch])
+        fitting, awaiting = self._no_evict.admit(active)
+        self._batch = dict.fromkeys(sequence.request for sequence in (*fitting, *awaiting))
+        return fitting, []

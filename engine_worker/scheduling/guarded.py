@@ -1,7 +1,6 @@
-"""Users' schedulers, so that nothing they do stops the engine or harms the cache.
+"""Wrappers for users' schedulers, so that nothing they do stops the engine or corrupts the cache.
 
-What is right in an answer is carried out, what is not is left out. Where a scheduler raises, the step is planned
-without it.
+The valid part of an answer is carried out, the rest is left out. If a scheduler raises, the step is planned without it.
 """
 
 from collections import Counter, abc
@@ -9,28 +8,34 @@ from typing import Any
 
 from engine_worker.request import Sequence
 from engine_worker.scheduling.capacity import CapacityScheduler
-from engine_worker.scheduling.context import SchedulerContext
+from engine_worker.scheduling.context import SchedulerContext, SchedulerWarnings
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroBatchScheduler
-from engine_worker.scheduling.simple import NO_BATCH, InFlightError, RequestScheduler, Schedule, SimpleScheduler
-from engine_worker.scheduling.warnings import SchedulerWarnings
+from engine_worker.scheduling.simple import (
+    NO_BATCH,
+    NO_REQUESTS,
+    InFlightError,
+    RequestScheduler,
+    Schedule,
+    SimpleScheduler,
+)
 
-MAX_FIGURE = 2**32 - 1
-"""Of those that the public API carries."""
+MAX_COUNT = 2**32 - 1
+"""What the public API's fields hold."""
 
 
 class GuardedCapacity:
-    """A user's capacity scheduler."""
+    """Wraps a user's capacity scheduler."""
 
-    def __init__(self, scheduler: CapacityScheduler, complaints: SchedulerWarnings, context: SchedulerContext) -> None:
+    def __init__(self, scheduler: CapacityScheduler, warnings: SchedulerWarnings, context: SchedulerContext) -> None:
         self._scheduler = scheduler
-        self._sound = MaxUtilization(context)
-        self._complaints = complaints
+        self._fallback = MaxUtilization(context)
+        self._warnings = warnings
 
     @property
     def static_batch(self) -> tuple[int, int]:
         """See RequestScheduler."""
-        return _static_batch(self._scheduler, self._complaints)
+        return _static_batch(self._scheduler, self._warnings)
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         """See CapacityScheduler."""
@@ -38,94 +43,85 @@ class GuardedCapacity:
         known = dict.fromkeys(active)
         try:
             fitting, paused = self._scheduler.schedule_request(list(active))
-            fitting = _once(fitting, known, faults)
+            fitting = _known_once(fitting, known, faults)
             kept = dict.fromkeys(fitting)
-            paused = [sequence for sequence in _once(paused, known, faults) if sequence.blocks]
+            paused = [sequence for sequence in _known_once(paused, known, faults) if sequence.blocks]
             faults["paused and fitting"] += sum(sequence in kept for sequence in paused)
-        except Exception:  # noqa: BLE001 - it is the user's code: whatever it raises, the engine goes on
-            self._complaints.raised()
-            return self._sound.schedule_request(active)
-        self._complaints.wrong(+faults)
+        except Exception:  # noqa: BLE001 - the user's code may raise anything, and the engine must go on
+            self._warnings.on_exception()
+            return self._fallback.schedule_request(active)
+        self._warnings.on_faults(+faults)
         return fitting, [sequence for sequence in paused if sequence not in kept]
 
 
 class GuardedMicroBatch:
-    """A user's micro-batch scheduler."""
+    """Wraps a user's micro-batch scheduler."""
 
-    def __init__(
-        self, scheduler: MicroBatchScheduler, complaints: SchedulerWarnings, context: SchedulerContext
-    ) -> None:
+    def __init__(self, scheduler: MicroBatchScheduler, warnings: SchedulerWarnings, context: SchedulerContext) -> None:
         self._scheduler = scheduler
         self._context = context
-        self._sound = InFlightBatching(context)
-        self._complaints = complaints
+        self._fallback = InFlightBatching(context)
+        self._warnings = warnings
 
     def schedule(
         self, fitting: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int]
     ) -> tuple[list[Chunk], list[Sequence]]:
         """See MicroBatchScheduler."""
-        known = dict.fromkeys(_not_in_flight(fitting, inflight_request_ids))
-        limits = _Limits(known, self._context)
+        limits = _Limits(dict.fromkeys(fitting), self._context)
         try:
-            context, generation = self._scheduler.schedule(list(fitting), frozenset(inflight_request_ids))
+            context, generation = self._scheduler.schedule(list(fitting), inflight_request_ids)
             schedule = limits.apply(context, generation)
-        except Exception:  # noqa: BLE001 - it is the user's code: whatever it raises, the engine goes on
-            self._complaints.raised()
-            return self._sound.schedule(fitting, inflight_request_ids)
-        self._complaints.wrong(limits.faults)
+        except Exception:  # noqa: BLE001 - the user's code may raise anything, and the engine must go on
+            self._warnings.on_exception()
+            return self._fallback.schedule(fitting, inflight_request_ids)
+        self._warnings.on_faults(limits.faults)
         return schedule
 
 
 class GuardedScheduler(RequestScheduler):
-    """A user's scheduler in one piece. Where nobody runs though somebody could, the step is planned without it."""
+    """Wraps a user's scheduler for both questions. If nothing runs although something could, its answer is replaced."""
 
-    def __init__(self, scheduler: RequestScheduler, complaints: SchedulerWarnings, context: SchedulerContext) -> None:
+    def __init__(self, scheduler: RequestScheduler, warnings: SchedulerWarnings, context: SchedulerContext) -> None:
         super().__init__(context)
         self._scheduler = scheduler
-        self._sound = SimpleScheduler(context, MaxUtilization(context), InFlightBatching(context), complaints)
-        self._complaints = complaints
+        self._fallback = SimpleScheduler(context, MaxUtilization(context), InFlightBatching(context), warnings)
+        self._warnings = warnings
 
     @property
     def static_batch(self) -> tuple[int, int]:
         """See RequestScheduler."""
-        return _static_batch(self._scheduler, self._complaints)
+        return _static_batch(self._scheduler, self._warnings)
 
-    def schedule(self, active: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int] = frozenset()) -> Schedule:
+    def schedule(self, active: abc.Sequence[Sequence], _inflight_request_ids: abc.Set[int] = NO_REQUESTS) -> Schedule:
         """See RequestScheduler."""
         if not active:
             return Schedule([], [])
         try:
-            context, generation = self._scheduler.schedule(list(active), frozenset(inflight_request_ids))
-            schedule = self._checked(list(context), list(generation), active, inflight_request_ids)
+            context, generation = self._scheduler.schedule(list(active), NO_REQUESTS)
+            schedule = self._checked(list(context), list(generation), active)
         except InFlightError:
             raise
-        except Exception:  # noqa: BLE001 - it is the user's code: whatever it raises, the engine goes on
-            self._complaints.raised()
-            return self._sound.schedule(active, inflight_request_ids)
-        if not self._idles(schedule, inflight_request_ids):
+        except Exception:  # noqa: BLE001 - the user's code may raise anything, and the engine must go on
+            self._warnings.on_exception()
+            return self._fallback.schedule(active)
+        if not self._idles(schedule):
             return schedule
-        self._complaints.nobody(len(active), len(self.context.cache.holders))
-        return self._sound.schedule(active, inflight_request_ids)
+        self._warnings.on_idle(len(active), len(self.context.cache.holders))
+        return self._fallback.schedule(active)
 
-    def _checked(
-        self,
-        context: list[Chunk],
-        generation: list[Sequence],
-        active: abc.Sequence[Sequence],
-        inflight_request_ids: abc.Set[int],
-    ) -> Schedule:
-        known = dict.fromkeys(_not_in_flight(active, inflight_request_ids))
+    def _checked(self, context: list[Chunk], generation: list[Sequence], active: abc.Sequence[Sequence]) -> Schedule:
+        known = dict.fromkeys(active)
         named = [*generation, *(sequence for sequence, _ in context)]
         held = dict.fromkeys(self.hold([sequence for sequence in dict.fromkeys(named) if sequence in known]))
         limits = _Limits(held, self.context)
         chunks, generating = limits.apply(context, generation)
-        self._complaints.wrong(limits.faults)
-        # Of whom the last token is being drawn nothing is to be computed: no fault, but nothing to launch.
-        return Schedule([chunk for chunk in chunks if chunk.sequence.due], [s for s in generating if s.due])
+        self._warnings.on_faults(limits.faults)
+        # A sequence whose last token is being drawn may be named, but has nothing left to compute.
+        return Schedule([chunk for chunk in chunks if chunk.sequence.runnable], [s for s in generating if s.runnable])
 
 
 class _Limits:
-    """What a step may be made of. `faults` counts what was not."""
+    """Cuts an answer down to a valid step; `faults` counts what was wrong."""
 
     def __init__(self, known: abc.Container[Sequence], context: SchedulerContext) -> None:
         self.faults: Counter[str] = Counter()
@@ -138,24 +134,24 @@ class _Limits:
     def apply(
         self, context: abc.Iterable[Chunk], generation: abc.Iterable[Sequence]
     ) -> tuple[list[Chunk], list[Sequence]]:
-        """What may stand of an answer."""
-        generating = [sequence for sequence in generation if self._generates(sequence)]
+        """The valid part of an answer."""
+        generating = [sequence for sequence in generation if self._may_generate(sequence)]
         chunks: list[Chunk] = []
         for sequence, size in context:
-            size = self._size(sequence, size, not chunks)
+            size = self._valid_size(sequence, size, not chunks)
             if size:
                 chunks.append(Chunk(sequence, size))
         return chunks, generating
 
-    def _generates(self, sequence: Sequence) -> bool:
+    def _may_generate(self, sequence: Sequence) -> bool:
         if not self._may_run(sequence):
             return False
         if not sequence.generating:
             return self._fault("a context among generation")
         self._tokens -= 1
-        return self._takes(sequence)
+        return self._add(sequence)
 
-    def _size(self, sequence: Sequence, size: int, first: bool) -> int:
+    def _valid_size(self, sequence: Sequence, size: int, first: bool) -> int:
         if not self._may_run(sequence):
             return 0
         if type(size) is not int or size < 1:
@@ -168,19 +164,19 @@ class _Limits:
             size = self._tokens if self._chunked else 0
         if size > 0:
             self._tokens -= size
-            self._takes(sequence)
+            self._add(sequence)
         return max(0, size)
 
     def _may_run(self, sequence: Sequence) -> bool:
         if sequence not in self._known:
-            return self._fault("not there to run")
+            return self._fault("not among those that can run")
         if sequence in self._seen:
-            return self._fault("twice")
+            return self._fault("named twice")
         if not self._places:
             return self._fault("more than max_batch_size")
         return True
 
-    def _takes(self, sequence: Sequence) -> bool:
+    def _add(self, sequence: Sequence) -> bool:
         self._seen.add(sequence)
         self._places -= 1
         return True
@@ -190,32 +186,27 @@ class _Limits:
         return False
 
 
-def _static_batch(scheduler: Any, complaints: SchedulerWarnings) -> tuple[int, int]:
-    """The user's figures, if it has any."""
+def _static_batch(scheduler: Any, warnings: SchedulerWarnings) -> tuple[int, int]:
+    """The user's counts, zeros if there are none or they are invalid."""
     try:
         tokens, slots = scheduler.static_batch
     except AttributeError as error:
+        # Not having the property is fine; an AttributeError from within it is not.
         if error.obj is not scheduler or error.name != "static_batch":
-            complaints.raised()
+            warnings.on_exception()
         return NO_BATCH
-    except Exception:  # noqa: BLE001 - it is the user's code: whatever it raises, the engine goes on
-        complaints.raised()
+    except Exception:  # noqa: BLE001 - the user's code may raise anything, and the engine must go on
+        warnings.on_exception()
         return NO_BATCH
-    if all(type(figure) is int and 0 <= figure <= MAX_FIGURE for figure in (tokens, slots)):
+    if all(type(count) is int and 0 <= count <= MAX_COUNT for count in (tokens, slots)):
         return tokens, slots
-    complaints.wrong(Counter({"static_batch is not two counts": 1}))
+    warnings.on_faults(Counter({"static_batch is not two counts": 1}))
     return NO_BATCH
 
 
-def _once(answer: abc.Iterable[Sequence], known: abc.Container[Sequence], faults: Counter[str]) -> list[Sequence]:
-    """What is known of an answer, each once."""
-    told = list(answer)
-    found = [sequence for sequence in dict.fromkeys(told) if sequence in known]
-    faults["not active, or twice"] += len(told) - len(found)
+def _known_once(answer: abc.Iterable[Sequence], known: abc.Container[Sequence], faults: Counter[str]) -> list[Sequence]:
+    """The known sequences of an answer, without repetition."""
+    given = list(answer)
+    found = [sequence for sequence in dict.fromkeys(given) if sequence in known]
+    faults["not active, or named twice"] += len(given) - len(found)
     return found
-
-
-def _not_in_flight(sequences: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int]) -> abc.Sequence[Sequence]:
-    if not inflight_request_ids:
-        return sequences
-    return [s for s in sequences if s.request.spec.request not in inflight_request_ids]

@@ -1,35 +1,38 @@
-"""Who runs in the next step, and how far: the second question of scheduling."""
+"""Which holders of memory run in the next step, and how many tokens each: the second question of scheduling."""
 
 from collections import abc
 from typing import NamedTuple, Protocol
 
 from engine_worker.request import Sequence
-from engine_worker.scheduling.chunking import equal_progress, first_come_first_served, whole
 from engine_worker.scheduling.context import SchedulerContext
 
 
 class Chunk(NamedTuple):
-    """Context work: the next `num_tokens` pending ones of a sequence."""
+    """Context work: the next `num_tokens` pending tokens of a sequence."""
 
     sequence: Sequence
     num_tokens: int
 
 
 class MicroBatchScheduler(Protocol):
-    """Decides and moves nothing."""
+    """Only decides: the caller launches the step."""
 
     def schedule(
         self, fitting: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int]
     ) -> tuple[list[Chunk], list[Sequence]]:
-        """(context, generation) of the next step, from the holders of blocks, in order; nothing that is in flight."""
+        """(context, generation) of the next step, from `fitting`, which hold blocks and are in order.
+
+        `inflight_request_ids` is TensorRT-LLM's: requests to leave out. This engine schedules in-flight sequences too,
+        so it passes none.
+        """
         ...
 
 
 class InFlightBatching:
-    """Generation first, then context under what is left of the token budget, chunked by policy or whole.
+    """Generation first, then context with what is left of the token budget, chunked by policy or whole.
 
-    All sequences of a step have one beam width: that of the first in order. When that ends another becomes the first,
-    so every width gets its turn.
+    All sequences of a step have one beam width, that of the first in order. When it ends another becomes the first, so
+    every width gets its turn.
     """
 
     def __init__(self, context: SchedulerContext) -> None:
@@ -40,7 +43,7 @@ class InFlightBatching:
         self._share = equal_progress if context.context_chunking_policy == "equal_progress" else first_come_first_served
 
     def schedule(
-        self, fitting: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int]
+        self, fitting: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int] = frozenset()
     ) -> tuple[list[Chunk], list[Sequence]]:
         """See MicroBatchScheduler."""
         if inflight_request_ids:
@@ -61,3 +64,60 @@ class InFlightBatching:
         budget = self._max_tokens_per_step - generating
         sizes = self._share(waiting, budget, self._unit) if self._chunked else whole(waiting, budget)
         return [Chunk(sequence, size) for sequence, size in zip(waiting, sizes, strict=False) if size]
+
+
+# The chunking policies, which are TensorRT-LLM's, take contexts in order, a budget of tokens and the unit in which it
+# is shared: one block, or the budget if that is less. A chunk that does not finish its context ends at the end of a
+# unit, so some tokens may stay unused; the first context always gets some.
+
+
+def first_come_first_served(waiting: abc.Sequence[Sequence], budget: int, unit: int) -> list[int]:
+    """Tokens for each context: all that are ready, one context after the other.
+
+    What is left once one had to be cut goes to later ones that can finish with it.
+    """
+    sizes, unit = [], min(unit, budget)
+    for sequence in waiting:
+        size = sequence.num_ready
+        if size > budget:
+            size = max(0, _floor(sequence.num_scheduled + budget, unit) - sequence.num_scheduled)
+        sizes.append(size)
+        budget -= size
+        if budget < 1:
+            break
+    return sizes
+
+
+def equal_progress(waiting: abc.Sequence[Sequence], budget: int, unit: int) -> list[int]:
+    """Tokens for each context: one unit each in turn, until a round finds too little budget for one of them."""
+    sizes, unit, turn = [0] * len(waiting), min(unit, budget), list(enumerate(waiting))
+    while turn and budget:
+        unfinished, short = [], False
+        for index, sequence in turn:
+            start = sequence.num_scheduled + sizes[index]
+            more = min(_floor(start, unit) + unit - start, sequence.num_ready - sizes[index])
+            if more > budget:
+                short = True
+                continue
+            sizes[index] += more
+            budget -= more
+            if sizes[index] < sequence.num_ready:
+                unfinished.append((index, sequence))
+        turn = [] if short else unfinished
+    return sizes
+
+
+def whole(waiting: abc.Sequence[Sequence], budget: int) -> list[int]:
+    """Tokens for the leading contexts that fit unchunked."""
+    sizes: list[int] = []
+    for sequence in waiting:
+        # The first one runs however long it is: it might never fit otherwise.
+        if sizes and sequence.num_pending > budget:
+            break
+        sizes.append(sequence.num_pending)
+        budget -= sequence.num_pending
+    return sizes
+
+
+def _floor(position: int, unit: int) -> int:
+    return position // unit * unit

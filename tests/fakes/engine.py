@@ -180,7 +180,7 @@ class EngineBench:
         assert stats.free_kv_blocks + stats.used_kv_blocks == stats.max_kv_blocks
         retired = self.cache.retired
         assert all(s.state is State.ENDED and s.num_inflight and s.blocks for s in retired)
-        in_flight = bool(self.engine._flights)
+        in_flight = bool(self.engine._in_flight)
         assert in_flight or not (retired or any(s.num_inflight or s.num_promised for s in live.active))
         if not live.requests:
             assert not live.active

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.step import MoveKind
 from tests.fakes.runner import ScriptedRunner, mix
 
@@ -10,7 +10,7 @@ from tests.fakes.runner import ScriptedRunner, mix
 class MemoryCheck:
     """Every findable block, on the device and on the host, holds its tokens, after the same others as always."""
 
-    def __init__(self, cache: KvCache, runner: ScriptedRunner) -> None:
+    def __init__(self, cache: KvCacheManager, runner: ScriptedRunner) -> None:
         self._tiers = cache.tiers
         self._runner = runner
         self._digests: dict[bytes, int] = {}

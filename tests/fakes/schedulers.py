@@ -2,9 +2,9 @@
 
 from random import Random
 
+from engine_worker.scheduling.guaranteed_no_evict import StaticBatch
 from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching
 from engine_worker.scheduling.simple import RequestScheduler, Schedule
-from engine_worker.scheduling.static_batch import StaticBatch
 
 
 class Greedy:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import remaining
 from engine_worker.scheduling.build import SchedulerNames
 from sluice.ring.errors import FinishReason
@@ -54,7 +54,7 @@ class Alarm:
         raise AssertionError(event)
 
 
-def always_grows(cache: KvCache) -> None:
+def always_grows(cache: KvCacheManager) -> None:
     """Whoever holds memory gets what it needs more."""
     grow = cache._grow
 
@@ -137,7 +137,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.failures = 0
         self.pauses = 0
         """Pauses where nobody may be paused: after failed steps."""
-        self.listeners = [Listener(), Listener()]
+        self.routers = [Listener(), Listener()]
         self.disturbed: set[int] = set()
         """Requests that may end otherwise than by themselves."""
         self.superseded: set[tuple[int, int]] = set()
@@ -230,7 +230,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(listener=st.sampled_from([0, 1]))
     def router_hears(self, listener):
-        self.listeners[listener].hear(self.bench)
+        self.routers[listener].hear(self.bench)
 
     @rule()
     def flush(self):
@@ -258,7 +258,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.count(0, 1)
         self.bench.run()
         self.outputs_are_right_so_far()
-        for listener in self.listeners:
+        for listener in self.routers:
             listener.hear(self.bench)
         assert self.bench.cache.pool.available == self.bench.cache.pool.num_blocks
         for (number, attempt), spec in self.bench.specs.items():
@@ -274,14 +274,14 @@ class EngineMachine(RuleBasedStateMachine):
     def _step(self) -> None:
         assert self.bench.step() or not self.bench.engine.live.active, "nobody runs"
         self._note_failures()
-        assert self.may_pause or self.scheduler.context.pauses.count == self.pauses, "paused"
+        assert self.may_pause or self.scheduler.context.preempted.count == self.pauses, "paused"
 
     def _note_failures(self) -> None:
         """A step that was told to fail may do so later, when it is collected."""
         if self.bench.runner.failures > self.failures:
             self.failures = self.bench.runner.failures
             self.disturbed |= {number for number, _ in self.bench.specs}
-            self.pauses = self.scheduler.context.pauses.count
+            self.pauses = self.scheduler.context.preempted.count
 
     def _ended_right(self, number: int, attempt: int, sequence: int) -> None:
         end = self.bench.stream(number, sequence, attempt).end

@@ -139,5 +139,5 @@ def test_requests_in_flight_are_left_out():
     bench.submit([1], request=11)
     bench.submit([2], request=12)
     bench.step()
-    schedule = bench.engine._scheduler.schedule(bench.engine.live.active, {11})
-    assert [sequence.request.spec.request for sequence in schedule.generation] == [12]
+    _, generation = bench.engine._scheduler._micro_batch.schedule(bench.engine.live.active, {11})
+    assert [sequence.request.spec.request for sequence in generation] == [12]

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.core.deadlines import SLACK, Deadlines
+from engine_worker.core.live import PRUNE_MIN_ENTRIES, Deadlines
 from engine_worker.request import Request
 from tests.fakes.engine import spec_of
 
@@ -23,7 +23,7 @@ def test_each_is_told_once_when_its_time_has_come(limits, ended):
             requests[number].num_live = 0
     told = []
     for now in range(22):
-        reached = deadlines.reached(now)
+        reached = deadlines.pop_expired(now)
         assert all(one.deadline == now for one in reached)
         told += reached
     assert set(told) == {one for one in requests if one.num_live and one.spec.time_limit is not None}
@@ -37,5 +37,5 @@ def test_ended_requests_with_far_deadlines_do_not_gather():
         deadlines.add(one)
         if number % 100:
             one.num_live = 0
-        assert len(deadlines) <= SLACK + 2 * (number // 100 + 1) + 1
-    assert len(deadlines.reached(2e6)) == 100
+        assert len(deadlines) <= PRUNE_MIN_ENTRIES + 2 * (number // 100 + 1) + 1
+    assert len(deadlines.pop_expired(2e6)) == 100

@@ -114,7 +114,7 @@ def test_whoever_starts_again_because_a_step_failed_has_not_paused():
     assert bench.runner.failures == 1
     assert bench.fault(failing) == "STEP_FAILED"
     assert bench.output(starting_again) == bench.expected(starting_again)
-    assert bench.engine.stats.totals().pauses == before.pauses == 0
+    assert bench.engine.stats.totals().preemptions == before.preemptions == 0
     told = [found for report in bench.reports for found in report.requests if found.request == starting_again]
     assert {found.pauses for found in told} == {0}
     assert Stage.PAUSED not in {found.stage for found in told}

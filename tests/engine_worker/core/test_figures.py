@@ -52,8 +52,8 @@ def test_who_waits_and_who_paused_are_told_apart(pressed):
     while bench.step() or bench.engine.live.requests:
         states = Counter(sequence.state for sequence in bench.engine.live.active)
         latest = bench.engine.stats.latest
-        assert (latest.queued_requests, latest.paused_requests) == (states[State.WAITING], states[State.PAUSED])
-        seen["both"] += bool(states[State.WAITING] and states[State.PAUSED])
+        assert (latest.queued_requests, latest.paused_requests) == (states[State.WAITING], states[State.PREEMPTED])
+        seen["both"] += bool(states[State.WAITING] and states[State.PREEMPTED])
     assert seen["both"]
 
 
@@ -87,7 +87,7 @@ def test_a_paused_request_is_told_as_one(pressed):
         for found in bench.reports[-1].requests:
             sequence = sequences.get(found.request)
             if sequence is not None and sequence.state is not State.WAITING:
-                assert (found.stage is Stage.PAUSED) == (sequence.state is State.PAUSED)
+                assert (found.stage is Stage.PAUSED) == (sequence.state is State.PREEMPTED)
                 seen.add((found.request, found.stage))
     paused = {request for request, stage in seen if stage is Stage.PAUSED}
     assert paused

@@ -18,7 +18,7 @@ def overlapping(**options) -> EngineBench:
 
 
 def flying(bench: EngineBench) -> int:
-    return len(bench.engine._flights)
+    return len(bench.engine._in_flight)
 
 
 def test_a_step_is_launched_before_the_one_before_it_is_collected():
@@ -135,7 +135,7 @@ def test_a_pause_waits_for_the_step_in_flight():
 
     bench.cache.release = release_landed
     bench.run()
-    assert bench.engine.stats.totals().pauses
+    assert bench.engine.stats.totals().preemptions
     assert all(bench.output(request) == bench.expected(request) for request in requests)
 
 

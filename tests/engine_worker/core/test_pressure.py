@@ -11,7 +11,7 @@ step_by_step = pytest.mark.parametrize("either_way", [False], ids=[""], indirect
 
 
 def paused(bench: EngineBench) -> set[int]:
-    return {s.request.spec.request for s in bench.engine.live.active if s.state is State.PAUSED}
+    return {s.request.spec.request for s in bench.engine.live.active if s.state is State.PREEMPTED}
 
 
 @pytest.mark.parametrize("reuse", [True, False])
@@ -85,9 +85,9 @@ def test_no_thrash(budget):
         bench.step()
         for sequence in bench.engine.live.active:
             key = sequence.order[1]
-            if before.get(sequence) in (State.PAUSED, State.WAITING) and sequence.state is State.RUNNING:
+            if before.get(sequence) in (State.PREEMPTED, State.WAITING) and sequence.state is State.RUNNING:
                 resumed_with[key] = len(sequence.output)
-            elif before.get(sequence) is State.RUNNING and sequence.state is State.PAUSED:
+            elif before.get(sequence) is State.RUNNING and sequence.state is State.PREEMPTED:
                 assert len(sequence.output) - resumed_with.get(key, 0) >= 4
     assert all(bench.output(request) == bench.expected(request) for request in requests)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_worker.core.quarantine import HOLD_SECONDS
+from engine_worker.core.intake import HOLD_SECONDS
 from sluice.ring.errors import FinishReason
 from sluice.ring.wire import PROBATION_TOKENS
 from tests.fakes.engine import EngineBench
@@ -17,7 +17,7 @@ def submit_alone(bench, prompt, max_tokens=20, **asked):
 
 
 def holder(bench):
-    return bench.engine.intake.quarantine.look()
+    return bench.engine.intake.quarantine.refresh()
 
 
 def test_others_are_handed_back_and_refused_until_its_first_tokens():

@@ -164,7 +164,7 @@ def test_more_than_fit_are_paused_and_go_on():
         bench.run()
         assert [bench.output(request, i, 1) for i in range(9) if i != 3] == outputs[:3] + outputs[4:]
         assert bench.output(neighbour) == bench.expected(neighbour)
-        assert policy == "max_utilization" or bench.engine.stats.totals().pauses == 0
+        assert policy == "max_utilization" or bench.engine.stats.totals().preemptions == 0
 
 
 def test_a_paused_one_that_had_resumed():
@@ -173,7 +173,7 @@ def test_a_paused_one_that_had_resumed():
     first = bench.submit(range(50, 58), max_tokens=20)
     request = bench.submit(PROMPT, 20, attempt=1, resume={0: expected[:2]})
     bench.run()
-    assert bench.engine.stats.totals().pauses > 0
+    assert bench.engine.stats.totals().preemptions > 0
     assert bench.output(request, attempt=1) == expected
     assert bench.output(first) == bench.expected(first)
 
@@ -199,7 +199,7 @@ def test_its_step_may_fail():
         ({"resume": {2: [1]}}, "resume must name sequences from 0 to 1, got 2"),
         ({"resume": {-1: [1]}}, "resume must name sequences from 0 to 1, got -1"),
         ({"ended": [0, 2]}, "ended must name sequences from 0 to 1, got 2"),
-        ({"resume": {1: [1] * 9}}, "resume must have at most max_tokens, 8, tokens, got 9 of sequence 1"),
+        ({"resume": {1: [1] * 9}}, "resume must have at most max_tokens (8) tokens, got 9 for sequence 1"),
         ({"resume": {1: [1, 97]}}, "resume token ids must be from 0 to 96, got 97 in sequence 1"),
         ({"resume": {0: [-1]}}, "resume token ids must be from 0 to 96, got -1 in sequence 0"),
     ],

@@ -198,12 +198,12 @@ def test_pauses_are_counted_with_the_request_and_with_the_engine():
     requests = [bench.submit(range(10 * i, 10 * i + 6), max_tokens=20) for i in range(3)]
     most = 0
     while bench.step() or bench.engine.live.requests:
-        paused = sum(sequence.state.value == "paused" for sequence in bench.engine.live.active)
+        paused = sum(sequence.state.value == "preempted" for sequence in bench.engine.live.active)
         assert bench.engine.stats.latest.paused_requests == paused
         most = max(most, paused)
     assert most > 0
     pauses = [last(bench, request).pauses for request in requests]
-    assert sum(pauses) == bench.engine.stats.totals().pauses > 0
+    assert sum(pauses) == bench.engine.stats.totals().preemptions > 0
     assert pauses[0] == 0
 
 

@@ -1,6 +1,6 @@
 """Sequences for a KV cache without an engine."""
 
-from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Request, Sequence
 from sluice.ring.params import RetentionParams
 from tests.fakes.engine import spec_of
@@ -14,7 +14,7 @@ def one(prompt, retention: RetentionParams = RetentionParams(), number: int = 1)
     return request(prompt, retention=retention, number=number).sequences[0]
 
 
-def computed(cache: KvCache, prompt, retention: RetentionParams = RetentionParams()) -> Sequence:  # noqa: B008
+def computed(cache: KvCacheManager, prompt, retention: RetentionParams = RetentionParams()) -> Sequence:  # noqa: B008
     """A holder with its whole prompt computed."""
     sequence = one(prompt, retention)
     assert cache.allocate([sequence]) == [sequence]

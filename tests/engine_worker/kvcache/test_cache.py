@@ -2,14 +2,14 @@
 
 import pytest
 
-from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.step import Move, MoveKind
 from tests.engine_worker.kvcache.sequences import computed, one, request
 
 
 def test_all_or_nothing():
-    cache = KvCache(num_blocks=6, tokens_per_block=4)
+    cache = KvCacheManager(num_blocks=6, tokens_per_block=4)
     cache.release(computed(cache, range(8)))
     small, big, other = one(range(20, 24)), one([*range(8), *range(30, 60)]), one(range(60, 72))
     assert cache.allocate([small, big, other]) == [small, other]
@@ -24,7 +24,7 @@ def test_all_or_nothing():
 
 
 def test_nobody_evicts_the_prefix_of_another():
-    cache = KvCache(num_blocks=6, tokens_per_block=4)
+    cache = KvCacheManager(num_blocks=6, tokens_per_block=4)
     cache.release(computed(cache, range(8)))
     first, second = one(range(20, 32)), one(range(11))
     assert cache.allocate([first, second]) == [first, second]
@@ -33,7 +33,7 @@ def test_nobody_evicts_the_prefix_of_another():
 
 
 def test_what_a_forecast_admits_is_given():
-    cache = KvCache(num_blocks=7, tokens_per_block=4)
+    cache = KvCacheManager(num_blocks=7, tokens_per_block=4)
     cache.release(computed(cache, range(8)))
     holder = computed(cache, range(40, 44))
     wanting = [one(range(9)), one(range(10)), one(range(50, 53)), one(range(60, 64))]
@@ -50,7 +50,7 @@ def test_what_a_forecast_admits_is_given():
 
 
 def test_a_forecast_counts_shared_blocks_once_all_their_holders_are_released():
-    cache = KvCache(num_blocks=8, tokens_per_block=4)
+    cache = KvCacheManager(num_blocks=8, tokens_per_block=4)
     holders = [computed(cache, range(9)) for _ in range(2)]
     assert cache.pool.available == 4
     forecast = cache.forecast()
@@ -61,7 +61,7 @@ def test_a_forecast_counts_shared_blocks_once_all_their_holders_are_released():
 
 
 def test_headroom_is_left_free():
-    cache = KvCache(num_blocks=4, tokens_per_block=4)
+    cache = KvCacheManager(num_blocks=4, tokens_per_block=4)
     forecast = cache.forecast()
     assert not forecast.admit(one(range(8)), headroom=3)
     assert forecast.available == 4
@@ -71,7 +71,7 @@ def test_headroom_is_left_free():
 
 def test_a_block_that_waits_for_its_copy_is_a_source_already():
     """Moves are made in order, and all before anything is written: who gave the source back does not matter."""
-    cache = KvCache(num_blocks=16, tokens_per_block=4)
+    cache = KvCacheManager(num_blocks=16, tokens_per_block=4)
     first, second, third = request(range(6), n=3).sequences
     cache.allocate([first])
     cache.commit(first, 6)
@@ -97,7 +97,7 @@ def test_a_block_that_waits_for_its_copy_is_a_source_already():
     ],
 )
 def test_check_compares_the_tables(damage, message):
-    cache = KvCache(num_blocks=16, tokens_per_block=4)
+    cache = KvCacheManager(num_blocks=16, tokens_per_block=4)
     a, b = computed(cache, range(6)), computed(cache, range(20, 26))
     damage(a, b)
     with pytest.raises(CacheCorruptError, match=message):
@@ -105,17 +105,17 @@ def test_check_compares_the_tables(damage, message):
 
 
 def test_check_notices_a_written_block_in_two_tables():
-    cache = KvCache(num_blocks=16, tokens_per_block=4)
+    cache = KvCacheManager(num_blocks=16, tokens_per_block=4)
     a, b = computed(cache, range(6)), computed(cache, range(20, 26))
     cache.pool.release(b.blocks[1])
     b.blocks[1] = a.blocks[1]
     cache.pool.hold(a.blocks[1])
-    with pytest.raises(CacheCorruptError, match="written by one sequence and in the table of another"):
+    with pytest.raises(CacheCorruptError, match="written by one sequence but in the tables of several"):
         cache.check()
 
 
 def test_check_notices_more_tokens_than_blocks():
-    cache = KvCache(num_blocks=16, tokens_per_block=4)
+    cache = KvCacheManager(num_blocks=16, tokens_per_block=4)
     holder = computed(cache, range(6))
     holder.num_computed = 9
     with pytest.raises(CacheCorruptError, match="2 blocks for 9 of 6 tokens"):

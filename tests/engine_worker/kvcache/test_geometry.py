@@ -13,13 +13,13 @@ def test_without_a_window_every_token_has_its_place():
     geometry = Geometry.fit(10, 4, None, 16)
     assert geometry.first_needed(1000) == 0
     assert geometry.placed(8, 30) == 30
-    assert geometry.most_blocks(30) == 8
+    assert geometry.max_blocks(30) == 8
     assert geometry.longest(10) == 40
     assert not geometry.bounded
 
 
 @given(st.integers(1, 40), sizes, st.integers(1, 60), st.integers(1, 60), st.integers(1, 200))
-def test_a_sequence_never_holds_more_than_most_blocks(num_blocks, size, window, chunk, length):
+def test_a_sequence_never_holds_more_than_max_blocks(num_blocks, size, window, chunk, length):
     """However a sequence gets there: by chunks, then token by token."""
     geometry = Geometry.fit(num_blocks, size, window, chunk)
     longest = geometry.longest(num_blocks)
@@ -29,7 +29,7 @@ def test_a_sequence_never_holds_more_than_most_blocks(num_blocks, size, window, 
         held = geometry.blocks_for(geometry.placed(computed, length)) - geometry.first_needed(computed)
         most = max(most, held)
         computed = min(length, computed + (geometry.chunk or length))
-    assert most <= geometry.most_blocks(length) <= num_blocks
+    assert most <= geometry.max_blocks(length) <= num_blocks
 
 
 @given(sizes, st.integers(1, 60), st.integers(0, 200))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import State
 from engine_worker.step import Move, MoveKind
 from sluice.ring.params import RangeRetention, RetentionParams
@@ -36,7 +36,7 @@ def test_a_working_set_of_three_times_the_pool_is_hardly_computed_again():
 
 
 def test_an_evicted_block_moves_and_comes_back():
-    cache = KvCache(num_blocks=4, tokens_per_block=4, num_host_blocks=4)
+    cache = KvCacheManager(num_blocks=4, tokens_per_block=4, num_host_blocks=4)
     cache.release(computed(cache, range(8)))
     other = one(range(50, 64))
     assert cache.allocate([other]) == [other]
@@ -55,7 +55,7 @@ def test_an_evicted_block_moves_and_comes_back():
 
 
 def test_a_block_is_loaded_once_for_two_that_want_it():
-    cache = KvCache(num_blocks=8, tokens_per_block=4, num_host_blocks=8)
+    cache = KvCacheManager(num_blocks=8, tokens_per_block=4, num_host_blocks=8)
     cache.release(computed(cache, range(8)))
     cache.release(computed(cache, range(50, 82)))
     cache.take_moves()
@@ -70,7 +70,7 @@ def test_a_block_is_loaded_once_for_two_that_want_it():
 
 
 def test_what_does_not_fit_stays_on_the_host():
-    cache = KvCache(num_blocks=4, tokens_per_block=4, num_host_blocks=4)
+    cache = KvCacheManager(num_blocks=4, tokens_per_block=4, num_host_blocks=4)
     cache.release(computed(cache, range(8)))
     holder = computed(cache, range(50, 62))
     waiting = one(range(9))
@@ -83,7 +83,7 @@ def test_what_does_not_fit_stays_on_the_host():
 
 
 def test_a_full_host_lets_the_least_eagerly_kept_go_first():
-    cache = KvCache(num_blocks=4, tokens_per_block=4, num_host_blocks=2)
+    cache = KvCacheManager(num_blocks=4, tokens_per_block=4, num_host_blocks=2)
     for prompt, retention in [(range(8), EAGERLY), (range(20, 36), RetentionParams()), (range(40, 56), EAGERLY)]:
         cache.release(computed(cache, prompt, retention))
         cache.check()
@@ -104,7 +104,7 @@ def test_content_computed_again_leaves_the_host():
 
 
 def test_a_flush_empties_the_host():
-    cache = KvCache(num_blocks=2, tokens_per_block=4, num_host_blocks=4)
+    cache = KvCacheManager(num_blocks=2, tokens_per_block=4, num_host_blocks=4)
     cache.release(computed(cache, range(8)))
     cache.release(computed(cache, range(20, 28)))
     assert cache.flush() == 4
@@ -134,7 +134,7 @@ def test_a_failed_step_forgets_what_it_was_to_move(when):
 
 
 def test_what_a_failed_step_did_not_bring_is_not_told_as_findable():
-    cache = KvCache(num_blocks=4, tokens_per_block=4, num_host_blocks=4)
+    cache = KvCacheManager(num_blocks=4, tokens_per_block=4, num_host_blocks=4)
     cache.release(computed(cache, range(8)))
     evicting = one(range(50, 64))
     cache.allocate([evicting])
@@ -149,7 +149,7 @@ def test_what_a_failed_step_did_not_bring_is_not_told_as_findable():
 
 
 def test_holders_that_count_on_a_move_are_named():
-    cache = KvCache(num_blocks=8, tokens_per_block=4, num_host_blocks=8)
+    cache = KvCacheManager(num_blocks=8, tokens_per_block=4, num_host_blocks=8)
     cache.release(computed(cache, range(8)))
     cache.release(computed(cache, range(50, 82)))
     cache.take_moves()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.cache import KvCacheManager
 from sluice.ring.params import RangeRetention, RetentionParams
 from tests.engine_worker.kvcache.sequences import computed, one
 from tests.fakes.engine import EngineBench
@@ -28,7 +28,7 @@ def cached(bench: EngineBench, prompt) -> int:
     return bench.receiver.opens[request, 0].cached_tokens
 
 
-def found(cache: KvCache, prompt) -> int:
+def found(cache: KvCacheManager, prompt) -> int:
     """Tokens of a prompt that are in the cache."""
     sequence = one([*prompt, 1])
     assert cache.allocate([sequence]) == [sequence]
@@ -54,7 +54,7 @@ def test_a_system_prompt_survives_a_flood_until_its_time_is_over(num_host_blocks
 
 
 def test_the_least_wanted_goes_first():
-    cache = KvCache(num_blocks=12, tokens_per_block=4)
+    cache = KvCacheManager(num_blocks=12, tokens_per_block=4)
     for prompt, priority in [(SYSTEM, 80), (range(20, 36), 10), (range(40, 56), 50)]:
         cache.release(computed(cache, prompt, keep(priority)))
     cache.release(computed(cache, range(60, 84)))
@@ -63,7 +63,7 @@ def test_the_least_wanted_goes_first():
 
 def test_what_comes_before_is_kept_as_eagerly():
     """The end of a prompt alone is no use."""
-    cache = KvCache(num_blocks=8, tokens_per_block=4)
+    cache = KvCacheManager(num_blocks=8, tokens_per_block=4)
     cache.release(computed(cache, SYSTEM, keep(100, start=12)))
     cache.release(computed(cache, range(20, 36), keep(60)))
     cache.release(computed(cache, range(60, 76)))
@@ -71,7 +71,7 @@ def test_what_comes_before_is_kept_as_eagerly():
 
 
 def test_a_request_that_names_nothing_leaves_a_priority_as_it_is():
-    cache = KvCache(num_blocks=8, tokens_per_block=4)
+    cache = KvCacheManager(num_blocks=8, tokens_per_block=4)
     for retention in (keep(100), RetentionParams()):
         cache.release(computed(cache, SYSTEM, retention))
     cache.release(computed(cache, range(20, 36)))

@@ -2,8 +2,8 @@ from collections import Counter
 
 import pytest
 
+from engine_worker.kvcache.eviction import DEFAULT
 from engine_worker.kvcache.pool import BlockPool, CacheCorruptError
-from engine_worker.kvcache.retention import STANDARD
 from engine_worker.request import Content
 
 
@@ -12,7 +12,7 @@ def content(name: str) -> Content:
 
 
 def cached(pool: BlockPool, name: str) -> int:
-    block, _ = pool.take()
+    block, _ = pool.allocate()
     pool.publish(block, content(name))
     pool.release(block)
     return block
@@ -20,7 +20,7 @@ def cached(pool: BlockPool, name: str) -> int:
 
 def test_a_block_without_content_becomes_free_and_one_with_content_cached():
     pool = BlockPool(2)
-    plain, block = pool.take()[0], cached(pool, "a")
+    plain, block = pool.allocate()[0], cached(pool, "a")
     pool.release(plain)
     assert pool.available == 2
     assert pool.find(content("a")) == block
@@ -32,10 +32,10 @@ def test_the_least_recently_used_is_evicted_first_and_only_when_none_is_free():
     a, b = cached(pool, "a"), cached(pool, "b")
     pool.hold(a)
     pool.release(a)
-    first, second = pool.take(), pool.take()
+    first, second = pool.allocate(), pool.allocate()
     assert first[0] not in (a, b)
     assert first[1] is None
-    assert second == (b, (content("b"), STANDARD))
+    assert second == (b, (content("b"), DEFAULT))
     assert pool.find(content("b")) is None
     assert pool.find(content("a")) == a
 
@@ -60,13 +60,13 @@ def test_held_blocks_are_not_available_and_the_pool_runs_out():
     pool.hold(block)
     assert pool.available == 0
     with pytest.raises(IndexError):
-        pool.take()
+        pool.allocate()
     pool.check(Counter([block]))
 
 
 def test_flush_frees_what_is_cached_and_keeps_what_is_held():
     pool = BlockPool(3)
-    held, _ = pool.take()
+    held, _ = pool.allocate()
     pool.publish(held, content("held"))
     cached(pool, "a")
     assert pool.flush() == 1
@@ -78,7 +78,7 @@ def test_flush_frees_what_is_cached_and_keeps_what_is_held():
 
 def test_a_release_too_many_is_noticed():
     pool = BlockPool(1)
-    pool.release(pool.take()[0])
+    pool.release(pool.allocate()[0])
     with pytest.raises(CacheCorruptError, match="more often"):
         pool.release(0)
 
@@ -87,16 +87,16 @@ def test_a_release_too_many_is_noticed():
     ("damage", "message"),
     [
         (lambda pool: pool.references.__setitem__(0, 2), "held 1 times, counted 2"),
-        (lambda pool: pool._free.pop(), "are not the 4 blocks"),
-        (lambda pool: pool._free.append(pool._free[0]), "are not the 4 blocks"),
-        (lambda pool: pool._found.clear(), "does not lead to it"),
-        (lambda pool: pool._found.update(x=3), "without content"),
-        (lambda pool: pool._stored.__setitem__(pool._found.pop(b"a"), None), "no content"),
+        (lambda pool: pool._free.pop(), "do not add up to the 4 blocks"),
+        (lambda pool: pool._free.append(pool._free[0]), "do not add up to the 4 blocks"),
+        (lambda pool: pool._index.clear(), "is not in the index"),
+        (lambda pool: pool._index.update(x=3), "without content"),
+        (lambda pool: pool._stored.__setitem__(pool._index.pop(b"a"), None), "no content"),
     ],
 )
 def test_check_notices_damage(damage, message):
     pool = BlockPool(4)
-    held, _ = pool.take()
+    held, _ = pool.allocate()
     cached(pool, "a")
     pool.check(Counter([held]))
     damage(pool)

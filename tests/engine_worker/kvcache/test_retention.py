@@ -6,8 +6,15 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.kvcache.eviction import COMPACT_AT, EvictionOrder
-from engine_worker.kvcache.retention import STANDARD, Phase, at, highest, named
+from engine_worker.kvcache.eviction import (
+    COMPACT_AT,
+    DEFAULT,
+    EvictionOrder,
+    Phase,
+    higher,
+    remaining_phases,
+    requested,
+)
 from sluice.ring.params import RangeRetention, RetentionParams
 from tests.fakes.clock import Clock
 
@@ -15,23 +22,23 @@ PARAMS = RetentionParams((RangeRetention(0, 10, 100, 5.0), RangeRetention(16, 20
 
 
 def for_seconds(priority: int, until: float):
-    return (Phase(until, priority), *STANDARD)
+    return (Phase(until, priority), *DEFAULT)
 
 
 def priority(retention, now: float) -> int:
-    return at(retention, now)[0].priority
+    return remaining_phases(retention, now)[0].priority
 
 
 def test_a_block_belongs_to_the_range_of_its_first_token():
-    found = [named(PARAMS, position, 24, 1.0) for position in range(0, 32, 4)]
+    found = [requested(PARAMS, position, 24, 1.0) for position in range(0, 32, 4)]
     system, low, decode = for_seconds(100, 6.0), (Phase(inf, 0),), for_seconds(50, 3.0)
     assert found == [system, system, system, None, low, None, decode, decode]
 
 
 def test_a_request_that_names_nothing_says_nothing():
-    assert named(RetentionParams(), 0, 24, 1.0) is None
-    assert named(RetentionParams(), 24, 24, 1.0) is None
-    assert named(RetentionParams(decode_seconds=3.0), 24, 24, 1.0) is None
+    assert requested(RetentionParams(), 0, 24, 1.0) is None
+    assert requested(RetentionParams(), 24, 24, 1.0) is None
+    assert requested(RetentionParams(decode_seconds=3.0), 24, 24, 1.0) is None
 
 
 times = st.integers(0, 20)
@@ -45,12 +52,12 @@ def schedules(draw):
 
 @given(schedules(), schedules(), times)
 def test_the_higher_priority_holds_at_every_time(a, b, now):
-    assert priority(highest(a, b), now) == max(priority(a, now), priority(b, now))
+    assert priority(higher(a, b), now) == max(priority(a, now), priority(b, now))
 
 
 @given(schedules(), schedules())
 def test_phases_differ_from_their_neighbours(a, b):
-    found = [phase.priority for phase in highest(a, b)] if a != b else [1]
+    found = [phase.priority for phase in higher(a, b)] if a != b else [1]
     assert all(before != after for before, after in pairwise(found))
 
 
@@ -74,7 +81,7 @@ def test_the_order_is_by_priority_then_by_use(actions):
             ended = [b for b, (r, _) in model.items() if r[0].until <= clock.now]
             for old in sorted(ended, key=lambda b: (model[b][0][0].until, model[b][1])):
                 uses += 1
-                model[old] = (at(model[old][0], clock.now), uses)
+                model[old] = (remaining_phases(model[old][0], clock.now), uses)
             first = min(model, key=lambda b: (model[b][0][0].priority, model[b][1]))
             assert order.lowest() == model[first][0][0].priority
             assert order.pop() == first
@@ -96,7 +103,7 @@ def test_the_end_of_an_earlier_priority_changes_nothing():
     order = EvictionOrder(clock)
     order.add(0, for_seconds(50, clock.now + 1))
     order.remove(0)
-    order.add(0, STANDARD)
-    order.add(1, STANDARD)
+    order.add(0, DEFAULT)
+    order.add(1, DEFAULT)
     clock.now += 2
     assert order.pop() == 0

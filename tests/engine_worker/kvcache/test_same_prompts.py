@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import State
 from tests.engine_worker.kvcache.sequences import one
 from tests.fakes.engine import EngineBench
@@ -95,7 +95,7 @@ def test_without_reuse_nobody_waits():
 
 
 def test_a_forecast_knows_whom_it_has_just_admitted():
-    cache = KvCache(num_blocks=16, tokens_per_block=4)
+    cache = KvCacheManager(num_blocks=16, tokens_per_block=4)
     first, second, third = (one(range(10), number=number) for number in (1, 2, 3))
     forecast = cache.forecast()
     assert not forecast.awaits(first)

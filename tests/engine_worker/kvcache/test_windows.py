@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.cache import KvCacheManager
 from sluice.ring.params import RangeRetention, RetentionParams
 from tests.engine_worker.kvcache.sequences import computed, one, request
 from tests.fakes.engine import EngineBench
@@ -22,7 +22,7 @@ def test_block_use_stays_flat(window, reuse):
         bench.step()
         used.append(bench.engine.stats.latest.used_kv_blocks)
     assert bench.output(request) == bench.expected(request)
-    assert max(used) <= bench.cache.geometry.most_blocks(250) <= -(-(window + 8 + 6) // 4)
+    assert max(used) <= bench.cache.geometry.max_blocks(250) <= -(-(window + 8 + 6) // 4)
     assert max(used[10:]) <= -(-(window + 3) // 4) + 1
 
 
@@ -52,7 +52,7 @@ def test_more_than_fit(num_blocks, window):
 
 
 def test_what_lies_behind_the_window_is_cached_and_given_away():
-    cache = KvCache(num_blocks=8, tokens_per_block=4, window=6, chunk=8)
+    cache = KvCacheManager(num_blocks=8, tokens_per_block=4, window=6, chunk=8)
     sequence = computed(cache, range(24))
     assert sequence.first_block == (24 - 5) // 4
     assert cache.pool.available == 8 - (len(sequence.blocks) - sequence.first_block)
@@ -65,7 +65,7 @@ def test_what_lies_behind_the_window_is_cached_and_given_away():
 
 def test_the_blocks_of_the_last_window_are_enough():
     """A prompt goes on where its last window is found, though what came before is gone."""
-    cache = KvCache(num_blocks=12, tokens_per_block=4, window=6, chunk=8)
+    cache = KvCacheManager(num_blocks=12, tokens_per_block=4, window=6, chunk=8)
     cache.release(computed(cache, range(32)))
     others = [one(range(50 + 20 * i, 58 + 20 * i)) for i in range(3)]
     assert cache.allocate(others) == others
@@ -81,7 +81,7 @@ def test_the_blocks_of_the_last_window_are_enough():
 
 
 def test_a_hole_in_the_last_window_sends_back_to_an_earlier_one():
-    cache = KvCache(num_blocks=16, tokens_per_block=4, window=9, chunk=8)
+    cache = KvCacheManager(num_blocks=16, tokens_per_block=4, window=9, chunk=8)
     first = computed(cache, range(32))
     cache.release(first)
     cache.tiers.device.forget(cache.pool.find(first.chain[6]))
@@ -92,7 +92,7 @@ def test_a_hole_in_the_last_window_sends_back_to_an_earlier_one():
 
 
 def test_a_fork_holds_only_what_its_window_sees():
-    cache = KvCache(num_blocks=16, tokens_per_block=4, window=6, chunk=32)
+    cache = KvCacheManager(num_blocks=16, tokens_per_block=4, window=6, chunk=32)
     first, second = request(range(22), n=2).sequences
     cache.allocate([first])
     cache.commit(first, 22)
@@ -116,7 +116,7 @@ def test_nobody_forks_from_a_sequence_whose_window_has_left_the_prompt():
 
 def test_blocks_behind_the_window_are_kept_as_their_request_asks():
     eagerly = RetentionParams((RangeRetention(0, 8, 100),))
-    cache = KvCache(num_blocks=6, tokens_per_block=4, window=4, chunk=4)
+    cache = KvCacheManager(num_blocks=6, tokens_per_block=4, window=4, chunk=4)
     cache.release(computed(cache, range(16), eagerly))
     others = [one(range(50 + 20 * i, 54 + 20 * i)) for i in range(4)]
     assert cache.allocate(others) == others
@@ -128,7 +128,7 @@ def test_blocks_behind_the_window_are_kept_as_their_request_asks():
 
 
 def test_what_a_forecast_admits_is_given():
-    cache = KvCache(num_blocks=12, tokens_per_block=4, window=8, chunk=8)
+    cache = KvCacheManager(num_blocks=12, tokens_per_block=4, window=8, chunk=8)
     cache.release(computed(cache, range(30)))
     holder = computed(cache, range(50, 70))
     wanting = [one(range(31)), one(range(29)), one(range(60, 90)), one(range(80, 96))]
@@ -144,21 +144,21 @@ def test_what_a_forecast_admits_is_given():
 
 def test_growth_to_the_end_counts_on_nothing_that_others_may_hold():
     """Two that share a whole window each come to need one of their own."""
-    cache = KvCache(num_blocks=12, tokens_per_block=4, window=8, chunk=4)
+    cache = KvCacheManager(num_blocks=12, tokens_per_block=4, window=8, chunk=4)
     first = computed(cache, range(25))
     second = one(range(25))
     cache.allocate([second])
     forecast = cache.forecast()
-    most = cache.geometry.most_blocks(45)
+    most = cache.geometry.max_blocks(45)
     assert forecast.growth_to_end(first) == most - (len(first.blocks) - first.first_block)
     assert forecast.growth_to_end(second) == most - (len(second.blocks) - second.num_found)
 
 
 def test_a_shared_window_is_no_saving():
     """It is soon replaced by one's own: what a newcomer takes now and may take later is a whole one."""
-    cache = KvCache(num_blocks=20, tokens_per_block=4, window=8, chunk=4)
+    cache = KvCacheManager(num_blocks=20, tokens_per_block=4, window=8, chunk=4)
     computed(cache, range(25))
     second, forecast = one(range(25)), cache.forecast()
     available, growth = forecast.available, forecast.growth_to_end(second)
     assert forecast.admit(second, headroom=0)
-    assert available - forecast.available + growth == cache.geometry.most_blocks(45)
+    assert available - forecast.available + growth == cache.geometry.max_blocks(45)

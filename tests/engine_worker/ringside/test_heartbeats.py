@@ -4,7 +4,7 @@ import structlog
 import zmq
 
 from engine_worker.hooks import Report
-from engine_worker.ringside.heartbeats import SILENCE_SECONDS, Heartbeats, Listeners
+from engine_worker.ringside.heartbeats import SILENCE_SECONDS, Heartbeats, RouterTable
 from engine_worker.ringside.stats_log import StatsLog
 from sluice.ring.heartbeats import EngineHeartbeat, Hello
 from sluice.ring.inbox import Inbox
@@ -16,33 +16,33 @@ from tests.fakes.lane import MemoryLane
 
 def test_a_router_gets_heartbeats_until_its_hellos_stop():
     clock = Clock()
-    listeners = Listeners(clock)
-    listeners.hear(Hello("r0", "mem://r0"))
+    routers = RouterTable(clock)
+    routers.on_hello(Hello("r0", "mem://r0"))
     clock.now += SILENCE_SECONDS - 1
-    listeners.hear(Hello("r1", "mem://r1"))
-    assert listeners.recent().keys() == {"mem://r0", "mem://r1"}
+    routers.on_hello(Hello("r1", "mem://r1"))
+    assert routers.live().keys() == {"mem://r0", "mem://r1"}
     clock.now += 2
-    assert listeners.recent().keys() == {"mem://r1"}
-    listeners.hear(Hello("r1", "mem://r1", cache_heard=7))
-    assert {address: greeting.cache_heard for address, greeting in listeners.heard.items()} == {"mem://r1": 7}
+    assert routers.live().keys() == {"mem://r1"}
+    routers.on_hello(Hello("r1", "mem://r1", cache_heard=7))
+    assert {address: greeting.cache_heard for address, greeting in routers.heard.items()} == {"mem://r1": 7}
 
 
 def test_a_router_that_took_the_place_of_another_is_new_once():
-    listeners = Listeners(Clock())
+    routers = RouterTable(Clock())
     found = []
     for epoch in (1, 1, 2, 1, 2, 3, 2, 1, 3):
         hello = Hello("r0", "mem://r0", epoch=epoch)
-        found.append(listeners.is_new(hello))
-        assert listeners.hear(hello)
+        found.append(routers.is_replacement(hello))
+        assert routers.on_hello(hello)
     assert found == [False, False, True, False, False, True, False, False, False]
-    assert not listeners.is_new(Hello("r1", "mem://r1", epoch=9))
+    assert not routers.is_replacement(Hello("r1", "mem://r1", epoch=9))
 
 
 def test_what_another_thread_reads_never_changes_under_it():
-    listeners = Listeners(Clock())
-    listeners.hear(Hello("r0", "mem://r0"))
-    seen = listeners.heard
-    listeners.hear(Hello("r1", "mem://r1"))
+    routers = RouterTable(Clock())
+    routers.on_hello(Hello("r0", "mem://r0"))
+    seen = routers.heard
+    routers.on_hello(Hello("r1", "mem://r1"))
     assert seen.keys() == {"mem://r0"}
 
 
@@ -53,11 +53,11 @@ def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
         return lanes.setdefault(address, MemoryLane(address))
 
     monkeypatch.setattr("engine_worker.ringside.heartbeats.Lane", open_lane)
-    listeners, reports = Listeners(Clock()), StatsLog()
-    listeners.hear(Hello("r0", "mem://r0"))
-    listeners.hear(Hello("r1", "mem://r1"))
+    routers, reports = RouterTable(Clock()), StatsLog()
+    routers.on_hello(Hello("r0", "mem://r0"))
+    routers.on_hello(Hello("r1", "mem://r1"))
     heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
-    heartbeats = Heartbeats(None, listeners, lambda: heartbeat, reports, lambda heard: None, structlog.get_logger())
+    heartbeats = Heartbeats(None, routers, lambda: heartbeat, reports, lambda heard: None, structlog.get_logger())
     reports.put(Report(StepStats(iteration=1), []))
     heartbeats._send()
     lanes["mem://r1"].full = True
@@ -84,14 +84,14 @@ def test_a_new_router_need_not_wait_for_the_next_heartbeat_but_one(monkeypatch, 
     monkeypatch.setattr("engine_worker.ringside.heartbeats.HEARTBEAT_SECONDS", 600.0)
     with zmq.Context() as context:
         router = Inbox(context, f"ipc://{tmp_path}/router", EngineHeartbeat)
-        listeners = Listeners()
+        routers = RouterTable()
         heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
         heartbeats = Heartbeats(
-            context, listeners, lambda: heartbeat, StatsLog(), lambda heard: None, structlog.get_logger()
+            context, routers, lambda: heartbeat, StatsLog(), lambda heard: None, structlog.get_logger()
         )
         monkeypatch.setattr(Lane, "send", refuse_first(Lane.send))
         heartbeats.start()
-        listeners.hear(Hello("r0", router.address))
+        routers.on_hello(Hello("r0", router.address))
         heartbeats.hurry()
         assert router.wait(60)
         monkeypatch.setattr("engine_worker.ringside.heartbeats.HEARTBEAT_SECONDS", 0.0)
@@ -115,8 +115,8 @@ def refuse_first(send):
 def test_routers_are_bounded(monkeypatch):
     monkeypatch.setattr("engine_worker.ringside.heartbeats.MAX_ROUTERS", 2)
     clock = Clock()
-    listeners = Listeners(clock)
-    assert [listeners.hear(Hello("r", f"mem://{i}")) for i in (0, 1, 2, 0)] == [True, True, False, True]
-    assert listeners.heard.keys() == {"mem://0", "mem://1"}
+    routers = RouterTable(clock)
+    assert [routers.on_hello(Hello("r", f"mem://{i}")) for i in (0, 1, 2, 0)] == [True, True, False, True]
+    assert routers.heard.keys() == {"mem://0", "mem://1"}
     clock.now += SILENCE_SECONDS
-    assert listeners.hear(Hello("r", "mem://2"))
+    assert routers.on_hello(Hello("r", "mem://2"))

@@ -13,9 +13,8 @@ import zmq
 from structlog.testing import capture_logs
 
 from engine_worker.config import EngineSettings
-from engine_worker.ringside.fingerprint import fingerprint
 from engine_worker.ringside.heartbeats import HEARTBEAT_SECONDS
-from engine_worker.ringside.worker import Worker
+from engine_worker.ringside.worker import Worker, fingerprint
 from engine_worker.step import DeviceLostError
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import FinishReason

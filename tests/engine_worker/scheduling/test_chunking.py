@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.request import Request, Sequence
-from engine_worker.scheduling.chunking import equal_progress, first_come_first_served, whole
+from engine_worker.scheduling.micro_batch import equal_progress, first_come_first_served, whole
 from tests.fakes.engine import EngineBench, spec_of
 
 

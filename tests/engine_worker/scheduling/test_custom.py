@@ -3,8 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
-from engine_worker.scheduling.build import SchedulerNames
-from engine_worker.scheduling.load import SchedulerLoadError
+from engine_worker.scheduling.build import SchedulerLoadError, SchedulerNames
 from tests.fakes.engine import EngineBench
 from tests.fakes.schedulers import OddFigures
 
@@ -36,7 +35,7 @@ def test_one_in_one_piece_decides_everything():
     assert all(len(step.slices) == 1 for step in bench.runner.steps)
     assert bench.output(first) == bench.expected(first)
     assert bench.output(second) == bench.expected(second)
-    assert bench.engine.stats.totals().pauses == 1
+    assert bench.engine.stats.totals().preemptions == 1
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -70,14 +69,14 @@ def test_whatever_a_scheduler_does_everybody_ends_with_the_right_tokens(names, n
 @pytest.mark.parametrize(
     ("names", "event"),
     [
-        ({"capacity": "Greedy"}, "nobody_scheduled"),
+        ({"capacity": "Greedy"}, "nothing_scheduled"),
         ({"capacity": "Raising"}, "scheduler_raised"),
         ({"micro": "Raising"}, "scheduler_raised"),
         ({"whole": "RaisingWhole"}, "scheduler_raised"),
-        ({"micro": "Idle"}, "nobody_scheduled"),
-        ({"whole": "IdleWhole"}, "nobody_scheduled"),
-        ({"capacity": "Mad"}, "scheduler_wrong"),
-        ({"whole": "MadWhole"}, "scheduler_wrong"),
+        ({"micro": "Idle"}, "nothing_scheduled"),
+        ({"whole": "IdleWhole"}, "nothing_scheduled"),
+        ({"capacity": "Mad"}, "scheduler_answer_corrected"),
+        ({"whole": "MadWhole"}, "scheduler_answer_corrected"),
     ],
 )
 def test_it_is_told_and_not_at_every_step(names, event):
@@ -118,7 +117,7 @@ def test_wrong_figures_of_a_static_batch_stop_nothing(names, figures, monkeypatc
     with capture_logs() as logs:
         bench = bench_with(**names)
         serve(bench, count=1)
-    assert {entry["event"] for entry in logs} <= {"scheduler_raised", "scheduler_wrong"}
+    assert {entry["event"] for entry in logs} <= {"scheduler_raised", "scheduler_answer_corrected"}
     assert logs
     found = [report.step for report in bench.reports if report.step]
     assert {(step.total_generation_tokens, step.empty_generation_slots) for step in found} == {(0, 0)}
@@ -140,9 +139,12 @@ def test_limits_hold_for_a_scheduler_that_knows_none():
         ),
         (SchedulerNames("static"), "capacity_scheduler_policy: 'static' cannot be used: it is not of the form"),
         (SchedulerNames(f"{FAKES}:Gredy"), "capacity_scheduler_policy: .* AttributeError: .*Gredy"),
-        (SchedulerNames(f"{FAKES}:NO_CLASS"), "capacity_scheduler_policy: .*it is no class"),
+        (SchedulerNames(f"{FAKES}:NO_CLASS"), "capacity_scheduler_policy: .*it is not a class"),
         (SchedulerNames(f"{FAKES}:WithoutMethods"), "capacity_scheduler_policy: .* it has no method schedule_request"),
-        (SchedulerNames(f"{FAKES}:CannotBeMade"), "capacity_scheduler_policy: .*making it failed: TypeError.*more"),
+        (
+            SchedulerNames(f"{FAKES}:CannotBeMade"),
+            "capacity_scheduler_policy: .*constructor failed: TypeError.*more",
+        ),
         (
             SchedulerNames(micro_batch_scheduler=f"{FAKES}:WithoutMethods"),
             "micro_batch_scheduler: .* no method schedule",

@@ -1,6 +1,6 @@
 """Who may begin when everybody who has begun must be able to end."""
 
-from engine_worker.kvcache.cache import KvCache
+from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Request, Sequence, State
 from engine_worker.scheduling.build import SchedulerNames
 from engine_worker.scheduling.context import SchedulerContext
@@ -17,20 +17,20 @@ def arrived(number: int, size: int, max_tokens: int, n: int = 1, **asked) -> Seq
     return Request(spec, b"root", number, 0.0).sequences[0]
 
 
-def admitted(cache: KvCache, *active: Sequence, batch: int = 8) -> list[Sequence]:
+def admitted(cache: KvCacheManager, *active: Sequence, batch: int = 8) -> list[Sequence]:
     fitting, paused = GuaranteedNoEvict(SchedulerContext(cache, batch, 16)).schedule_request(active)
     assert paused == []
     return fitting
 
 
 def test_prompt_and_max_tokens_are_counted():
-    cache = KvCache(10, 4)
+    cache = KvCacheManager(10, 4)
     first, second, third = arrived(1, 8, 12), arrived(2, 8, 12), arrived(3, 4, 4)
     assert admitted(cache, first, second, third) == [first, second]
 
 
 def test_what_a_holder_has_taken_is_not_counted_twice():
-    cache = KvCache(10, 4)
+    cache = KvCacheManager(10, 4)
     first, second = arrived(1, 8, 12), arrived(2, 8, 12)
     cache.allocate([first])
     assert admitted(cache, first, second) == [first, second]
@@ -40,7 +40,7 @@ def test_what_a_holder_has_taken_is_not_counted_twice():
 
 
 def test_nobody_overtakes_a_big_one():
-    cache = KvCache(10, 4)
+    cache = KvCacheManager(10, 4)
     first, big, small = arrived(1, 8, 12), arrived(2, 30, 10), arrived(3, 1, 1)
     cache.allocate([first])
     assert admitted(cache, first, big, small) == [first]
@@ -50,7 +50,7 @@ def test_nobody_overtakes_a_big_one():
 
 def test_all_sequences_of_a_request_are_counted():
     for num_blocks, fitting in [(14, 1), (15, 2)]:
-        cache = KvCache(num_blocks, 4)
+        cache = KvCacheManager(num_blocks, 4)
         first, four = arrived(1, 8, 12), arrived(2, 4, 4, n=5)
         assert len(admitted(cache, first, four)) == fitting
         if fitting == 2:
@@ -61,7 +61,7 @@ def test_all_sequences_of_a_request_are_counted():
 
 def test_one_that_resumes_is_reserved_whole_as_any_other_that_has_not_begun():
     for num_blocks, begins in [(13, False), (14, True)]:
-        cache = KvCache(num_blocks, 4, reuse=False)
+        cache = KvCacheManager(num_blocks, 4, reuse=False)
         first = arrived(1, 8, 12)
         cache.allocate([first])
         # Three sequences of three blocks each: 0 and 2 have tokens, 1 computes the prompt.
@@ -73,7 +73,7 @@ def test_one_that_resumes_is_reserved_whole_as_any_other_that_has_not_begun():
 
 
 def test_sequences_that_resume_begin_before_anybody_else_once_one_has():
-    cache = KvCache(9, 4)
+    cache = KvCacheManager(9, 4)
     zero, one, two = arrived(2, 8, 4, n=3, resume={0: [1, 2], 2: [3]}).request.sequences
     other = arrived(1, 8, 12)
     # The others find the prompt when 0 has computed it, and their room is kept.
@@ -85,20 +85,20 @@ def test_sequences_that_resume_begin_before_anybody_else_once_one_has():
 
 
 def test_those_who_await_the_prompt_beside_one_that_resumes_are_counted():
-    cache = KvCache(12, 4, reuse=False)
+    cache = KvCacheManager(12, 4, reuse=False)
     zero, one, two, three = arrived(2, 8, 4, n=4, resume={0: [1, 2]}).request.sequences
     assert [two.state, three.state] == [State.AWAITING] * 2
     assert admitted(cache, zero, one, arrived(3, 1, 1)) == [zero, one]
     cache.allocate([zero, one])
     assert admitted(cache, zero, one, arrived(3, 1, 1)) == [zero, one]
-    small = KvCache(11, 4, reuse=False)
+    small = KvCacheManager(11, 4, reuse=False)
     holder = arrived(1, 1, 1)
     small.allocate([holder])
     assert admitted(small, holder, *arrived(2, 8, 4, n=4, resume={0: [1, 2]}).request.sequences[:2]) == [holder]
 
 
 def test_places_in_the_batch_are_counted_too():
-    cache = KvCache(100, 4)
+    cache = KvCacheManager(100, 4)
     first, four, last = arrived(1, 4, 4), arrived(2, 4, 4, n=4), arrived(3, 4, 4)
     assert admitted(cache, first, four, last, batch=4) == [first]
     assert admitted(cache, first, four, last, batch=5) == [first, four]
@@ -106,7 +106,7 @@ def test_places_in_the_batch_are_counted_too():
 
 
 def test_a_shared_prefix_counts_once_while_somebody_holds_it():
-    cache = KvCache(9, 4)
+    cache = KvCacheManager(9, 4)
     first, second = arrived(1, 16, 8), arrived(1, 16, 8)
     cache.allocate([first])
     cache.commit(first, 16)
@@ -122,7 +122,7 @@ def test_a_shared_window_is_no_saving_wherever_it_lies():
     """Each of them soon has a window of its own: four blocks for a chunk of two and the tokens that it sees."""
     for num_host_blocks in (0, 8):
         for num_blocks, fitting in [(7, 1), (8, 2)]:
-            cache = KvCache(num_blocks, 4, num_host_blocks=num_host_blocks, window=6, chunk=8)
+            cache = KvCacheManager(num_blocks, 4, num_host_blocks=num_host_blocks, window=6, chunk=8)
             cache.release(computed(cache, range(8)))
             if num_host_blocks:
                 flood = [arrived(100 * number, 4, 1) for number in range(1, num_blocks + 1)]
@@ -146,7 +146,7 @@ def test_a_request_too_big_for_pool_or_batch_has_them_to_itself():
             holding = {s.request.spec.request for s in bench.cache.holders}
             assert not {before, big} <= holding
             assert after not in holding or all(s.blocks for s in bench.engine.live.active)
-            assert all(s.state is not State.PAUSED for s in bench.engine.live.active)
+            assert all(s.state is not State.PREEMPTED for s in bench.engine.live.active)
         for request, n in ((before, 1), (big, 4), (after, 1)):
             for index in range(n):
                 assert bench.output(request, index) == bench.expected(request, index)

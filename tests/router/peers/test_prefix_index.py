@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.kvcache.journal import Journal
+from engine_worker.kvcache.tiers import Journal
 from router.peers.prefix_index import NEWS_SECONDS, SLICE_BLOCKS, PrefixIndex
 from sluice.ring.heartbeats import CacheNews
 from tests.fakes.cache_journal import FakeJournal
