@@ -45,7 +45,7 @@ class RouterLinks:
                     raise ValueError(f"{MAX_OUTLETS} routers are known already")
                 lane = self._open_lane(address)
             except ValueError as error:
-                self._log.warning("bad address", address=address, error=str(error))
+                self._log.warning("bad_address", address=address, error=str(error))
                 return None
             lost = self._lost.pop(address, Counter())
             outlet = self.by_address[address] = RouterLink(lane, self._detokenizer, now, lost)

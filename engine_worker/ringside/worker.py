@@ -27,10 +27,10 @@ from sluice.ring.heartbeats import EngineHeartbeat, Hello
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
-from sluice.telemetry.health import Health
+from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.metrics import registry_of
-from sluice.telemetry.progress_beacon import ProgressBeacon
 from sluice.telemetry.server import StatusServer
+from sluice.telemetry.service_status import ServiceStatus, StatusFile
 
 REST_SECONDS = 0.25
 """Between two looks at the clock while nothing comes in."""
@@ -97,7 +97,8 @@ class Worker:
             self._security.to("router"),
         )
         self._callback = self._make_callback()
-        self._pulse = ProgressBeacon(time.monotonic)
+        self._status_file = StatusFile()
+        self._pulse = ProgressBeacon(time.monotonic, self._status_file)
         self._status = self._serve_status()
         self._flushes: list[tuple[int, int]] = []
         """The latest; replaced whole, for the thread of the heartbeats reads it."""
@@ -138,6 +139,7 @@ class Worker:
         self._heartbeats.start()
         if self._callback is not None:
             self._callback.start()
+        self._status_file.report(ServiceStatus("ready", self.address, self.epoch))
         try:
             while not self._drained():
                 stepped = self._engine.step()
@@ -201,6 +203,7 @@ class Worker:
         if self._draining_since is None:
             self._draining_since = now
             self._mailbox.draining = True
+            self._status_file.report(ServiceStatus("draining", self.address, self.epoch))
             self._log.info("draining", requests=len(self._engine.live.requests))
         seconds = now - self._draining_since
         if seconds >= self._settings.drain_timeout:
@@ -275,9 +278,9 @@ class Worker:
 
     def _miss(self, gap: Gap) -> None:
         if gap.met:
-            self._log.warning("gap", lane=gap.lane, missed=gap.missed)
+            self._log.warning("frames_lost", lane=gap.lane, missed=gap.missed)
         else:
-            self._log.info("lane taken over", lane=gap.lane, frames=gap.missed)
+            self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)
         missed = {lane: count for lane, count in self._missed.items() if lane != gap.lane}
         missed[gap.lane] = self._missed.get(gap.lane, 0) + gap.missed
         self._missed = dict(list(missed.items())[-MAX_LANES_TOLD:])

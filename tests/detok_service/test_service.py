@@ -151,7 +151,7 @@ def test_a_fault_stays_in_its_stream():
         bench.handle(batch(row(1, 1, [POISON]), row(2, 1, [1])))
     bench.handle(batch(row(1, 2, [2], LENGTH), row(2, 2, [2], LENGTH)))
     assert bench.texts() == {(1, 0): ("a", ErrorCode.TEXT_FAILED), (2, 0): ("abc", FinishReason.LENGTH)}
-    assert [entry["event"] for entry in logs] == ["text failed"]
+    assert [entry["event"] for entry in logs] == ["text_failed"]
 
 
 def test_a_hole_fails_its_stream_only():
