@@ -17,13 +17,8 @@ from detok_service.tokenizers import Decoders
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap
+from sluice.ring.timing import DRAINING_ROUTER_SILENCE_SECONDS, HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 from sluice.ring.wire import Drop, TokenBatch
-
-HEARTBEAT_SECONDS = 0.5
-SILENCE_SECONDS = 30.0
-"""After so long without a word a router is gone, with its streams;"""
-DRAINING_SILENCE_SECONDS = 4.0
-"""and after so long, where only that keeps this process from leaving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +174,7 @@ class Service:
             self._table.forget(engine)
 
     def _drop_silent_routers(self, now: float) -> None:
-        bound = SILENCE_SECONDS if self.draining_since is None else DRAINING_SILENCE_SECONDS
+        bound = ROUTER_SILENCE_SECONDS if self.draining_since is None else DRAINING_ROUTER_SILENCE_SECONDS
         for address in self._outlets.silent(bound, now):
             dropped = self._table.of_router(address)
             for stream in dropped:

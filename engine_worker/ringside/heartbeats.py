@@ -16,12 +16,10 @@ from sluice.ring.epochs import Epochs
 from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Hello
 from sluice.ring.keys import PLAIN, InsecureError, Security
 from sluice.ring.lane import Lane
+from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
-HEARTBEAT_SECONDS = 0.5
 CONNECT_SECONDS = 0.05
 """To the next heartbeat after a lane was opened: its first one is usually refused, because it is not connected yet."""
-SILENCE_SECONDS = 30.0
-"""A router that has not said hello for so long gets no more heartbeats."""
 LANE_CAPACITY = 8
 MAX_ROUTERS = 256
 """Each takes a lane."""
@@ -63,7 +61,9 @@ class Listeners:
     def recent(self) -> dict[str, Greeting]:
         """Who wants heartbeats now."""
         now = self._clock()
-        return {address: greeting for address, greeting in self.heard.items() if now - greeting.at < SILENCE_SECONDS}
+        return {
+            address: greeting for address, greeting in self.heard.items() if now - greeting.at < ROUTER_SILENCE_SECONDS
+        }
 
 
 class Heartbeats(threading.Thread):

@@ -7,18 +7,11 @@ from structlog.stdlib import BoundLogger
 
 from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.message import Message
+from sluice.ring.timing import CUT_OFF_FORGET_SECONDS, CUT_OFF_SECONDS, KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
 from sluice.ring.wire import Open, TokenBatch, TokenRow
 
-PULSE_SECONDS = 1.0
-FORGET_SECONDS = 60.0
-"""After this long, what a lane could not get rid of is given up, and a lane that no request uses is closed."""
 TOKENS_PER_MESSAGE = 8192
 """Of rows, and of what streams that begin resume from."""
-CUT_OFF_SECONDS = 4.0
-"""A lane that accepts nothing for this long is cut off. With the intervals of keep-alive and heartbeat on top, routers
-know after about 5 s."""
-CUT_OFF_FORGET_SECONDS = 600.0
-"""FORGET_SECONDS for such a lane: while it exists routers place nothing behind it, and it notices when it connects."""
 MAX_LANES = 256
 
 
@@ -62,7 +55,7 @@ class Outbox:
     """Rows for every detokenizer in use.
 
     What a full lane leaves behind is joined per sequence, so it is at most the tokens of the requests that live, or
-    ended within FORGET_SECONDS. `lost` counts rows that were given up.
+    ended within LANE_FORGET_SECONDS. `lost` counts rows that were given up.
     """
 
     def __init__(
@@ -143,15 +136,15 @@ class Outbox:
     def tick(self) -> None:
         """At least every second: pulse, give up what a dead lane holds, close lanes that are done with."""
         now = self._clock()
-        if now - self._pulsed_at < PULSE_SECONDS and not self._reconnected():
+        if now - self._pulsed_at < KEEP_ALIVE_SECONDS and not self._reconnected():
             return
         self._pulsed_at = now
         for address, peer in list(self._peers.items()):
             if peer.lane.ready() and peer.lane.send(KeepAlive(self._engine, self._epoch)):
                 peer.moved_at = now
-            elif now - peer.moved_at >= FORGET_SECONDS:
+            elif now - peer.moved_at >= LANE_FORGET_SECONDS:
                 self._give_up(address, peer)
-            kept = CUT_OFF_FORGET_SECONDS if address in self.cut_off else FORGET_SECONDS
+            kept = CUT_OFF_FORGET_SECONDS if address in self.cut_off else LANE_FORGET_SECONDS
             if not peer.users and now - peer.used_at >= kept:
                 self._close(address)
         self.cut_off = [address for address, peer in self._peers.items() if self._is_cut_off(peer, now)]

@@ -15,7 +15,7 @@ from engine_worker.hooks import Hooks
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.ringside import metrics
 from engine_worker.ringside.fingerprint import fingerprint
-from engine_worker.ringside.heartbeats import HEARTBEAT_SECONDS, Heartbeats, Listeners
+from engine_worker.ringside.heartbeats import Heartbeats, Listeners
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_callback import StatsCallback, find_function
@@ -26,6 +26,7 @@ from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.heartbeats import EngineHeartbeat, Hello
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.lane import Lane
+from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
 from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.metrics import registry_of
@@ -37,8 +38,6 @@ REST_SECONDS = 0.25
 FULL_LANE_SECONDS = 0.01
 """Between two looks at full lanes while there is nothing to compute."""
 LINGER_SECONDS = 1.0
-LEAVE_SECONDS = 2 * HEARTBEAT_SECONDS
-"""Until the routers surely know that this engine takes nothing new: they are told at once, and twice more."""
 STUCK_SECONDS = 2.0
 """What waits for a lane that takes nothing for so long does not keep a draining engine: it is dropped."""
 ORPHAN_CHECK_SECONDS = 1.0
@@ -211,7 +210,7 @@ class Worker:
             self._log.info("drain_timeout", ended=self._engine.end_all(fault))
             return True
         left = self._engine.live.requests or self._outbox.flowing(STUCK_SECONDS)
-        return not left and seconds >= LEAVE_SECONDS
+        return not left and seconds >= DRAIN_NOTICE_SECONDS
 
     def _close(self) -> None:
         self._heartbeats.stop()

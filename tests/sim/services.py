@@ -14,9 +14,9 @@ from detok_service.decoder import ByteDecoder
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import Decoders
 from engine_worker.config import EngineSettings
-from engine_worker.ringside.heartbeats import HEARTBEAT_SECONDS
 from router.access.principal import Principal
 from router.config import RouterSettings
+from sluice.ring.timing import HEARTBEAT_SECONDS
 from sluice.ring.wire import ToDetokenizer
 from tests.fakes.runner import ScriptedRunner
 from tests.sim.network import Network, SimInbox

@@ -4,12 +4,13 @@ import structlog
 import zmq
 
 from engine_worker.hooks import Report
-from engine_worker.ringside.heartbeats import SILENCE_SECONDS, Heartbeats, Listeners
+from engine_worker.ringside.heartbeats import Heartbeats, Listeners
 from engine_worker.ringside.stats_log import StatsLog
 from sluice.ring.heartbeats import EngineHeartbeat, Hello
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.stats import RequestStats, Stage, StepStats
+from sluice.ring.timing import ROUTER_SILENCE_SECONDS
 from tests.fakes.clock import Clock
 from tests.fakes.lane import MemoryLane
 
@@ -18,7 +19,7 @@ def test_a_router_gets_heartbeats_until_its_hellos_stop():
     clock = Clock()
     listeners = Listeners(clock)
     listeners.hear(Hello("r0", "mem://r0"))
-    clock.now += SILENCE_SECONDS - 1
+    clock.now += ROUTER_SILENCE_SECONDS - 1
     listeners.hear(Hello("r1", "mem://r1"))
     assert listeners.recent().keys() == {"mem://r0", "mem://r1"}
     clock.now += 2
@@ -118,5 +119,5 @@ def test_routers_are_bounded(monkeypatch):
     listeners = Listeners(clock)
     assert [listeners.hear(Hello("r", f"mem://{i}")) for i in (0, 1, 2, 0)] == [True, True, False, True]
     assert listeners.heard.keys() == {"mem://0", "mem://1"}
-    clock.now += SILENCE_SECONDS
+    clock.now += ROUTER_SILENCE_SECONDS
     assert listeners.hear(Hello("r", "mem://2"))

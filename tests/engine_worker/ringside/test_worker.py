@@ -14,7 +14,6 @@ from structlog.testing import capture_logs
 
 from engine_worker.config import EngineSettings
 from engine_worker.ringside.fingerprint import fingerprint
-from engine_worker.ringside.heartbeats import HEARTBEAT_SECONDS
 from engine_worker.ringside.worker import Worker
 from engine_worker.step import DeviceLostError
 from sluice.ring.checkpoint import Checkpoint
@@ -25,6 +24,7 @@ from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.stats import Stage, StepStats
+from sluice.ring.timing import HEARTBEAT_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch
 from tests.fakes.lanes import FakeLane, connected
 from tests.fakes.processes import wait_until
@@ -192,7 +192,7 @@ def test_what_a_router_asked_for_ends_when_another_takes_its_place(start, runner
 
 
 def test_requests_of_a_router_that_is_silent_end_with_an_error(start, runner, monkeypatch):
-    monkeypatch.setattr("engine_worker.ringside.heartbeats.SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr("engine_worker.ringside.heartbeats.ROUTER_SILENCE_SECONDS", 0.1)
     monkeypatch.setattr("engine_worker.ringside.worker.ORPHAN_CHECK_SECONDS", 0.2)
     entered, go_on = stall(runner)
     world = start()
