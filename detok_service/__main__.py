@@ -11,6 +11,7 @@ import secrets
 import time
 from functools import partial
 
+import msgspec
 import structlog
 import zmq
 
@@ -29,11 +30,11 @@ from sluice.ring.process import die_with_parent, on_stop_signal, run_service
 from sluice.ring.socket_file import ListenError
 from sluice.ring.wire import ToDetokenizer
 from sluice.telemetry import configure
-from sluice.telemetry.health import Health
+from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.output import protect_stderr
-from sluice.telemetry.progress_beacon import ProgressBeacon
 from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
+from sluice.telemetry.service_status import ServiceStatus, StatusFile
 
 IDLE_SECONDS = 0.1
 """Between two looks at what no message tells: a signal."""
@@ -67,16 +68,17 @@ def main() -> None:
     address = settings.advertise or inbox.address
     identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint)
     service = Service(identity, decoders, partial(open_lane, context, security.to("router")), settings.max_streams, log)
-    pulse = ProgressBeacon()
+    status_file = StatusFile()
+    beacon = ProgressBeacon(status_file=status_file)
     try:
-        server = serve_status(service, inbox, settings, pulse)
+        server = serve_status(service, inbox, settings, beacon)
     except OSError as error:
         raise SystemExit(str(error)) from error
     on_stop_signal(service.drain)
     # The tables live as long as the process: the collector need not walk through them again and again.
     gc.freeze()
     log.info("ready", address=address, model=checkpoint.name, decoder=decoders.kind)
-    serve(service, inbox, settings, pulse, log)
+    serve(service, inbox, settings, beacon, status_file, log)
     if server is not None:
         server.close()
     inbox.close()
@@ -87,33 +89,36 @@ def serve(
     service: Service,
     inbox: "Inbox[ToDetokenizer]",
     settings: DetokenizerSettings,
-    pulse: ProgressBeacon,
+    beacon: ProgressBeacon,
+    status_file: StatusFile,
     log: structlog.stdlib.BoundLogger,
 ) -> None:
-    """Until it is drained, or the time for that is over."""
-    draining = False
+    """Until it is drained, or its drain timeout is over."""
+    status = ServiceStatus("ready", service.identity.address, service.identity.epoch)
+    status_file.report(status)
     while not service.drained(settings.drain_timeout):
         inbox.wait(patience(service))
         messages = inbox.receive(MAX_MESSAGES)
         service.handle(messages)
         service.tick()
         # Whoever finds more than a look can hold, again and again, is behind.
-        pulse.touch(moving=len(messages) < MAX_MESSAGES)
-        if service.draining_since is not None and not draining:
+        beacon.touch(moving=len(messages) < MAX_MESSAGES)
+        if service.draining_since is not None and status.state == "ready":
+            status = msgspec.structs.replace(status, state="draining")
+            status_file.report(status)
             log.info("draining", streams=service.streams)
-            draining = True
     service.close(LINGER_SECONDS)
     log.info("stopped", unknown_rows=service.intake.unknown_rows, gaps=service.gaps, malformed=inbox.malformed)
 
 
 def serve_status(
-    service: Service, inbox: "Inbox[ToDetokenizer]", settings: DetokenizerSettings, pulse: ProgressBeacon
+    service: Service, inbox: "Inbox[ToDetokenizer]", settings: DetokenizerSettings, beacon: ProgressBeacon
 ) -> StatusServer | None:
     """If the settings ask for it. Raises OSError."""
     if not settings.metrics_port:
         return None
     registry = registry_of(partial(metrics.read, service, inbox))
-    health = Health(pulse, settings.live_stall, settings.ready_stall, partial(unready, service))
+    health = Health(beacon, settings.live_stall, settings.ready_stall, partial(unready, service))
     return StatusServer(registry, health, settings.metrics_host, settings.metrics_port)
 
 

@@ -115,5 +115,5 @@ class Decoding:
 
     def _fail_text(self, stream: Stream, error: Exception) -> None:
         request, _, sequence = stream.key
-        self._log.error("text failed", request=request, sequence=sequence, exc_info=error)
+        self._log.error("text_failed", request=request, sequence=sequence, exc_info=error)
         self.fail(stream, ErrorCode.TEXT_FAILED, f"decoding raised {type(error).__name__}")

@@ -3,12 +3,8 @@
 from collections import OrderedDict
 
 from detok_service.stream import Engine
+from sluice.ring.timing import DOUBTFUL_ENGINE_SILENCE_SECONDS, ENGINE_SILENCE_SECONDS
 
-SILENCE_SECONDS = 600.0
-"""After so long without a word an engine is gone. One step can take long; routers notice a lost engine in seconds."""
-DOUBTFUL_SILENCE_SECONDS = 30.0
-"""The same for one whose name another has taken, whose last frames may still be on their way, and where a router may
-have given its streams up and could not say so."""
 MAX_ENGINES = 4096
 """Those unheard for longest are forgotten beyond this."""
 MAX_MISSED = 1 << 62
@@ -78,4 +74,4 @@ class Engines:
     def _bound(self, engine: Engine, heard: float) -> float:
         name, epoch = engine
         likely = self._latest.get(name) == epoch and heard > self._suspected
-        return SILENCE_SECONDS if likely else DOUBTFUL_SILENCE_SECONDS
+        return ENGINE_SILENCE_SECONDS if likely else DOUBTFUL_ENGINE_SILENCE_SECONDS

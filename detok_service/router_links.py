@@ -9,9 +9,8 @@ import structlog
 from detok_service.router_link import RouterLink, Sender
 from detok_service.stream import Stream
 from sluice.ring.heartbeats import DetokenizerHeartbeat
+from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 
-HEARING_SECONDS = 1.0
-"""So long after its lane took a heartbeat a router has heard it, and what it sent before has come."""
 MAX_LOST = 256
 MAX_OUTLETS = 256
 """Each takes a lane."""
@@ -45,7 +44,7 @@ class RouterLinks:
                     raise ValueError(f"{MAX_OUTLETS} routers are known already")
                 lane = self._open_lane(address)
             except ValueError as error:
-                self._log.warning("bad address", address=address, error=str(error))
+                self._log.warning("bad_address", address=address, error=str(error))
                 return None
             lost = self._lost.pop(address, Counter())
             outlet = self.by_address[address] = RouterLink(lane, self._detokenizer, now, lost)
@@ -82,7 +81,8 @@ class RouterLinks:
     def warned(self, now: float) -> bool:
         """Whether all who said hello have heard of the drain."""
         return all(
-            outlet.warned_at is not None and now - outlet.warned_at >= HEARING_SECONDS for _, outlet in self.greeted()
+            outlet.warned_at is not None and now - outlet.warned_at >= DRAIN_NOTICE_SECONDS
+            for _, outlet in self.greeted()
         )
 
     def forget(self, dropped: dict[int, int]) -> None:

@@ -17,13 +17,8 @@ from detok_service.tokenizers import Decoders
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap
+from sluice.ring.timing import DRAINING_ROUTER_SILENCE_SECONDS, HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 from sluice.ring.wire import Drop, TokenBatch
-
-HEARTBEAT_SECONDS = 0.5
-SILENCE_SECONDS = 30.0
-"""After so long without a word a router is gone, with its streams;"""
-DRAINING_SILENCE_SECONDS = 4.0
-"""and after so long, where only that keeps this process from leaving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +52,7 @@ class Service:
         """Messages in the latest call of `handle`."""
         self.gaps = 0
         """Times that frames of a lane never came."""
-        self._identity = identity
+        self.identity = identity
         self._log = log
         self._clock = clock
         self._table = Table(max_streams)
@@ -157,15 +152,15 @@ class Service:
     def _note(self, gap: Gap) -> None:
         if gap.met:
             self.gaps += 1
-            self._log.warning("gap", lane=gap.lane, missed=gap.missed)
+            self._log.warning("frames_lost", lane=gap.lane, missed=gap.missed)
         else:
-            self._log.info("lane taken over", lane=gap.lane, frames=gap.missed)
+            self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)
 
     def _hear(self, engine: Engine, missed: int, now: float) -> None:
         """A frame came, after `missed` others that did not."""
         former = self._engines.hear(engine, now)
         if former is not None:
-            self._log.warning("engine restarted", engine=engine[0], former=former[1], epoch=engine[1])
+            self._log.warning("engine_restarted", engine=engine[0], former=former[1], epoch=engine[1])
             self.decoding.lose(former, ErrorCode.ENGINE_LOST, "the engine has been started again", now)
         if missed:
             self._engines.miss(engine, missed)
@@ -173,31 +168,31 @@ class Service:
 
     def _drop_silent_engines(self, now: float) -> None:
         for engine in self._engines.silent(now):
-            self._log.warning("engine silent", engine=engine[0], epoch=engine[1])
+            self._log.warning("engine_lost", engine=engine[0], epoch=engine[1])
             self.decoding.lose(engine, ErrorCode.ENGINE_LOST, "the engine has been silent for too long", now)
             self._engines.forget(engine)
             self._table.forget(engine)
 
     def _drop_silent_routers(self, now: float) -> None:
-        bound = SILENCE_SECONDS if self.draining_since is None else DRAINING_SILENCE_SECONDS
+        bound = ROUTER_SILENCE_SECONDS if self.draining_since is None else DRAINING_ROUTER_SILENCE_SECONDS
         for address in self._outlets.silent(bound, now):
             dropped = self._table.of_router(address)
             for stream in dropped:
                 self._table.close(stream)
             rows = self._outlets.remove(address, self._engines.epochs)
-            self._log.warning("router silent", address=address, streams=len(dropped), rows=rows)
+            self._log.warning("router_lost", address=address, streams=len(dropped), rows=rows)
 
     def _heartbeat(self, now: float) -> None:
         elapsed = now - self._beaten_at
         heartbeat = DetokenizerHeartbeat(
-            detokenizer=self._identity.name,
-            epoch=self._identity.epoch,
-            address=self._identity.address,
+            detokenizer=self.identity.name,
+            epoch=self.identity.epoch,
+            address=self.identity.address,
             draining=self.draining_since is not None,
             streams=self.streams,
             queue_depth=self.backlog + self.waiting,
             tokens_per_second=(self.intake.tokens - self._beaten_tokens) / elapsed if elapsed > 0 else 0.0,
-            tokenizer=self._identity.tokenizer,
+            tokenizer=self.identity.tokenizer,
             missed=self._engines.missed,
         )
         self._beaten_tokens = self.intake.tokens

@@ -45,10 +45,10 @@ from sluice.ring.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, c
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.inbox import Gap
 from sluice.ring.wire import TextBatch, ToRouter
-from sluice.telemetry.health import Health
+from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.metrics import registry_of
-from sluice.telemetry.progress_beacon import ProgressBeacon
 from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
+from sluice.telemetry.service_status import ServiceStatus, State, StatusFile
 from sluice.v1 import admin_pb2, generation_pb2
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
@@ -139,7 +139,8 @@ class RouterApp:
         self._health = HealthService(service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH))
         self._gap: Gap | None = None
         self._catching_up: asyncio.Handle | None = None
-        self._pulse = ProgressBeacon(time.monotonic)
+        self._status_file = StatusFile()
+        self._pulse = ProgressBeacon(time.monotonic, self._status_file)
         self._status: StatusServer | None = None
         self._listeners = self._make_listeners()
         self.tasks: list[asyncio.Task[None]] = []
@@ -187,6 +188,7 @@ class RouterApp:
             model=self._model.name,
             router=self.settings.id,
         )
+        self._report_status()
 
     async def stop(self, drain_seconds: float | None = None) -> None:
         """Drain, then close everything."""
@@ -310,7 +312,17 @@ class RouterApp:
     async def _readmit(self, live: RequestState) -> Permit:
         return await self._admission.acquire(live.spec.priority, 0, live.tenant, refusable=False)
 
+    def _report_status(self) -> None:
+        """To the launcher, once it listens."""
+        if not self.tasks or not self._status_file.wanted:
+            return
+        peers = {peer.name: peer.epoch for peer in self._members.engines.heard}
+        peers |= {peer.name: peer.epoch for peer in self._members.detokenizers.heard}
+        state: State = "draining" if self._requests.closed else "ready"
+        self._status_file.report(ServiceStatus(state, self._listeners[0].address, peers=peers))
+
     def _changed(self) -> None:
+        self._report_status()
         self._serving.watch(self._members.engines.all)
         self._dispatcher.leave_draining()
         self._dispatcher.leave_cut_off()

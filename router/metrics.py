@@ -80,7 +80,7 @@ def suspects(found: Suspects) -> Iterator[Metric]:
 def steps(found: StatsBroadcast) -> Iterator[Metric]:
     """StreamSteps."""
     yield gauge(P + "steps_listeners", "Calls of StreamSteps.", found.listeners)
-    yield counter(P + "steps_lost", "StatsBroadcast and requests that a slow listener missed.", found.lost)
+    yield counter(P + "steps_lost", "Steps and requests that a slow listener missed.", found.lost)
 
 
 def access(found: Access) -> Iterator[Metric]:

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
+import msgspec
 from structlog.stdlib import BoundLogger
 
 from engine_worker.core.engine import Engine
@@ -16,6 +18,7 @@ from engine_worker.kvcache.geometry import Geometry
 from engine_worker.scheduling.build import SchedulerNames, build_scheduler
 from engine_worker.scheduling.context import ChunkingPolicy, SchedulerContext
 from engine_worker.step import Runner
+from sluice.ring.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,16 @@ class Batching:
     def chunk(self) -> int | None:
         """Tokens of one sequence that a step computes at most; None: as many as it has."""
         return self.max_tokens_per_step if self.chunked_context else None
+
+
+def fingerprint(checkpoint: Checkpoint, weights: str, dtype: str, max_attention_window: tuple[int, ...]) -> str:
+    """Identifies the model as this engine computes it, in hex: a stream may continue on an engine with the same one.
+
+    Made of the checkpoint's files and the settings that change its function. Device, attention backend, number of ranks
+    and batch sizes change no more than rounding and are left out, so a stream may move from a GPU to a CPU.
+    """
+    parts = (checkpoint.fingerprint, weights, dtype, max_attention_window)
+    return blake2b(msgspec.msgpack.encode(parts), digest_size=8, person=b"sluice-model").hexdigest()
 
 
 def longest_sequence(runner: Runner, batching: Batching, max_context: int) -> int:

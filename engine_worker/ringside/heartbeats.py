@@ -1,4 +1,4 @@
-"""The side lane to the routers: who listens, and a thread that sends heartbeats however long a step takes."""
+"""Heartbeats to the routers: which routers want them, and the thread that sends them however long a step takes."""
 
 import threading
 import time
@@ -16,133 +16,138 @@ from sluice.ring.epochs import Epochs
 from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Hello
 from sluice.ring.keys import PLAIN, InsecureError, Security
 from sluice.ring.lane import Lane
+from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
-HEARTBEAT_SECONDS = 0.5
 CONNECT_SECONDS = 0.05
-"""To the next heartbeat after a lane was opened: its first one is usually refused, because it is not connected yet."""
-SILENCE_SECONDS = 30.0
-"""A router that has not said hello for so long gets no more heartbeats."""
+"""Until the next heartbeat after a lane was opened: the first one is usually refused, as the lane is not connected
+yet."""
 LANE_CAPACITY = 8
 MAX_ROUTERS = 256
 """Each takes a lane."""
 
 
-class Greeting(NamedTuple):
-    """The latest hello of a router."""
+class LastHello(NamedTuple):
+    """Of a router."""
 
     at: float
     cache_heard: int
-    incarnations: Epochs = Epochs()
-    """At its address, it being the latest."""
+    """Number of the last prefix cache change that the router knows."""
+    epochs: Epochs = Epochs()
+    """Of the routers at this address; the latest sent this hello."""
 
 
 class RouterTable:
-    """The routers, by address. One thread hears, others read: `heard` is replaced whole."""
+    """The routers that said hello, by address. Written by one thread, read by others: `last_hellos` is replaced
+    whole."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.heard: dict[str, Greeting] = {}
+        self.last_hellos: dict[str, LastHello] = {}
         self._clock = clock
 
     def on_hello(self, hello: Hello) -> bool:
-        """A router wants heartbeats. False where so many do that it gets none."""
-        heard = self.live()
-        if hello.address not in heard and len(heard) >= MAX_ROUTERS:
+        """False if there are too many routers for this one to get heartbeats."""
+        live = self.live()
+        if hello.address not in live and len(live) >= MAX_ROUTERS:
             return False
-        known = heard.get(hello.address)
-        incarnations = known.incarnations if known else Epochs()
-        if not incarnations.is_former(hello.epoch):
-            greeting = Greeting(self._clock(), hello.cache_heard, incarnations.met(hello.epoch))
-            self.heard = heard | {hello.address: greeting}
+        known = live.get(hello.address)
+        epochs = known.epochs if known else Epochs()
+        if not epochs.is_former(hello.epoch):
+            last = LastHello(self._clock(), hello.cache_heard, epochs.met(hello.epoch))
+            self.last_hellos = live | {hello.address: last}
         return True
 
     def is_replacement(self, hello: Hello) -> bool:
-        """Whether it comes from one that took the place of a router that was heard."""
-        known = self.heard.get(hello.address)
-        return known is not None and known.incarnations.replaced_by(hello.epoch)
+        """Whether its router has replaced a known one at the same address."""
+        known = self.last_hellos.get(hello.address)
+        return known is not None and known.epochs.replaced_by(hello.epoch)
 
-    def live(self) -> dict[str, Greeting]:
-        """Who wants heartbeats now."""
+    def live(self) -> dict[str, LastHello]:
+        """The routers that have not fallen silent."""
         now = self._clock()
-        return {address: greeting for address, greeting in self.heard.items() if now - greeting.at < SILENCE_SECONDS}
+        return {address: last for address, last in self.last_hellos.items() if now - last.at < ROUTER_SILENCE_SECONDS}
 
 
 class Heartbeats(threading.Thread):
-    """Sends a heartbeat to every listener each HEARTBEAT_SECONDS, and one at `hurry` and `stop`."""
+    """Sends a heartbeat to every live router each HEARTBEAT_SECONDS, and one at `send_now` and `stop`."""
 
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         routers: RouterTable,
         heartbeat: Callable[[], EngineHeartbeat],
-        reports: StatsLog,
-        cache_news: Callable[[int], CacheNews | None],
+        stats_log: StatsLog,
+        cache_changes: Callable[[int], CacheNews | None],
         log: BoundLogger,
         security: Security = PLAIN,
     ) -> None:
-        """`heartbeat`, and `cache_news` with what a router has heard of them, are called from this thread."""
+        """`heartbeat` and `cache_changes`, see `Engine.cache_changes`, are called from this thread."""
         super().__init__(name="heartbeats", daemon=True)
         self._context = context
         self._routers = routers
         self._heartbeat = heartbeat
         self._log = log
         self._security = security
-        self._reports = reports
-        self._cache_news = cache_news
+        self._stats_log = stats_log
+        self._cache_changes = cache_changes
         self._lanes: dict[str, Lane] = {}
-        self._read: dict[str, Cursor] = {}
-        """How much of the reports each router has been told."""
-        self._refused: set[str] = set()
-        self._calls: SimpleQueue[bool] = SimpleQueue()
-        """Whether it was the last."""
+        self._cursors: dict[str, Cursor] = {}
+        """How much of the statistics each router has got."""
+        self._invalid: set[str] = set()
+        """Addresses to which no lane can be opened."""
+        self._wakeups: SimpleQueue[bool] = SimpleQueue()
+        """True: the last one."""
 
     def run(self) -> None:
-        """The thread."""
+        """Body of the thread."""
         last, pause = False, HEARTBEAT_SECONDS
         while not last:
             with suppress(Empty):
-                last = self._calls.get(timeout=pause)
+                last = self._wakeups.get(timeout=pause)
             pause = CONNECT_SECONDS if self._send() else HEARTBEAT_SECONDS
         for lane in self._lanes.values():
             lane.close(HEARTBEAT_SECONDS)
 
-    def hurry(self) -> None:
-        """Send a heartbeat at once. Signal-safe: a SimpleQueue's `put` may interrupt itself."""
-        self._calls.put(False)
+    def send_now(self) -> None:
+        """Send a heartbeat without waiting for the interval. Signal-safe: SimpleQueue.put is reentrant."""
+        self._wakeups.put(False)
 
     def stop(self) -> None:
-        """Send a last heartbeat and end."""
-        self._calls.put(True)
+        """Send a last heartbeat and join the thread."""
+        self._wakeups.put(True)
         self.join()
 
     def _send(self) -> bool:
-        """To all routers; whether a lane was opened for one of them."""
+        """To all routers; returns whether a lane was opened."""
         routers = self._routers.live()
         for address in self._lanes.keys() - routers.keys():
             self._lanes.pop(address).close()
-            del self._read[address]
-        self._refused &= routers.keys()
-        heartbeat, known = self._heartbeat(), len(self._lanes)
-        for address, greeting in routers.items():
+            del self._cursors[address]
+        self._invalid &= routers.keys()
+        heartbeat, lanes_before = self._heartbeat(), len(self._lanes)
+        for address, last_hello in routers.items():
             lane = self._lane(address)
             if lane is None:
                 continue
-            news = self._reports.since(self._read[address])
-            told = msgspec.structs.replace(
-                heartbeat, steps=news.steps, requests=news.latest_requests, cache=self._cache_news(greeting.cache_heard)
+            stats = self._stats_log.since(self._cursors[address])
+            message = msgspec.structs.replace(
+                heartbeat,
+                steps=stats.steps,
+                requests=stats.latest_requests,
+                cache=self._cache_changes(last_hello.cache_heard),
             )
-            if lane.send(told):
-                self._read[address] = news.cursor
+            if lane.send(message):
+                self._cursors[address] = stats.cursor
             else:
-                # The next heartbeat says the same and more.
+                # Nothing is lost: the cursor stays, so the next heartbeat brings the same and more.
                 self._log.debug("heartbeat_skipped", router=address)
-        return len(self._lanes) > known
+        return len(self._lanes) > lanes_before
 
     def _lane(self, address: str) -> Lane | None:
-        if address not in self._lanes and address not in self._refused:
+        if address not in self._lanes and address not in self._invalid:
             try:
                 self._lanes[address] = Lane(self._context, address, LANE_CAPACITY, self._security)
-                self._read[address] = self._reports.now()
+                self._cursors[address] = self._stats_log.cursor()
             except (zmq.ZMQError, InsecureError) as error:
-                self._refused.add(address)
+                self._invalid.add(address)
                 self._log.warning("bad_address", router=address, error=str(error))
         return self._lanes.get(address)

@@ -1,4 +1,4 @@
-"""The engine's hooks on the ring: messages sorted into requests and stops, responses sent to whom each belongs."""
+"""The core's hooks on the ring: sorts messages into requests and stops, sends responses to their detokenizers."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -15,10 +15,9 @@ from sluice.ring.wire import Cancel, End, Open, Submit, Times, TokenRow
 
 
 class Mailbox:
-    """Every request handed to the core has a stream here until its last row: of its attempts one at a time.
+    """Keeps the submit of each request in the core until its last row.
 
-    A next attempt ends the one before it, and begins when that has ended. `dropped` counts messages without an answer,
-    by reason.
+    A request has one attempt at a time: a later one stops the current one and begins when that has ended.
     """
 
     def __init__(
@@ -28,23 +27,25 @@ class Mailbox:
         outbox: Outbox,
         log: BoundLogger,
     ) -> None:
-        """`receive` gives what has come in, a bounded number at a time, and does not wait: of hellos those of routers
-        that took the place of another.
+        """`receive` returns the next messages, a bounded number, without waiting; of hellos only those of routers that
+        replaced another.
         """
         self.dropped: Counter[str] = Counter()
+        """Messages without an answer, by reason."""
         self.refused: Counter[str] = Counter()
         """Requests, by error code."""
         self.draining = False
-        """Take no new request."""
+        """Refuse new requests."""
         self._epoch = epoch
         self._receive = receive
         self._outbox = outbox
         self._log = log
         self._messages: deque[Submit | Cancel | Hello] = deque()
         self._stops: list[Stop] = []
-        self._streams: dict[int, Submit] = {}
-        """By request."""
+        self._submits: dict[int, Submit] = {}
+        """By request, until its last row."""
         self._num_live: dict[int, int] = {}
+        """Sequences that have not ended, by request."""
         self._orphans: set[tuple[int, int]] = set()
 
     @property
@@ -53,9 +54,10 @@ class Mailbox:
         return bool(self._messages)
 
     def get_requests(self, limit: int) -> list[Submit]:
-        """New requests, at most `limit`; those beyond it are refused.
+        """New requests, at most `limit`; the rest is refused.
 
-        A request that needs the place or the number of one that is about to be stopped waits until that has happened.
+        A request that needs the place or the number of one about to be stopped waits until that has ended, and so do
+        all messages behind it.
         """
         if not self._messages:
             self._messages.extend(self._receive())
@@ -63,12 +65,12 @@ class Mailbox:
         while self._messages:
             message, room = self._messages[0], len(found) < limit
             if isinstance(message, Hello):
-                self._orphans |= {(s.request, s.attempt) for s in self._streams.values() if s.router == message.address}
+                self._orphans |= {(s.request, s.attempt) for s in self._submits.values() if s.router == message.address}
             elif message.engine_epoch != self._epoch:
                 self._drop("other_epoch", message)
             elif isinstance(message, Cancel):
                 self._stops.append(Stop(message.request, message.attempt, message.sequence))
-            elif self._has_to_wait(message, room):
+            elif self._must_wait(message, room):
                 break
             elif self._accept(message, room):
                 found.append(message)
@@ -76,45 +78,45 @@ class Mailbox:
         return found
 
     def poll_stop_ids(self) -> list[Stop]:
-        """What the routers cancelled."""
+        """Cancelled and superseded requests."""
         stops, self._stops = self._stops, []
         return stops
 
     def take_orphans(self) -> set[tuple[int, int]]:
-        """(request, attempt) of those whose router was there before the one that is there now."""
+        """(request, attempt) of requests whose router was replaced."""
         orphans, self._orphans = self._orphans, set()
         return orphans
 
     def send_responses(self, responses: Responses) -> None:
-        """Hand everything to the outbox, and send what the lanes take."""
+        """Put everything into the outbox, and send what the lanes accept."""
         for spec, fault in responses.refused:
             self._refuse(spec, fault)
         for spec, cached_tokens, queue in responses.opened:
             self._outbox.open(spec.detokenizer, _open(spec, cached_tokens, queue))
         by_address: defaultdict[str, list[TokenRow]] = defaultdict(list)
         for row in responses.rows:
-            by_address[self._streams[row.request].detokenizer].append(row)
+            by_address[self._submits[row.request].detokenizer].append(row)
         for address, rows in by_address.items():
             self._outbox.put(address, rows)
         for row in responses.rows:
             if row.end is not None:
-                self._end(self._streams[row.request])
+                self._end(self._submits[row.request])
         self._outbox.flush()
 
-    def _has_to_wait(self, spec: Submit, room: bool) -> bool:
-        """Until stops have been carried out; the attempt before it is stopped for it."""
+    def _must_wait(self, spec: Submit, room: bool) -> bool:
+        """Whether stops must be carried out first; stops an earlier attempt of the request if there is one."""
         if self._stops and (not room or any(stop.request == spec.request for stop in self._stops)):
             return True
-        former = self._streams.get(spec.request)
+        former = self._submits.get(spec.request)
         if former is None or former.attempt >= spec.attempt:
             return False
-        self._log.info("superseded", request_id=spec.name, attempt=former.attempt, by=spec.attempt)
+        self._log.info("attempt_superseded", request_id=spec.name, attempt=former.attempt, by=spec.attempt)
         self._stops.append(Stop(former.request, former.attempt))
         return True
 
     def _accept(self, spec: Submit, room: bool) -> bool:
-        """Begin a stream if the core can have the request; else refuse or drop it."""
-        if spec.request in self._streams:
+        """Whether the core may have the request; if not, it was refused or dropped."""
+        if spec.request in self._submits:
             return self._drop("stale", spec)
         if not (1 <= spec.n <= MAX_SEQUENCES and remaining(spec)):
             return self._drop("invalid", spec)
@@ -122,25 +124,25 @@ class Mailbox:
             self._outbox.connect(spec.detokenizer)
         except ValueError:
             return self._drop("bad_address", spec)
-        self._streams[spec.request] = spec
+        self._submits[spec.request] = spec
         self._num_live[spec.request] = len(remaining(spec))
-        fault = self._fault(spec, room)
+        fault = self._refusal(spec, room)
         if fault is not None:
             self._refuse(spec, fault)
         return fault is None
 
-    def _fault(self, spec: Submit, room: bool) -> Fault | None:
+    def _refusal(self, spec: Submit, room: bool) -> Fault | None:
         if self.draining:
             return Fault(ErrorCode.DRAINING.name, "the engine is shutting down")
         if not self._outbox.reaches(spec.detokenizer):
-            message = f"the engine has no file descriptor left for a lane to {spec.detokenizer}"
+            message = f"the engine has no file descriptor left to connect to {spec.detokenizer}"
             return Fault(ErrorCode.OVERLOADED.name, message)
-        return None if room else Fault(ErrorCode.OVERLOADED.name, "the engine holds as many requests as it may")
+        return None if room else Fault(ErrorCode.OVERLOADED.name, "the engine holds its limit of requests")
 
     def _refuse(self, spec: Submit, fault: Fault) -> None:
-        """Answer with a stream that ends at once."""
+        """Answer every sequence with a terminal row."""
         self.refused[fault.code] += 1
-        self._log.info("refused", request_id=spec.name, code=fault.code, reason=fault.message)
+        self._log.info("request_refused", request_id=spec.name, code=fault.code, reason=fault.message)
         self._outbox.open(spec.detokenizer, _open(spec, 0, 0.0))
         end = End(FinishReason.ERROR, Times(0.0, 0.0, 0.0), fault=fault)
         offsets = {index: len(spec.resume.get(index, ())) for index in remaining(spec)}
@@ -150,16 +152,20 @@ class Mailbox:
             self._end(spec)
 
     def _end(self, spec: Submit) -> None:
-        """One of its sequences has ended."""
+        """One sequence has ended."""
         self._num_live[spec.request] -= 1
         if not self._num_live[spec.request]:
-            del self._streams[spec.request], self._num_live[spec.request]
+            del self._submits[spec.request], self._num_live[spec.request]
             self._outbox.disconnect(spec.detokenizer)
 
     def _drop(self, reason: str, message: Submit | Cancel) -> bool:
         self.dropped[reason] += 1
         self._log.warning(
-            "dropped", reason=reason, kind=type(message).__name__, request=message.request, attempt=message.attempt
+            "message_dropped",
+            reason=reason,
+            kind=type(message).__name__,
+            request=message.request,
+            attempt=message.attempt,
         )
         return False
 

@@ -1,50 +1,79 @@
-"""What an engine shows to Prometheus; docs/metrics.md lists it."""
+"""Metrics for Prometheus, listed in docs/metrics.md, and the HTTP server that shows them with the health of the
+loop."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.metrics_core import Metric
 
+from engine_worker.config import EngineSettings
 from engine_worker.core.stats import Stats
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_callback import StatsCallback
 from sluice.ring.inbox import Inbox
 from sluice.ring.wire import ToEngine
-from sluice.telemetry.metrics import counter, gauge, histogram
+from sluice.telemetry.health import Health, ProgressBeacon
+from sluice.telemetry.metrics import counter, gauge, histogram, registry_of
 from sluice.telemetry.output import lines_lost
+from sluice.telemetry.server import StatusServer
 
 P = "sluice_engine_"
+
+
+def serve(
+    settings: EngineSettings,
+    beacon: ProgressBeacon,
+    draining: Callable[[], bool],
+    read_metrics: Callable[[], Iterator[Metric]],
+) -> StatusServer | None:
+    """None without a metrics_port. Raises OSError if it cannot listen."""
+    if not settings.metrics_port:
+        return None
+    health = Health(beacon, settings.live_stall, settings.ready_stall, lambda: "it is draining" if draining() else None)
+    return StatusServer(registry_of(read_metrics), health, settings.metrics_host, settings.metrics_port)
+
+
+def read(
+    stats: Stats, inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox, stats_callback: StatsCallback | None
+) -> Iterator[Metric]:
+    """All metrics, in the thread of the scrape."""
+    yield from requests(stats, mailbox)
+    yield from steps(stats)
+    yield from memory(stats)
+    yield from ring(inbox, mailbox, outbox)
+    yield from callback(stats_callback)
+    yield from log()
 
 
 def requests(stats: Stats, mailbox: Mailbox) -> Iterator[Metric]:
     """Requests and their sequences."""
     latest, totals = stats.latest, stats.totals()
-    yield counter(P + "requests", "Requests taken in.", totals.requests)
+    yield counter(P + "requests", "Requests accepted.", totals.requests)
     yield counter(P + "requests_refused", "Requests refused, by error code.", mailbox.refused, ("code",))
     yield counter(P + "sequences_ended", "Sequences that ended, by finish reason.", totals.ended, ("reason",))
-    yield gauge(P + "requests_active", "Requests that live in the engine.", latest.active_requests)
-    yield gauge(P + "requests_limit", "Requests that it holds at most.", latest.max_requests)
-    yield gauge(P + "sequences_queued", "Sequences that wait for memory.", latest.queued_requests)
-    yield gauge(P + "sequences_paused", "Sequences that gave their memory back and wait.", latest.paused_requests)
-    yield counter(P + "pauses", "How often a sequence gave its memory back for others.", totals.preemptions)
+    yield gauge(P + "requests_active", "Live requests.", latest.active_requests)
+    yield gauge(P + "requests_limit", "Limit on live requests.", latest.max_requests)
+    yield gauge(P + "sequences_queued", "Sequences waiting for memory.", latest.queued_requests)
+    yield gauge(P + "sequences_paused", "Preempted sequences waiting for memory.", latest.paused_requests)
+    yield counter(P + "pauses", "Times that a sequence was preempted.", totals.preemptions)
 
 
 def steps(stats: Stats) -> Iterator[Metric]:
     """Steps and tokens."""
     latest, totals = stats.latest, stats.totals()
     running = {"context": latest.context_requests, "generation": latest.generation_requests}
-    yield gauge(P + "sequences_scheduled", "Sequences in the latest step; none at rest.", running, ("phase",))
+    yield gauge(P + "sequences_scheduled", "Sequences in the latest step; 0 while idle.", running, ("phase",))
     text = "Static batching: tokens generated since the batch began."
     yield gauge(P + "static_batch_tokens", text, latest.total_generation_tokens)
     text = "Static batching: slots of ended sequences."
     yield gauge(P + "static_batch_empty_slots", text, latest.empty_generation_slots)
     yield histogram(P + "step_seconds", "Duration of a step.", stats.step_seconds)
     yield histogram(P + "step_sequences", "Sequences in a step.", stats.step_sequences)
-    yield counter(P + "context_tokens", "Context tokens computed, after a pause again.", totals.context_tokens)
+    yield counter(P + "context_tokens", "Context tokens computed, recomputation included.", totals.context_tokens)
     yield counter(P + "generated_tokens", "Tokens generated.", totals.generated_tokens)
     yield gauge(P + "tokens_per_second", "Tokens generated, over the last second.", latest.tokens_per_second)
-    yield counter(P + "prompt_tokens", "Prompt tokens of requests scheduled.", totals.prompt_tokens)
-    yield counter(P + "cached_tokens", "Of those, served from the prefix cache.", totals.cached_tokens)
+    yield counter(P + "prompt_tokens", "Prompt tokens of scheduled requests.", totals.prompt_tokens)
+    yield counter(P + "cached_tokens", "Prompt tokens served from the prefix cache.", totals.cached_tokens)
     ratio = latest.prefix_cache_hit_ratio
     yield gauge(P + "prefix_cache_hit_ratio", "Cached tokens over prompt tokens, since the start.", ratio)
 
@@ -58,32 +87,31 @@ def memory(stats: Stats) -> Iterator[Metric]:
         ("host", "used"): latest.used_host_blocks,
         ("host", "free"): latest.max_host_blocks - latest.used_host_blocks,
     }
-    text = "KV cache blocks; those of the device that are only cached count as free."
+    text = "KV cache blocks; device blocks that are only cached count as free."
     yield gauge(P + "kv_blocks", text, blocks, ("tier", "state"))
     yield gauge(P + "kv_block_tokens", "Tokens in a block.", latest.tokens_per_kv_block)
-    yield counter(P + "kv_evictions", "Cached blocks of the device that were taken for others.", totals.evictions)
-    yield counter(P + "kv_offloads", "Of those, moved to the host.", totals.offloads)
-    yield counter(P + "kv_onloads", "Blocks moved back to the device.", totals.onloads)
+    yield counter(P + "kv_evictions", "Cached device blocks evicted for new content.", totals.evictions)
+    yield counter(P + "kv_offloads", "Evicted blocks moved to host memory.", totals.offloads)
+    yield counter(P + "kv_onloads", "Blocks moved back from host memory.", totals.onloads)
 
 
 def ring(inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox) -> Iterator[Metric]:
-    """What went wrong on the way in and out."""
-    text = "Messages without an answer, by reason."
+    """Messages in and out."""
+    text = "Messages dropped without an answer, by reason."
     yield counter(P + "messages_dropped", text, mailbox.dropped, ("reason",))
-    yield counter(P + "frames_malformed", "Frames dropped because they were none.", inbox.malformed)
-    yield counter(P + "peers_refused", "Attempts to connect without a key that is admitted.", inbox.refused)
-    yield counter(P + "frame_gaps", "Times that frames of a lane never came.", inbox.gaps)
-    yield counter(P + "rows_lost", "Rows given up because a detokenizer did not take them.", outbox.lost)
+    yield counter(P + "frames_malformed", "Malformed frames dropped.", inbox.malformed)
+    yield counter(P + "peers_refused", "Connections refused for want of an admitted key.", inbox.refused)
+    yield counter(P + "frame_gaps", "Gaps in the frame numbers of a lane.", inbox.gaps)
+    yield counter(P + "rows_lost", "Rows dropped because a detokenizer did not accept them.", outbox.lost)
 
 
 def callback(found: StatsCallback | None) -> Iterator[Metric]:
-    """The user's function for statistics."""
+    """The user's statistics callback."""
     errors, steps, requests = (found.errors, found.lost_steps, found.lost_requests) if found else (0, 0, 0)
-    yield counter(P + "stats_callback_errors", "Exceptions of the stats_callback.", errors)
-    yield counter(P + "stats_callback_steps_lost", "Steps that a slow stats_callback missed.", steps)
-    yield counter(P + "stats_callback_requests_lost", "Reports of requests that it missed.", requests)
+    yield counter(P + "stats_callback_errors", "Exceptions raised by the stats_callback.", errors)
+    yield counter(P + "stats_callback_steps_lost", "Steps missed by a slow stats_callback.", steps)
+    yield counter(P + "stats_callback_requests_lost", "Request reports missed by a slow stats_callback.", requests)
 
 
 def log() -> Iterator[Metric]:
-    """What the log lacks."""
     yield counter(P + "log_lines_lost", "Log lines that could not be written.", lines_lost())

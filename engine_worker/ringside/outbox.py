@@ -1,55 +1,30 @@
-"""What the engine has to say to the detokenizers: rows by address, joined while a lane is full. Nothing here waits."""
+"""Rows for the detokenizers, by address; joined while a lane is full. Nothing here blocks."""
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from structlog.stdlib import BoundLogger
 
 from sluice.ring.heartbeats import KeepAlive
-from sluice.ring.message import Message
+from sluice.ring.lane import Lane
+from sluice.ring.timing import CUT_OFF_FORGET_SECONDS, CUT_OFF_SECONDS, KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
 from sluice.ring.wire import Open, TokenBatch, TokenRow
 
-PULSE_SECONDS = 1.0
-FORGET_SECONDS = 60.0
-"""After this long, what a lane could not get rid of is given up, and a lane that no request uses is closed."""
 TOKENS_PER_MESSAGE = 8192
-"""Of rows, and of what streams that begin resume from."""
-CUT_OFF_SECONDS = 4.0
-"""A lane that accepts nothing for this long is cut off. With the intervals of keep-alive and heartbeat on top, routers
-know after about 5 s."""
-CUT_OFF_FORGET_SECONDS = 600.0
-"""FORGET_SECONDS for such a lane: while it exists routers place nothing behind it, and it notices when it connects."""
+"""Limit on tokens in a message: of rows, and of resumed streams that open."""
 MAX_LANES = 256
 
 
-class SendLane(Protocol):
-    """The part of `sluice.ring.lane.Lane` that is needed here."""
-
-    @property
-    def open(self) -> bool:
-        """False while there is no descriptor for it; it tries again when it is asked whether it is ready."""
-        ...
-
-    def ready(self) -> bool:
-        """Whether a message would be taken now."""
-        ...
-
-    def send(self, message: Message) -> bool:
-        """False: the lane is full and the message stays with the caller."""
-        ...
-
-    def close(self, linger: float = 0.0) -> None:
-        """Close, after at most `linger` seconds for what it still holds."""
-        ...
-
-
 class _Peer:
-    """One detokenizer: its lane, what waits for it, and how many live requests use it."""
+    """A detokenizer: its lane, and what waits for it."""
 
-    def __init__(self, lane: SendLane, now: float) -> None:
+    def __init__(self, lane: Lane, now: float) -> None:
         self.lane = lane
         self.users = 0
-        self.used_at = self.moved_at = now
+        """Live requests that send to it."""
+        self.used_at = now
+        """When its last user ended."""
+        self.accepted_at = now
+        """When its lane last accepted a message."""
         self.opens: list[Open] = []
         self.rows: dict[tuple[int, int, int], TokenRow] = {}
 
@@ -59,72 +34,73 @@ class _Peer:
 
 
 class Outbox:
-    """Rows for every detokenizer in use.
+    """Holds rows until the lane to their detokenizer accepts them.
 
-    What a full lane leaves behind is joined per sequence, so it is at most the tokens of the requests that live, or
-    ended within FORGET_SECONDS. `lost` counts rows that were given up.
+    Rows that wait are joined per sequence, so memory is bounded by the tokens of requests that are live or ended within
+    LANE_FORGET_SECONDS.
     """
 
     def __init__(
         self,
         engine: str,
         epoch: int,
-        open_lane: Callable[[str], SendLane],
+        open_lane: Callable[[str], Lane],
         clock: Callable[[], float],
         log: BoundLogger,
     ) -> None:
-        """`open_lane` raises ValueError for an address that is none; `clock` counts seconds."""
+        """`open_lane` raises ValueError on an invalid address. `clock`: seconds."""
         self.lost = 0
+        """Rows dropped since the start."""
         self.cut_off: list[str] = []
-        """Addresses that nothing gets to; replaced whole, for the thread of the heartbeats reads it."""
+        """Addresses whose lane accepts nothing. Replaced whole: the heartbeats' thread reads it."""
         self._engine = engine
         self._epoch = epoch
         self._open_lane = open_lane
         self._clock = clock
         self._log = log
         self._peers: dict[str, _Peer] = {}
-        self._pulsed_at = clock()
+        self._kept_alive_at = clock()
 
     @property
     def waiting(self) -> bool:
-        """Whether a lane was full and something still has to go out."""
+        """Whether something waits for a full lane."""
         return any(peer.waiting for peer in self._peers.values())
 
     def flowing(self, seconds: float) -> bool:
-        """Whether something waits for a lane that has taken a message within so many seconds."""
+        """Whether something waits for a lane that has accepted a message within this time."""
         now = self._clock()
-        return any(peer.waiting and now - peer.moved_at < seconds for peer in self._peers.values())
+        return any(peer.waiting and now - peer.accepted_at < seconds for peer in self._peers.values())
 
     def connect(self, address: str) -> None:
-        """A request begins to use this address. Raises ValueError if it is none, or one too many."""
+        """A request begins to use this address. Raises ValueError if it is invalid or all lanes are in use."""
         peer = self._peers.get(address)
         if peer is None:
             self._make_room()
             peer = self._peers[address] = _Peer(self._open_lane(address), self._clock())
         peer.users += 1
         if address not in self.cut_off and not self.reaches(address):
-            # Routers learn it by the next heartbeat, before the next tick.
+            # Now and not at the next tick, so that the next heartbeat tells the routers.
             self.cut_off = [*self.cut_off, address]
 
     def reaches(self, address: str) -> bool:
-        """Whether there was a descriptor for the lane to this address, which is connected."""
+        """Whether the lane to this address, which must be in use, has got a file descriptor."""
         lane = self._peers[address].lane
         return lane.open or lane.ready()
 
     def disconnect(self, address: str) -> None:
-        """The request's last row has been put."""
+        """A request that uses this address has put its last row."""
         peer = self._peers[address]
         peer.users -= 1
         peer.used_at = self._clock()
 
     def open(self, address: str, opened: Open) -> None:
-        """A stream begins; before its first row."""
+        """Open a request's stream, before its first row."""
         self._peers[address].opens.append(opened)
 
-    def put(self, address: str, news: Iterable[TokenRow]) -> None:
-        """Sequences' news; the lists in it belong to the outbox from now on."""
+    def put(self, address: str, new_rows: Iterable[TokenRow]) -> None:
+        """Takes ownership of the lists in the rows."""
         rows = self._peers[address].rows
-        for row in news:
+        for row in new_rows:
             key = row[:3]
             held = rows.setdefault(key, row)
             if held is row:
@@ -135,56 +111,59 @@ class Outbox:
                 rows[key] = held._replace(end=row.end)
 
     def flush(self) -> None:
-        """Send what the lanes take."""
+        """Send what the lanes accept."""
         for peer in self._peers.values():
-            while peer.waiting and peer.lane.ready() and self._send_some(peer):
+            while peer.waiting and peer.lane.ready() and self._send_oldest(peer):
                 pass
 
     def tick(self) -> None:
-        """At least every second: pulse, give up what a dead lane holds, close lanes that are done with."""
+        """To be called at least every second: sends keep-alives, drops rows of dead lanes, closes unused lanes."""
         now = self._clock()
-        if now - self._pulsed_at < PULSE_SECONDS and not self._reconnected():
+        if now - self._kept_alive_at < KEEP_ALIVE_SECONDS and not self._reconnected():
             return
-        self._pulsed_at = now
+        self._kept_alive_at = now
         for address, peer in list(self._peers.items()):
             if peer.lane.ready() and peer.lane.send(KeepAlive(self._engine, self._epoch)):
-                peer.moved_at = now
-            elif now - peer.moved_at >= FORGET_SECONDS:
-                self._give_up(address, peer)
-            kept = CUT_OFF_FORGET_SECONDS if address in self.cut_off else FORGET_SECONDS
+                peer.accepted_at = now
+            elif now - peer.accepted_at >= LANE_FORGET_SECONDS:
+                self._drop(address, peer)
+            kept = CUT_OFF_FORGET_SECONDS if address in self.cut_off else LANE_FORGET_SECONDS
             if not peer.users and now - peer.used_at >= kept:
                 self._close(address)
         self.cut_off = [address for address, peer in self._peers.items() if self._is_cut_off(peer, now)]
 
     def close(self, linger: float = 0.0) -> None:
-        """Close every lane, after at most `linger` seconds each for what was sent."""
+        """Close every lane, each after at most `linger` seconds for what was sent."""
         for address in list(self._peers):
             self._close(address, linger)
 
     def _reconnected(self) -> bool:
-        """Whether a lane that was cut off takes messages again."""
+        """Whether a lane that was cut off accepts messages again."""
         return any(address in self._peers and self._peers[address].lane.ready() for address in self.cut_off)
 
     def _is_cut_off(self, peer: _Peer, now: float) -> bool:
-        return not peer.lane.open or now - peer.moved_at >= CUT_OFF_SECONDS
+        return not peer.lane.open or now - peer.accepted_at >= CUT_OFF_SECONDS
 
     def _make_room(self) -> None:
         if len(self._peers) < MAX_LANES:
             return
-        idle = next((address for address, peer in self._peers.items() if not (peer.users or peer.waiting)), None)
+        idle = next(
+            (address for address, peer in self._peers.items() if not (peer.users or peer.waiting)),
+            None,
+        )
         if idle is None:
             raise ValueError(f"{MAX_LANES} lanes are in use")
         self._close(idle)
 
-    def _send_some(self, peer: _Peer) -> bool:
-        """Send all that waits or, if it is much, the oldest part; False if the lane was full after all."""
+    def _send_oldest(self, peer: _Peer) -> bool:
+        """Send the oldest of what waits, up to TOKENS_PER_MESSAGE; False if the lane was full after all."""
         opens, keys, tokens = 0, [], 0
         for opened in peer.opens:
             if tokens >= TOKENS_PER_MESSAGE:
                 break
             opens += 1
             tokens += sum(map(len, opened.resume.values()))
-        # Rows come after the beginnings of their streams.
+        # A row must not precede its stream's open.
         for key, row in peer.rows.items() if opens == len(peer.opens) else ():
             if tokens >= TOKENS_PER_MESSAGE:
                 break
@@ -194,7 +173,7 @@ class Outbox:
         if not peer.lane.send(batch):
             return False
         peer.opens = peer.opens[opens:]
-        peer.moved_at = self._clock()
+        peer.accepted_at = self._clock()
         if len(keys) == len(peer.rows):
             peer.rows = {}
         else:
@@ -202,7 +181,7 @@ class Outbox:
                 del peer.rows[key]
         return True
 
-    def _give_up(self, address: str, peer: _Peer) -> None:
+    def _drop(self, address: str, peer: _Peer) -> None:
         if not peer.waiting:
             return
         self.lost += len(peer.rows)
@@ -211,5 +190,5 @@ class Outbox:
 
     def _close(self, address: str, linger: float = 0.0) -> None:
         peer = self._peers.pop(address)
-        self._give_up(address, peer)
+        self._drop(address, peer)
         peer.lane.close(linger)

@@ -1,4 +1,4 @@
-"""Statistics as JSON, to a function of the user's. It runs in a thread of its own: no step waits for it."""
+"""Passes statistics as JSON to a user's function, in a thread of its own so that no step waits for it."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from sluice.ring.stats import request_json, step_json
 
 POLL_SECONDS = 0.1
 LINGER_SECONDS = 1.0
-"""What the function gets at the end for what it has not been told."""
+"""Time that the function has at the end for the remaining statistics."""
 
 Function = Callable[[str], object]
 
@@ -29,10 +29,10 @@ def find_function(value: str) -> Function:
 
 
 class StatsCallback(threading.Thread):
-    """Calls `function` with one JSON object for each step and for each report of a request, in order.
+    """Calls `function` with one JSON object for each step and for each request report, in order.
 
-    One that is too slow misses the oldest, which `lost_steps` and `lost_requests` count. `errors` counts its
-    exceptions, of which the first is logged.
+    A function that is too slow misses the oldest, counted in `lost_steps` and `lost_requests`. `errors` counts its
+    exceptions; the first is logged.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class StatsCallback(threading.Thread):
         engine: str,
         model: str,
         draining: Callable[[], bool],
-        reports: StatsLog,
+        stats_log: StatsLog,
         log: BoundLogger,
     ) -> None:
-        """`model`: its fingerprint."""
+        """`model`: the fingerprint."""
         super().__init__(name="stats_callback", daemon=True)
         self.errors = 0
         self.lost_steps = 0
@@ -53,36 +53,36 @@ class StatsCallback(threading.Thread):
         self._engine = engine
         self._model = model
         self._draining = draining
-        self._reports = reports
+        self._stats_log = stats_log
         self._log = log
-        self._read = reports.now()
+        self._cursor = stats_log.cursor()
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """The thread."""
+        """Body of the thread."""
         while not self._stopped.wait(POLL_SECONDS):
-            self._tell()
-        self._tell()
+            self._deliver()
+        self._deliver()
 
     def stop(self) -> None:
-        """Tell what is left, and end; a function that does not return is left behind."""
+        """Deliver the rest and join the thread; a function that does not return is abandoned."""
         self._stopped.set()
         self.join(LINGER_SECONDS)
 
-    def _tell(self) -> None:
-        news = self._reports.since(self._read)
-        self._read = news.cursor
-        self.lost_steps += news.lost.steps
-        self.lost_requests += news.lost.requests
-        for step in news.steps:
+    def _deliver(self) -> None:
+        new = self._stats_log.since(self._cursor)
+        self._cursor = new.cursor
+        self.lost_steps += new.lost.steps
+        self.lost_requests += new.lost.requests
+        for step in new.steps:
             self._call(step_json(step, self._engine, self._model, self._draining()))
-        for request in news.requests:
+        for request in new.requests:
             self._call(request_json(request, self._engine, time.time()))
 
     def _call(self, text: str) -> None:
         try:
             self._function(text)
-        except Exception:  # noqa: BLE001 - it is the user's code: whatever it raises, the engine goes on
+        except Exception:  # noqa: BLE001 - the user's code may raise anything, and the engine must go on
             self.errors += 1
             if self.errors == 1:
                 self._log.exception("stats_callback_failed")

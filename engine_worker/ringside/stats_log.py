@@ -1,4 +1,4 @@
-"""The latest reports of the engine, for other threads to read at their own pace."""
+"""The engine's latest statistics, for other threads to read at their own pace."""
 
 from collections import deque
 from itertools import islice
@@ -14,58 +14,58 @@ T = TypeVar("T")
 
 
 class Cursor(NamedTuple):
-    """So many steps and so many reports of requests; since the start, it is how far somebody has read."""
+    """A position: the number of steps and of request reports since the start."""
 
     steps: int
     requests: int
 
 
-class News(NamedTuple):
-    """What came after a cursor, oldest first."""
+class NewStats(NamedTuple):
+    """What was reported after a cursor, oldest first."""
 
     steps: list[StepStats]
     requests: list[RequestStats]
     """Every report of every request."""
     cursor: Cursor
     lost: Cursor
-    """What is gone already: the reader was too slow."""
+    """Counts of what was overwritten because the reader was too slow."""
 
     @property
     def latest_requests(self) -> list[RequestStats]:
-        """Of each request only the latest report."""
+        """Only the latest report of each request."""
         return list({request.request: request for request in self.requests}.values())
 
 
 class StatsLog:
-    """The engine writes, others read. Of steps, and of reports of requests, the latest `capacity` are kept."""
+    """Keeps the latest `capacity` steps, and as many request reports. Written by the engine, read by other threads."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._lock = Lock()
         self._steps: deque[StepStats] = deque(maxlen=capacity)
         self._requests: deque[RequestStats] = deque(maxlen=capacity)
-        self._written = Cursor(0, 0)
+        self._end = Cursor(0, 0)
 
-    def put(self, report: Report) -> None:
-        """The engine's hook."""
+    def append(self, report: Report) -> None:
+        """The engine's `report_stats` hook."""
         with self._lock:
             if report.step is not None:
                 self._steps.append(report.step)
             self._requests.extend(report.requests)
-            steps, requests = self._written
-            self._written = Cursor(steps + (report.step is not None), requests + len(report.requests))
+            steps, requests = self._end
+            self._end = Cursor(steps + (report.step is not None), requests + len(report.requests))
 
-    def now(self) -> Cursor:
-        """Where whoever begins to read begins."""
-        return self._written
+    def cursor(self) -> Cursor:
+        """The current end, from which a new reader reads."""
+        return self._end
 
-    def since(self, cursor: Cursor) -> News:
-        """What came after `cursor`."""
+    def since(self, cursor: Cursor) -> NewStats:
+        """What was reported after `cursor`."""
         with self._lock:
-            written = self._written
-            new = Cursor(written.steps - cursor.steps, written.requests - cursor.requests)
+            end = self._end
+            new = Cursor(end.steps - cursor.steps, end.requests - cursor.requests)
             steps, requests = _last(self._steps, new.steps), _last(self._requests, new.requests)
         lost = Cursor(new.steps - len(steps), new.requests - len(requests))
-        return News(steps, requests, written, lost)
+        return NewStats(steps, requests, end, lost)
 
 
 def _last(items: deque[T], count: int) -> list[T]:

@@ -1,22 +1,20 @@
-"""The engine on the ring: its inbox and lanes, its heartbeats, its end."""
+"""One engine process: its inbox and lanes, its loop, its heartbeats, its drain."""
 
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from hashlib import blake2b
 
-import msgspec
 import zmq
 from prometheus_client.metrics_core import Metric
 from structlog.stdlib import BoundLogger
 
 from engine_worker.config import EngineSettings
-from engine_worker.core.assembly import Batching, assemble, longest_sequence
+from engine_worker.core.assembly import Batching, assemble, fingerprint, longest_sequence
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.ringside import metrics
-from engine_worker.ringside.heartbeats import HEARTBEAT_SECONDS, Heartbeats, RouterTable
+from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_callback import StatsCallback, find_function
@@ -27,43 +25,29 @@ from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.heartbeats import EngineHeartbeat, Hello
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.lane import Lane
+from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
-from sluice.telemetry.health import Health
-from sluice.telemetry.metrics import registry_of
-from sluice.telemetry.progress_beacon import ProgressBeacon
-from sluice.telemetry.server import StatusServer
+from sluice.telemetry.health import ProgressBeacon
+from sluice.telemetry.service_status import ServiceStatus, StatusFile
 
-
-def fingerprint(checkpoint: Checkpoint, weights: str, dtype: str, max_attention_window: tuple[int, ...]) -> str:
-    """Hex; of the checkpoint's files and the settings that make another function of them.
-
-    Device, attention backend, number of ranks and sizes of batches are left out: they change no more than rounding, so
-    a stream may go on from a GPU to a CPU. Two of these with one dtype are the same model.
-    """
-    parts = (checkpoint.fingerprint, weights, dtype, max_attention_window)
-    return blake2b(msgspec.msgpack.encode(parts), digest_size=8, person=b"sluice-model").hexdigest()
-
-
-REST_SECONDS = 0.25
-"""Between two looks at the clock while nothing comes in."""
+IDLE_SECONDS = 0.25
+"""Longest wait for messages while there is nothing to compute."""
 FULL_LANE_SECONDS = 0.01
-"""Between two looks at full lanes while there is nothing to compute."""
+"""The same while rows wait for a full lane or a quarantined request is about to be computed."""
 LINGER_SECONDS = 1.0
-LEAVE_SECONDS = 2 * HEARTBEAT_SECONDS
-"""Until the routers surely know that this engine takes nothing new: they are told at once, and twice more."""
 STUCK_SECONDS = 2.0
-"""What waits for a lane that takes nothing for so long does not keep a draining engine: it is dropped."""
+"""A draining engine drops rows for a lane that has accepted nothing for this long."""
 ORPHAN_CHECK_SECONDS = 1.0
-MAX_FLUSHES_TOLD = 16
-MAX_LANES_TOLD = 64
+MAX_FLUSHES_REPORTED = 16
+MAX_LANES_REPORTED = 64
 
 
 class Worker:
-    """One engine process. `serve` runs the step loop in the caller's thread until `stop` has let it drain."""
+    """`serve` runs the step loop in the caller's thread until `stop` has let it drain."""
 
     def __init__(self, settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log: BoundLogger) -> None:
-        """Binds the inbox. Raises ListenError or OSError where listening fails, ValueError on a bad stats_callback,
-        KeysError and InsecureError."""
+        """Binds the inbox. Raises ListenError or OSError if that fails, ValueError on a bad stats_callback or
+        scheduler, KeysError and InsecureError."""
         self._settings = settings
         self._log = log
         self._security = settings.security("engine")
@@ -93,38 +77,40 @@ class Worker:
         )
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
         self._mailbox = Mailbox(self.epoch, self._receive, self._outbox, log)
-        self._reports = StatsLog()
-        hooks = Hooks(
-            self._mailbox.get_requests, self._mailbox.send_responses, self._mailbox.poll_stop_ids, self._reports.put
-        )
+        self._stats_log = StatsLog()
+        mailbox, report = self._mailbox, self._stats_log.append
+        hooks = Hooks(mailbox.get_requests, mailbox.send_responses, mailbox.poll_stop_ids, report)
         self._engine = assemble(runner, self.terms, batching, hooks, time.monotonic, log)
         self._routers = RouterTable(time.monotonic)
         self._heartbeats = Heartbeats(
             self._context,
             self._routers,
             self._heartbeat,
-            self._reports,
+            self._stats_log,
             self._engine.cache_changes,
             log,
             self._security.to("router"),
         )
         self._callback = self._make_callback()
-        self._pulse = ProgressBeacon(time.monotonic)
-        self._status = self._serve_status()
+        self._status_file = StatusFile()
+        self._beacon = ProgressBeacon(time.monotonic, self._status_file)
+        self._status = metrics.serve(settings, self._beacon, lambda: self._stopping, self._read_metrics)
+        # The heartbeats' thread reads these two, so they are replaced whole, never modified.
         self._flushes: list[tuple[int, int]] = []
-        """The latest; replaced whole, for the thread of the heartbeats reads it."""
+        """(number, blocks freed) of the latest cache flushes."""
         self._missed: dict[int, int] = {}
-        """Frames lost, by lane; replaced whole too."""
+        """Frames lost, by lane."""
         self._tokenizer = checkpoint.tokenizer_fingerprint
-        self._orphans_at = time.monotonic() + ORPHAN_CHECK_SECONDS
+        self._check_orphans_at = time.monotonic() + ORPHAN_CHECK_SECONDS
         self._checked = True
+        """Whether the cache was checked since the last step."""
         self._quarantined: int | None = None
-        """Who is, as the routers know."""
+        """Holder of the quarantine, as last announced."""
         self._stopping = False
         self._draining_since: float | None = None
 
     def sizes(self) -> dict[str, int]:
-        """How much it holds, for the log."""
+        """Capacities, for the log."""
         stats = self._engine.stats.latest
         return {
             "kv_blocks": stats.max_kv_blocks,
@@ -136,44 +122,46 @@ class Worker:
         }
 
     def stop(self) -> None:
-        """Take nothing new, let live requests end or move away within the drain timeout, then let `serve` return.
+        """Accept nothing new, let live requests end or move elsewhere within drain_timeout, then let `serve` return.
 
         Signal-safe.
         """
         if not self._stopping:
             self._stopping = True
-            self._heartbeats.hurry()
+            self._heartbeats.send_now()
 
     def serve(self) -> None:
-        """The loop. Raises RuntimeError if the heartbeats die, for then no router knows this engine any more, and
-        DeviceLostError."""
+        """Raises DeviceLostError, and RuntimeError if the heartbeats' thread died: then routers consider this engine
+        lost."""
         self._heartbeats.start()
         if self._callback is not None:
             self._callback.start()
+        self._status_file.report(ServiceStatus("ready", self.address, self.epoch))
         try:
             while not self._drained():
                 stepped = self._engine.step()
-                # Before any rest: it has to get out before that request is computed.
-                self._tell_of_quarantine()
+                # Before any wait: the heartbeat must get out before the quarantined request is computed.
+                self._announce_quarantine()
                 if stepped:
                     self._checked = False
                 else:
-                    self._rest()
+                    self._wait()
                 self._outbox.flush()
                 self._outbox.tick()
                 self._end_orphans()
-                self._pulse.touch(stepped or not self._engine.live.requests)
+                self._beacon.touch(stepped or not self._engine.live.requests)
                 if not self._heartbeats.is_alive():
-                    raise RuntimeError("the heartbeats have stopped")
+                    raise RuntimeError("the thread that sends heartbeats has died")
         except DeviceLostError as error:
             self._log.error("device_lost", error=str(error), requests=len(self._engine.live.requests))
             raise
         finally:
             self._close()
 
-    def _rest(self) -> None:
+    def _wait(self) -> None:
+        """Wait for messages; check the cache if there are none and no requests."""
         soon = self._outbox.waiting or self._quarantined is not None
-        if self._mailbox.waiting or self._inbox.wait(FULL_LANE_SECONDS if soon else REST_SECONDS):
+        if self._mailbox.waiting or self._inbox.wait(FULL_LANE_SECONDS if soon else IDLE_SECONDS):
             return
         if not self._checked and not self._engine.live.requests:
             self._checked = True
@@ -183,44 +171,45 @@ class Worker:
                 self._log.error("cache_corrupt", error=str(error))
 
     def _end_orphans(self) -> None:
-        """Requests that nobody waits for: their router has been silent for long, or another one took its place."""
+        """End requests whose router was replaced or has been silent for long."""
         if orphans := self._mailbox.take_orphans():
             self._end_where("restarted", lambda spec: (spec.request, spec.attempt) in orphans)
         now = time.monotonic()
-        if now < self._orphans_at:
+        if now < self._check_orphans_at:
             return
-        self._orphans_at = now + ORPHAN_CHECK_SECONDS
+        self._check_orphans_at = now + ORPHAN_CHECK_SECONDS
         routers = self._routers.live()
         self._end_where("silent", lambda spec: spec.router not in routers)
 
-    def _tell_of_quarantine(self) -> None:
-        holder = self._engine.intake.quarantine.refresh()
-        if holder != self._quarantined:
-            self._quarantined = holder
-            self._heartbeats.hurry()
-
     def _end_where(self, why: str, orphaned: Callable[[Submit], bool]) -> None:
-        # An error, not an abort: a router that waits for it after all goes on elsewhere.
-        fault = Fault(ErrorCode.ROWS_LOST.name, f"the engine took the router for {why}")
+        # An error, not an abort: a router that is alive after all recovers the request elsewhere.
+        fault = Fault(ErrorCode.ROWS_LOST.name, f"the engine considered the router {why}")
         if ended := self._engine.end_where(orphaned, fault):
             self._log.warning(f"router_{why}", requests=ended)
 
+    def _announce_quarantine(self) -> None:
+        holder = self._engine.intake.quarantine.refresh()
+        if holder != self._quarantined:
+            self._quarantined = holder
+            self._heartbeats.send_now()
+
     def _drained(self) -> bool:
-        """Whether it may exit. New requests can still arrive for a few heartbeats after the stop; they are refused."""
+        """Whether `serve` may return. Requests that arrive until routers know of the drain are refused."""
         if not self._stopping:
             return False
         now = time.monotonic()
         if self._draining_since is None:
             self._draining_since = now
             self._mailbox.draining = True
+            self._status_file.report(ServiceStatus("draining", self.address, self.epoch))
             self._log.info("draining", requests=len(self._engine.live.requests))
         seconds = now - self._draining_since
         if seconds >= self._settings.drain_timeout:
             fault = Fault(ErrorCode.DRAINING.name, "the engine has shut down")
-            self._log.info("drain_timeout", ended=self._engine.end_all(fault))
+            self._log.info("drain_timed_out", ended=self._engine.end_all(fault))
             return True
         left = self._engine.live.requests or self._outbox.flowing(STUCK_SECONDS)
-        return not left and seconds >= LEAVE_SECONDS
+        return not left and seconds >= DRAIN_NOTICE_SECONDS
 
     def _close(self) -> None:
         self._heartbeats.stop()
@@ -246,30 +235,13 @@ class Worker:
         if not name:
             return None
         function, model = find_function(name), self.terms.fingerprint
-        return StatsCallback(function, self._settings.id, model, lambda: self._stopping, self._reports, self._log)
-
-    def _serve_status(self) -> StatusServer | None:
-        settings = self._settings
-        if not settings.metrics_port:
-            return None
-        health = Health(
-            self._pulse,
-            settings.live_stall,
-            settings.ready_stall,
-            lambda: "it is draining" if self._stopping else None,
-        )
-        return StatusServer(registry_of(self._read_metrics), health, settings.metrics_host, settings.metrics_port)
+        return StatsCallback(function, self._settings.id, model, lambda: self._stopping, self._stats_log, self._log)
 
     def _read_metrics(self) -> Iterator[Metric]:
-        stats = self._engine.stats
-        yield from metrics.requests(stats, self._mailbox)
-        yield from metrics.steps(stats)
-        yield from metrics.memory(stats)
-        yield from metrics.ring(self._inbox, self._mailbox, self._outbox)
-        yield from metrics.callback(self._callback)
-        yield from metrics.log()
+        return metrics.read(self._engine.stats, self._inbox, self._mailbox, self._outbox, self._callback)
 
     def _receive(self) -> list[Submit | Cancel | Hello]:
+        """Handle hellos, gaps and flushes; returns the messages for the mailbox."""
         found: list[Submit | Cancel | Hello] = []
         for message in self._inbox.receive():
             if isinstance(message, Hello):
@@ -278,36 +250,36 @@ class Worker:
                 if not self._routers.on_hello(message):
                     self._mailbox.dropped["too_many_routers"] += 1
             elif isinstance(message, Gap):
-                self._miss(message)
+                self._on_gap(message)
             elif isinstance(message, Flush):
-                self._flush(message)
+                self._on_flush(message)
             else:
                 found.append(message)
         return found
 
-    def _miss(self, gap: Gap) -> None:
+    def _on_gap(self, gap: Gap) -> None:
         if gap.met:
-            self._log.warning("gap", lane=gap.lane, missed=gap.missed)
+            self._log.warning("frames_lost", lane=gap.lane, missed=gap.missed)
         else:
-            self._log.info("lane taken over", lane=gap.lane, frames=gap.missed)
+            self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)
         missed = {lane: count for lane, count in self._missed.items() if lane != gap.lane}
         missed[gap.lane] = self._missed.get(gap.lane, 0) + gap.missed
-        self._missed = dict(list(missed.items())[-MAX_LANES_TOLD:])
+        self._missed = dict(list(missed.items())[-MAX_LANES_REPORTED:])
 
-    def _flush(self, message: Flush) -> None:
+    def _on_flush(self, message: Flush) -> None:
         if message.engine_epoch == self.epoch:
             blocks = self._engine.flush_cache()
-            self._flushes = [*self._flushes, (message.number, blocks)][-MAX_FLUSHES_TOLD:]
+            self._flushes = [*self._flushes, (message.number, blocks)][-MAX_FLUSHES_REPORTED:]
             self._log.info("cache_flushed", blocks=blocks)
 
     def _open_lane(self, address: str) -> Lane:
         try:
             return Lane(self._context, address, security=self._security.to("detok"))
         except zmq.ZMQError as error:
-            raise ValueError(f"{address!r} is no address: {error}") from error
+            raise ValueError(f"invalid address {address!r}: {error}") from error
 
     def _heartbeat(self) -> EngineHeartbeat:
-        """Called from the thread of the heartbeats: reads what is replaced whole."""
+        """Called from the heartbeats' thread: reads only what is replaced whole."""
         return EngineHeartbeat(
             engine=self._settings.id,
             epoch=self.epoch,
@@ -320,7 +292,7 @@ class Worker:
             missed=self._missed,
             tokenizer=self._tokenizer,
             max_batch_size=self._settings.max_batch_size,
-            progress=self._pulse.turns,
+            progress=self._beacon.turns,
             cut_off=self._outbox.cut_off,
             quarantine=self._engine.intake.quarantine.holder,
         )

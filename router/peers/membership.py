@@ -14,8 +14,8 @@ from router.peers.peers import B, DetokenizerPeer, EnginePeer, Heard, Peers
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.keys import PLAIN, Security
+from sluice.ring.timing import HELLO_SECONDS
 
-HELLO_SECONDS = 1.0
 TICK_SECONDS = 0.25
 MAX_WARNED = 1000
 

@@ -10,11 +10,9 @@ from sluice.ring.epochs import Epochs
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.keys import PLAIN, Security
 from sluice.ring.lane import Lane
+from sluice.ring.timing import HUNG_UP_SECONDS
 
 B = TypeVar("B", EngineHeartbeat, DetokenizerHeartbeat)
-
-HUNG_UP_SECONDS = 1.0
-"""Twice the time between two heartbeats: who lives and was only cut off has told by then."""
 
 
 class Peer(Generic[B]):

@@ -5,14 +5,13 @@ from collections.abc import Container, Iterator, Sequence
 from itertools import islice, takewhile
 
 from sluice.ring.heartbeats import CacheNews
+from sluice.ring.timing import CACHE_REPORT_SECONDS
 
 Chain = tuple[int, ...]
 """Short hashes (sluice.ring.hashing) of a prompt's full blocks, first block first."""
 
 SLICE_BLOCKS = 4096
 """Blocks of news that are applied in one go: about a millisecond."""
-NEWS_SECONDS = 3.0
-"""Blocks computed so long ago were told of, or are gone: a few heartbeats and hellos."""
 
 
 class PrefixIndex:
@@ -25,7 +24,7 @@ class PrefixIndex:
     def __init__(self, most_blocks: int) -> None:
         """At most so many blocks are remembered as told, those told or used last.
 
-        What is expected is bounded by the requests placed there: live ones, and those of the last NEWS_SECONDS.
+        What is expected is bounded by the requests placed there: live ones, and those of the last CACHE_REPORT_SECONDS.
         """
         self.heard = 0
         """Number of the latest change that was applied."""
@@ -67,7 +66,7 @@ class PrefixIndex:
 
     def computed(self, chain: Chain, now: float) -> None:
         """That request has its first token: soon the news will tell what came of it."""
-        self._due.append((now + NEWS_SECONDS, chain))
+        self._due.append((now + CACHE_REPORT_SECONDS, chain))
 
     def drop(self, chain: Chain) -> None:
         """Nothing more is expected of that request."""

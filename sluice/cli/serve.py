@@ -15,9 +15,9 @@ from sluice.cli.config_file import read_config_file
 from sluice.cli.generate import print_stream
 from sluice.client import DEFAULT_ADDRESS, Client, SluiceError
 from sluice.launch import DEMO_REQUEST, Display, OptionsError, Ring, RingError
-from sluice.launch.events import lines_lost
+from sluice.launch.logs import lines_lost
 from sluice.ring.checkpoint import CheckpointError
-from sluice.ring.process import CANNOT_START, INTERRUPTED
+from sluice.ring.process import INTERRUPTED, START_FAILED
 from sluice.telemetry.output import protect_stderr, protect_stdout
 
 EXAMPLE = "def fibonacci(n):"
@@ -181,11 +181,11 @@ def serve(
             display.say("interrupted", "stopped")
             raise typer.Exit(INTERRUPTED) from None
         except (CheckpointError, OptionsError) as error:
-            display.complain(str(error), CANNOT_START)
+            display.complain(str(error), START_FAILED)
             raise typer.Exit(1) from error
         except RingError as error:
             # The last lines of the service at fault have been shown as they came.
-            display.complain(error.message, CANNOT_START)
+            display.complain(error.message, START_FAILED)
             raise typer.Exit(1) from error
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from sluice.launch.child import Role
+from sluice.ring.keys import Role
 
 PREFIXES: Mapping[Role, str] = {"router": "SLUICE_ROUTER_", "engine": "SLUICE_ENGINE_", "detok": "SLUICE_DETOK_"}
 

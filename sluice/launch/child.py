@@ -7,12 +7,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Literal
 
 from sluice.launch.logs import Observe, parse_line
-from sluice.ring.process import CANNOT_START, PARENT_VARIABLE
-
-Role = Literal["router", "engine", "detok"]
+from sluice.ring.keys import Role
+from sluice.ring.process import PARENT_VARIABLE, START_FAILED
 
 TAIL_LINES = 40
 MAX_LINE_BYTES = 1 << 16
@@ -102,7 +100,7 @@ class Child:
                 if text:
                     self.tail.append(text)
                     line = parse_line(self.name, text)
-                    if line.event == CANNOT_START:
+                    if line.event == START_FAILED:
                         self.error = str(line.fields.get("error", ""))
                     self._observe(line)
 

@@ -10,12 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from sluice.launch.events import SERVES_AGAIN, of_launcher, output
-from sluice.launch.logs import LogLine
-from sluice.ring.process import CANNOT_START
+from sluice.launch.logs import SERVICE_RECOVERED, LogLine, of_launcher, output
+from sluice.ring.process import START_FAILED
 
 BARS = ("loading", "capturing")
-SHOWN_EVENTS = (*BARS, "request", SERVES_AGAIN)
+SHOWN_EVENTS = (*BARS, "request", SERVICE_RECOVERED)
 STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 DEMO_REQUEST = "sluice-serve-demo"
 """Its text is on the terminal already, and its counts: its line would only break in between."""
@@ -44,7 +43,7 @@ class Display:
 
     def __call__(self, line: LogLine) -> None:
         """Show one line, or leave it out."""
-        wanted = (line.is_problem and line.event != CANNOT_START) or line.event in SHOWN_EVENTS
+        wanted = (line.is_problem and line.event != START_FAILED) or line.event in SHOWN_EVENTS
         if not (self._verbose or wanted):
             return
         if not self._console.is_terminal:

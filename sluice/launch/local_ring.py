@@ -2,29 +2,31 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from sluice import tiny_model
-from sluice.launch.asked import asked_of_engine
-from sluice.launch.child import Child, Role
+from sluice.launch.asked import asked, asked_of_engine
+from sluice.launch.child import Child
 from sluice.launch.folder import Folder, remove_stale
 from sluice.launch.gpus import gpus_of_engines
 from sluice.launch.logs import Observe, ignore
-from sluice.launch.plan import Plan, child_environment, services
-from sluice.launch.ports import ports
+from sluice.launch.plan import Plan, Service, child_environment, services
 from sluice.launch.servable import check_servable
 from sluice.launch.slot import Slot
 from sluice.launch.supervisor import KILL_AFTER_SECONDS, RingError, Supervisor
 from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.ports import PortError, check_ports
+from sluice.ring.keys import ROLES, Role
+from sluice.ring.ports import Port, PortError, check_ports
 
-ROLES: tuple[Role, ...] = ("router", "engine", "detok")
 TINY_MODEL_NAME = "tiny"
 POLL_SECONDS = 0.05
 SIGNAL_SECONDS = 0.25
+LOOPBACK = "127.0.0.1"
+INTERFACES = {"port": "host", "admin_port": "admin_host", "metrics_port": "metrics_host"}
+"""By each setting that names a port, the one that names its interface."""
 
 
 class Ring:
@@ -64,7 +66,7 @@ class Ring:
     @property
     def addresses(self) -> list[str]:
         """Of the routers, such as "127.0.0.1:50051"; known once they have started."""
-        return [seat.address for seat in self._seats if seat.address]
+        return [slot.address for slot in self._slots if slot.address]
 
     @property
     def address(self) -> str:
@@ -77,7 +79,7 @@ class Ring:
 
         Those that run, or have ended and were not started again yet.
         """
-        return {seat.name: seat.child for seat in self._seats if seat.child is not None}
+        return {slot.name: slot.child for slot in self._slots if slot.child is not None}
 
     @property
     def pids(self) -> dict[str, int]:
@@ -87,7 +89,7 @@ class Ring:
     @property
     def missing(self) -> list[Role]:
         """Roles of which every service has been given up: while there are any, nothing can be served."""
-        return [role for role in ROLES if all(seat.given_up for seat in self._seats if seat.service.role == role)]
+        return [role for role in ROLES if all(slot.given_up for slot in self._slots if slot.service.role == role)]
 
     def start(self) -> None:
         """Start everything and wait until all of it serves. Leaves nothing running if it raises."""
@@ -107,8 +109,8 @@ class Ring:
         """Drain: the routers first, so that live streams end; then engines and detokenizers, for which nobody waits."""
         if self._supervisor is not None:
             self._supervisor.halt()
-        self._stop([seat for seat in self._seats if seat.service.role == "router"])
-        self._stop([seat for seat in self._seats if seat.service.role != "router"])
+        self._stop([slot for slot in self._slots if slot.service.role == "router"])
+        self._stop([slot for slot in self._slots if slot.service.role != "router"])
 
     def kill(self) -> None:
         """End what still runs at once, and remove the sockets."""
@@ -131,7 +133,7 @@ class Ring:
         if self._supervisor is None:
             raise RingError("the ring has not been started")
         restarted = self._supervisor.restart(name)
-        drain = self._supervisor.seats[name].service.drain_timeout + KILL_AFTER_SECONDS
+        drain = self._supervisor.slots[name].service.drain_timeout + KILL_AFTER_SECONDS
         deadline = time.monotonic() + drain + self._start_timeout
         while not restarted.done():
             if time.monotonic() > deadline or not self._supervisor.is_alive():
@@ -141,8 +143,8 @@ class Ring:
 
     def restart_all(self) -> None:
         """A rolling restart: one service after the other. Raises RingError at the first that does not come back."""
-        for seat in self._seats:
-            self.restart(seat.name)
+        for slot in self._slots:
+            self.restart(slot.name)
 
     def watch(self, stop: Callable[[], bool] = lambda: False) -> list[Role]:
         """Wait until nothing can be served any more, or `stop` says so, and return what is `missing`."""
@@ -166,8 +168,8 @@ class Ring:
             self.kill()
 
     @property
-    def _seats(self) -> list[Slot]:
-        return list(self._supervisor.seats.values()) if self._supervisor is not None else []
+    def _slots(self) -> list[Slot]:
+        return list(self._supervisor.slots.values()) if self._supervisor is not None else []
 
     def _await_ready(self, supervisor: Supervisor, deadline: float) -> None:
         while not supervisor.up.wait(POLL_SECONDS):
@@ -178,20 +180,31 @@ class Ring:
             if time.monotonic() > deadline:
                 raise RingError(f"waited {self._start_timeout:g} s for {', '.join(supervisor.unserving)} to serve")
 
-    def _stop(self, seats: list[Slot]) -> None:
+    def _stop(self, slots: list[Slot]) -> None:
         now = time.monotonic()
-        for seat in seats:
-            if seat.child is not None:
-                seat.child.terminate()
-        for seat in seats:
-            deadline = now + seat.service.drain_timeout + KILL_AFTER_SECONDS
-            if seat.child is not None and not seat.child.wait(deadline - time.monotonic()):
-                seat.child.kill()
+        for slot in slots:
+            if slot.child is not None:
+                slot.child.terminate()
+        for slot in slots:
+            deadline = now + slot.service.drain_timeout + KILL_AFTER_SECONDS
+            if slot.child is not None and not slot.child.wait(deadline - time.monotonic()):
+                slot.child.kill()
 
 
 def _check_ports(plan: Plan) -> None:
-    """Raises RingError where one is in use: a process that is started would say so much later."""
+    """Raises RingError if a port is in use. A child would notice it only after its slow imports."""
     try:
         check_ports(ports(services(plan, Path()), os.environ))
     except PortError as error:
         raise RingError(str(error)) from error
+
+
+def ports(services: Iterable[Service], environment: Mapping[str, str]) -> Iterator[Port]:
+    """The TCP ports that these services are going to listen on."""
+    for service in services:
+        for setting, interface in INTERFACES.items():
+            number = str(asked(service.role, setting, service.settings, environment) or 0)
+            host = asked(service.role, interface, service.settings, environment) or LOOPBACK
+            # The service itself refuses what is not a number.
+            if number.isdecimal() and (setting == "metrics_port" or service.role == "router"):
+                yield Port(setting, str(host), int(number), service.name)

@@ -9,10 +9,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from sluice.launch.child import Role
 from sluice.launch.errors import OptionsError
 from sluice.launch.gpus import Gpus
 from sluice.ring.cores import usable_cores
+from sluice.ring.keys import Role
 
 Arguments = Mapping[str, Any]
 """Settings of a service by field name, such as {"max_batch_size": 8}; None is left out."""
@@ -77,9 +77,6 @@ class Plan:
                         f'{given}: {name} must be a name, such as "module:function", which the service looks up by '
                         f"itself; it is {value!r}"
                     )
-            level = getattr(self, given).get("log_level", "info")
-            if level not in ("debug", "info"):
-                raise OptionsError(f"{given}: log_level must be debug or info, for the launcher reads the log: {level}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,42 @@
-"""A service's place in the ring, and the process that fills it now."""
+"""A service's place in the ring, the process that runs there now, and when the next one may start."""
 
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
-from sluice.launch.backoff import Backoff
 from sluice.launch.child import Child
 from sluice.launch.plan import Service
+from sluice.telemetry.service_status import StatusReader
+
+FIRST_SECONDS = 0.2
+LONGEST_SECONDS = 10.0
+HEALTHY_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Backoff:
+    """The wait before a restart: doubles with each exit in a row; HEALTHY_SECONDS of healthy uptime reset it.
+
+    Only a service that exits `max_failed_starts` times in a row without getting ready is given up. One that was ready
+    in between is not broken: something killed it, and that need not happen again.
+    """
+
+    max_failed_starts: int
+    exits: int = 0
+    failed_starts: int = 0
+
+    def after(self, ready_seconds: float | None) -> float | None:
+        """Seconds to wait after an exit; None: give up. `ready_seconds`: how long it was ready; None: never."""
+        if ready_seconds is not None:
+            self.failed_starts = 0
+            if ready_seconds >= HEALTHY_SECONDS:
+                self.exits = 0
+        else:
+            self.failed_starts += 1
+        self.exits += 1
+        if self.failed_starts >= self.max_failed_starts:
+            return None
+        # The exponent is bounded because 2.0 ** 1024 overflows.
+        return min(FIRST_SECONDS * 2.0 ** min(self.exits - 1, 10), LONGEST_SECONDS)
 
 
 @dataclass(slots=True)
@@ -14,32 +44,25 @@ class Slot:
     """Written by the supervisor's thread only. Times are of the monotonic clock."""
 
     service: Service
-    pulse_file: Path
-    """The service touches it while its loop turns, from the first turn on."""
+    reader: StatusReader
     backoff: Backoff
     child: Child | None = None
-    """Also one that has ended, until the next begins."""
+    """The running process, or the last one until the next starts."""
     ready_at: float | None = None
-    """When this child said that it listens."""
+    """When this child was first seen to be ready."""
     address: str = ""
-    """Of a router, from its first readiness on."""
-    heard: set[str] = field(default_factory=set)
-    """By a router: the peers that it knows to live."""
-    due: float | None = None
-    """When the next child is to begin."""
+    """Of a router, from the first time it was ready."""
+    start_at: float | None = None
+    """When the next child is due."""
     returning: bool = False
-    """It has been started again, and nobody has been told yet that it serves."""
+    """Restarted, and its recovery has not been logged yet."""
     given_up: bool = False
-    stopping_until: float | None = None
-    """It was told to end, to be started again; at this time it is killed."""
+    kill_at: float | None = None
+    """It was asked to drain for a restart; at this time it is killed."""
     restarted: Future[None] | None = None
-    """Somebody waits for that."""
-    pulse: int = 0
-    """The latest touch, in nanoseconds of the file system's clock; 0: none yet."""
-    pulse_at: float = 0.0
-    """When that was seen."""
+    """Of the `restart` call in progress."""
     frozen: bool = False
-    """Killed for that it stood still."""
+    """It was killed because its loop stood still."""
 
     @property
     def name(self) -> str:
@@ -48,31 +71,39 @@ class Slot:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
         return self.child is not None and self.child.alive
 
     @property
     def ready(self) -> bool:
-        """Whether its process listens."""
-        return self.ready_at is not None
+        return self.reader.status.state == "ready"
 
-    def begin(self, child: Child) -> None:
-        """A process fills it."""
-        self.child, self.due = child, None
+    def hears(self, peer: "Slot") -> bool:
+        """Whether this router gets heartbeats of the process that now runs in the peer's slot."""
+        return self.reader.status.peers.get(peer.name) == peer.reader.status.epoch
+
+    def start(self, child: Child) -> None:
+        self.child, self.start_at = child, None
 
     def clear(self) -> None:
         """Forget what was known of the last process."""
-        self.ready_at = self.stopping_until = None
-        self.heard = set()
-        self.pulse, self.frozen = 0, False
-        self.pulse_file.unlink(missing_ok=True)
+        self.ready_at = self.kill_at = None
+        self.frozen = False
+        self.reader.reset()
 
-    def look(self, now: float) -> float:
-        """Seconds since its loop turned last, as far as is known, or since it said that it listens; 0 before that."""
-        try:
-            touched = self.pulse_file.stat().st_mtime_ns
-        except FileNotFoundError:
-            return 0.0 if self.ready_at is None else now - self.ready_at
-        if touched != self.pulse:
-            self.pulse, self.pulse_at = touched, now
-        return now - self.pulse_at
+    def poll(self, now: float) -> None:
+        """Read the status that the service reports."""
+        self.reader.poll(now)
+        if not self.ready:
+            return
+        if self.ready_at is None:
+            self.ready_at = now
+        address = self.reader.status.address
+        port = address.rpartition(":")[2]
+        if self.service.role == "router" and address != self.address and port.isdecimal():
+            # The next process gets the same port, also where the first one chose it.
+            self.address, self.service = address, self.service.on_port(int(port))
+
+    def still(self, now: float) -> float:
+        """Seconds since its loop last turned; 0 before it is ready."""
+        turned_at = self.reader.turned_at
+        return 0.0 if turned_at is None else now - turned_at

@@ -34,7 +34,7 @@ def check_limit(limit: int, needed: int, log: BoundLogger) -> None:
     """Warn where the settings may need more."""
     if limit < needed:
         log.warning(
-            "few descriptors", limit=limit, needed=needed, remedy=f"a hard limit (ulimit -Hn) of {needed + KEPT_BACK}"
+            "few_descriptors", limit=limit, needed=needed, remedy=f"a hard limit (ulimit -Hn) of {needed + KEPT_BACK}"
         )
 
 

@@ -94,7 +94,7 @@ class Keys:
     def _complain(self, what: Role | None, error: KeysError) -> None:
         if what not in self._unreadable:
             self._unreadable.add(what)
-            structlog.get_logger().warning("key file unreadable", error=str(error))
+            structlog.get_logger().warning("key_file_unreadable", error=str(error))
 
 
 @dataclass(frozen=True, slots=True)

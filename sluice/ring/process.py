@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "SLUICE_PARENT_PID"
-CANNOT_START = "cannot start"
+START_FAILED = "start_failed"
 """Event of the last line of a service that ends with an error that it explains."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
@@ -42,7 +42,7 @@ def _last_line(service: str, error: str) -> str:
     if sys.stderr.isatty():
         return f"python -m {service}: {error}"
     time = datetime.now(UTC).isoformat()
-    fields = {"service": service, "error": error, "event": CANNOT_START, "level": "error", "timestamp": time}
+    fields = {"service": service, "error": error, "event": START_FAILED, "level": "error", "timestamp": time}
     return json.dumps(fields)
 
 

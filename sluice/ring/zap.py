@@ -77,5 +77,5 @@ class ZapHandler(threading.Thread):
         if time.monotonic() - self._warned_at >= WARN_SECONDS:
             self._warned_at = time.monotonic()
             reason = "unknown key" if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH else "no key, or one for another inbox"
-            self._log.warning("peers refused", count=self.refused, latest=reason)
+            self._log.warning("peers_refused", count=self.refused, latest=reason)
         return True

@@ -40,7 +40,7 @@ def configure(service: str, level: str = "info", exception_texts: bool = False) 
         sys.stderr.notice = lambda lines: render(
             None,
             "warning",
-            stamp(None, "warning", {"service": service, "lines": lines, "event": "log lines lost", "level": "warning"}),
+            stamp(None, "warning", {"service": service, "lines": lines, "event": "log_lines_lost", "level": "warning"}),
         )
     logger: structlog.stdlib.BoundLogger = structlog.get_logger().bind(service=service)
     return logger

@@ -151,15 +151,15 @@ def test_deaths_and_returns_are_told_until_nothing_is_left(serving, tmp_path) ->
     serve.ready()
     killed = serve.pid("detok-0")
     os.kill(killed, signal.SIGKILL)
-    assert serve.line("ended")["how"] == "was killed by SIGKILL"
-    assert serve.line("serves again")["id"] == "detok-0"
+    assert serve.line("service_exited")["how"] == "was killed by SIGKILL"
+    assert serve.line("service_recovered")["id"] == "detok-0"
     assert serve.pid("detok-0") != killed
     assert serve.process.poll() is None
     (tmp_path / "engine-0.do").write_text("refuse")
     os.kill(serve.pid("engine-0"), signal.SIGKILL)
-    ended = serve.line("ended")
+    ended = serve.line("service_exited")
     while not ended.get("given_up"):
-        ended = serve.line("ended")
+        ended = serve.line("service_exited")
     assert (ended["id"], ended["how"]) == ("engine-0", "ended with code 1: the disk is full")
     assert serve.line("failed")["error"] == "no engine is left: stopping"
     assert serve.end()[0] == 1

@@ -1,9 +1,8 @@
 """When a detokenizer that was told to stop may go."""
 
-from detok_service.router_links import HEARING_SECONDS
-from detok_service.service import DRAINING_SILENCE_SECONDS
 from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
+from sluice.ring.timing import DRAIN_NOTICE_SECONDS, DRAINING_ROUTER_SILENCE_SECONDS
 from sluice.ring.wire import Drop
 from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
 
@@ -39,7 +38,7 @@ def test_it_stays_until_routers_have_heard():
     bench.handle()
     bench.service.tick()
     assert bench.lanes["router"].heartbeats[-1].draining, "not at once"
-    assert bench.stays(HEARING_SECONDS - 0.01)
+    assert bench.stays(DRAIN_NOTICE_SECONDS - 0.01)
     assert not bench.stays(0.2)
 
 
@@ -50,7 +49,7 @@ def test_a_router_whose_lane_is_full_has_not_heard():
     bench.service.drain()
     assert bench.stays(3.0, 0.05, Hello("r", "router"), Hello("s", "slow"))
     bench.lanes["slow"].room = 1 << 60
-    assert bench.stays(HEARING_SECONDS)
+    assert bench.stays(DRAIN_NOTICE_SECONDS)
     assert not bench.stays(1.0)
 
 
@@ -90,7 +89,7 @@ def test_a_dead_router_keeps_nobody():
     bench.handle(Hello("r", "router"), Hello("d", "dead"), batch(opens=[opened(1, router="dead")]))
     bench.lanes["dead"].room = 0
     bench.service.drain()
-    assert bench.stays(DRAINING_SILENCE_SECONDS, 0.05, Hello("r", "router"), KeepAlive("engine", 1))
+    assert bench.stays(DRAINING_ROUTER_SILENCE_SECONDS, 0.05, Hello("r", "router"), KeepAlive("engine", 1))
     assert not bench.stays(1.0)
 
 

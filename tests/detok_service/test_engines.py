@@ -1,7 +1,8 @@
-from detok_service.engines import DOUBTFUL_SILENCE_SECONDS, MAX_ENGINES, MAX_MISSED, SILENCE_SECONDS, Engines
+from detok_service.engines import MAX_ENGINES, MAX_MISSED, Engines
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap
+from sluice.ring.timing import DOUBTFUL_ENGINE_SILENCE_SECONDS, ENGINE_SILENCE_SECONDS
 from tests.detok_service.test_service import LENGTH, Bench, batch, opened, row
 
 
@@ -42,7 +43,7 @@ def test_what_an_old_epoch_leaves_behind_goes_soon():
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1), opened(2)]), KeepAlive("engine", 2))
     bench.handle(batch(opens=[opened(3)]), batch(row(4, 0, [0]), opens=[opened(4)], epoch=2))
     assert (bench.service.streams, bench.service.remembered) == (2, 2)
-    for _ in range(int(DOUBTFUL_SILENCE_SECONDS) + 1):
+    for _ in range(int(DOUBTFUL_ENGINE_SILENCE_SECONDS) + 1):
         bench.handle(Hello("r", "router"))
         bench.heartbeat(1.0)
     assert (bench.service.streams, bench.service.remembered) == (1, 0)
@@ -54,12 +55,12 @@ def test_streams_of_a_silent_engine_go_soon_where_a_routers_word_was_lost():
     bench = Bench()
     bench.handle(Hello("r", "router"), batch(opens=[opened(1)]), batch(opens=[opened(2)], engine="other"))
     bench.handle(Gap(5, 1), Hello("r", "router"))
-    for _ in range(int(DOUBTFUL_SILENCE_SECONDS) + 1):
+    for _ in range(int(DOUBTFUL_ENGINE_SILENCE_SECONDS) + 1):
         bench.handle(Hello("r", "router"), KeepAlive("other", 1))
         bench.heartbeat(1.0)
     assert bench.texts() == {(1, 0): ("", ErrorCode.ENGINE_LOST)}
     assert bench.service.streams == 1
-    for _ in range(int(SILENCE_SECONDS) - 1):
+    for _ in range(int(ENGINE_SILENCE_SECONDS) - 1):
         bench.handle(Hello("r", "router"))
         bench.heartbeat(1.0)
     assert bench.service.streams == 1
@@ -75,6 +76,6 @@ def test_what_is_known_of_engines_is_bounded():
     assert len(engines.missed) < MAX_ENGINES
     assert engines.hear(("kept", 1 << 41), 2.0) == ("kept", 1 << 40)
     assert engines.hear(("first", 2), 2.0) is None
-    for engine in engines.silent(2.0 + SILENCE_SECONDS):
+    for engine in engines.silent(2.0 + ENGINE_SILENCE_SECONDS):
         engines.forget(engine)
     assert (engines.missed, engines.silent(1e9)) == ({}, [("kept", 1 << 41), ("first", 2)])

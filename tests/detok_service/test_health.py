@@ -23,7 +23,8 @@ from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
 from sluice.ring.wire import Open, TokenBatch
 from sluice.telemetry import health
-from sluice.telemetry.progress_beacon import ProgressBeacon
+from sluice.telemetry.health import ProgressBeacon
+from sluice.telemetry.service_status import StatusFile
 from tests.fakes.lane import MemoryLane
 from tests.fakes.lanes import connected
 from tests.fakes.processes import LIMIT, wait_until
@@ -45,12 +46,14 @@ class Flood:
 
 
 def test_a_backlog_that_lasts_is_told():
-    inbox, loop = Flood(), ProgressBeacon(environment={})
+    inbox, loop = Flood(), ProgressBeacon()
     decoders = load_decoders(TINY / "tokenizer.json")
     service = Service(Identity("detok", 1, "here"), decoders, MemoryLane, 10, structlog.get_logger())
     settings = DetokenizerSettings(model="nowhere", drain_timeout=0)
     found = health.Health(loop, 60.0, 0.5, lambda: unready(service))
-    thread = threading.Thread(target=serve, args=(service, inbox, settings, loop, structlog.get_logger()))
+    thread = threading.Thread(
+        target=serve, args=(service, inbox, settings, loop, StatusFile({}), structlog.get_logger())
+    )
     thread.start()
     try:
         assert MAX_MESSAGES > 1

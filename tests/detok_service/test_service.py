@@ -4,15 +4,15 @@ import structlog
 from structlog.testing import capture_logs
 
 from detok_service.decoder import TextError
-from detok_service.engines import SILENCE_SECONDS as ENGINE_SILENCE_SECONDS
 from detok_service.router_link import MAX_BATCH_TOKENS
-from detok_service.service import SILENCE_SECONDS, Identity, Service
+from detok_service.service import Identity, Service
 from detok_service.stream import Stream
 from detok_service.tokenizers import Decoders
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.params import TextParams
+from sluice.ring.timing import ENGINE_SILENCE_SECONDS, ROUTER_SILENCE_SECONDS
 from sluice.ring.wire import End, Open, Started, Times, TokenBatch, TokenLogprob, TokenRow
 from tests.fakes.lanes import FakeLane
 
@@ -151,7 +151,7 @@ def test_a_fault_stays_in_its_stream():
         bench.handle(batch(row(1, 1, [POISON]), row(2, 1, [1])))
     bench.handle(batch(row(1, 2, [2], LENGTH), row(2, 2, [2], LENGTH)))
     assert bench.texts() == {(1, 0): ("a", ErrorCode.TEXT_FAILED), (2, 0): ("abc", FinishReason.LENGTH)}
-    assert [entry["event"] for entry in logs] == ["text failed"]
+    assert [entry["event"] for entry in logs] == ["text_failed"]
 
 
 def test_a_hole_fails_its_stream_only():
@@ -332,7 +332,7 @@ def test_streams_of_a_silent_router_are_freed():
     bench.handle(Hello("r", "router"), batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1), opened(2, router="x")]))
     gone, kept = bench.lanes["x"], bench.lanes["router"]
     gone.room = 0
-    for _ in range(int(SILENCE_SECONDS) + 1):
+    for _ in range(int(ROUTER_SILENCE_SECONDS) + 1):
         bench.handle(Hello("r", "router"), KeepAlive("engine", 1))
         bench.heartbeat(1.0)
     assert (gone.closed, kept.closed, bench.service.streams) == (True, False, 1)
@@ -347,7 +347,7 @@ def test_a_router_that_lives_after_all_is_told_that_rows_never_came():
     bench.handle(*both, KeepAlive("one", 11), batch(row(1, 0, [0]), opens=[opened(1, router="other")], epoch=22))
     bench.heartbeat()
     for times in (1, 2):
-        for _ in range(int(SILENCE_SECONDS) + 1):
+        for _ in range(int(ROUTER_SILENCE_SECONDS) + 1):
             bench.handle(Hello("r", "router"), KeepAlive("one", 11))
             bench.heartbeat(1.0)
         assert bench.service.streams == 0

@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 from sluice.ring.process import die_with_parent, run_service
-from sluice.telemetry.progress_beacon import ProgressBeacon
+from sluice.telemetry.health import ProgressBeacon
+from sluice.telemetry.service_status import ServiceStatus, StatusFile
 from tests.fakes.server import Script, serve
 
 LONGEST_SECONDS = 120
@@ -44,17 +45,19 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: (folder / f"{name}.told").touch() if told == "deaf" else stopped.set())
     if told == "hang":
         stopped.wait()
-    pulse = ProgressBeacon()
+    status_file = StatusFile()
+    beacon = ProgressBeacon(status_file=status_file)
     if module == "engine_worker":
         for done in (0, 50, 100):
             log("loading", done=done, total=100)
     if module == "router":
-        play_router(flags, stopped, pulse, told == "silent")
+        play_router(flags, stopped, status_file, beacon, told == "silent")
     else:
         Path(flags["--listen"].removeprefix("ipc://")).write_text(str(os.getpid()))
+        status_file.report(ServiceStatus("ready", flags["--listen"], os.getpid()))
         log("ready", address=flags["--listen"])
         while not stopped.wait(0.02):
-            pulse.touch()
+            beacon.touch()
     (folder / f"{name}.ended").write_text(str(time.monotonic_ns()))
 
 
@@ -82,7 +85,9 @@ def refuse() -> None:
     raise SystemExit("the disk is full")
 
 
-def play_router(flags: dict[str, str], stopped: Stopped, pulse: ProgressBeacon, silent: bool) -> None:
+def play_router(
+    flags: dict[str, str], stopped: Stopped, status_file: StatusFile, beacon: ProgressBeacon, silent: bool
+) -> None:
     """A fake server that reports the engines and detokenizers that have come up."""
     script = Script(hangs=silent)
     heard: dict[str, str] = {}
@@ -92,23 +97,24 @@ def play_router(flags: dict[str, str], stopped: Stopped, pulse: ProgressBeacon, 
         log("detail")
         log("request", request_id="r1", outcome="ok")
         while not stopped.wait(0.02):
-            pulse.touch()
+            beacon.touch()
             for peer in [*flags["--engines"].split(","), *flags["--detokenizers"].split(",")]:
                 hear(peer, heard, script)
+            epochs = {Path(peer.removeprefix("ipc://")).name: int(pid) for peer, pid in heard.items()}
+            status_file.report(ServiceStatus("ready", address, peers=epochs))
 
 
 def hear(peer: str, heard: dict[str, str], script: Script) -> None:
     """Tell of a service that has come up, and of each that comes after it at its address."""
     socket = Path(peer.removeprefix("ipc://"))
-    incarnation = socket.read_text() if socket.exists() else ""
-    if not incarnation or heard.get(peer) == incarnation:
+    epoch = socket.read_text() if socket.exists() else ""
+    if not epoch or heard.get(peer) == epoch:
         return
     if peer not in heard and socket.name.startswith("engine"):
         script.stats.engines.add(engine_id=socket.name)
     elif peer not in heard:
         script.stats.detokenizers.add(detokenizer_id=socket.name)
-    heard[peer] = incarnation
-    log("peer heard", peer=socket.name, address=peer)
+    heard[peer] = epoch
 
 
 if __name__ == "__main__":

@@ -2,11 +2,10 @@
 
 from prometheus_client import CollectorRegistry
 
-from sluice.telemetry.health import Health
-from sluice.telemetry.progress_beacon import ProgressBeacon
+from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.server import StatusServer
 
 
 def serve_metrics(registry: CollectorRegistry) -> StatusServer:
     """On any port; to be closed."""
-    return StatusServer(registry, Health(ProgressBeacon(environment={}), 120, 30, lambda: None), "127.0.0.1", 0)
+    return StatusServer(registry, Health(ProgressBeacon(), 120, 30, lambda: None), "127.0.0.1", 0)

@@ -1,6 +1,6 @@
 """When a service that ended is started again."""
 
-from sluice.launch.backoff import HEALTHY_SECONDS, LONGEST_SECONDS, Backoff
+from sluice.launch.slot import HEALTHY_SECONDS, LONGEST_SECONDS, Backoff
 
 
 def test_each_end_in_a_row_doubles_the_wait() -> None:

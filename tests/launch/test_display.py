@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from sluice.launch import DEMO_REQUEST, Display
-from sluice.launch.events import ended, serves_again
-from sluice.launch.logs import parse_line
+from sluice.launch.logs import parse_line, service_exited, service_recovered
 
 
 def show(lines: list[str], terminal: bool, verbose: bool = False) -> str:
@@ -58,7 +57,7 @@ def test_every_line_is_json_where_nobody_watches() -> None:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_why_a_service_cannot_start_is_left_to_the_launcher(terminal: bool) -> None:
-    written = [line("cannot start", "error", error="no model")]
+    written = [line("start_failed", "error", error="no model")]
     assert show(written, terminal) == ""
     assert "no model" in show(written, terminal, verbose=True)
 
@@ -89,14 +88,14 @@ def test_loading_of_unknown_length() -> None:
 def test_ends_and_returns_are_one_line_each() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
     with Display(False, console) as display:
-        display(ended("engine-0", 12, "was killed by SIGKILL", 0.2))
-        display(serves_again("engine-0", 13))
-        display(ended("engine-0", 13, "ended with code 1", None))
+        display(service_exited("engine-0", 12, "was killed by SIGKILL", 0.2))
+        display(service_recovered("engine-0", 13))
+        display(service_exited("engine-0", 13, "ended with code 1", None))
     assert isinstance(console.file, io.StringIO)
     assert [line.split(" ", 1)[1] for line in console.file.getvalue().splitlines()] == [
-        "warning engine-0 ended pid=12 how=was killed by SIGKILL restart_in=0.2",
-        "engine-0 serves again pid=13",
-        "error engine-0 ended pid=13 how=ended with code 1 given_up=True",
+        "warning engine-0 service_exited pid=12 how=was killed by SIGKILL restart_in=0.2",
+        "engine-0 service_recovered pid=13",
+        "error engine-0 service_exited pid=13 how=ended with code 1 given_up=True",
     ]
 
 

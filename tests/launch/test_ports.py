@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from sluice.launch.local_ring import ports
 from sluice.launch.plan import Plan, services
-from sluice.launch.ports import ports
 from sluice.ring.ports import Port
 
 

@@ -45,7 +45,7 @@ def test_what_ends_by_itself_is_started_again_at_its_address(fake, told, notes, 
         address, pid = ring.address, ring.pids[name]
         before = notes(name)["flags"]
         os.kill(pid, signal.SIGKILL)
-        assert told.wait(2) == [(name, "ended"), (name, "serves again")]
+        assert told.wait(2) == [(name, "service_exited"), (name, "service_recovered")]
         assert told[0].fields | {"pid": pid, "how": "was killed by SIGKILL", "restart_in": 0.2} == told[0].fields
         assert ring.pids[name] == told[1].fields["pid"] != pid
         assert ring.address == address
@@ -61,7 +61,7 @@ def test_a_service_that_cannot_start_any_more_is_given_up(fake, told, tmp_path) 
     with Ring(engines=2, max_failed_starts=3, observe=told, **fake) as ring:
         (tmp_path / "engine-1.do").write_text("die")
         os.kill(ring.pids["engine-1"], signal.SIGKILL)
-        assert told.wait(4) == 4 * [("engine-1", "ended")]
+        assert told.wait(4) == 4 * [("engine-1", "service_exited")]
         assert [line.fields.get("restart_in") for line in told] == [0.2, 0.4, 0.8, None]
         assert told[3].fields["how"] == "ended with code 3"
         assert ring.missing == []
@@ -99,7 +99,7 @@ def test_a_rolling_restart(fake, told, tmp_path) -> None:
         ring.restart_all()
         assert ring.addresses == addresses
         assert all(map(serves, addresses))
-        assert told.wait(6) == [(name, "serves again") for name in pids]
+        assert told.wait(6) == [(name, "service_recovered") for name in pids]
         assert not set(pids.values()) & set(ring.pids.values())
         assert not any(map(is_alive, pids.values()))
         assert all((tmp_path / f"{name}.ended").exists() for name in pids)
@@ -115,7 +115,7 @@ def test_one_that_does_not_end_in_time_is_killed_and_replaced(fake, told, tmp_pa
         (tmp_path / "detok-0.do").unlink()
         ring.restart("detok-0")
         assert not is_alive(pid)
-        assert [line.event for line in told] == ["serves again"]
+        assert [line.event for line in told] == ["service_recovered"]
 
 
 def test_whoever_waits_for_a_restart_learns_of_the_end(fake, tmp_path) -> None:
@@ -143,7 +143,7 @@ def test_one_that_stands_still_is_killed_and_started_again(fake, told, name) -> 
     with Ring(freeze_timeout=2, observe=told, **fake) as ring:
         pid = ring.pids[name]
         os.kill(pid, signal.SIGSTOP)
-        assert told.wait(2) == [(name, "ended"), (name, "serves again")]
+        assert told.wait(2) == [(name, "service_exited"), (name, "service_recovered")]
         assert told[0].fields["how"] == "stood still for 2 s and was killed"
         assert not is_alive(pid)
         time.sleep(3)

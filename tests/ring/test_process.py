@@ -22,7 +22,7 @@ def test_the_reason_is_a_line_of_the_log() -> None:
     done = subprocess.run(command("no model"), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     line = json.loads(done.stderr)
-    assert (line["service"], line["event"], line["level"]) == ("router", "cannot start", "error")
+    assert (line["service"], line["event"], line["level"]) == ("router", "start_failed", "error")
     assert line["error"] == "no model"
 
 

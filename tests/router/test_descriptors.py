@@ -14,5 +14,5 @@ def test_connections_are_bounded_by_what_is_left_beside_the_ring(limit, most, wa
     with capture_logs() as logs:
         fitted = fit_connections(settings, limit, structlog.get_logger())
     assert fitted.max_connections == most
-    assert [line["event"] for line in logs] == ["few descriptors"] * warned
+    assert [line["event"] for line in logs] == ["few_descriptors"] * warned
     assert fitted.model_copy(update={"max_connections": 4096}) == settings

@@ -86,7 +86,7 @@ def test_a_port_in_use_is_one_line_with_the_remedy(folder, flag):
         with start(folder, flag, str(number)) as process:
             said = json.loads(process.stderr.read())
             assert process.wait(60) == 1
-    assert said["event"] == "cannot start"
+    assert said["event"] == "start_failed"
     assert said["error"] == (
         f"port {number} on 127.0.0.1 is in use: stop the process that has it, or choose another with {flag}"
     )

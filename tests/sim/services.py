@@ -14,9 +14,9 @@ from detok_service.decoder import ByteDecoder
 from detok_service.service import Identity, Service
 from detok_service.tokenizers import Decoders
 from engine_worker.config import EngineSettings
-from engine_worker.ringside.heartbeats import HEARTBEAT_SECONDS
 from router.access.principal import Principal
 from router.config import RouterSettings
+from sluice.ring.timing import HEARTBEAT_SECONDS
 from sluice.ring.wire import ToDetokenizer
 from tests.fakes.runner import ScriptedRunner
 from tests.sim.network import Network, SimInbox
@@ -132,7 +132,7 @@ class SimEngine(Process):
         self.worker = engine_worker.ringside.worker.Worker(settings, model, self.runner, SILENT)
         self._network = network
         # There is no thread of the heartbeats to wake.
-        self.worker._heartbeats.hurry = self.worker._heartbeats._send
+        self.worker._heartbeats.send_now = self.worker._heartbeats._send
         loop = asyncio.get_running_loop()
         self.tasks = [loop.create_task(self._turn()), loop.create_task(self._heartbeat())]
 
@@ -156,8 +156,8 @@ class SimEngine(Process):
             worker._outbox.flush()
             worker._outbox.tick()
             worker._end_orphans()
-            worker._tell_of_quarantine()
-            worker._pulse.touch(stepped or not worker._engine.live.requests)
+            worker._announce_quarantine()
+            worker._beacon.touch(stepped or not worker._engine.live.requests)
             if stepped:
                 await asyncio.sleep(random.uniform(0.005, 0.03))
             elif not worker._mailbox.waiting:

@@ -132,5 +132,5 @@ def test_a_port_in_use_is_a_clear_error(serve) -> None:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "")
     error = json.loads(err)
-    assert error["event"] == "cannot start"
+    assert error["event"] == "start_failed"
     assert f"port {port} on 127.0.0.1 (router) is in use" in error["error"]

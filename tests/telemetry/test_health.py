@@ -1,15 +1,13 @@
 """Liveness, readiness, and the server that tells them."""
 
 import socket
-import time
 import urllib.error
 import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sluice.telemetry.health import Health
-from sluice.telemetry.progress_beacon import FILE_SECONDS, PULSE_VARIABLE, ProgressBeacon
+from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
 from tests.fakes.clock import Clock
 from tests.fakes.processes import wait_until
@@ -22,7 +20,7 @@ def clock():
 
 @pytest.fixture
 def health(clock):
-    return Health(ProgressBeacon(clock, {}), live_stall=120, ready_stall=30, unready=lambda: None)
+    return Health(ProgressBeacon(clock), live_stall=120, ready_stall=30, unready=lambda: None)
 
 
 @pytest.fixture
@@ -53,22 +51,22 @@ def test_a_long_step_is_not_ready_and_alive_until_it_is_too_long(clock, health):
     assert health.not_ready() == "the loop has not turned for 31.0 s"
     clock.now += 90
     assert health.dead() == "the loop has not turned for 121.0 s"
-    health.pulse.touch()
+    health.beacon.touch()
     assert (health.dead(), health.not_ready()) == (None, None)
 
 
 def test_a_loop_that_turns_without_getting_on_is_not_ready(clock, health):
     for _ in range(31):
         clock.now += 1
-        health.pulse.touch(moving=False)
+        health.beacon.touch(moving=False)
     assert health.dead() is None
     assert health.not_ready() == "there is work, and nothing has moved for 31.0 s"
-    health.pulse.touch()
+    health.beacon.touch()
     assert health.not_ready() is None
 
 
 def test_what_a_service_knows_itself(clock):
-    assert Health(ProgressBeacon(clock, {}), 120, 30, lambda: "it is draining").not_ready() == "it is draining"
+    assert Health(ProgressBeacon(clock), 120, 30, lambda: "it is draining").not_ready() == "it is draining"
 
 
 def test_over_http(serve, clock, health):
@@ -114,18 +112,3 @@ def test_silent_and_broken_connections_are_bounded_and_go_away(serve, health, mo
         with socket.create_connection(address, timeout=30) as broken:
             broken.sendall(noise)
     assert wait_until(lambda: ask(server, "/livez")[0] == 200)
-
-
-def test_the_pulse_reaches_a_file_now_and_then(tmp_path, clock):
-    file = tmp_path / "pulse"
-    pulse = ProgressBeacon(clock, {PULSE_VARIABLE: str(file)})
-    assert not file.exists()
-    pulse.touch()
-    first = file.stat().st_mtime_ns
-    time.sleep(0.05)
-    pulse.touch()
-    assert file.stat().st_mtime_ns == first
-    clock.now += FILE_SECONDS
-    pulse.touch()
-    assert file.stat().st_mtime_ns > first
-    assert pulse.turns == 3

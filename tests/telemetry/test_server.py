@@ -13,8 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sluice.telemetry.connections import Connections
-from sluice.telemetry.health import Health
-from sluice.telemetry.progress_beacon import ProgressBeacon
+from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
 from tests.fakes.processes import LIMIT
 
@@ -26,7 +25,7 @@ def serve():
     with ExitStack() as stack:
 
         def start() -> tuple[str, int]:
-            health = Health(ProgressBeacon(environment={}), 120, 30, lambda: None)
+            health = Health(ProgressBeacon(), 120, 30, lambda: None)
             server = StatusServer(CollectorRegistry(), health, "127.0.0.1", 0)
             stack.callback(server.close)
             return "127.0.0.1", server.port
@@ -107,11 +106,11 @@ import json, os, resource, sys
 from prometheus_client import CollectorRegistry
 from sluice.ring.descriptors import raise_limit
 from sluice.telemetry.health import Health
-from sluice.telemetry.progress_beacon import ProgressBeacon
+from sluice.telemetry.health import ProgressBeacon
 from sluice.telemetry.server import StatusServer
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
 limit = raise_limit()
-health = Health(ProgressBeacon(environment={}), 1e9, 1e9, lambda: None)
+health = Health(ProgressBeacon(), 1e9, 1e9, lambda: None)
 server = StatusServer(CollectorRegistry(), health, "127.0.0.1", 0)
 held = []
 def fill():

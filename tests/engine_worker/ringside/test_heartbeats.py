@@ -4,12 +4,13 @@ import structlog
 import zmq
 
 from engine_worker.hooks import Report
-from engine_worker.ringside.heartbeats import SILENCE_SECONDS, Heartbeats, RouterTable
+from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
 from engine_worker.ringside.stats_log import StatsLog
 from sluice.ring.heartbeats import EngineHeartbeat, Hello
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.stats import RequestStats, Stage, StepStats
+from sluice.ring.timing import ROUTER_SILENCE_SECONDS
 from tests.fakes.clock import Clock
 from tests.fakes.lane import MemoryLane
 
@@ -18,13 +19,13 @@ def test_a_router_gets_heartbeats_until_its_hellos_stop():
     clock = Clock()
     routers = RouterTable(clock)
     routers.on_hello(Hello("r0", "mem://r0"))
-    clock.now += SILENCE_SECONDS - 1
+    clock.now += ROUTER_SILENCE_SECONDS - 1
     routers.on_hello(Hello("r1", "mem://r1"))
     assert routers.live().keys() == {"mem://r0", "mem://r1"}
     clock.now += 2
     assert routers.live().keys() == {"mem://r1"}
     routers.on_hello(Hello("r1", "mem://r1", cache_heard=7))
-    assert {address: greeting.cache_heard for address, greeting in routers.heard.items()} == {"mem://r1": 7}
+    assert {address: last.cache_heard for address, last in routers.last_hellos.items()} == {"mem://r1": 7}
 
 
 def test_a_router_that_took_the_place_of_another_is_new_once():
@@ -41,7 +42,7 @@ def test_a_router_that_took_the_place_of_another_is_new_once():
 def test_what_another_thread_reads_never_changes_under_it():
     routers = RouterTable(Clock())
     routers.on_hello(Hello("r0", "mem://r0"))
-    seen = routers.heard
+    seen = routers.last_hellos
     routers.on_hello(Hello("r1", "mem://r1"))
     assert seen.keys() == {"mem://r0"}
 
@@ -53,17 +54,17 @@ def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
         return lanes.setdefault(address, MemoryLane(address))
 
     monkeypatch.setattr("engine_worker.ringside.heartbeats.Lane", open_lane)
-    routers, reports = RouterTable(Clock()), StatsLog()
+    routers, stats_log = RouterTable(Clock()), StatsLog()
     routers.on_hello(Hello("r0", "mem://r0"))
     routers.on_hello(Hello("r1", "mem://r1"))
     heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
-    heartbeats = Heartbeats(None, routers, lambda: heartbeat, reports, lambda heard: None, structlog.get_logger())
-    reports.put(Report(StepStats(iteration=1), []))
+    heartbeats = Heartbeats(None, routers, lambda: heartbeat, stats_log, lambda heard: None, structlog.get_logger())
+    stats_log.append(Report(StepStats(iteration=1), []))
     heartbeats._send()
     lanes["mem://r1"].full = True
     for iteration in (2, 3):
         request = RequestStats(7, "r", Stage.GENERATION, 1.0, 2.0, 3.0, 4.0, 5, 0, iteration, 0, 0, 0, 0)
-        reports.put(Report(StepStats(iteration=iteration), [request]))
+        stats_log.append(Report(StepStats(iteration=iteration), [request]))
         heartbeats._send()
     lanes["mem://r1"].full = False
     heartbeats._send()
@@ -92,7 +93,7 @@ def test_a_new_router_need_not_wait_for_the_next_heartbeat_but_one(monkeypatch, 
         monkeypatch.setattr(Lane, "send", refuse_first(Lane.send))
         heartbeats.start()
         routers.on_hello(Hello("r0", router.address))
-        heartbeats.hurry()
+        heartbeats.send_now()
         assert router.wait(60)
         monkeypatch.setattr("engine_worker.ringside.heartbeats.HEARTBEAT_SECONDS", 0.0)
         heartbeats.stop()
@@ -117,6 +118,6 @@ def test_routers_are_bounded(monkeypatch):
     clock = Clock()
     routers = RouterTable(clock)
     assert [routers.on_hello(Hello("r", f"mem://{i}")) for i in (0, 1, 2, 0)] == [True, True, False, True]
-    assert routers.heard.keys() == {"mem://0", "mem://1"}
-    clock.now += SILENCE_SECONDS
+    assert routers.last_hellos.keys() == {"mem://0", "mem://1"}
+    clock.now += ROUTER_SILENCE_SECONDS
     assert routers.on_hello(Hello("r", "mem://2"))

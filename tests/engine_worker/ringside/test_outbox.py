@@ -4,18 +4,13 @@ import pytest
 import structlog
 import zmq
 
-from engine_worker.ringside.outbox import (
-    CUT_OFF_FORGET_SECONDS,
-    CUT_OFF_SECONDS,
-    FORGET_SECONDS,
-    TOKENS_PER_MESSAGE,
-    Outbox,
-)
+from engine_worker.ringside.outbox import TOKENS_PER_MESSAGE, Outbox
 from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
+from sluice.ring.timing import CUT_OFF_FORGET_SECONDS, CUT_OFF_SECONDS, LANE_FORGET_SECONDS
 from sluice.ring.wire import End, Open, Times, TokenBatch, TokenLogprob, TokenRow
 from tests.fakes.clock import Clock
 from tests.fakes.engine import EngineBench
@@ -200,7 +195,7 @@ def test_a_lane_that_is_cut_off_stays_told_while_no_request_uses_it(outbox, rece
     outbox.connect(A)
     outbox.disconnect(A)
     receiver.lanes[A].full = True
-    later(outbox, clock, 2 * FORGET_SECONDS)
+    later(outbox, clock, 2 * LANE_FORGET_SECONDS)
     assert outbox.cut_off == [A]
     assert not receiver.lanes[A].closed
     later(outbox, clock, CUT_OFF_FORGET_SECONDS)
@@ -229,11 +224,11 @@ def test_what_waits_flows_while_its_lane_takes_something_now_and_then(outbox, re
 
 def test_a_lane_that_nobody_uses_is_closed_after_a_while(outbox, receiver, clock):
     outbox.connect(A)
-    later(outbox, clock, 2 * FORGET_SECONDS)
+    later(outbox, clock, 2 * LANE_FORGET_SECONDS)
     lane = receiver.lanes[A]
     assert not lane.closed
     outbox.disconnect(A)
-    later(outbox, clock, FORGET_SECONDS - 2)
+    later(outbox, clock, LANE_FORGET_SECONDS - 2)
     assert not lane.closed
     later(outbox, clock, 2)
     assert lane.closed
@@ -247,7 +242,7 @@ def test_what_a_dead_lane_holds_is_given_up_and_counted(outbox, receiver, clock)
     receiver.lanes[A].full = True
     outbox.put(A, [row(0, 1, 2)])
     outbox.put(A, [row(0, 3, sequence=1)])
-    later(outbox, clock, FORGET_SECONDS - 2)
+    later(outbox, clock, LANE_FORGET_SECONDS - 2)
     assert outbox.lost == 0
     later(outbox, clock, 3)
     assert outbox.lost == 2
@@ -260,7 +255,7 @@ def test_a_lane_that_moves_again_in_time_loses_nothing(outbox, receiver, clock):
     lane = receiver.lanes[A]
     for _ in range(3):
         lane.full = True
-        later(outbox, clock, FORGET_SECONDS - 5)
+        later(outbox, clock, LANE_FORGET_SECONDS - 5)
         lane.full = False
         later(outbox, clock, 2)
     outbox.flush()

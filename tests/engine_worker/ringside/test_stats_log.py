@@ -29,52 +29,52 @@ def iterations(news) -> list[int]:
 
 
 def test_each_reader_has_its_own_pace():
-    reports = StatsLog()
-    reports.put(step_of(1))
-    late = reports.now()
-    reports.put(step_of(2, request_of(1, 1)))
-    reports.put(Report(None, [request_of(2, 1)]))
-    first = reports.since(START)
+    stats_log = StatsLog()
+    stats_log.append(step_of(1))
+    late = stats_log.cursor()
+    stats_log.append(step_of(2, request_of(1, 1)))
+    stats_log.append(Report(None, [request_of(2, 1)]))
+    first = stats_log.since(START)
     assert iterations(first) == [1, 2]
     assert [request.request for request in first.requests] == [1, 2]
-    assert iterations(reports.since(late)) == [2]
-    assert reports.since(first.cursor) == ([], [], first.cursor, START)
+    assert iterations(stats_log.since(late)) == [2]
+    assert stats_log.since(first.cursor) == ([], [], first.cursor, START)
 
 
 def test_every_report_of_a_request_is_there_and_which_is_the_latest():
-    reports = StatsLog()
+    stats_log = StatsLog()
     for tokens in range(1, 4):
-        reports.put(step_of(tokens, request_of(7, tokens), request_of(8, 9)))
-    news = reports.since(START)
+        stats_log.append(step_of(tokens, request_of(7, tokens), request_of(8, 9)))
+    news = stats_log.since(START)
     assert [request.generated_tokens for request in news.requests] == [1, 9, 2, 9, 3, 9]
     assert [(request.request, request.generated_tokens) for request in news.latest_requests] == [(7, 3), (8, 9)]
 
 
 def test_a_slow_reader_loses_the_oldest_and_learns_how_many():
-    reports = StatsLog(capacity=3)
+    stats_log = StatsLog(capacity=3)
     for iteration in range(1, 6):
-        reports.put(step_of(iteration, request_of(iteration, 1)))
-    reports.put(Report(None, [request_of(6, 1)]))
-    news = reports.since(START)
+        stats_log.append(step_of(iteration, request_of(iteration, 1)))
+    stats_log.append(Report(None, [request_of(6, 1)]))
+    news = stats_log.since(START)
     assert (iterations(news), news.lost) == ([3, 4, 5], Cursor(steps=2, requests=3))
     assert [request.request for request in news.requests] == [4, 5, 6]
-    assert reports.since(news.cursor).lost == START
+    assert stats_log.since(news.cursor).lost == START
 
 
 def test_a_reader_in_another_thread_misses_nothing():
-    reports, count, seen = StatsLog(capacity=10_000), 5000, []
+    stats_log, count, seen = StatsLog(capacity=10_000), 5000, []
 
     def read() -> None:
         cursor = START
         while len(seen) < count:
-            news = reports.since(cursor)
+            news = stats_log.since(cursor)
             cursor = news.cursor
             seen.extend(iterations(news))
 
     reader = threading.Thread(target=read)
     reader.start()
     for iteration in range(count):
-        reports.put(step_of(iteration))
+        stats_log.append(step_of(iteration))
     reader.join(PATIENCE)
     assert seen == list(range(count))
 
@@ -98,12 +98,12 @@ class Told:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_function_gets_json_and_may_raise(fails):
-    reports, told, logs = StatsLog(), Told(3, fails), []
+    stats_log, told, logs = StatsLog(), Told(3, fails), []
     log = structlog.wrap_logger(None, processors=[lambda _, __, event: logs.append(event) or event, drop])
-    callback = StatsCallback(told, "e", "m", lambda: True, reports, log)
+    callback = StatsCallback(told, "e", "m", lambda: True, stats_log, log)
     callback.start()
-    reports.put(step_of(1))
-    reports.put(step_of(2, request_of(7, 3)))
+    stats_log.append(step_of(1))
+    stats_log.append(step_of(2, request_of(7, 3)))
     assert told.complete.wait(PATIENCE)
     callback.stop()
     found = [json.loads(text) for text in told.texts]
@@ -120,10 +120,10 @@ def drop(_, __, event):
 
 
 def test_a_function_gets_each_report_of_a_request():
-    reports, told = StatsLog(), Told(4)
-    callback = StatsCallback(told, "e", "m", lambda: False, reports, structlog.get_logger())
+    stats_log, told = StatsLog(), Told(4)
+    callback = StatsCallback(told, "e", "m", lambda: False, stats_log, structlog.get_logger())
     for tokens in range(4):
-        reports.put(Report(None, [request_of(7, tokens)]))
+        stats_log.append(Report(None, [request_of(7, tokens)]))
     callback.start()
     assert told.complete.wait(PATIENCE)
     callback.stop()
@@ -131,16 +131,16 @@ def test_a_function_gets_each_report_of_a_request():
 
 
 def test_what_is_left_is_told_at_the_end():
-    reports, told = StatsLog(), Told(1)
-    callback = StatsCallback(told, "e", "m", lambda: False, reports, structlog.get_logger())
+    stats_log, told = StatsLog(), Told(1)
+    callback = StatsCallback(told, "e", "m", lambda: False, stats_log, structlog.get_logger())
     callback.start()
-    reports.put(step_of(1))
+    stats_log.append(step_of(1))
     callback.stop()
     assert len(told.texts) == 1
 
 
 def test_a_slow_function_misses_the_oldest_and_they_are_counted():
-    reports, go, told = StatsLog(capacity=2), threading.Event(), Told(5)
+    stats_log, go, told = StatsLog(capacity=2), threading.Event(), Told(5)
     busy = threading.Event()
 
     def slow(text: str) -> None:
@@ -148,12 +148,12 @@ def test_a_slow_function_misses_the_oldest_and_they_are_counted():
         go.wait(PATIENCE)
         told(text)
 
-    callback = StatsCallback(slow, "e", "m", lambda: False, reports, structlog.get_logger())
+    callback = StatsCallback(slow, "e", "m", lambda: False, stats_log, structlog.get_logger())
     callback.start()
-    reports.put(step_of(1))
+    stats_log.append(step_of(1))
     assert busy.wait(PATIENCE)
     for iteration in range(2, 7):
-        reports.put(step_of(iteration, request_of(iteration, 1), request_of(iteration, 2)))
+        stats_log.append(step_of(iteration, request_of(iteration, 1), request_of(iteration, 2)))
     go.set()
     assert told.complete.wait(PATIENCE)
     callback.stop()

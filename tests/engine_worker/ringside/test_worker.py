@@ -13,8 +13,8 @@ import zmq
 from structlog.testing import capture_logs
 
 from engine_worker.config import EngineSettings
-from engine_worker.ringside.heartbeats import HEARTBEAT_SECONDS
-from engine_worker.ringside.worker import Worker, fingerprint
+from engine_worker.core.assembly import fingerprint
+from engine_worker.ringside.worker import Worker
 from engine_worker.step import DeviceLostError
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import FinishReason
@@ -24,6 +24,7 @@ from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.stats import Stage, StepStats
+from sluice.ring.timing import HEARTBEAT_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch
 from tests.fakes.lanes import FakeLane, connected
 from tests.fakes.processes import wait_until
@@ -191,7 +192,7 @@ def test_what_a_router_asked_for_ends_when_another_takes_its_place(start, runner
 
 
 def test_requests_of_a_router_that_is_silent_end_with_an_error(start, runner, monkeypatch):
-    monkeypatch.setattr("engine_worker.ringside.heartbeats.SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr("engine_worker.ringside.heartbeats.ROUTER_SILENCE_SECONDS", 0.1)
     monkeypatch.setattr("engine_worker.ringside.worker.ORPHAN_CHECK_SECONDS", 0.2)
     entered, go_on = stall(runner)
     world = start()
@@ -402,12 +403,13 @@ def test_what_outlives_the_drain_is_ended(start, runner):
     stopped, run = threading.Event(), runner.run
 
     def slow(step):
-        if runner.steps:
+        if world.rows:
             stopped.wait(LIMIT)
-            time.sleep(0.05)  # 60 of them outlive the drain
+        time.sleep(0.05)  # 60 of them outlive the drain
         return run(step)
 
     runner.run = slow
+    world.hello()
     world.submit(1, [1], max_tokens=60)
     world.read(lambda: world.rows)
     world.worker.stop()
@@ -452,7 +454,7 @@ def test_corrupt_books_are_reported_when_idle(start, runner):
         while not any(entry["event"] == "cache_corrupt" for entry in logs):
             assert time.monotonic() < end
             time.sleep(0.02)
-    assert any("not the 16 blocks" in entry.get("error", "") for entry in logs)
+    assert any("do not add up to the 16 blocks" in entry.get("error", "") for entry in logs)
 
 
 def test_heartbeats_bring_every_step_once_and_what_became_of_requests(start):

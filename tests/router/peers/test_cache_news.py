@@ -19,7 +19,7 @@ SIZE = 16
 def _quick(monkeypatch):
     monkeypatch.setattr("router.peers.membership.HELLO_SECONDS", 0.05)
     # Whatever a test's own requests bring is known from news only.
-    monkeypatch.setattr("router.peers.prefix_index.NEWS_SECONDS", 0.0)
+    monkeypatch.setattr("router.peers.prefix_index.CACHE_REPORT_SECONDS", 0.0)
 
 
 @pytest.fixture

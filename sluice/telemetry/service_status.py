@@ -1,0 +1,101 @@
+"""What a service tells the launcher that started it, through one small file: its contents are the service's state, its
+modification time is the latest turn of the service's loop."""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+STATUS_VARIABLE = "SLUICE_STATUS_FILE"
+"""Names the file; set by the launcher in the environment of each service."""
+
+State = Literal["starting", "ready", "draining"]
+
+
+class ServiceStatus(msgspec.Struct, frozen=True):
+    """No file means that the service is still starting, as the default does."""
+
+    state: State = "starting"
+    address: str = ""
+    """Where it listens: host:port of a router's gRPC server, else the address of the inbox."""
+    epoch: int = 0
+    """Of an engine or a detokenizer, as in its heartbeats."""
+    peers: dict[str, int] = {}
+    """Of a router: the epochs of the live engines and detokenizers, by name."""
+
+
+STARTING = ServiceStatus()
+
+
+class StatusFile:
+    """The writing end. Not thread-safe. Does nothing in a process that no launcher started."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        path = environment.get(STATUS_VARIABLE)
+        self._path = Path(path) if path else None
+        self._status = STARTING
+        self._written = STARTING
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody reads it."""
+        return self._path is not None
+
+    def report(self, status: ServiceStatus) -> None:
+        """Replace the file if the status has changed."""
+        self._status = status
+        if status != self._written:
+            self._write()
+
+    def touch(self) -> None:
+        """Show that the loop turns. Also retries a write that failed."""
+        if self._status != self._written:
+            self._write()
+        elif self._path is not None:
+            with suppress(OSError):
+                os.utime(self._path)
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        # The folder goes with the launcher, and a full disk or a lack of descriptors must not end the service.
+        with suppress(OSError):
+            new = self._path.with_suffix(".new")
+            new.write_bytes(msgspec.json.encode(self._status))
+            # The launcher reads the old status or the new one, never half of one.
+            new.replace(self._path)
+            self._written = self._status
+
+
+class StatusReader:
+    """The launcher's end of one service's file. Times are of the caller's clock. Not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.status = STARTING
+        """As of the latest `poll`."""
+        self.turned_at: float | None = None
+        """When the loop was last seen to have turned; None before its service was ready."""
+        self._version = (0, 0)
+
+    def poll(self, now: float) -> None:
+        """Read the file if it has changed since the last time."""
+        with suppress(FileNotFoundError):
+            found = self.path.stat()
+            version = (found.st_mtime_ns, found.st_ino)
+            if version != self._version:
+                self.status = msgspec.json.decode(self.path.read_bytes(), type=ServiceStatus)
+                self._version, self.turned_at = version, now
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """Do not count these seconds as a standstill of the service."""
+        if self.turned_at is not None:
+            self.turned_at = min(now, self.turned_at + seconds)
+
+    def reset(self) -> None:
+        """Remove the file: a new process begins."""
+        self.path.unlink(missing_ok=True)
+        self.status, self.turned_at, self._version = STARTING, None, (0, 0)

@@ -1,0 +1,19 @@
+"""A ring starts and restarts whatever its services log: readiness is state, not text."""
+
+import pytest
+
+from sluice import Client
+from sluice.launch import LogLine, Ring
+
+ERRORS_ONLY = {"log_level": "error"}
+
+
+@pytest.mark.timeout(300)
+def test_a_ring_that_logs_errors_only() -> None:
+    lines: list[LogLine] = []
+    options = {"engine_args": ERRORS_ONLY, "detokenizer_args": ERRORS_ONLY, "router_args": ERRORS_ONLY}
+    with Ring(detokenizers=1, observe=lines.append, **options) as ring, Client(ring.address) as client:
+        assert client.generate("def f(", max_tokens=2).outputs
+        ring.restart("detok-0")
+        assert client.generate("def f(", max_tokens=2).outputs
+    assert [line.event for line in lines] == ["service_recovered"]

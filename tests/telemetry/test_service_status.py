@@ -1,0 +1,91 @@
+"""What a service reports to its launcher."""
+
+import time
+
+import pytest
+
+from sluice.telemetry.health import TOUCH_SECONDS, ProgressBeacon
+from sluice.telemetry.service_status import STARTING, STATUS_VARIABLE, ServiceStatus, StatusFile, StatusReader
+from tests.fakes.clock import Clock
+
+READY = ServiceStatus("ready", "127.0.0.1:50051", peers={"engine-0": 1 << 62})
+
+
+@pytest.fixture
+def reader(tmp_path):
+    return StatusReader(tmp_path / "router.status")
+
+
+@pytest.fixture
+def writer(reader):
+    return StatusFile({STATUS_VARIABLE: str(reader.path)})
+
+
+def test_what_is_reported_is_read(reader, writer):
+    reader.poll(1.0)
+    assert (reader.status, reader.turned_at) == (STARTING, None)
+    for now, status in ((2.0, READY), (3.0, ServiceStatus("draining", READY.address, 7))):
+        writer.report(status)
+        reader.poll(now)
+        assert (reader.status, reader.turned_at) == (status, now)
+    reader.poll(4.0)
+    assert reader.turned_at == 3.0
+    reader.reset()
+    reader.poll(5.0)
+    assert (reader.status, reader.turned_at) == (STARTING, None)
+
+
+def test_the_same_status_is_written_once(reader, writer):
+    writer.report(READY)
+    written = reader.path.stat().st_ino
+    writer.report(READY)
+    assert reader.path.stat().st_ino == written
+
+
+def test_a_loop_that_turns_touches_the_file_now_and_then(reader, writer):
+    clock = Clock()
+    beacon = ProgressBeacon(clock, writer)
+    beacon.touch()
+    assert not reader.path.exists()
+    writer.report(READY)
+    first = reader.path.stat().st_mtime_ns
+    time.sleep(0.05)
+    beacon.touch()
+    assert reader.path.stat().st_mtime_ns == first
+    clock.now += TOUCH_SECONDS
+    beacon.touch()
+    assert reader.path.stat().st_mtime_ns > first
+    assert beacon.turns == 3
+    reader.poll(1.0)
+    assert (reader.status, reader.turned_at) == (READY, 1.0)
+
+
+def test_a_write_that_fails_is_tried_again(tmp_path):
+    folder = tmp_path / "gone"
+    reader = StatusReader(folder / "router.status")
+    writer = StatusFile({STATUS_VARIABLE: str(reader.path)})
+    writer.report(READY)
+    folder.mkdir()
+    writer.touch()
+    reader.poll(1.0)
+    assert reader.status == READY
+
+
+def test_time_in_which_the_launcher_stood_still_does_not_count(reader, writer):
+    reader.forgive(5.0, 9.0)
+    assert reader.turned_at is None
+    writer.report(READY)
+    reader.poll(10.0)
+    reader.forgive(5.0, 20.0)
+    assert reader.turned_at == 15.0
+    reader.forgive(50.0, 20.0)
+    assert reader.turned_at == 20.0
+
+
+def test_a_process_without_a_launcher_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    writer = StatusFile({})
+    assert not writer.wanted
+    writer.report(READY)
+    writer.touch()
+    assert list(tmp_path.iterdir()) == []
