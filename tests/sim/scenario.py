@@ -275,7 +275,7 @@ def left_behind(name: str, process: Process) -> list[str]:
         found = {
             "requests": len(engine.live.requests),
             "blocks": pool.num_blocks - pool.available,
-            "streams": len(process.worker._mailbox._streams),
+            "streams": len(process.worker._mailbox._submits),
             "rows": sum(len(peer.rows) + len(peer.opens) for peer in process.worker._outbox._peers.values()),
             "violations": len(process.runner.violations),
         }

@@ -1,4 +1,4 @@
-"""The engine's state machine for long: python -m tests.engine_worker.long_run --steps 1000000
+"""The engine's state machine for long: python -m tests.engine_worker.core.long_run --steps 1000000
 
 Runs until as many rules of the machine have been carried out, and no fewer engine steps. Ends with one line that says
 how many of each; exit status 1 when something did not hold, with the shortest way there.
@@ -87,7 +87,7 @@ def run(steps: int, start: int, console: Console) -> bool:
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.engine_worker.long_run", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.engine_worker.core.long_run", description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000, help="rules, and engine steps, at least")
     parser.add_argument("--seed", type=int, default=None, help="of the first round; default: drawn")
     given = parser.parse_args()

@@ -1,7 +1,7 @@
 """The whole engine but its model and its sockets, as a hypothesis state machine.
 
-Any order of submits, cancels, next attempts, steps, failures, pauses of time and full lanes: the books balance, blocks
-hold what they are said to hold, routers hear what is in the cache, and every sequence ends right.
+In any order of submits, cancels, next attempts, steps, failures, passing time and full lanes: the books balance, blocks
+hold what they are said to hold, routers know what is in the cache, and every sequence ends right.
 """
 
 from random import Random
@@ -29,26 +29,26 @@ LANES = ["mem://a", "mem://b"]
 SECONDS = st.sampled_from([None, None, 0.02, 0.2, 2.0])
 
 
-class Listener:
-    """A router that hears of the cache now and then."""
+class RouterView:
+    """A router that reads the changes of the prefix cache now and then."""
 
     def __init__(self) -> None:
-        self.heard = 0
+        self.known = 0
         self.blocks: set[int] = set()
 
-    def hear(self, bench: EngineBench) -> None:
-        news = bench.cache.tiers.journal.since(self.heard)
-        if news is not None:
-            assert news.whole or news.after == self.heard
-            self.blocks = set() if news.whole else self.blocks
-            self.blocks = self.blocks.difference(news.removed).union(news.stored)
-            self.heard = news.last
+    def read_changes(self, bench: EngineBench) -> None:
+        changes = bench.cache.tiers.journal.since(self.known)
+        if changes is not None:
+            assert changes.whole or changes.after == self.known
+            self.blocks = set() if changes.whole else self.blocks
+            self.blocks = self.blocks.difference(changes.removed).union(changes.stored)
+            self.known = changes.last
         pools = (bench.cache.tiers.device, bench.cache.tiers.host)
         assert self.blocks == {short_hash(content.hash) for pool in pools for _, content in pool.contents()}
 
 
 class Alarm:
-    """The log of a scheduler that has nothing to complain of."""
+    """The log of a scheduler that must not warn."""
 
     def error(self, event: str, **_) -> None:
         raise AssertionError(event)
@@ -130,14 +130,14 @@ class EngineMachine(RuleBasedStateMachine):
             priority_aging_seconds=aging,
         )
         self.scheduler = self.bench.engine._scheduler
-        self.scheduler._log = Alarm()
+        self.scheduler._warnings._log = Alarm()
         self.may_pause = policy == "max_utilization"
         if not self.may_pause:
             always_grows(self.bench.cache)
         self.failures = 0
         self.pauses = 0
         """Pauses where nobody may be paused: after failed steps."""
-        self.routers = [Listener(), Listener()]
+        self.routers = [RouterView(), RouterView()]
         self.disturbed: set[int] = set()
         """Requests that may end otherwise than by themselves."""
         self.superseded: set[tuple[int, int]] = set()
@@ -228,9 +228,9 @@ class EngineMachine(RuleBasedStateMachine):
         if lane in self.bench.receiver.lanes:
             self.bench.receiver.lanes[lane].full = full
 
-    @rule(listener=st.sampled_from([0, 1]))
-    def router_hears(self, listener):
-        self.routers[listener].hear(self.bench)
+    @rule(router=st.sampled_from([0, 1]))
+    def router_reads_changes(self, router):
+        self.routers[router].read_changes(self.bench)
 
     @rule()
     def flush(self):
@@ -258,13 +258,13 @@ class EngineMachine(RuleBasedStateMachine):
             self.count(0, 1)
         self.bench.run()
         self.outputs_are_right_so_far()
-        for listener in self.routers:
-            listener.hear(self.bench)
+        for router in self.routers:
+            router.read_changes(self.bench)
         assert self.bench.cache.pool.available == self.bench.cache.pool.num_blocks
         for (number, attempt), spec in self.bench.specs.items():
             for sequence in remaining(spec):
                 self._ended_right(number, attempt, sequence)
-        assert self.bench.mailbox._streams == {}
+        assert self.bench.mailbox._submits == {}
 
     def _steps(self, count: int) -> None:
         for _ in range(count):

@@ -214,7 +214,7 @@ def test_what_cannot_be_resumed_is_refused(asked, message):
     assert {(row.end.fault.code, row.end.fault.message) for row in rows} == {("INVALID_ARGUMENT", message)}
     assert all(row.offset == len(asked.get("resume", {}).get(row.sequence, ())) for row in rows)
     assert not bench.engine.live.requests
-    assert bench.mailbox._streams == {} == bench.mailbox._num_live
+    assert bench.mailbox._submits == {} == bench.mailbox._num_live
     assert request
 
 
@@ -258,7 +258,7 @@ def test_the_next_attempt_takes_the_place_of_one_that_lives(steps):
         assert bench.ended(5, index, 1) is FinishReason.LENGTH
         assert bench.output(5, index, 1) == bench.expected(5, index)
     assert bench.dropped == {}
-    assert bench.mailbox._streams == {} == bench.mailbox._num_live
+    assert bench.mailbox._submits == {} == bench.mailbox._num_live
     assert bench.outbox._peers["mem://a"].users == 0
 
 
