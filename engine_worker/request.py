@@ -250,7 +250,6 @@ class Request:
         """Sequences that have not ended."""
 
     def awaiting(self) -> list[Sequence]:
-        """Sequences that await the prompt."""
         return [sequence for sequence in self.sequences if sequence.state is State.AWAITING]
 
     def _sequence(self, index: int, order: tuple[float, int, int]) -> Sequence:

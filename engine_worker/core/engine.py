@@ -141,6 +141,7 @@ class Engine:
         step = self._in_flight.popleft()
         drawn = self._results(step)
         now = self._clock()
+        # With overlap the step was planned before the previous one ended: its time counts from that end.
         start, self._collected_at = max(step.start, self._collected_at), now
         if drawn is None:
             num_drawn, lost = 0, self._fail(step, now)
@@ -168,6 +169,7 @@ class Engine:
 
         Results of sequences that have ended in the meantime are dropped.
         """
+        # Local names, because the loop runs for every sequence in every step.
         results, live, commit, ended = iter(drawn), self.live, self._cache.commit, State.ENDED
         num_drawn = 0
         for sequence, num_tokens, drawers in entries:
@@ -202,6 +204,7 @@ class Engine:
                     drawer.drop_promise()
                 continue
             awaiting = [] if sequence.output else sequence.request.awaiting()
+            # The awaiting ones first: otherwise the end of this one would activate the next.
             for failed in reversed([sequence, *awaiting]):
                 self.live.end(failed, FinishReason.ERROR, now, fault=STEP_FAILED)
         if not step.moves:

@@ -47,6 +47,7 @@ class Quarantine:
         """The current holder. The quarantine ends by itself, with the request or with its first tokens."""
         request = self._request
         if request is not None:
+            # Identity, not number: a later attempt may be live under the same number.
             is_live = self._live.requests.get(request.spec.request) is request
             drawn = sum(sequence.num_drawn for sequence in request.sequences)
             if not is_live or drawn > PROBATION_TOKENS * request.spec.n:
@@ -86,7 +87,6 @@ class Intake:
         return max(0, self._terms.max_requests - len(self._live.requests))
 
     def ingest(self, requests: Iterable[Submit], now: float) -> None:
-        """Begin or refuse each."""
         for spec in requests:
             fault = self._refusal(spec)
             if fault is None:
@@ -99,7 +99,6 @@ class Intake:
         self.quarantine.refresh()
 
     def stop(self, stops: Iterable[Stop], now: float) -> None:
-        """End what these name."""
         for number, attempt, index in stops:
             request = self._live.requests.get(number)
             if request is None or request.spec.attempt != attempt:

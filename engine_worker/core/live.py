@@ -40,12 +40,10 @@ class LiveRequests:
         for sequence in request.sequences:
             if sequence.state is State.WAITING:
                 self._activate(sequence)
-        for sequence in request.sequences:
             if sequence.output and (reason := sequence.finish_reason()) is not FinishReason.RUNNING:
                 self.end(sequence, reason, now)
 
     def refuse(self, spec: Submit, fault: Fault) -> None:
-        """Answer a request that is not accepted."""
         self._responses.refused.append(Refused(spec, fault))
 
     def schedule(self, request: Request, cached_tokens: int, now: float) -> None:
@@ -74,6 +72,7 @@ class LiveRequests:
         request.last_token_at = now
         sequence.append(token)
         logprobs = [] if logprob is None else [logprob]
+        # A cheap test first: most tokens end nothing.
         if token in request.stops or len(output) >= spec.stopping.max_tokens:
             reason = sequence.finish_reason()
             if reason is not FinishReason.RUNNING:
@@ -100,6 +99,7 @@ class LiveRequests:
         if sequence.state is State.ENDED:
             return
         request = sequence.request
+        # A request can end before its first step; its rows need the open all the same.
         self._open(request, now)
         stop_token = sequence.output[-1] if reason is FinishReason.STOP_TOKEN else None
         end = End(reason, sequence.times(now), stop_token=stop_token, fault=fault)
@@ -129,13 +129,11 @@ class LiveRequests:
                 sequence.state = State.WAITING
 
     def end_request(self, request: Request, reason: FinishReason, now: float, fault: Fault | None = None) -> None:
-        """End all its sequences."""
         # The last first: otherwise ending the one that computes the prompt would activate the next.
         for sequence in reversed(request.sequences):
             self.end(sequence, reason, now, fault=fault)
 
     def expire(self, now: float) -> None:
-        """End the requests that have reached their time limit."""
         for request in self._deadlines.pop_expired(now):
             self.end_request(request, FinishReason.TIME_LIMIT, now)
 

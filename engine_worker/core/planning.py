@@ -34,7 +34,8 @@ class InFlightStep:
     entries: list[StepEntry]
     num_draws: int
     moves: tuple[Move, ...]
-    launched: Launched
+    launched: Launched | Exception
+    """The exception if launching failed."""
     start: float
     """When its planning began, in seconds on the engine's clock."""
 
@@ -42,7 +43,11 @@ class InFlightStep:
     def launch(cls, runner: Runner, schedule: Schedule, moves: tuple[Move, ...], start: float) -> "InFlightStep":
         """Never raises: a step that cannot be launched raises in `collect`, as one that fails later does."""
         entries, slices, num_draws = plan(schedule)
-        return cls(schedule, entries, num_draws, moves, _launch(runner, Step(tuple(slices), moves)), start)
+        try:
+            launched: Launched | Exception = runner.launch(Step(tuple(slices), moves))
+        except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
+            launched = error
+        return cls(schedule, entries, num_draws, moves, launched, start)
 
     @property
     def forks(self) -> bool:
@@ -51,6 +56,8 @@ class InFlightStep:
 
     def collect(self) -> list[Drawn]:
         """Wait for the results, one per draw. Raises whatever the runner raises, RuntimeError on a wrong count."""
+        if isinstance(self.launched, Exception):
+            raise self.launched
         drawn = self.launched.collect()
         if len(drawn) != self.num_draws:
             raise RuntimeError(f"the runner returned {len(drawn)} tokens for {self.num_draws} draws")
@@ -109,21 +116,3 @@ def _draw(sequence: Sequence) -> Draw:
     spec, position = request.spec, sequence.num_tokens - request.num_prompt
     banned = request.banned if request.banned and position < spec.stopping.min_tokens else ()
     return Draw(spec.sampling, sequence.index, position, spec.prompt, sequence.output, banned)
-
-
-class _FailedLaunch:
-    """A step that could not be launched."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def collect(self) -> list[Drawn]:
-        """Raise the launch's error."""
-        raise self._error
-
-
-def _launch(runner: Runner, step: Step) -> Launched:
-    try:
-        return runner.launch(step)
-    except Exception as error:  # noqa: BLE001 - only this step's sequences fail, and only once their turn comes
-        return _FailedLaunch(error)

@@ -33,7 +33,6 @@ class Rate:
         self._tokens = 0
 
     def add(self, start: float, end: float, tokens: int) -> None:
-        """A step drew `tokens` tokens."""
         self._steps.append((start, end, tokens))
         self._tokens += tokens
 
@@ -107,7 +106,6 @@ class Stats:
         )
 
     def record_step(self, schedule: Schedule, num_drawn: int, start: float, end: float) -> Report:
-        """A step that drew `num_drawn` tokens has ended."""
         context, generation = len(schedule.context), len(schedule.generation)
         context_tokens = sum(num_tokens for _, num_tokens in schedule.context)
         self._rate.add(start, end, num_drawn)
@@ -132,7 +130,6 @@ class Stats:
         return Report(self.latest, self._requests(start, end))
 
     def record_idle(self, now: float) -> Report:
-        """There was nothing to compute."""
         latest = msgspec.structs.replace(
             self.latest,
             scheduled_requests=0,
@@ -149,7 +146,6 @@ class Stats:
         return Report(None, [self._stats_of(request) for request in self._live.take_changed()])
 
     def totals(self) -> Totals:
-        """Counts up to now."""
         cache, tiers = self._cache, self._cache.tiers
         return Totals(
             requests=self._live.num_begun,

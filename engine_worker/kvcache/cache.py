@@ -77,6 +77,7 @@ class KvCacheManager:
         start, size = sequence.num_computed, self.tokens_per_block
         end = sequence.num_computed = start + count
         if start // size < end // size:
+            # At least one block was filled.
             self._finder.publish(sequence, range(start // size, end // size))
             self._next_blocks.set(sequence, self._finder.next_block(sequence, end))
         if self.geometry.window is not None and sequence.first_block < (first := self.geometry.first_needed(end)):
@@ -162,6 +163,7 @@ class KvCacheManager:
     def _begin(self, sequence: Sequence, prefix: Prefix) -> bool:
         """Give a sequence its first blocks; if there are too few, unpin its prefix."""
         length = self._table_length(sequence, prefix.num_computed)
+        # Prefix blocks on the device are held already; those on the host need a device block each.
         if length - len(prefix.blocks) + self._to_load(sequence, prefix) > self.pool.available:
             self._unpin(prefix)
             return False
@@ -190,7 +192,6 @@ class KvCacheManager:
         return self.geometry.blocks_for(self.geometry.placed(num_computed, sequence.num_tokens))
 
     def _extend(self, sequence: Sequence, length: int) -> None:
-        """Allocate new blocks up to this length of the table."""
         new = [self.tiers.allocate() for _ in range(length - len(sequence.blocks))]
         sequence.blocks += new
         sequence.num_placed = len(sequence.blocks) * self.tokens_per_block
@@ -219,7 +220,6 @@ class KvCacheManager:
         request.blocks_missed += max(0, looked_for - sequence.num_found)
 
     def _release_blocks(self, sequence: Sequence, indexes: range) -> None:
-        """Release these entries of its table."""
         if sequence.request.retention is not None:
             self._set_retention(sequence, indexes)
         blocks = sequence.blocks

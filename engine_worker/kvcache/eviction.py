@@ -54,7 +54,6 @@ def higher(a: Retention, b: Retention) -> Retention:
 
 
 def remaining_phases(retention: Retention, now: float) -> Retention:
-    """Without the phases that have ended."""
     while retention[0].until <= now:
         retention = retention[1:]
     return retention
@@ -130,6 +129,7 @@ class EvictionOrder:
         """Priority of the block to evict first; there must be one."""
         if self._endings:
             self._refresh(self._clock())
+        # There are few distinct priorities, 101 at most.
         return min(self._levels)
 
     def clear(self) -> list[int]:
@@ -149,7 +149,6 @@ class EvictionOrder:
                 self.add(block, remaining_phases(retention, now))
 
     def _compact(self) -> None:
-        """Drop stale endings."""
         endings = ((block, retention[0].until) for block, retention in self._retentions.items())
         ending = enumerate((block, until) for block, until in endings if until < inf)
         self._endings = [(until, number, block) for number, (block, until) in ending]

@@ -31,7 +31,6 @@ class NextBlocks:
             self._holders.setdefault(digest, sequence)
 
     def holder_of(self, digest: bytes) -> Sequence | None:
-        """The sequence that computes the block with this hash next."""
         return self._holders.get(digest)
 
 
@@ -78,6 +77,7 @@ class Forecast:
         self._loading.update(loading)
         digest = self._finder.next_block(sequence, prefix.num_computed)
         if digest is not None:
+            # The first in order computes it; the others wait.
             self._newcomers.setdefault(digest, sequence)
         return True
 
@@ -145,7 +145,6 @@ class Forecast:
         return holder is not None and holder.order < sequence.order and holder not in self._released
 
     def _unheld(self, blocks: Iterable[int]) -> int:
-        """Number of these blocks that nothing references."""
         references, change = self._references, self._change
         return sum(references[block] + change.get(block, 0) <= 0 for block in blocks)
 

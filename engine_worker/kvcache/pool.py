@@ -29,6 +29,7 @@ class BlockPool:
         """`clock`: seconds, for retentions."""
         self.num_blocks = num_blocks
         self.references = [0] * num_blocks
+        # Allocated from the end: block 0 first.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached = EvictionOrder(clock)
         self._stored: list[Stored | None] = [None] * num_blocks

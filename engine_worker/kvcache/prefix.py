@@ -49,6 +49,7 @@ class PrefixFinder:
         size, num_prompt = self._geometry.tokens_per_block, sequence.request.num_prompt
         source = self._fork_source(sequence)
         if source is not None and not sequence.chain:
+            # Siblings share the prompt, so it need not be hashed again.
             sequence.chain = source.chain[: num_prompt // size]
         matched = self._collect(sequence, self._candidates(sequence))
         if source is not None and num_prompt > matched.num_computed:
@@ -83,6 +84,7 @@ class PrefixFinder:
         if self._geometry.window is None:
             return range(usable)
         first_needed, size = self._geometry.first_needed, self._geometry.tokens_per_block
+        # From the last block backwards; a block that is not cached moves the end of the window before it.
         start = end = usable
         while start > first_needed(end * size):
             start -= 1

@@ -53,7 +53,6 @@ class Tiers:
         return block
 
     def copy(self, source: int, target: int) -> None:
-        """Copy one device block to another."""
         self.moves.append(Move(MoveKind.COPY, source, target))
 
     def publish(self, block: int, content: Content) -> None:
@@ -142,6 +141,7 @@ class Journal:
     def clear(self) -> None:
         with self._lock:
             self._findable.clear()
+            # With no changes kept, every router that is behind gets the full state.
             self._changes.clear()
             self._last += 1
 
@@ -153,6 +153,7 @@ class Journal:
                 return None
             if not 0 < behind <= len(self._changes):
                 return CacheNews(0, last, list(self._findable), whole=True)
+            # Of several changes of one block the last counts.
             changed = dict(islice(self._changes, len(self._changes) - behind, None))
         stored = [block for block, findable in changed.items() if findable]
         removed = [block for block, findable in changed.items() if not findable]

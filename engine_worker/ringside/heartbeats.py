@@ -98,7 +98,6 @@ class Heartbeats(threading.Thread):
         """True: the last one."""
 
     def run(self) -> None:
-        """Body of the thread."""
         last, pause = False, HEARTBEAT_SECONDS
         while not last:
             with suppress(Empty):
@@ -122,6 +121,7 @@ class Heartbeats(threading.Thread):
         for address in self._lanes.keys() - routers.keys():
             self._lanes.pop(address).close()
             del self._cursors[address]
+        # An address is tried again if its router comes back later.
         self._invalid &= routers.keys()
         heartbeat, lanes_before = self._heartbeat(), len(self._lanes)
         for address, last_hello in routers.items():

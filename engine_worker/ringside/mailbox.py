@@ -21,11 +21,7 @@ class Mailbox:
     """
 
     def __init__(
-        self,
-        epoch: int,
-        receive: Callable[[], Iterable[Submit | Cancel | Hello]],
-        outbox: Outbox,
-        log: BoundLogger,
+        self, epoch: int, receive: Callable[[], Iterable[Submit | Cancel | Hello]], outbox: Outbox, log: BoundLogger
     ) -> None:
         """`receive` returns the next messages, a bounded number, without waiting; of hellos only those of routers that
         replaced another.
@@ -62,6 +58,7 @@ class Mailbox:
         if not self._messages:
             self._messages.extend(self._receive())
         found: list[Submit] = []
+        # In order of arrival: a message that has to wait holds up those behind it.
         while self._messages:
             message, room = self._messages[0], len(found) < limit
             if isinstance(message, Hello):
@@ -98,6 +95,7 @@ class Mailbox:
             by_address[self._submits[row.request].detokenizer].append(row)
         for address, rows in by_address.items():
             self._outbox.put(address, rows)
+        # Only now, because the end of a request's last sequence forgets its address.
         for row in responses.rows:
             if row.end is not None:
                 self._end(self._submits[row.request])

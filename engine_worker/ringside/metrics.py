@@ -46,7 +46,6 @@ def read(
 
 
 def requests(stats: Stats, mailbox: Mailbox) -> Iterator[Metric]:
-    """Requests and their sequences."""
     latest, totals = stats.latest, stats.totals()
     yield counter(P + "requests", "Requests accepted.", totals.requests)
     yield counter(P + "requests_refused", "Requests refused, by error code.", mailbox.refused, ("code",))
@@ -59,7 +58,6 @@ def requests(stats: Stats, mailbox: Mailbox) -> Iterator[Metric]:
 
 
 def steps(stats: Stats) -> Iterator[Metric]:
-    """Steps and tokens."""
     latest, totals = stats.latest, stats.totals()
     running = {"context": latest.context_requests, "generation": latest.generation_requests}
     yield gauge(P + "sequences_scheduled", "Sequences in the latest step; 0 while idle.", running, ("phase",))
@@ -79,7 +77,6 @@ def steps(stats: Stats) -> Iterator[Metric]:
 
 
 def memory(stats: Stats) -> Iterator[Metric]:
-    """The KV cache."""
     latest, totals = stats.latest, stats.totals()
     blocks = {
         ("device", "used"): latest.used_kv_blocks,
@@ -96,7 +93,6 @@ def memory(stats: Stats) -> Iterator[Metric]:
 
 
 def ring(inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox) -> Iterator[Metric]:
-    """Messages in and out."""
     text = "Messages dropped without an answer, by reason."
     yield counter(P + "messages_dropped", text, mailbox.dropped, ("reason",))
     yield counter(P + "frames_malformed", "Malformed frames dropped.", inbox.malformed)
@@ -106,7 +102,6 @@ def ring(inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox) -> Iterator
 
 
 def callback(found: StatsCallback | None) -> Iterator[Metric]:
-    """The user's statistics callback."""
     errors, steps, requests = (found.errors, found.lost_steps, found.lost_requests) if found else (0, 0, 0)
     yield counter(P + "stats_callback_errors", "Exceptions raised by the stats_callback.", errors)
     yield counter(P + "stats_callback_steps_lost", "Steps missed by a slow stats_callback.", steps)

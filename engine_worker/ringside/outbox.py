@@ -41,12 +41,7 @@ class Outbox:
     """
 
     def __init__(
-        self,
-        engine: str,
-        epoch: int,
-        open_lane: Callable[[str], Lane],
-        clock: Callable[[], float],
-        log: BoundLogger,
+        self, engine: str, epoch: int, open_lane: Callable[[str], Lane], clock: Callable[[], float], log: BoundLogger
     ) -> None:
         """`open_lane` raises ValueError on an invalid address. `clock`: seconds."""
         self.lost = 0
@@ -101,6 +96,7 @@ class Outbox:
         """Takes ownership of the lists in the rows."""
         rows = self._peers[address].rows
         for row in new_rows:
+            # (request, attempt, sequence)
             key = row[:3]
             held = rows.setdefault(key, row)
             if held is row:
@@ -111,7 +107,6 @@ class Outbox:
                 rows[key] = held._replace(end=row.end)
 
     def flush(self) -> None:
-        """Send what the lanes accept."""
         for peer in self._peers.values():
             while peer.waiting and peer.lane.ready() and self._send_oldest(peer):
                 pass
@@ -147,10 +142,7 @@ class Outbox:
     def _make_room(self) -> None:
         if len(self._peers) < MAX_LANES:
             return
-        idle = next(
-            (address for address, peer in self._peers.items() if not (peer.users or peer.waiting)),
-            None,
-        )
+        idle = next((address for address, peer in self._peers.items() if not (peer.users or peer.waiting)), None)
         if idle is None:
             raise ValueError(f"{MAX_LANES} lanes are in use")
         self._close(idle)

@@ -59,7 +59,6 @@ class StatsCallback(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Body of the thread."""
         while not self._stopped.wait(POLL_SECONDS):
             self._deliver()
         self._deliver()

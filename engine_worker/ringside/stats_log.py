@@ -32,7 +32,6 @@ class NewStats(NamedTuple):
 
     @property
     def latest_requests(self) -> list[RequestStats]:
-        """Only the latest report of each request."""
         return list({request.request: request for request in self.requests}.values())
 
 
@@ -56,10 +55,10 @@ class StatsLog:
 
     def cursor(self) -> Cursor:
         """The current end, from which a new reader reads."""
+        # Without the lock: the tuple is replaced whole.
         return self._end
 
     def since(self, cursor: Cursor) -> NewStats:
-        """What was reported after `cursor`."""
         with self._lock:
             end = self._end
             new = Cursor(end.steps - cursor.steps, end.requests - cursor.requests)

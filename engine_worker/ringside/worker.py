@@ -110,7 +110,6 @@ class Worker:
         self._draining_since: float | None = None
 
     def sizes(self) -> dict[str, int]:
-        """Capacities, for the log."""
         stats = self._engine.stats.latest
         return {
             "kv_blocks": stats.max_kv_blocks,
@@ -262,6 +261,7 @@ class Worker:
             self._log.warning("frames_lost", lane=gap.lane, missed=gap.missed)
         else:
             self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)
+        # Reinserted at the end, so that the lanes without a recent gap are forgotten first.
         missed = {lane: count for lane, count in self._missed.items() if lane != gap.lane}
         missed[gap.lane] = self._missed.get(gap.lane, 0) + gap.missed
         self._missed = dict(list(missed.items())[-MAX_LANES_REPORTED:])

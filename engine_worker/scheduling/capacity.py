@@ -23,13 +23,17 @@ class CapacityScheduler(Protocol):
 
 
 class Holders:
-    """The holders of memory in order; sorted again only when they have changed."""
+    """The holders of memory in order; and whether the first waiting sequence is known not to fit beside them.
+
+    Both are found out again only when the holders have changed. As long as they stay the same a blocked sequence seldom
+    begins to fit (a prefix of it was cached, a window moved on), so one try in STEPS_BETWEEN_TRIES steps is enough.
+    """
 
     def __init__(self, cache: KvCacheManager) -> None:
-        self.changes = 0
-        """How often they have changed."""
         self._cache = cache
         self._sorted: list[Sequence] = []
+        self._blocked: Sequence | None = None
+        self._steps_left = 0
 
     def in_order(self) -> list[Sequence]:
         """A new list."""
@@ -37,32 +41,18 @@ class Holders:
         # Same size and every previous holder still is one: the same set.
         if len(holders) != len(self._sorted) or not all(map(holders.__contains__, self._sorted)):
             self._sorted = sorted(holders, key=IN_ORDER)
-            self.changes += 1
+            self._blocked = None
         return self._sorted.copy()
 
-
-class BlockedHead:
-    """Remembers that the first waiting sequence did not fit, so that it is not tried again in every step.
-
-    As long as the holders stay the same it seldom begins to fit (a prefix of it was cached, a window moved on), so one
-    try in STEPS_BETWEEN_TRIES steps is enough.
-    """
-
-    def __init__(self, cache: KvCacheManager) -> None:
-        self._cache = cache
-        self._sequence: Sequence | None = None
-        self._changes = 0
-        self._steps_left = 0
-
-    def record(self, sequence: Sequence, changes: int) -> None:
-        """The first waiting sequence did not fit; `changes`: of the holders, so far."""
+    def record_blocked(self, sequence: Sequence) -> None:
+        """The first waiting sequence does not fit beside the holders of the last `in_order`."""
         # Not while an in-flight step is about to give blocks back: then it may fit in the next step.
         if not self._cache.retired:
-            self._sequence, self._changes, self._steps_left = sequence, changes, STEPS_BETWEEN_TRIES
+            self._blocked, self._steps_left = sequence, STEPS_BETWEEN_TRIES
 
-    def is_blocked(self, active: abc.Sequence[Sequence], changes: int) -> bool:
+    def is_head_blocked(self, active: abc.Sequence[Sequence]) -> bool:
         """Whether to skip the try in this step. Some of `active` must be waiting."""
-        if self._sequence is None or changes != self._changes or self._steps_left < 1:
+        if self._blocked is None or self._steps_left < 1:
             return False
         self._steps_left -= 1
-        return self._sequence is next(sequence for sequence in active if not sequence.blocks)
+        return self._blocked is next(sequence for sequence in active if not sequence.blocks)

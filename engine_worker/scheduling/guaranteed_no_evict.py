@@ -4,7 +4,7 @@ from collections import abc
 
 from engine_worker.kvcache.forecast import Forecast
 from engine_worker.request import IN_ORDER, Request, Sequence, State
-from engine_worker.scheduling.capacity import BlockedHead, Holders
+from engine_worker.scheduling.capacity import Holders
 from engine_worker.scheduling.context import SchedulerContext
 
 
@@ -22,11 +22,9 @@ class GuaranteedNoEvict:
     def __init__(self, context: SchedulerContext) -> None:
         self._cache = context.cache
         self._holders = Holders(context.cache)
-        self._blocked_head = BlockedHead(context.cache)
         self._max_batch_size = context.max_batch_size
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """See CapacityScheduler."""
         return self.admit(active)[0], []
 
     def admit(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -36,10 +34,11 @@ class GuaranteedNoEvict:
         if len(fitting) == min(len(active), self._max_batch_size):
             return fitting, []
         siblings = [sequence for sequence in active if not sequence.blocks and sequence.request.begun]
-        if fitting and not siblings and self._blocked_head.is_blocked(active, self._holders.changes):
+        if fitting and not siblings and self._holders.is_head_blocked(active):
             return fitting, []
         forecast = self._cache.forecast()
         for holder in fitting:
+            # Cannot fail: its blocks are reserved to its end.
             forecast.grow(holder)
         newcomers: list[Sequence] = []
         awaiting: list[Sequence] = []
@@ -63,7 +62,7 @@ class GuaranteedNoEvict:
                 continue
             seen.add(request)
             if not room.reserve_request(sequence):
-                self._blocked_head.record(sequence, self._holders.changes)
+                self._holders.record_blocked(sequence)
                 return
             yield sequence
             # Several sequences wait only if the request was resumed: they begin together.
@@ -143,13 +142,11 @@ class StaticBatch:
 
     @property
     def static_batch(self) -> tuple[int, int]:
-        """See RequestScheduler."""
         tokens = sum(sequence.num_drawn for request in self._batch for sequence in request.sequences)
         empty_slots = sum(len(request.sequences) - request.num_live for request in self._batch)
         return tokens, empty_slots
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """See CapacityScheduler."""
         if any(request.num_live for request in self._batch):
             return self._no_evict.schedule_request([s for s in active if s.request in self._batch])
         fitting, awaiting = self._no_evict.admit(active)

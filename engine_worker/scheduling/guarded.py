@@ -34,14 +34,13 @@ class GuardedCapacity:
 
     @property
     def static_batch(self) -> tuple[int, int]:
-        """See RequestScheduler."""
         return _static_batch(self._scheduler, self._warnings)
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """See CapacityScheduler."""
         faults: Counter[str] = Counter()
         known = dict.fromkeys(active)
         try:
+            # A copy, which the user's code may modify.
             fitting, paused = self._scheduler.schedule_request(list(active))
             fitting = _known_once(fitting, known, faults)
             kept = dict.fromkeys(fitting)
@@ -66,7 +65,6 @@ class GuardedMicroBatch:
     def schedule(
         self, fitting: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int]
     ) -> tuple[list[Chunk], list[Sequence]]:
-        """See MicroBatchScheduler."""
         limits = _Limits(dict.fromkeys(fitting), self._context)
         try:
             context, generation = self._scheduler.schedule(list(fitting), inflight_request_ids)
@@ -89,11 +87,9 @@ class GuardedScheduler(RequestScheduler):
 
     @property
     def static_batch(self) -> tuple[int, int]:
-        """See RequestScheduler."""
         return _static_batch(self._scheduler, self._warnings)
 
     def schedule(self, active: abc.Sequence[Sequence], _inflight_request_ids: abc.Set[int] = NO_REQUESTS) -> Schedule:
-        """See RequestScheduler."""
         if not active:
             return Schedule([], [])
         try:
@@ -134,7 +130,6 @@ class _Limits:
     def apply(
         self, context: abc.Iterable[Chunk], generation: abc.Iterable[Sequence]
     ) -> tuple[list[Chunk], list[Sequence]]:
-        """The valid part of an answer."""
         generating = [sequence for sequence in generation if self._may_generate(sequence)]
         chunks: list[Chunk] = []
         for sequence, size in context:
@@ -154,6 +149,7 @@ class _Limits:
     def _valid_size(self, sequence: Sequence, size: int, first: bool) -> int:
         if not self._may_run(sequence):
             return 0
+        # Not isinstance: True would pass as 1.
         if type(size) is not int or size < 1:
             return self._fault("a chunk without tokens")
         if size > sequence.num_ready:

@@ -4,7 +4,7 @@ from collections import abc
 
 from engine_worker.kvcache.forecast import Forecast
 from engine_worker.request import IN_ORDER, Sequence
-from engine_worker.scheduling.capacity import BlockedHead, Holders
+from engine_worker.scheduling.capacity import Holders
 from engine_worker.scheduling.context import SchedulerContext
 
 
@@ -20,18 +20,17 @@ class MaxUtilization:
     def __init__(self, context: SchedulerContext) -> None:
         self._cache = context.cache
         self._holders = Holders(context.cache)
-        self._blocked_head = BlockedHead(context.cache)
         self._max_batch_size = context.max_batch_size
         self._max_tokens_per_step = context.max_tokens_per_step
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """See CapacityScheduler."""
         fitting = self._holders.in_order()
         forecast = self._cache.forecast()
+        # Most holders need no new block in most steps.
         if not all(forecast.grow(sequence) for sequence in fitting if sequence.num_tokens > sequence.num_placed):
             return self._preempt(fitting)
         room = len(fitting) < min(len(active), self._max_batch_size)
-        if room and not (fitting and self._blocked_head.is_blocked(active, self._holders.changes)):
+        if room and not (fitting and self._holders.is_head_blocked(active)):
             self._admit(active, fitting, forecast)
         return fitting, []
 
@@ -61,7 +60,7 @@ class MaxUtilization:
             if room and forecast.awaits(sequence):
                 continue
             if not (room and forecast.admit(sequence, needed)):
-                self._blocked_head.record(sequence, self._holders.changes)
+                self._holders.record_blocked(sequence)
                 break
             headroom.add(sequence)
             fitting.append(sequence)
@@ -97,7 +96,6 @@ class _Headroom:
         return self._blocks + self._growth(newcomer, self._horizon)
 
     def add(self, newcomer: Sequence) -> None:
-        """The newcomer is admitted."""
         self._blocks += self._growth(newcomer, self._horizon)
         self._sequences.append(newcomer)
         self._num_contexts += 1

@@ -45,12 +45,12 @@ class InFlightBatching:
     def schedule(
         self, fitting: abc.Sequence[Sequence], inflight_request_ids: abc.Set[int] = frozenset()
     ) -> tuple[list[Chunk], list[Sequence]]:
-        """See MicroBatchScheduler."""
         if inflight_request_ids:
             fitting = [s for s in fitting if s.request.spec.request not in inflight_request_ids]
         width = fitting[0].request.beam_width if fitting else 1
         fitting = [sequence for sequence in fitting if sequence.request.beam_width == width]
         generation = [sequence for sequence in fitting if sequence.generating]
+        # Usually all are generating, and the second pass is saved.
         waiting = (
             [sequence for sequence in fitting if not sequence.generating] if len(generation) < len(fitting) else []
         )

@@ -101,7 +101,6 @@ class SimpleScheduler(RequestScheduler):
 
     @property
     def static_batch(self) -> tuple[int, int]:
-        """See RequestScheduler."""
         found: tuple[int, int] = getattr(self._capacity, "static_batch", NO_BATCH)
         return found
 
