@@ -23,7 +23,7 @@ LOOK_SECONDS = 1.0
 """Between two looks at the pulses."""
 KILL_AFTER_SECONDS = 5.0
 """A child that has not ended this long after its drain timeout is killed."""
-READY, HEARD, LOST = "ready", "peer heard", "peer lost"
+READY, HEARD, LOST = "ready", "peer_joined", "peer_lost"
 """Events in the log that tell how far a service is."""
 
 

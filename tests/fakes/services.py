@@ -108,7 +108,7 @@ def hear(peer: str, heard: dict[str, str], script: Script) -> None:
     elif peer not in heard:
         script.stats.detokenizers.add(detokenizer_id=socket.name)
     heard[peer] = incarnation
-    log("peer heard", peer=socket.name, address=peer)
+    log("peer_joined", peer=socket.name, address=peer)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def test_log_lines_are_observed(fake) -> None:
     for name, events in expected.items():
         assert wait_until(
             lambda: (
-                [line.event for line in lines if line.child == name and line.event != "peer heard"] == events  # noqa: B023
+                [line.event for line in lines if line.child == name and line.event != "peer_joined"] == events  # noqa: B023
             )
         )
     loading = [line.fields["done"] for line in lines if line.child == "engine-0" and line.event == "loading"]
