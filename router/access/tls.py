@@ -10,7 +10,7 @@ import grpc
 from router.access.reloading_file import ReloadingFile
 
 MAX_PEERS = 65_536
-"""Addresses remembered. One that returns after so many others is counted again."""
+"""Addresses remembered. An address that returns after that many others is counted again."""
 
 
 class Handshakes:

@@ -133,6 +133,7 @@ class Membership:
                     self._log.warning("messages_lost", detokenizer=detokenizer.name, **details)
 
     def _warn(self, address: str, reason: str) -> None:
+        # Once per address, and for a bounded number of them: anyone who can connect could fill the log otherwise.
         if address not in self._warned and len(self._warned) < MAX_WARNED:
             self._warned.add(address)
             self._log.warning("heartbeat_rejected", address=address, reason=reason)

@@ -89,6 +89,7 @@ class Peer(Generic[B]):
 
     def on_heartbeat(self, heartbeat: B, now: float) -> None:
         """`heartbeat` is of this peer's epoch."""
+        # A peer that comes back gets the whole stall_timeout again.
         if isinstance(heartbeat, EngineHeartbeat) and (heartbeat.progress != self.progress or not self.alive):
             self.progress, self.last_progress_at, self.stalled = heartbeat.progress, now, False
         self.heartbeat, self.last_heartbeat_at, self.alive = heartbeat, now, True

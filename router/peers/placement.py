@@ -123,6 +123,7 @@ class Placement:
         Neither list may be empty, and each engine must reach at least one of the detokenizers.
         """
         loads = [(self._engine(heartbeat.epoch), heartbeat) for heartbeat in engines]
+        # A popular prefix must not draw every request to the engine that has it.
         limit = min(load.all_sequences for load, _ in loads) * SPREAD_FACTOR + SPREAD_SLACK
         loads = [(load, heartbeat) for load, heartbeat in loads if load.all_sequences <= limit]
         engine, uncached, chain = self._least_work(loads, prompt, salt)
@@ -170,6 +171,7 @@ class Placement:
             chain = chains.get(kind := (heartbeat.fingerprint, size))
             if chain is None:
                 chain = chains[kind] = _chain(heartbeat, prompt, salt)
+            # The number of blocks that must be cached here to beat the best engine so far.
             needed = max(0, (work + len(prompt) - least) // size + 1)
             uncached = len(prompt) - load.cache.prefix(chain, now, needed) * size
             if work + uncached < least:

@@ -50,6 +50,7 @@ class PrefixIndex:
             self.drop(self._due.popleft()[1])
         if needed and not (needed <= len(chain) and self._knows(chain[needed - 1])):
             return 0
+        # A chain may alternate between reported and expected blocks.
         blocks, before = 0, -1
         while blocks > before:
             before = blocks
@@ -99,6 +100,7 @@ class PrefixIndex:
         return block in self._reported or block in self._expected
 
     def _apply(self, report: CacheNews) -> Iterator[bool]:
+        # A whole report is built aside, so that the former one answers until it is complete.
         reported: OrderedDict[int, None] = OrderedDict() if report.whole else self._reported
         for part in _slices(report.removed):
             for block in part:

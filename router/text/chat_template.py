@@ -39,9 +39,11 @@ class ChatTemplate:
     def render(self, chat: ChatPrompt) -> str:
         """The prompt's text. Raises RequestError if the template rejects the messages."""
         messages: list[dict[str, str]] = [dict(message) for message in chat.messages]
+        # A mark shows where the final message ends in the rendered text, whatever the template appends after it.
         if chat.continue_final_message:
             messages[-1]["content"] += FINAL_MESSAGE_END
         variables = {"documents": None} | self._special_tokens | chat.variables
+        # Last, so that the caller's template_kwargs cannot replace the messages.
         variables |= {
             "messages": messages,
             "tools": chat.tools,

@@ -136,6 +136,7 @@ def _load(checkpoint: Checkpoint) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(checkpoint.tokenizer_file))
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError(f"{checkpoint.tokenizer_file} is not a tokenizer: {error}") from error
+    # tokenizer.json may configure both, for training.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

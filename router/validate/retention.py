@@ -46,6 +46,7 @@ class Retention:
             elif part.end is not None and part.end > prompt_tokens:
                 bad.add(f"{part.field}.end", f"is {part.end}, the prompt has {prompt_tokens} tokens")
         bad.raise_if_any()
+        # Truncation drops the first tokens, so positions move to the front; ranges that end before it disappear.
         cut = prompt_tokens - kept_tokens
         bound = [
             RangeRetention(max(0, part.start - cut), (part.end or prompt_tokens) - cut, part.priority, part.seconds)

@@ -106,4 +106,5 @@ def _stop_strings(message: sampling_pb2.StoppingCriteria, limits: Limits, bad: V
         if not stop:
             bad.add(f"{field}[{i}]", "is empty")
         bad.at_most(f"{field}[{i}]", len(stop.encode()), limits.stop_bytes, "bytes")
+    # Without duplicates, in the caller's order.
     return tuple(dict.fromkeys(message.stop))

@@ -19,7 +19,7 @@ from sluice.ring.params import SamplingParams, TextParams
 from sluice.v1 import generation_pb2
 
 UNARY_INTERVAL = 128
-"""Tokens per text batch of a unary request: an attempt that fails loses at most so many."""
+"""Tokens per text batch of a unary request: a failed attempt loses fewer than this."""
 MAX_ENGINE_DEATHS = 8
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 FINGERPRINT = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
@@ -32,7 +32,7 @@ class Spec:
     request_id: str
     prompt: Prompt
     keep_prompt_tokens: int | None
-    """Truncate the prompt to its last so many tokens."""
+    """Truncate the prompt to this many tokens, the last ones."""
     retention: Retention
     sampling: SamplingParams
     stopping: Stopping
@@ -70,6 +70,7 @@ def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, str
 
     An oversized guide is INVALID_ARGUMENT, although guides are not built yet.
     """
+    # First what makes other violations pointless, then all of these in one answer.
     check_model(spec.model, model, "spec.model")
     reject_unbuilt(spec, limits)
     bad = Violations()
@@ -145,6 +146,7 @@ def fit(spec: Spec, prompt_tokens: int, context_tokens: int) -> int:
 def new_request_id() -> str:
     """A UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random bits."""
     value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
+    # The version, 7, and the variant, 0b10.
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
     text = f"{value:032x}"

@@ -80,6 +80,7 @@ class Violations:
 
 def logged(text: str) -> str:
     """A caller's text made safe for a log line: printable and short. A valid request id is unchanged."""
+    # ascii() escapes control characters, so a caller cannot forge log lines; [1:-1] drops its quotes.
     return ascii(text[:LOGGED_CHARACTERS])[1:-1]
 
 

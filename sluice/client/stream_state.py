@@ -79,6 +79,7 @@ class StreamState:
                     self._spec.resume.add(index=index, token_ids=output.token_ids, model_fingerprint=self._model)
         self._spec.engine_deaths = self._retries.engine_deaths
         if self._time_limit is not None:
+            # The server rejects a limit of 0, so a limit that has passed is sent as the shortest one.
             left = self._time_limit - timedelta(seconds=self._retries.elapsed(now))
             self._spec.time_limit.FromTimedelta(max(left, min(LEAST_TIME_LIMIT, self._time_limit)))
         return pb.GenerateStreamRequest(spec=self._spec)
@@ -125,6 +126,7 @@ class StreamState:
         known, end = len(output.token_ids), delta.token_offset + delta.token_count
         if delta.token_count != len(delta.token_ids):
             raise ServerError(f"a delta of {delta.token_count} tokens came with {len(delta.token_ids)} token ids")
+        # Tokens that were received before the stream broke.
         if output.ended or end < known or (end == known and delta.token_count):
             return []
         if delta.token_offset != known:
@@ -167,6 +169,7 @@ class StreamState:
         output.ended = True
         self._retries.on_progress()
         end = read_finished(finished)
+        # The last attempt knows the sum over its own tokens only.
         if self.resumed and end.cumulative_logprob is not None and self._spec.output.HasField("logprobs"):
             end = replace(end, cumulative_logprob=output.cumulative_logprob)
         if output.tail or output.shown < len(output.token_ids):

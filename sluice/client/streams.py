@@ -133,6 +133,7 @@ class Stream(StreamInfo, OpenCall):
         if self._closed.is_set():
             raise StopIteration
         pause = self._failed(error)
+        # `close` in another thread ends the wait.
         if pause is None or self._closed.wait(pause):
             raise StopIteration
         self._routers.check_open()
