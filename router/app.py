@@ -38,7 +38,7 @@ from router.requests.recovery import Patience, Recovery
 from router.requests.registry import Requests, RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
-from router.text.tokenizer_pool import Text
+from router.text.tokenizer_pool import TokenizerPool
 from router.validate.model import describe
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit
@@ -77,7 +77,7 @@ class RouterApp:
         self._access = Access(settings, logger)
         self._model = describe(checkpoint)
         self._limits = settings.limits(self._model.max_context_tokens)
-        self._text = Text(
+        self._text = TokenizerPool(
             checkpoint,
             settings.text_threads,
             settings.max_texts,
@@ -102,7 +102,7 @@ class RouterApp:
             settings.peer_timeout,
             settings.stall_timeout,
             checkpoint.tokenizer_fingerprint,
-            self._placement.cache_heard,
+            self._placement.cache_version,
             logger,
             security,
         )
@@ -285,8 +285,8 @@ class RouterApp:
             return
         gap, self._gap = self._gap, None
         if isinstance(message, EngineHeartbeat):
-            if self._members.hear(message):
-                self._placement.hear_engine(message)
+            if self._members.on_heartbeat(message):
+                self._placement.on_engine_heartbeat(message)
                 self._catch_up()
                 self._steps.hear(message)
             return
@@ -294,15 +294,15 @@ class RouterApp:
             # The frame after a gap is of the same lane, so it tells whose messages were lost.
             requests = self._dispatcher.lose_rows(message.detokenizer)
             if gap.met or requests:
-                self._logger.warning("messages lost", detokenizer=message.detokenizer, requests=requests)
+                self._logger.warning("messages_lost", detokenizer=message.detokenizer, requests=requests)
         if isinstance(message, TextBatch):
             self._dispatcher.take(message)
-        elif isinstance(message, DetokenizerHeartbeat) and self._members.hear(message):
-            self._placement.hear_detokenizer(message)
+        elif isinstance(message, DetokenizerHeartbeat) and self._members.on_heartbeat(message):
+            self._placement.on_detokenizer_heartbeat(message)
 
     def _catch_up(self) -> None:
         """Apply cache news piece by piece, with others' turns between."""
-        if self._catching_up is None and self._placement.catch_up():
+        if self._catching_up is None and self._placement.update_cache():
             self._catching_up = asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
@@ -316,8 +316,8 @@ class RouterApp:
         """To the launcher, once it listens."""
         if not self.tasks or not self._status_file.wanted:
             return
-        peers = {peer.name: peer.epoch for peer in self._members.engines.heard}
-        peers |= {peer.name: peer.epoch for peer in self._members.detokenizers.heard}
+        peers = {peer.name: peer.epoch for peer in self._members.engines.alive}
+        peers |= {peer.name: peer.epoch for peer in self._members.detokenizers.alive}
         state: State = "draining" if self._requests.closed else "ready"
         self._status_file.report(ServiceStatus(state, self._listeners[0].address, peers=peers))
 

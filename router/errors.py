@@ -1,4 +1,4 @@
-"""What a client is told when its request cannot be served: a gRPC status with google.rpc details."""
+"""Errors that clients see: a gRPC status with google.rpc details."""
 
 import asyncio
 import random
@@ -17,34 +17,34 @@ Call: TypeAlias = aio.ServicerContext[Any, Any]
 
 DOMAIN = "sluice"
 MAX_VIOLATION_BYTES = 3000
-"""Of all violations in one answer: clients take 8 KiB of metadata, in base64."""
+"""Of all violations in one answer: gRPC clients accept 8 KiB of metadata, and the details travel in base64."""
 MAX_MESSAGE_CHARACTERS = 400
 
 PUSHBACK = "grpc-retry-pushback-ms"
 PREVIOUS_ATTEMPTS = "grpc-previous-rpc-attempts"
 ATTEMPTS = re.compile("[0-9]{1,9}", re.ASCII)
 MOST_PREVIOUS_ATTEMPTS = 4
-"""gRPC makes five attempts at most."""
+"""gRPC makes at most five attempts."""
 RETRIED_STATUSES = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
-"""Those that retry policies name."""
+"""The statuses that clients' retry policies usually list."""
 
-LEAVING_SECONDS = 1.0
-"""The longest that gRPC needs to report a client's disconnect after a send to it failed."""
+DISCONNECT_SECONDS = 1.0
+"""gRPC reports a client's disconnect at most this long after a send to it failed."""
 
 
 class Violation(NamedTuple):
-    """One field that cannot be taken as it is."""
+    """One invalid field."""
 
     field: str
     """Path from the request message, such as "spec.sampling.temperature"."""
     description: str
-    """What is wrong, with the value and the limit."""
+    """The problem, with the value and the limit."""
     private: bool = False
-    """The description quotes what the caller wrote: logs leave it out."""
+    """The description quotes the caller's text and must not be logged."""
 
 
 class RequestError(Exception):
-    """Ends one call with the status that belongs to its code."""
+    """Ends one call with the gRPC status of its code."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RequestError(Exception):
         metadata: Mapping[str, str] | None = None,
         private: bool = False,
     ) -> None:
-        """`private`: the message quotes what the caller wrote."""
+        """`private`: the message quotes the caller's text and must not be logged."""
         super().__init__(message)
         self.code = code
         self.message = message
@@ -64,24 +64,24 @@ class RequestError(Exception):
 
     @classmethod
     def invalid(cls, violations: Sequence[Violation], code: ErrorCode = ErrorCode.INVALID_ARGUMENT) -> "RequestError":
-        """For one or more fields; the message names the first."""
+        """The message names the first of the violations."""
         first = violations[0]
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         return cls(code, f"{first.field}: {first.description}{more}", violations)
 
     @classmethod
     def internal(cls, error_id: str) -> "RequestError":
-        """For an exception that nothing expected; the log has its text, under this id."""
+        """For an unexpected exception, which is logged under this id."""
         message = f"an internal error; the server's log describes it under the error id {error_id}"
         return cls(ErrorCode.INTERNAL, message, metadata={"error_id": error_id})
 
     @property
     def loggable(self) -> str:
-        """The message, as far as a log may hold it."""
+        """The message, or a placeholder where it is private."""
         return "not logged: it quotes the request" if self.private else self.message
 
     def status(self) -> status_pb2.Status:
-        """google.rpc.Status with ErrorInfo, and BadRequest and RetryInfo where they say something."""
+        """google.rpc.Status with ErrorInfo, and with BadRequest and RetryInfo where they apply."""
         status = status_pb2.Status(
             code=code_pb2.Code.Value(self.code.status), message=self.message[:MAX_MESSAGE_CHARACTERS]
         )
@@ -98,26 +98,27 @@ class RequestError(Exception):
 
 
 def duration(seconds: float) -> Duration:
-    """A non-negative number of seconds as google.protobuf.Duration."""
+    """Negative values become 0."""
     nanos = round(max(seconds, 0.0) * 1e9)
     return Duration(seconds=nanos // 10**9, nanos=nanos % 10**9)
 
 
-async def sent(operation: Awaitable[None]) -> None:
-    """Await an operation on a call.
+def seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
 
-    Where the client has gone it may fail a moment before gRPC hears of it and cancels the call. That moment is waited
-    for: only what is a failure after it is raised.
-    """
+
+async def sent(operation: Awaitable[None]) -> None:
+    """Await an operation on a call, without reporting a client's disconnect as a failure of ours."""
     try:
         await operation
     except aio.InternalError:
-        await asyncio.sleep(LEAVING_SECONDS)
+        # A send to a client that disconnected fails shortly before gRPC cancels the call: the cancel ends this sleep.
+        await asyncio.sleep(DISCONNECT_SECONDS)
         raise
 
 
 async def abort(call: Call, error: RequestError) -> NoReturn:
-    """End the call. Where nothing was written yet no initial metadata goes out, and a client's retry policy can act."""
+    """End the call. Before the first write no initial metadata is sent, so that clients' retry policies apply."""
     status = error.status()
     trailers = [("grpc-status-details-bin", status.SerializeToString()), *_pushback(call, error.code)]
     await sent(call.abort(StatusCode[error.code.status], status.message, tuple(trailers)))
@@ -125,13 +126,13 @@ async def abort(call: Call, error: RequestError) -> NoReturn:
 
 
 def _pushback(call: Call, code: ErrorCode) -> list[tuple[str, str]]:
-    """When gRPC's own retries come again, as gRFC A6 has it: this replaces the client's backoff, so it has to grow and
-    to be random here. A negative number ends them; it also counts against the channel's retries, so that it is sent for
-    a status that would be retried and for no other."""
+    """Delay of gRPC's own retries (gRFC A6). It replaces the client's backoff, so it has to grow and be random here."""
     if code.retry_after is None:
+        # A negative pushback stops retries, but also counts against the channel's retry throttling: hence not for
+        # statuses that no policy retries.
         return [(PUSHBACK, "-1")] if code.status in RETRIED_STATUSES else []
-    seconds = code.retry_after * 2 ** _previous_attempts(call) * random.uniform(1.0, 2.0)
-    return [(PUSHBACK, str(round(1000 * seconds)))]
+    delay = code.retry_after * 2 ** _previous_attempts(call) * random.uniform(1.0, 2.0)
+    return [(PUSHBACK, str(round(1000 * delay)))]
 
 
 def _previous_attempts(call: Call) -> int:

@@ -1,6 +1,6 @@
 """Sluice serves large language models over gRPC: the Python library and command line.
 
-The clients are found here too, and imported when first asked for: services import this package for what they share.
+The clients are imported on first access: the services import this package too, and need no client.
 """
 
 from importlib import import_module

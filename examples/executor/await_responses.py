@@ -1,11 +1,11 @@
-"""Responses of many requests in the order they come, by id: python await_responses.py [--address HOST:PORT]."""
+"""Responses of several requests in order of arrival: python await_responses.py [--address HOST:PORT]."""
 
 import argparse
 
 from sluice.executor import GenerationExecutor, GenerationRequest, SamplingParams
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--address", help="of a server that runs; default: start one here")
+parser.add_argument("--address", help="of a running server; default: start one")
 args = parser.parse_args()
 
 params = SamplingParams(max_tokens=12, n=2, seed=1)

@@ -1,11 +1,11 @@
-"""What the engines do, step by step, and what became of requests: python monitoring.py [--address HOST:PORT]."""
+"""Statistics of engine steps and requests: python monitoring.py [--address HOST:PORT]."""
 
 import argparse
 
 from sluice.executor import GenerationExecutor, RequestStage, SamplingParams
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--address", help="of a server that runs; default: start one here")
+parser.add_argument("--address", help="of a running server; default: start one")
 args = parser.parse_args()
 
 with GenerationExecutor.connect(args.address) if args.address else GenerationExecutor.create() as executor:
@@ -23,7 +23,7 @@ with GenerationExecutor.connect(args.address) if args.address else GenerationExe
         )
     print(f"{len(steps)} steps so far; the last one as JSON: {steps[-1].to_json_str()}")
 
-    # Engines report twice a second: wait until all requests of ours have been reported as complete.
+    # Engines report twice a second: wait until all our requests are reported as complete.
     missing = {result.request_id for result in results}
     while missing:
         for stats in executor.get_latest_request_stats(timeout=10):

@@ -1,4 +1,4 @@
-"""Text as it is made, from a thread and from an event loop: python streaming.py [--address HOST:PORT]."""
+"""Streams text, in a thread and in an event loop: python streaming.py [--address HOST:PORT]."""
 
 import argparse
 import asyncio
@@ -6,7 +6,7 @@ import asyncio
 from sluice.executor import GenerationExecutor, SamplingParams
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--address", help="of a server that runs; default: start one here")
+parser.add_argument("--address", help="of a running server; default: start one")
 args = parser.parse_args()
 
 params = SamplingParams(max_tokens=32, temperature=0)
@@ -22,9 +22,9 @@ def stream(executor: GenerationExecutor, prompt: str) -> None:
 async def stream_two(executor: GenerationExecutor, prompt: str) -> None:
     sampled = SamplingParams(max_tokens=32, n=2, seed=1)
     async for result in executor.generate_async(prompt, sampled, streaming=True):
-        news = [f"{output.index}: {output.text_diff!r}" for output in result.outputs if output.text_diff]
-        if news:
-            print("  ".join(news))
+        new = [f"{output.index}: {output.text_diff!r}" for output in result.outputs if output.text_diff]
+        if new:
+            print("  ".join(new))
 
 
 with GenerationExecutor.connect(args.address) if args.address else GenerationExecutor.create() as executor:

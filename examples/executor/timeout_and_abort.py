@@ -1,17 +1,17 @@
-"""Waiting only so long, and stopping what is not wanted any more: python timeout_and_abort.py [--address HOST:PORT]."""
+"""Timeouts and aborts: python timeout_and_abort.py [--address HOST:PORT]."""
 
 import argparse
 
 from sluice.executor import GenerationExecutor, SamplingParams
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--address", help="of a server that runs; default: start one here")
+parser.add_argument("--address", help="of a running server; default: start one")
 args = parser.parse_args()
 
 endless = SamplingParams(max_tokens=None, ignore_eos=True)
 
 with GenerationExecutor.connect(args.address) if args.address else GenerationExecutor.create() as executor:
-    # A timeout ends the waiting, not the request.
+    # A timeout ends the wait, not the request.
     result = executor.generate_async("import os\n", endless)
     try:
         result.result(timeout=0.01)
@@ -21,13 +21,13 @@ with GenerationExecutor.connect(args.address) if args.address else GenerationExe
     output = result.result(timeout=60).outputs[0]
     print(f"aborted: {result.aborted()}, ended by {output.finish_reason}")
 
-    # A stream that has shown enough.
+    # A stream that is aborted after some tokens.
     result = executor.generate_async("class Stack:", endless, streaming=True)
     for _ in result:
         if result.outputs[0].length >= 8 and not result.aborted():
             result.abort()
     print(f"{result.outputs[0].finish_reason} after 8 tokens or a few more: {result.outputs[0].text[:40]!r}")
 
-    # A limit that the server keeps: the text so far is the result.
+    # A time limit enforced by the server: the result is the text so far.
     result = executor.generate_async("def fibonacci(n):", endless, allotted_time_ms=200)
     print(f"ended by {result.result(timeout=60).outputs[0].finish_reason}")

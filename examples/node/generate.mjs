@@ -1,6 +1,6 @@
-// node generate.mjs [PROMPT] [SPEC_JSON]: streams a completion to stdout; a bad request prints its field violations as JSON.
+// node generate.mjs [PROMPT] [SPEC_JSON]: streams a completion to stdout; an invalid request prints its field violations as JSON.
 // SPEC_JSON holds further fields of sluice.v1.GenerationSpec, such as '{"sampling": {"temperature": 0}}'.
-// SLUICE_ADDRESS may name several routers, with commas: a stream that breaks goes on at the next one.
+// SLUICE_ADDRESS may name several routers, separated by commas: a broken stream resumes on the next one.
 import process from 'node:process';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
@@ -12,8 +12,8 @@ const protos = process.env.SLUICE_PROTOS ?? fileURLToPath(new URL('protos', impo
 const [text = 'def fibonacci(n):', more = '{"stopping": {"max_tokens": 64}}'] = process.argv.slice(2);
 const PAUSE = 200;
 const PATIENCE = 60_000;
-// After these the server has tried again by itself, often enough: each other router is asked once.
-const GIVEN_UP = ['ENGINE_LOST', 'DETOKENIZER_LOST', 'ROWS_LOST'];
+// Reasons for which the server has retried already: each other router gets one attempt.
+const SERVER_GAVE_UP = ['ENGINE_LOST', 'DETOKENIZER_LOST', 'ROWS_LOST'];
 
 const { sluice, google } = grpc.loadPackageDefinition(
   protoLoader.loadSync(
@@ -23,7 +23,7 @@ const { sluice, google } = grpc.loadPackageDefinition(
 );
 const routers = addresses.map((address) => new sluice.v1.GenerationService(address, grpc.credentials.createInsecure()));
 
-// google.rpc.Status travels in a trailer; each of its details is packed in an Any.
+// A trailer holds google.rpc.Status; each of its details is packed in an Any.
 function details(error, type) {
   const [packed] = error.metadata?.get('grpc-status-details-bin') ?? [];
   if (!packed) return [];
@@ -32,14 +32,14 @@ function details(error, type) {
     .map((detail) => google.rpc[type].deserialize(detail.value));
 }
 
-// What is left of a google.protobuf.Duration.
+// The rest of a google.protobuf.Duration.
 function left({ seconds = 0, nanos = 0 }, gone) {
   const milliseconds = Math.max(Number(seconds) * 1000 + nanos / 1e6 - gone, 1);
   return { seconds: Math.floor(milliseconds / 1000), nanos: Math.floor((milliseconds % 1000) * 1e6) };
 }
 
-// All that a stream goes on from: its seed, its id, its model, and the token ids of each output.
-class Story {
+// What a stream needs to resume: its seed, its id, its model, and the token ids of each output.
+class StreamState {
   constructor(spec) {
     this.spec = { ...spec, output: { ...spec.output, token_ids: true } };
     this.outputs = new Map();
@@ -47,7 +47,7 @@ class Story {
     this.beganAt = Date.now();
   }
 
-  // What the next attempt asks for; text that has come without its end is forgotten.
+  // The request of the next attempt. Text that belongs to the lost end of an output is dropped.
   request() {
     this.events = 0;
     this.admitted = false;
@@ -58,8 +58,8 @@ class Story {
     return { spec: { ...this.spec, ...limit, resume } };
   }
 
-  // The new text in an event; nothing of what had come before.
-  take(event) {
+  // The text that an event adds.
+  onEvent(event) {
     if (Number(event.sequence) !== ++this.events) throw new Error('events were lost');
     const { index } = event.delta ?? event.finished ?? {};
     const output = this.outputs.get(index) ?? { token_ids: [], tail: '', echoed: false, ended: false };
@@ -82,7 +82,7 @@ class Story {
   add(output, delta) {
     const known = output.token_ids.length;
     if (output.ended || delta.token_offset + delta.token_count < known) return '';
-    if (delta.token_count === 0 && known > 0) output.tail += delta.text; // held back, and shown with the end
+    if (delta.token_count === 0 && known > 0) output.tail += delta.text; // held back until the output ends
     if (delta.token_count === 0) return known > 0 || output.echoed ? '' : ((output.echoed = true), delta.text);
     if (delta.token_offset + delta.token_count === known) return '';
     if (delta.token_offset !== known) throw new Error('tokens were lost');
@@ -92,25 +92,25 @@ class Story {
     return found;
   }
 
-  // Whether another attempt may do better than the one that failed with this error.
-  goesOn(error) {
+  // Whether another attempt may succeed.
+  isRetryable(error) {
     const { UNAVAILABLE, ALREADY_EXISTS, RESOURCE_EXHAUSTED } = grpc.status;
     if (error.code === UNAVAILABLE) return true;
     if (!this.begun) return false;
     if (error.code === ALREADY_EXISTS || error.code === RESOURCE_EXHAUSTED) return !this.admitted;
-    // What the server itself says has a reason; without one, the connection broke.
+    // An error from the server has a reason; without one, the connection broke.
     return error.code !== grpc.status.DEADLINE_EXCEEDED && !details(error, 'ErrorInfo').length;
   }
 }
 
-// Text as it comes, whatever becomes of a router. Before the stream has begun each router is asked once.
+// Yields text as it arrives, and survives the loss of a router. Until the stream has begun each router gets one attempt.
 async function* generate(spec) {
-  const story = new Story(spec);
+  const state = new StreamState(spec);
   let brokenAt = null;
   for (let failures = 0; ; ) {
     try {
-      for await (const event of routers[0].GenerateStream(story.request())) {
-        const found = story.take(event);
+      for await (const event of routers[0].GenerateStream(state.request())) {
+        const found = state.onEvent(event);
         if (event.event === 'done') return;
         if (event.event === 'delta') [failures, brokenAt] = [0, null];
         if (found) yield found;
@@ -120,8 +120,8 @@ async function* generate(spec) {
       brokenAt ??= Date.now();
       failures += 1;
       const [info] = details(error, 'ErrorInfo');
-      const patience = story.begun && !GIVEN_UP.includes(info?.reason) ? PATIENCE : 0;
-      if (!story.goesOn(error)) throw error;
+      const patience = state.begun && !SERVER_GAVE_UP.includes(info?.reason) ? PATIENCE : 0;
+      if (!state.isRetryable(error)) throw error;
       if (failures >= routers.length && Date.now() + PAUSE > brokenAt + patience) throw error;
       if (error.code === undefined || error.code === grpc.status.UNAVAILABLE) routers.push(routers.shift());
       if (failures >= routers.length) await sleep(PAUSE);

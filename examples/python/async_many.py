@@ -1,4 +1,4 @@
-"""Many streams at once over one connection; an overloaded server is asked again when it says so."""
+"""Many concurrent streams over one connection, with retries while the server is overloaded."""
 
 import asyncio
 

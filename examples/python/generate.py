@@ -1,4 +1,4 @@
-"""Three samples at once, their reasons to end, and what a refused request looks like."""
+"""Three samples with their finish reasons, and the error of an invalid request."""
 
 from sluice import Client
 from sluice.client import InvalidRequest

@@ -1,58 +1,65 @@
-"""Who may connect and call, as the settings say: certificates, tokens, a function of the user's."""
+"""Who may connect and call, as the settings say: TLS certificates, bearer tokens, an authentication hook."""
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from structlog.stdlib import BoundLogger
 
-from router.access.auth_hook import AuthHook
-from router.access.authenticate import Gate
-from router.access.bearer_tokens import Tokens, read_tokens
-from router.access.principal import Admit, Principal
-from router.access.reloading_file import ReloadingFile, Reloads
+from router.access.auth_hook import AuthHook, ClientPeer, HookError
+from router.access.bearer_tokens import BearerTokens, read_tokens
+from router.access.principal import TENANT, Admit, Principal
+from router.access.reloading_file import Reloader, ReloadingFile
 from router.access.tls import Certificates, Handshakes
 from router.config import RouterSettings
-from router.errors import Call
+from router.errors import Call, RequestError, Violation
+from router.validate.violations import shown
+from sluice.ring.errors import ErrorCode
 from sluice.ring.named import find
 
+AUTHORIZATION = "authorization"
+
+Metadata = Sequence[tuple[str, str | bytes]]
 T = TypeVar("T")
 
 
 class AccessError(RuntimeError):
-    """Files or a function that cannot be used."""
+    """A file or hook of the settings is unusable."""
 
 
 class Access:
-    """Shared by the listeners of a router. Raises AccessError."""
+    """Access control of a router, shared by its listeners. Raises AccessError."""
 
-    def __init__(self, settings: RouterSettings, logger: BoundLogger) -> None:
+    def __init__(self, settings: RouterSettings, log: BoundLogger) -> None:
         self.refused: Counter[str] = Counter()
-        """Calls, by reason."""
+        """Refused calls by reason."""
         self.certificates = _certificates(settings)
         self.handshakes = Handshakes() if self.certificates is None else self.certificates.handshakes
         tokens = _tokens(settings.tokens_file)
         admin_tokens = _tokens(settings.admin_tokens_file)
-        hook = _hook(settings, logger)
-        self._callers = Gate(tokens, hook, self.refused, settings.tenant_key)
+        hook = _hook(settings, log)
+        self._callers = Authenticator(tokens, hook, self.refused, settings.tenant_key)
+        # The admin port has tokens of its own where they are configured, and then no hook.
         self._admins = (
-            self._callers if admin_tokens is None else Gate(admin_tokens, None, self.refused, settings.tenant_key)
+            self._callers
+            if admin_tokens is None
+            else Authenticator(admin_tokens, None, self.refused, settings.tenant_key)
         )
         watched: list[ReloadingFile[Any]] = [files for files in (tokens, admin_tokens) if files is not None]
         if self.certificates is not None:
             watched.append(self.certificates.files)
-        self.reloads = Reloads(watched, logger)
+        self.reloads = Reloader(watched, log)
 
     async def caller(self, call: Call) -> Principal:
-        """For what is there for everybody. Raises RequestError."""
+        """The caller of any service but AdminService. Raises RequestError."""
         return await self._callers.admit(call)
 
     async def admin(self, call: Call) -> Principal:
-        """For AdminService. Raises RequestError."""
+        """The caller of AdminService. Raises RequestError."""
         return await self._admins.admit(call, admin=True)
 
     def counted(self, admit: Admit) -> Admit:
-        """`admit`, which also counts the connections that bring calls."""
+        """`admit` that also counts the TLS connections that carry calls."""
         if self.certificates is None:
             return admit
 
@@ -63,6 +70,74 @@ class Access:
         return count
 
 
+class Authenticator:
+    """Authenticates the calls of one listener. Without tokens and hook every caller is an admin."""
+
+    def __init__(
+        self,
+        tokens: ReloadingFile[BearerTokens] | None,
+        hook: AuthHook | None,
+        refused: Counter[str],
+        tenant_key: str,
+    ) -> None:
+        """`refused` counts by reason. `tenant_key` is the metadata key that names the tenant."""
+        self._tokens = tokens
+        self._hook = hook
+        self._refused = refused
+        self._tenant_key = tenant_key
+
+    async def admit(self, call: Call, admin: bool = False) -> Principal:
+        """The caller. Raises RequestError: UNAUTHENTICATED, AUTH_UNAVAILABLE, FORBIDDEN."""
+        metadata = [(key, value) for key, value in call.invocation_metadata() or ()]
+        tenant = self._tenant(metadata)
+        if self._tokens is None and self._hook is None:
+            return Principal(tenant, admin=True)
+        caller = self._by_token(metadata)
+        if caller is None and self._hook is not None:
+            caller = await self._by_hook(self._hook, metadata, call)
+        if caller is None:
+            reason = "unknown_token" if any(key == AUTHORIZATION for key, _ in metadata) else "no_token"
+            self._refuse(ErrorCode.UNAUTHENTICATED, reason, "needs the metadata authorization: Bearer, a valid token")
+        if tenant not in ("", caller.tenant):
+            self._refuse(ErrorCode.FORBIDDEN, "other_tenant", f"{self._tenant_key} is not the token's tenant")
+        if admin and not caller.admin:
+            self._refuse(ErrorCode.FORBIDDEN, "not_admin", "AdminService needs a token that is marked admin")
+        return caller
+
+    def _by_token(self, metadata: Metadata) -> Principal | None:
+        given = [str(value) for key, value in metadata if key == AUTHORIZATION]
+        if self._tokens is None or len(given) != 1:
+            return None
+        scheme, _, token = given[0].partition(" ")
+        return self._tokens.value.find(token.strip()) if scheme.lower() == "bearer" else None
+
+    async def _by_hook(self, hook: AuthHook, metadata: Metadata, call: Call) -> Principal:
+        try:
+            return await hook.ask(dict(metadata), _client_peer(call))
+        except HookError as error:
+            codes = {"hook_refused": ErrorCode.FORBIDDEN, "hook_timeout": ErrorCode.AUTH_UNAVAILABLE}
+            self._refuse(codes.get(error.reason, ErrorCode.UNAUTHENTICATED), error.reason, str(error))
+
+    def _tenant(self, metadata: Metadata) -> str:
+        given = [str(value) for key, value in metadata if key == self._tenant_key]
+        if not given:
+            return ""
+        if len(given) > 1 or not TENANT.fullmatch(given[0]):
+            problem = f"is {shown(', '.join(given))}, must be one name of up to 64 of [A-Za-z0-9._:-]"
+            raise RequestError.invalid([Violation(self._tenant_key, problem)])
+        return given[0]
+
+    def _refuse(self, code: ErrorCode, reason: str, message: str) -> NoReturn:
+        self._refused[reason] += 1
+        raise RequestError(code, message, metadata={"cause": reason})
+
+
+def _client_peer(call: Call) -> ClientPeer:
+    found = call.auth_context()
+    names = found.get("x509_subject_alternative_name") or found.get("x509_common_name") or ()
+    return ClientPeer(call.peer(), tuple(bytes(name).decode("utf-8", "replace") for name in names))
+
+
 def _certificates(settings: RouterSettings) -> Certificates | None:
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None or key is None:
@@ -70,18 +145,18 @@ def _certificates(settings: RouterSettings) -> Certificates | None:
     return _read("the TLS files", lambda: Certificates(certificate, key, settings.tls_client_ca))
 
 
-def _tokens(path: str | None) -> ReloadingFile[Tokens] | None:
+def _tokens(path: str | None) -> ReloadingFile[BearerTokens] | None:
     return None if path is None else _read("the tokens", lambda: ReloadingFile([path], lambda: read_tokens(path)))
 
 
-def _hook(settings: RouterSettings, logger: BoundLogger) -> AuthHook | None:
+def _hook(settings: RouterSettings, log: BoundLogger) -> AuthHook | None:
     name = settings.auth
     if name is None:
         return None
     function = _read(f"auth {name!r}", lambda: find(name))
     if not callable(function):
-        raise AccessError(f"auth {name!r} cannot be called")
-    return AuthHook(function, settings.auth_timeout, logger)
+        raise AccessError(f"auth {name!r} is not callable")
+    return AuthHook(function, settings.auth_timeout, log)
 
 
 def _read(what: str, read: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""A function of the user's that says who calls."""
+"""The operator's own authentication function (`--auth module:function`)."""
 
 import asyncio
 import inspect
@@ -17,58 +17,59 @@ MAX_THREADS = 16
 Metadata = Mapping[str, str | bytes]
 
 
-class Peer(NamedTuple):
-    """Where a call comes from."""
+class ClientPeer(NamedTuple):
+    """The client end of a connection."""
 
     address: str
-    """As gRPC writes it, such as "ipv4:10.0.0.7:53124"."""
+    """In gRPC's notation, such as "ipv4:10.0.0.7:53124"."""
     names: tuple[str, ...]
-    """Of the client's certificate: the subject's alternative names, else its common name. Empty without one."""
+    """Of the client's certificate: its subject alternative names, else its common name. Empty without one."""
 
 
-Function = Callable[[Metadata, Peer], Principal | Awaitable[Principal]]
+Function = Callable[[Metadata, ClientPeer], Principal | Awaitable[Principal]]
 
 
 class HookError(Exception):
-    """The function, or what became of it, lets nobody in."""
+    """The function did not return a Principal."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-        """`hook_refused`: it raised PermissionError; `hook_timeout`; `hook_failed`: anything else."""
+        """`hook_refused` (it raised PermissionError), `hook_timeout`, or `hook_failed` (anything else)."""
 
 
 class AuthHook:
-    """Asks `function`. A coroutine function runs on the event loop and must not block it, any other in a thread."""
+    """Calls `function`: a coroutine function on the event loop, which it must not block, any other in a thread."""
 
-    def __init__(self, function: Function, seconds: float, logger: BoundLogger) -> None:
+    def __init__(self, function: Function, timeout: float, log: BoundLogger) -> None:
         self._function = function
-        self._seconds = seconds
-        self._logger = logger
+        self._timeout = timeout
+        self._log = log
         self._threads = asyncio.Semaphore(MAX_THREADS)
 
-    async def ask(self, metadata: Metadata, peer: Peer) -> Principal:
-        """Who calls. Raises HookError."""
+    async def ask(self, metadata: Metadata, peer: ClientPeer) -> Principal:
+        """Raises HookError."""
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self._timeout):
                 found = await self._call(metadata, peer)
         except PermissionError as error:
-            raise HookError("hook_refused", "the caller is not let in") from error
+            raise HookError("hook_refused", "access denied") from error
         except TimeoutError as error:
-            raise HookError("hook_timeout", "who calls could not be found out in time") from error
+            raise HookError("hook_timeout", "the caller could not be authenticated in time") from error
         except (Exception, SystemExit) as error:
-            # Neither its text nor its values: they may well be the token.
+            # The exception's text and values may hold the token: only its type and place are logged.
             where = traceback.extract_tb(error.__traceback__)[-1]
-            self._logger.error("auth failed", error=type(error).__name__, at=f"{where.filename}:{where.lineno}")
-            raise HookError("hook_failed", "who calls could not be found out") from error
+            self._log.error("auth_hook_failed", error=type(error).__name__, at=f"{where.filename}:{where.lineno}")
+            raise HookError("hook_failed", "the caller could not be authenticated") from error
         if not isinstance(found, Principal):
-            self._logger.error("auth failed", error=f"it returned {type(found).__name__}, not Principal")
-            raise HookError("hook_failed", "who calls could not be found out")
+            self._log.error("auth_hook_failed", error=f"it returned {type(found).__name__}, not Principal")
+            raise HookError("hook_failed", "the caller could not be authenticated")
         return found
 
-    async def _call(self, metadata: Metadata, peer: Peer) -> Any:
+    async def _call(self, metadata: Metadata, peer: ClientPeer) -> Any:
         if inspect.iscoroutinefunction(self._function):
             return await self._function(metadata, peer)
+        # Released when the thread ends, which may be long after the timeout: so stuck calls cannot pile up threads.
         await self._threads.acquire()
         found, error = await _in_thread(lambda: self._function(metadata, peer), self._threads.release)
         if error is not None:
@@ -77,10 +78,7 @@ class AuthHook:
 
 
 def _in_thread(call: Callable[[], Any], done: Callable[[], None]) -> "asyncio.Future[tuple[Any, BaseException | None]]":
-    """What `call` returned or raised. `done` runs on the loop when it has, however long that takes.
-
-    A daemon: one that never returns must not keep the process from ending.
-    """
+    """(result, exception) of `call`. `done` runs on the loop when `call` has returned, even after a cancel."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
@@ -93,10 +91,11 @@ def _in_thread(call: Callable[[], Any], done: Callable[[], None]) -> "asyncio.Fu
         value, error = None, None
         try:
             value = call()
-        except BaseException as raised:  # noqa: BLE001 - it is the user's code, and travels to whoever asked
+        except BaseException as raised:  # noqa: BLE001 - user code; raised again in the caller
             error = raised
-        with suppress(RuntimeError):  # the loop has gone
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, value, error)
 
+    # A daemon thread, so that a call that never returns does not keep the process alive.
     threading.Thread(target=run, name="auth", daemon=True).start()
     return result

@@ -1,4 +1,4 @@
-"""Bearer tokens: a file that says to whom each belongs. Only their SHA-256 is kept."""
+"""Bearer tokens and their owners, from a file. Only their SHA-256 is kept in memory."""
 
 import hashlib
 import hmac
@@ -13,17 +13,18 @@ HASHED = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 KEY_BYTES = 8
 
 
-class Tokens:
-    """Who has which token."""
+class BearerTokens:
+    """Principals by token."""
 
     def __init__(self, callers: Mapping[bytes, Principal]) -> None:
-        """`callers` by the SHA-256 of their token."""
+        """`callers` are keyed by the SHA-256 of the token."""
+        # A dict look-up by the whole digest would leak it by timing: find by a prefix, then compare in constant time.
         self._by_key: dict[bytes, list[tuple[bytes, Principal]]] = {}
         for digest, caller in callers.items():
             self._by_key.setdefault(digest[:KEY_BYTES], []).append((digest, caller))
 
     def find(self, token: str) -> Principal | None:
-        """Whose it is; None for an unknown one."""
+        """None for an unknown token."""
         digest = _digest(token)
         found = [
             caller for known, caller in self._by_key.get(digest[:KEY_BYTES], ()) if hmac.compare_digest(known, digest)
@@ -31,16 +32,16 @@ class Tokens:
         return found[0] if found else None
 
 
-def read_tokens(path: str) -> Tokens:
-    """A file of lines `TOKEN TENANT [admin]`, where TOKEN may be `sha256:` and 64 hexadecimal digits; # comments.
+def read_tokens(path: str) -> BearerTokens:
+    """Reads lines `TOKEN TENANT [admin]`, where TOKEN may be `sha256:` and 64 hexadecimal digits; # comments.
 
-    Raises OSError, or ValueError with the number of the bad line. No message ever holds what stands in the file.
+    Raises OSError, or ValueError with the number of the bad line. No message quotes the file.
     """
     found: dict[bytes, Principal] = {}
     try:
         lines = Path(path).read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no UTF-8 text") from error
+        raise ValueError(f"{path} is not UTF-8 text") from error
     for number, line in enumerate(lines, 1):
         words = line.split("#", 1)[0].split()
         if not words:
@@ -50,11 +51,11 @@ def read_tokens(path: str) -> Tokens:
         except ValueError as error:
             raise ValueError(f"{path} line {number}: {error}") from None
         if digest in found:
-            raise ValueError(f"{path} line {number}: the token stands there twice")
+            raise ValueError(f"{path} line {number}: duplicate token")
         found[digest] = caller
     if not found:
-        raise ValueError(f"{path} holds no token")
-    return Tokens(found)
+        raise ValueError(f"{path} has no tokens")
+    return BearerTokens(found)
 
 
 def _parse(words: list[str]) -> tuple[bytes, Principal]:
@@ -64,7 +65,7 @@ def _parse(words: list[str]) -> tuple[bytes, Principal]:
     if words[0].startswith("sha256:") and not hashed:
         raise ValueError("sha256: must be followed by 64 hexadecimal digits in lower case")
     if len(words[0]) < SHORTEST_TOKEN:
-        raise ValueError(f"the token has {len(words[0])} characters, must have at least {SHORTEST_TOKEN}")
+        raise ValueError(f"the token has {len(words[0])} characters, needs at least {SHORTEST_TOKEN}")
     digest = bytes.fromhex(hashed[1]) if hashed else _digest(words[0])
     return digest, Principal(words[1], admin=len(words) == 3)
 

@@ -1,4 +1,4 @@
-"""Who makes a call."""
+"""The authenticated caller. Authentication hooks of operators import this module."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -12,17 +12,17 @@ TENANT = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls, as far as anybody asked. Raises ValueError for a tenant that is no name."""
+    """The caller of a request. Raises ValueError for an invalid tenant name."""
 
     tenant: str = ""
-    """Up to 64 of `[A-Za-z0-9._:-]`; empty: nobody in particular."""
+    """Up to 64 of `[A-Za-z0-9._:-]`; empty: no tenant."""
     admin: bool = False
     """May call AdminService."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.tenant, str) or (self.tenant and not TENANT.fullmatch(self.tenant)):
-            raise ValueError("a tenant is named by up to 64 of [A-Za-z0-9._:-]")
+            raise ValueError("a tenant's name is up to 64 of [A-Za-z0-9._:-]")
 
 
 Admit: TypeAlias = Callable[[Call], Awaitable[Principal]]
-"""Says who makes a call, or raises RequestError."""
+"""Authenticates a call. Raises RequestError."""

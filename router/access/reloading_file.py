@@ -1,4 +1,4 @@
-"""Files that are read again when they change: certificates, tokens."""
+"""Files that are reloaded when they change: certificates, tokens."""
 
 import asyncio
 import os
@@ -10,11 +10,11 @@ from structlog.stdlib import BoundLogger
 
 T = TypeVar("T")
 Stamp = tuple[int, ...] | None
-"""What changes when a file does; None: it is not there."""
+"""Identifies a version of a file; None: the file is missing."""
 
 
 class ReloadingFile(Generic[T]):
-    """What `read` makes of some files. Raises what `read` raises: OSError, ValueError."""
+    """A value that `read` makes from some files. Raises what `read` raises: OSError, ValueError."""
 
     def __init__(self, paths: Sequence[str], read: Callable[[], T]) -> None:
         self.paths = tuple(paths)
@@ -23,9 +23,9 @@ class ReloadingFile(Generic[T]):
         self.value = read()
 
     def reload(self) -> bool:
-        """Whether there is a new value. Raises as above; the old value stays then, until the files change again.
+        """Whether there is a new value. If `read` raises, the old value stays until the files change again.
 
-        Files count as changed once they were the same at two looks: before, somebody may still be writing.
+        A change counts once the files look the same in two successive calls: before, they may be half written.
         """
         stamps = self._stamps()
         settled, self._seen = stamps == self._seen, stamps
@@ -39,30 +39,31 @@ class ReloadingFile(Generic[T]):
         return tuple(map(_stamp, self.paths))
 
 
-class Reloads:
-    """Looks at files again and again, and counts by outcome what came of their changes."""
+class Reloader:
+    """Polls files for changes."""
 
-    def __init__(self, files: Sequence[ReloadingFile[Any]], logger: BoundLogger) -> None:
+    def __init__(self, files: Sequence[ReloadingFile[Any]], log: BoundLogger) -> None:
         self.counts: Counter[str] = Counter(loaded=0, failed=0)
+        """Reloads by outcome."""
         self._files = files
-        self._logger = logger
+        self._log = log
 
     async def run(self, interval: float) -> None:
-        """For ever, every `interval` seconds."""
+        """Every `interval` seconds until cancelled."""
         while True:
             await asyncio.sleep(interval)
             for files in self._files:
-                # In a thread: a folder on a network may be slow.
-                await asyncio.to_thread(self._look, files)
+                # In a thread, since a network file system may block.
+                await asyncio.to_thread(self._reload, files)
 
-    def _look(self, files: ReloadingFile[Any]) -> None:
+    def _reload(self, files: ReloadingFile[Any]) -> None:
         try:
             if files.reload():
                 self.counts["loaded"] += 1
-                self._logger.info("files loaded", files=files.paths)
+                self._log.info("files_reloaded", files=files.paths)
         except (OSError, ValueError) as error:
             self.counts["failed"] += 1
-            self._logger.warning("changed files cannot be used, the old ones stay", files=files.paths, error=str(error))
+            self._log.warning("file_reload_failed", files=files.paths, error=str(error))
 
 
 def _stamp(path: str) -> Stamp:

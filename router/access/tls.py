@@ -1,4 +1,4 @@
-"""TLS of the gRPC listeners. New files serve new handshakes; connections that are open stay as they are."""
+"""TLS of the gRPC listeners. Reloaded files apply to new handshakes; open connections keep theirs."""
 
 import ssl
 import threading
@@ -10,12 +10,12 @@ import grpc
 from router.access.reloading_file import ReloadingFile
 
 MAX_PEERS = 65_536
-"""Addresses that are remembered. One that comes back after so many others counts once more."""
+"""Addresses remembered. An address that returns after that many others is counted again."""
 
 
 class Handshakes:
-    """How many began, and how many brought a call. gRPC tells Python nothing of one that fails: it is in the first
-    number alone, and so is whoever connects and asks for nothing.
+    """Counts TLS handshakes, and the connections that carried a call. gRPC does not report failed handshakes to Python:
+    a growing gap means rejected handshakes, or clients that connect and send nothing.
     """
 
     def __init__(self) -> None:
@@ -25,12 +25,12 @@ class Handshakes:
         self._peers: OrderedDict[str, None] = OrderedDict()
 
     def begin(self) -> None:
-        """In any thread."""
+        """Called in any thread."""
         with self._lock:
             self.begun += 1
 
     def use(self, peer: str) -> None:
-        """A call came from this address. In the thread of the event loop."""
+        """Count a call's connection, once per address. Called in the event loop's thread."""
         if peer not in self._peers:
             self.used += 1
             if len(self._peers) >= MAX_PEERS:
@@ -40,9 +40,9 @@ class Handshakes:
 
 
 class Certificates:
-    """The server's chain and key, and where clients need a certificate, whose. PEM files.
+    """The server's certificate chain and key, and the CA of client certificates if clients need one. PEM files.
 
-    Raises OSError or ValueError for files that do not belong together.
+    Raises OSError, or ValueError if the key does not fit the certificate.
     """
 
     def __init__(self, certificate: str, key: str, client_ca: str | None) -> None:
@@ -53,11 +53,11 @@ class Certificates:
         self.files = ReloadingFile([path for path in (certificate, key, client_ca) if path], self._read)
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For one listener. Whoever shows no certificate of the client CA, where there is one, gets no connection."""
+        """For one listener. With a client CA, a client without a certificate of it cannot connect."""
         given = self.files.value
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            """At each handshake, in a thread of gRPC's: what is new."""
+            """gRPC calls this at each handshake, in a thread of its own; None: unchanged."""
             nonlocal given
             self.handshakes.begin()
             if self.files.value is given:
@@ -69,17 +69,17 @@ class Certificates:
         return grpc.dynamic_ssl_server_credentials(given, fetch, needed)  # type: ignore[arg-type]  # may give None
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
-        # In this order: ssl would not say which file is missing.
+        # Before `_check`, since ssl's errors do not name the missing file.
         chain, key = Path(self._certificate).read_bytes(), Path(self._key).read_bytes()
         clients = None if self._client_ca is None else Path(self._client_ca).read_bytes()
         self._check()
         return grpc.ssl_server_certificate_configuration([(key, chain)], clients)
 
     def _check(self) -> None:
-        """gRPC would say nothing of a key that is not the certificate's before somebody connects."""
+        """gRPC would not report a key that does not fit the certificate before the first handshake."""
         trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # A key with a password: without this somebody would be asked for it on the terminal.
+            # Without a password here, OpenSSL would prompt on the terminal for that of an encrypted key.
             trial.load_cert_chain(self._certificate, self._key, password="")
         except ssl.SSLError as error:
             raise ValueError(f"{self._certificate} with {self._key}: {error}") from error

@@ -9,11 +9,10 @@ from router.api.cache_flush import CacheFlush
 from router.api.rpc import Context
 from router.api.statistics import detokenizer_message, step_message
 from router.api.stats_broadcast import StatsBroadcast
-from router.errors import RequestError, Violation
+from router.errors import RequestError, Violation, seconds
 from router.peers.membership import Membership
 from router.requests.drain import Drain
 from router.requests.serving_model import ServingModel
-from router.validate.durations import seconds
 from sluice.v1 import admin_pb2 as pb
 
 SHORTEST_INTERVAL = 0.1
@@ -82,11 +81,11 @@ class AdminService:
             time=_now(),
             engines=[
                 step_message(peer.heartbeat, peer.heartbeat.stats)
-                for peer in self._members.engines.heard
+                for peer in self._members.engines.alive
                 if peer.heartbeat
             ],
             detokenizers=[
-                detokenizer_message(peer.heartbeat) for peer in self._members.detokenizers.heard if peer.heartbeat
+                detokenizer_message(peer.heartbeat) for peer in self._members.detokenizers.alive if peer.heartbeat
             ],
             serving_model_fingerprint=self._serving.choose(self._members.engines.usable),
         )

@@ -23,9 +23,9 @@ class CacheFlush:
 
     async def run(self) -> int:
         """Blocks freed on all engines. Raises RequestError NO_ENGINE, ENGINE_LOST where one does not answer in time."""
-        engines = self._members.engines.heard
+        engines = self._members.engines.alive
         if not engines:
-            raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
+            raise RequestError(ErrorCode.NO_ENGINE, "no engine is available")
         number = secrets.randbits(63)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):

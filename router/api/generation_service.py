@@ -10,7 +10,7 @@ from router.api.stream_writer import StreamWriter, wait_for_end
 from router.config import Limits
 from router.requests.pipeline import RequestPipeline
 from router.requests.registry import RequestState
-from router.text.tokenizer_pool import Encoding, Text
+from router.text.tokenizer_pool import Encoding, TokenizerPool
 from router.validate.model import Model
 from router.validate.spec import check_model
 from router.validate.violations import Violations, logged
@@ -23,7 +23,7 @@ class GenerationService:
     def __init__(
         self,
         front: RequestPipeline,
-        text: Text,
+        text: TokenizerPool,
         model: Model,
         limits: Limits,
         write_seconds: float,

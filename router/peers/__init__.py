@@ -1,1 +1,1 @@
-"""Engines and detokenizers: which there are, what they report, where work goes."""
+"""Engines and detokenizers: which there are, what they report, which of them gets a request."""

@@ -1,4 +1,4 @@
-"""Where peers are: a static list of addresses, and DNS names that are resolved again and again (a headless Service)."""
+"""Addresses of peers: a static list, and DNS names resolved periodically (such as a headless Kubernetes Service)."""
 
 import asyncio
 import ipaddress
@@ -11,13 +11,13 @@ DNS_PREFIXES = ("dns://", "dns:")
 
 
 class AddressError(ValueError):
-    """A peer's address cannot be read."""
+    """Invalid address of a peer."""
 
 
 class Addresses:
-    """What the settings list, resolved. An address maps to its aliases: how a peer that answers there may name itself.
+    """The configured addresses, resolved. Each maps to its aliases: the addresses by which the peer may call itself.
 
-    Raises AddressError for an entry that is no address.
+    Raises AddressError for an invalid entry.
     """
 
     def __init__(self, entries: Iterable[str], resolve: Resolve | None = None) -> None:
@@ -27,19 +27,19 @@ class Addresses:
 
     @property
     def unresolved(self) -> dict[str, frozenset[str]]:
-        """What is known without a look-up."""
+        """Addresses known without a DNS look-up."""
         return {entry: frozenset({entry}) for entry, name in self._entries if name is None or not name[0]}
 
     async def look_up(self) -> dict[str, frozenset[str]]:
-        """All addresses now. A name that cannot be resolved keeps what it had."""
+        """All current addresses. A name that does not resolve keeps its former ones."""
         found: dict[str, frozenset[str]] = {}
         for entry, name in self._entries:
             if name is None:
                 found[entry] = frozenset({entry})
                 continue
-            spread, host, port = name
+            one_peer_per_ip, host, port = name
             addresses = await self._look_up(host, port)
-            if spread:
+            if one_peer_per_ip:
                 found |= {address: frozenset({address}) for address in addresses}
             else:
                 found[entry] = addresses | {entry}
@@ -49,20 +49,20 @@ class Addresses:
         key = f"{host}:{port}"
         try:
             self._last[key] = await self._resolve(host, port)
-        except (OSError, UnicodeError):  # a name that cannot be one raises UnicodeError
+        except (OSError, UnicodeError):  # an invalid host name raises UnicodeError
             self._last.setdefault(key, frozenset())
         return self._last[key]
 
 
 async def resolve_host(host: str, port: int) -> frozenset[str]:
-    """ZeroMQ addresses of all of a name's IP addresses. Raises OSError where the look-up fails."""
+    """A ZeroMQ address for each IP address of a host. Raises OSError if the look-up fails."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return frozenset(_tcp(str(address[0]), port) for *_, address in found)
 
 
 def _parse(entry: str) -> tuple[str, tuple[bool, str, int] | None]:
-    """The entry, and (one peer per IP address, host, port) where there is a name to look up."""
+    """(entry, (one peer per IP address, host, port)); the latter is None if there is no name to resolve."""
     for prefix in DNS_PREFIXES:
         if entry.startswith(prefix):
             host, port = _host_and_port(entry, entry.removeprefix(prefix))
@@ -70,7 +70,7 @@ def _parse(entry: str) -> tuple[str, tuple[bool, str, int] | None]:
     if entry.startswith("ipc://") and len(entry) > len("ipc://"):
         return entry, None
     if not entry.startswith("tcp://"):
-        raise AddressError(f"{entry!r} is no address: write tcp://host:port, ipc:///path or dns://name:port")
+        raise AddressError(f"{entry!r} is not an address: use tcp://host:port, ipc:///path or dns://name:port")
     host, port = _host_and_port(entry, entry.removeprefix("tcp://"))
     return entry, None if _is_ip(host) else (False, host, port)
 
@@ -78,7 +78,7 @@ def _parse(entry: str) -> tuple[str, tuple[bool, str, int] | None]:
 def _host_and_port(entry: str, text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise AddressError(f"{entry!r} has no host and port")
+        raise AddressError(f"{entry!r} needs a host and a port")
     return host.strip("[]"), int(port)
 
 

@@ -1,4 +1,4 @@
-"""The ring inbox on the event loop: woken by ZeroMQ's descriptor, drained in batches, others' turn between two."""
+"""The ring inbox on the event loop: woken by ZeroMQ's descriptor, drained in batches so that other tasks get turns."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,9 +15,9 @@ BATCH_MESSAGES = 32
 
 
 class RouterInbox:
-    """Hands every message and gap to `handle`, in order.
+    """Passes every message and gap to `handle`, in order.
 
-    Raises InsecureError for an address that must not be used, ListenError when it cannot be bound.
+    Raises InsecureError for a TCP address without keys, ListenError if the address cannot be bound.
     """
 
     def __init__(
@@ -25,45 +25,45 @@ class RouterInbox:
         context: "zmq.Context[zmq.Socket[bytes]]",
         address: str,
         handle: Callable[[ToRouter | Gap], None],
-        logger: structlog.stdlib.BoundLogger,
+        log: structlog.stdlib.BoundLogger,
         security: Security = PLAIN,
     ) -> None:
         messages: Any = ToRouter
         self._inbox: Inbox[Any] = Inbox(context, address, messages, security=security)
         self._handle = handle
-        self._logger = logger
+        self._log = log
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def address(self) -> str:
-        """The bound one."""
+        """As bound, with the port that was chosen."""
         return self._inbox.address
 
     @property
     def malformed(self) -> int:
-        """Frames that were dropped."""
+        """Malformed frames dropped."""
         return self._inbox.malformed
 
     @property
     def refused(self) -> int:
-        """Peers that tried to connect without a key that is admitted."""
+        """Connection attempts without an admitted key."""
         return self._inbox.refused
 
     @property
     def gaps(self) -> int:
-        """How often frames of a lane never came."""
+        """Gaps in the frame numbers of lanes."""
         return self._inbox.gaps
 
     def start(self) -> None:
-        """Begin to read, on the running loop."""
+        """Start reading, on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._inbox.fd, self.drain)
-        # The descriptor tells of changes only: what came before must be fetched.
+        # ZeroMQ's descriptor is edge-triggered: frames that arrived before would never wake us.
         self._loop.call_soon(self.drain)
         self._loop.call_later(KEYS_SECONDS, self._renew)
 
     def drain(self) -> None:
-        """Take a batch; while there may be more, come back after the others' turn."""
+        """Handle one batch; reschedule itself while there may be more."""
         if self._loop is None:
             return
         messages = self._inbox.receive(BATCH_MESSAGES)
@@ -72,8 +72,8 @@ class RouterInbox:
         for message in messages:
             try:
                 self._handle(message)
-            except Exception:  # a message that cannot be handled must not stop the ones after it
-                self._logger.exception("message failed", kind=type(message).__name__)
+            except Exception:  # noqa: BLE001 - one bad message must not stop those after it
+                self._log.exception("message_failed", kind=type(message).__name__)
 
     def close(self) -> None:
         """Stop reading and unbind."""
@@ -83,7 +83,7 @@ class RouterInbox:
         self._inbox.close()
 
     def _renew(self) -> None:
-        """Where nobody gets in with our former key, nothing else would have us look."""
+        # Read changed key files here: with an outdated key no peer connects, so no frame would trigger it.
         if self._loop is not None:
             self._inbox.renew()
             self._loop.call_later(KEYS_SECONDS, self._renew)

@@ -1,4 +1,4 @@
-"""Who belongs to the ring now: hellos out, heartbeats in, names resolved again, silence noticed."""
+"""Which peers are in the ring: sends hellos, receives heartbeats, resolves names, notices lost peers."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ import zmq
 
 from router.errors import RequestError
 from router.peers.discovery import Addresses
-from router.peers.peers import B, DetokenizerPeer, EnginePeer, Heard, Peers
+from router.peers.peers import B, DetokenizerPeer, EnginePeer, HeartbeatSource, Peers
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.keys import PLAIN, Security
@@ -20,17 +20,17 @@ TICK_SECONDS = 0.25
 MAX_WARNED = 1000
 
 OnLost = Callable[[EnginePeer | DetokenizerPeer, str, bool, bool], None]
-"""The peer, what became of it, whether its lane will be closed (restarted, or off the list), and whether its
-process has ended without a drain."""
+"""(peer, reason, gone, died). `gone`: its lane will be closed, since it restarted or was removed. `died`: its process
+ended without a drain."""
 OnMissed = Callable[[int, DetokenizerPeer], int]
-"""Epoch of an engine, and the detokenizer that never got messages of it; how many requests that concerns."""
+"""(epoch of an engine, detokenizer that missed messages of it) -> number of affected requests."""
 
 
 class Membership:
-    """All peers of both kinds.
+    """All engines and detokenizers.
 
-    `on_lost` learns of those that fall silent, stand still or go, `on_missed` of rows that never came to a detokenizer,
-    `on_change` of any news.
+    `on_lost` is called for a peer that fell silent, stalled, restarted or was removed, `on_missed` for rows that never
+    reached a detokenizer, `on_change` after every change of state.
     """
 
     def __init__(
@@ -42,24 +42,24 @@ class Membership:
         timeout: float,
         stall_timeout: float,
         tokenizer: str,
-        cache_heard: Callable[[int], int],
-        logger: structlog.stdlib.BoundLogger,
+        cache_version: Callable[[int], int],
+        log: structlog.stdlib.BoundLogger,
         security: Security = PLAIN,
     ) -> None:
-        """`tokenizer` is the fingerprint that everybody must have; `cache_heard` is `Hello.cache_heard` by epoch."""
+        """`tokenizer` is the fingerprint every peer must report; `cache_version` gives `Hello.cache_heard` by epoch."""
 
         def to_engine(epoch: int) -> Hello:
-            return msgspec.structs.replace(hello, cache_heard=cache_heard(epoch))
+            return msgspec.structs.replace(hello, cache_heard=cache_version(epoch))
 
         self.engines: Peers[EngineHeartbeat] = Peers(context, to_engine, timeout, stall_timeout, security.to("engine"))
         self.detokenizers: Peers[DetokenizerHeartbeat] = Peers(
             context, lambda _: hello, timeout, stall_timeout, security.to("detok")
         )
         self.ready = asyncio.Event()
-        """Set while at least one engine and one detokenizer take work."""
+        """Set while at least one engine and one detokenizer accept work."""
         self._addresses = (engines, detokenizers)
         self._tokenizer = tokenizer
-        self._logger = logger
+        self._log = log
         self._warned: set[str] = set()
         self._on_lost: OnLost = lambda *_: None
         self._on_missed: OnMissed = lambda _, __: 0
@@ -74,24 +74,24 @@ class Membership:
         self.detokenizers.set_addresses(self._addresses[1].unresolved)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._resolve(resolve_seconds))
-            tasks.create_task(self._greet())
+            tasks.create_task(self._send_hellos())
             tasks.create_task(self._watch())
 
-    def hear(self, heartbeat: EngineHeartbeat | DetokenizerHeartbeat) -> bool:
-        """Take a heartbeat; False where nobody known sent it."""
+    def on_heartbeat(self, heartbeat: EngineHeartbeat | DetokenizerHeartbeat) -> bool:
+        """Whether the heartbeat is of a current peer; others are ignored."""
         if heartbeat.tokenizer not in ("", self._tokenizer):
-            self._warn(heartbeat.address, "heartbeat from a peer with another model's tokenizer")
+            self._warn(heartbeat.address, "the peer has another model's tokenizer")
             return False
         if isinstance(heartbeat, EngineHeartbeat):
-            known = self._hear(self.engines, heartbeat, heartbeat.engine)
+            known = self._update(self.engines, heartbeat, heartbeat.engine)
         else:
-            known = self._hear(self.detokenizers, heartbeat, heartbeat.detokenizer)
+            known = self._update(self.detokenizers, heartbeat, heartbeat.detokenizer)
         if known and heartbeat.missed:
             self._check_missed(heartbeat.epoch)
         return known
 
     async def wait(self, deadline: float) -> None:
-        """Until the ring is ready. Raises RequestError at the deadline (on time.monotonic's clock)."""
+        """Wait until the ring is ready. Raises RequestError at the deadline (of time.monotonic)."""
         if self.ready.is_set():
             return
         try:
@@ -99,43 +99,44 @@ class Membership:
                 await self.ready.wait()
         except TimeoutError:
             if not self.engines.usable:
-                raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive") from None
-            raise RequestError(ErrorCode.NO_DETOKENIZER, "no detokenizer is known to be alive") from None
+                raise RequestError(ErrorCode.NO_ENGINE, "no engine is available") from None
+            raise RequestError(ErrorCode.NO_DETOKENIZER, "no detokenizer is available") from None
 
     def close(self) -> None:
-        """Close all lanes."""
         self.engines.close()
         self.detokenizers.close()
 
-    def _hear(self, peers: Peers[B], heartbeat: B, name: str) -> bool:
-        heard, former = peers.hear(heartbeat, time.monotonic())
-        if heard is Heard.UNKNOWN:
-            self._warn(heartbeat.address, "heartbeat from an address that is not configured")
+    def _update(self, peers: Peers[B], heartbeat: B, name: str) -> bool:
+        source, former = peers.on_heartbeat(heartbeat, time.monotonic())
+        if source is HeartbeatSource.UNKNOWN:
+            self._warn(heartbeat.address, "the address is not configured")
         if former is not None:
-            self._logger.warning("peer restarted", peer=name, address=heartbeat.address)
+            self._log.warning("peer_restarted", peer=name, address=heartbeat.address)
+            # Its death counts once: not again after it fell silent.
             self._on_lost(former, "restarted", True, not (former.dead or former.asked_to_drain))
             former.lane.close()
-        if heard is Heard.NEW:
-            self._logger.info("peer heard", peer=name, address=heartbeat.address, draining=heartbeat.draining)
+        if source is HeartbeatSource.NEW:
+            self._log.info("peer_joined", peer=name, address=heartbeat.address, draining=heartbeat.draining)
         self._changed()
-        return heard in (Heard.SAME, Heard.NEW)
+        return source in (HeartbeatSource.ALIVE, HeartbeatSource.NEW)
 
     def _check_missed(self, epoch: int) -> None:
-        """What a peer never got may have been anybody's."""
-        for engine in self.engines.heard:
-            if engine.epoch == epoch and engine.lane.epoch in (missed := engine.news_of_missed()):
-                self._logger.warning("messages lost", engine=engine.name, missed=missed[engine.lane.epoch])
-                self._on_lost(engine, "never got some messages", False, False)
-        for detokenizer in self.detokenizers.heard:
-            for source, count in detokenizer.news_of_missed().items() if detokenizer.epoch == epoch else ():
+        # The lost frames may have been of any request, so all requests that use the lane are affected.
+        for engine in self.engines.alive:
+            if engine.epoch == epoch and engine.lane.epoch in (missed := engine.newly_missed()):
+                self._log.warning("messages_lost", engine=engine.name, missed=missed[engine.lane.epoch])
+                self._on_lost(engine, "missed messages", False, False)
+        for detokenizer in self.detokenizers.alive:
+            for source, count in detokenizer.newly_missed().items() if detokenizer.epoch == epoch else ():
                 if requests := self._on_missed(source, detokenizer):
-                    told = {"engine_epoch": source, "missed": count, "requests": requests}
-                    self._logger.warning("messages lost", detokenizer=detokenizer.name, **told)
+                    details = {"engine_epoch": source, "missed": count, "requests": requests}
+                    self._log.warning("messages_lost", detokenizer=detokenizer.name, **details)
 
-    def _warn(self, address: str, what: str) -> None:
+    def _warn(self, address: str, reason: str) -> None:
+        # Once per address, and for a bounded number of them: anyone who can connect could fill the log otherwise.
         if address not in self._warned and len(self._warned) < MAX_WARNED:
             self._warned.add(address)
-            self._logger.warning(what, address=address)
+            self._log.warning("heartbeat_rejected", address=address, reason=reason)
 
     def _changed(self) -> None:
         if self.engines.usable and self.detokenizers.usable:
@@ -144,10 +145,10 @@ class Membership:
             self.ready.clear()
         self._on_change()
 
-    async def _greet(self) -> None:
+    async def _send_hellos(self) -> None:
         while True:
-            self.engines.greet()
-            self.detokenizers.greet()
+            self.engines.send_hellos()
+            self.detokenizers.send_hellos()
             await asyncio.sleep(HELLO_SECONDS)
 
     async def _watch(self) -> None:
@@ -155,37 +156,34 @@ class Membership:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
-            # A pause of this whole process is no silence of the others: their heartbeats wait in the inbox.
+            # While this process was paused, the peers' heartbeats piled up in the inbox: it says nothing about them.
             late = now - last - TICK_SECONDS
             last = now
             if late > TICK_SECONDS:
-                self._forgive(late)
+                self.engines.credit_pause(late)
+                self.detokenizers.credit_pause(late)
             self.engines.check_lanes()
             self.detokenizers.check_lanes()
             self._check(self.engines, now)
             self._check(self.detokenizers, now)
 
-    def _forgive(self, seconds: float) -> None:
-        self.engines.forgive(seconds)
-        self.detokenizers.forgive(seconds)
-
     def _check(self, peers: Peers[B], now: float) -> None:
-        for peer in peers.fall_silent(now):
-            self._logger.warning("peer lost", peer=peer.name, address=peer.address)
+        for peer in peers.mark_silent(now):
+            self._log.warning("peer_lost", peer=peer.name, address=peer.address)
             self._on_lost(peer, "fell silent", False, peer.dead)
             self._changed()
-        for peer in peers.stand_still(now):
-            self._logger.warning("peer stands still", peer=peer.name, address=peer.address)
-            self._on_lost(peer, "stands still", False, False)
+        for peer in peers.mark_stalled(now):
+            self._log.warning("peer_stalled", peer=peer.name, address=peer.address)
+            self._on_lost(peer, "stalled", False, False)
             self._changed()
 
     async def _resolve(self, interval: float) -> None:
         while True:
-            self._follow(self.engines, await self._addresses[0].look_up())
-            self._follow(self.detokenizers, await self._addresses[1].look_up())
+            self._set_addresses(self.engines, await self._addresses[0].look_up())
+            self._set_addresses(self.detokenizers, await self._addresses[1].look_up())
             await asyncio.sleep(interval)
 
-    def _follow(self, peers: Peers[B], addresses: dict[str, frozenset[str]]) -> None:
-        for gone in peers.set_addresses(addresses):
-            self._on_lost(gone, "is not listed any more", True, False)
-            gone.lane.close()
+    def _set_addresses(self, peers: Peers[B], addresses: dict[str, frozenset[str]]) -> None:
+        for removed in peers.set_addresses(addresses):
+            self._on_lost(removed, "was removed", True, False)
+            removed.lane.close()

@@ -1,4 +1,4 @@
-"""Engines and detokenizers, known by address and alive by heartbeat."""
+"""Engines and detokenizers: an address is configured or resolved, heartbeats show that it is alive."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -16,54 +16,54 @@ B = TypeVar("B", EngineHeartbeat, DetokenizerHeartbeat)
 
 
 class Peer(Generic[B]):
-    """One incarnation of the process behind an address, and the lane to it."""
+    """One process (one epoch) at an address, and the lane to it."""
 
     def __init__(self, address: str, aliases: frozenset[str], lane: Lane) -> None:
         self.address = address
         self.aliases = aliases
         self.lane = lane
-        self.greeted = False
-        """Its lane took the latest hello."""
+        self.hello_sent = False
+        """The lane accepted the latest hello."""
         self.unreachable = False
-        """The connection to it ended and no other one stands, though its heartbeats may come."""
+        """The lane is disconnected, although heartbeats may still arrive."""
         self.heartbeat: B | None = None
-        self.heard = 0.0
-        """When its last heartbeat came, on the monotonic clock."""
+        self.last_heartbeat_at = 0.0
+        """On the monotonic clock."""
         self.alive = False
         self.progress = 0
-        """Turns of its loop at the last heartbeat; 0 where it does not tell."""
-        self.moved = 0.0
-        """When that last grew."""
+        """Turns of the peer's loop at its last heartbeat; 0 if it does not report them."""
+        self.last_progress_at = 0.0
+        """On the monotonic clock."""
         self.stalled = False
-        """It heartbeats, but its loop stands still."""
+        """It sends heartbeats, but its loop makes no progress."""
         self.dead = False
-        """It hung up and fell silent, and its death was reported."""
+        """It disconnected and fell silent, and its death was reported."""
         self.refuses = False
-        """It refused a request because it is in quarantine; until its next heartbeat."""
+        """It rejected a request because it is in quarantine; reset by its next heartbeat."""
         self.missed: dict[int, int] = {}
-        """Frames that it never got, as far as it told, by the epoch of the lane or of the engine they came from."""
+        """Frames that it reported as missed, by the epoch of the lane or engine that sent them."""
 
     @property
     def name(self) -> str:
-        """Its id, or its address before it was heard."""
+        """Its id; its address before the first heartbeat."""
         if self.heartbeat is None:
             return self.address
         return self.heartbeat.engine if isinstance(self.heartbeat, EngineHeartbeat) else self.heartbeat.detokenizer
 
     @property
     def epoch(self) -> int:
-        """Of its incarnation; 0 before it was heard."""
+        """0 before the first heartbeat."""
         return self.heartbeat.epoch if self.heartbeat else 0
 
     @property
     def usable(self) -> bool:
-        """It takes new work."""
+        """It accepts new work."""
         reachable = self.alive and not self.stalled and not self.unreachable
         return reachable and self.heartbeat is not None and not self.heartbeat.draining
 
-    def silent(self, now: float, timeout: float) -> bool:
-        """It has not been heard for the timeout, or for HUNG_UP_SECONDS since it hung up."""
-        return now - self.heard > (min(timeout, HUNG_UP_SECONDS) if self.lane.hung_up() else timeout)
+    def is_silent(self, now: float, timeout: float) -> bool:
+        """No heartbeat came for the timeout, or for HUNG_UP_SECONDS if the peer disconnected."""
+        return now - self.last_heartbeat_at > (min(timeout, HUNG_UP_SECONDS) if self.lane.hung_up() else timeout)
 
     @property
     def quarantined(self) -> bool:
@@ -72,48 +72,50 @@ class Peer(Generic[B]):
 
     @property
     def quarantine(self) -> int | None:
-        """Number of that request."""
+        """Number of the request that the engine runs alone."""
         return self.heartbeat.quarantine if isinstance(self.heartbeat, EngineHeartbeat) else None
 
     @property
     def draining(self) -> bool:
-        """It is alive and wants to be rid of its work."""
+        """It is alive and its requests should move elsewhere."""
         return self.alive and self.asked_to_drain
 
     @property
     def asked_to_drain(self) -> bool:
-        """Its latest heartbeat said so, whether or not it is alive."""
+        """According to its latest heartbeat, alive or not."""
         return self.heartbeat is not None and self.heartbeat.draining
 
-    def hear(self, heartbeat: B, now: float) -> None:
-        """Take a heartbeat of this incarnation."""
+    def on_heartbeat(self, heartbeat: B, now: float) -> None:
+        """`heartbeat` is of this peer's epoch."""
+        # A peer that comes back gets the whole stall_timeout again.
         if isinstance(heartbeat, EngineHeartbeat) and (heartbeat.progress != self.progress or not self.alive):
-            self.progress, self.moved, self.stalled = heartbeat.progress, now, False
-        self.heartbeat, self.heard, self.alive, self.refuses, self.dead = heartbeat, now, True, False, False
+            self.progress, self.last_progress_at, self.stalled = heartbeat.progress, now, False
+        self.heartbeat, self.last_heartbeat_at, self.alive = heartbeat, now, True
+        self.refuses = self.dead = False
 
-    def news_of_missed(self) -> dict[int, int]:
-        """What was missed since the call before, by epoch."""
+    def newly_missed(self) -> dict[int, int]:
+        """Counts of missed frames that grew since the last call, by epoch."""
         missed = self.heartbeat.missed if self.heartbeat else {}
-        news = {epoch: count for epoch, count in missed.items() if count > self.missed.get(epoch, 0)}
-        self.missed |= news
-        return news
+        grown = {epoch: count for epoch, count in missed.items() if count > self.missed.get(epoch, 0)}
+        self.missed |= grown
+        return grown
 
 
 EnginePeer = Peer[EngineHeartbeat]
 DetokenizerPeer = Peer[DetokenizerHeartbeat]
 
 
-class Heard(Enum):
-    """What a heartbeat told."""
+class HeartbeatSource(Enum):
+    """Who sent a heartbeat."""
 
     UNKNOWN = 0
-    """It came from nobody that the settings list."""
+    """An address that is not configured."""
     STALE = 1
-    """From an incarnation that has been replaced."""
-    SAME = 2
-    """From a peer that was alive."""
+    """A former epoch, which was replaced."""
+    ALIVE = 2
+    """A peer that was alive."""
     NEW = 3
-    """From a peer that was not: for the first time, or again."""
+    """A peer that was not: its first heartbeat, or the first after it was lost."""
 
 
 class Peers(Generic[B]):
@@ -127,42 +129,42 @@ class Peers(Generic[B]):
         stall_timeout: float,
         security: Security = PLAIN,
     ) -> None:
-        """`hello` for a peer of that epoch; 0 before it was heard. `security` of lanes to this kind."""
+        """`hello` makes the hello for a peer by its epoch (0 before its first heartbeat)."""
         self.unknown = 0
-        """Heartbeats of peers that are not configured."""
+        """Heartbeats from addresses that are not configured."""
         self._context = context
         self._hello = hello
         self._timeout = timeout
         self._stall_timeout = stall_timeout
         self._security = security
         self._peers: dict[str, Peer[B]] = {}
-        self._incarnations: dict[str, Epochs] = {}
+        self._epochs: dict[str, Epochs] = {}
         """By address."""
 
     @property
     def all(self) -> list[Peer[B]]:
-        """Those never heard included."""
+        """Including those without a heartbeat so far."""
         return list(self._peers.values())
 
     @property
-    def heard(self) -> list[Peer[B]]:
-        """Those that are alive, draining or not."""
+    def alive(self) -> list[Peer[B]]:
+        """Including those that drain."""
         return [peer for peer in self._peers.values() if peer.alive]
 
     @property
     def usable(self) -> list[Peer[B]]:
-        """Those that take new work."""
+        """Those that accept new work."""
         return [peer for peer in self._peers.values() if peer.usable]
 
     def set_addresses(self, addresses: dict[str, frozenset[str]]) -> list[Peer[B]]:
-        """Follow the addresses; the caller closes the lanes of those that went, which it returns.
+        """Add and remove peers; returns the removed ones, whose lanes the caller closes.
 
-        A peer that is still alive stays until it falls silent.
+        A removed address keeps its peer while that is alive.
         """
         gone = [peer for address, peer in self._peers.items() if address not in addresses and not peer.alive]
         for peer in gone:
             del self._peers[peer.address]
-            self._incarnations.pop(peer.address, None)
+            self._epochs.pop(peer.address, None)
         for address, aliases in addresses.items():
             if address in self._peers:
                 self._peers[address].aliases = aliases
@@ -170,66 +172,58 @@ class Peers(Generic[B]):
                 self._peers[address] = self._new(address, aliases)
         return gone
 
-    def greet(self) -> None:
-        """Say hello to all."""
+    def send_hellos(self) -> None:
         for peer in self._peers.values():
-            peer.greeted = peer.lane.send(self._hello(peer.epoch))
+            peer.hello_sent = peer.lane.send(self._hello(peer.epoch))
 
     def check_lanes(self) -> None:
-        """Mark the peers that are unreachable, and say hello to those whose lanes did not take the latest one: a new
-        lane is full until it is connected.
-        """
+        """Update `unreachable`, and repeat hellos that a lane rejected: a new lane is full until it is connected."""
         for peer in self._peers.values():
-            # While keys change, a lane may say that it hung up although another connection of it stands.
+            # While keys change, a lane may report a hang-up although its other connection works.
             peer.unreachable = peer.lane.hung_up() and not peer.lane.ready()
-            if not peer.greeted and peer.lane.ready():
-                peer.greeted = peer.lane.send(self._hello(peer.epoch))
+            if not peer.hello_sent and peer.lane.ready():
+                peer.hello_sent = peer.lane.send(self._hello(peer.epoch))
 
-    def hear(self, heartbeat: B, now: float) -> tuple[Heard, Peer[B] | None]:
-        """Take a heartbeat: what it told, and the former incarnation of its sender if that is lost now.
-
-        The caller closes the former's lane.
-        """
+    def on_heartbeat(self, heartbeat: B, now: float) -> tuple[HeartbeatSource, Peer[B] | None]:
+        """The sender, and its former epoch if this heartbeat replaces that; the caller closes the former's lane."""
         peer = next((peer for peer in self._peers.values() if heartbeat.address in peer.aliases), None)
         if peer is None:
             self.unknown += 1
-            return Heard.UNKNOWN, None
-        former, incarnations = None, self._incarnations.get(peer.address, Epochs())
-        if incarnations.is_former(heartbeat.epoch):
-            return Heard.STALE, None
-        if incarnations.replaced_by(heartbeat.epoch):
+            return HeartbeatSource.UNKNOWN, None
+        former, epochs = None, self._epochs.get(peer.address, Epochs())
+        if epochs.is_former(heartbeat.epoch):
+            return HeartbeatSource.STALE, None
+        if epochs.replaced_by(heartbeat.epoch):
             former = peer
             peer = self._replace(peer)
-        self._incarnations[peer.address] = incarnations.met(heartbeat.epoch)
-        heard = Heard.SAME if peer.alive else Heard.NEW
-        peer.hear(heartbeat, now)
-        return heard, former
+        self._epochs[peer.address] = epochs.met(heartbeat.epoch)
+        source = HeartbeatSource.ALIVE if peer.alive else HeartbeatSource.NEW
+        peer.on_heartbeat(heartbeat, now)
+        return source, former
 
-    def fall_silent(self, now: float) -> list[Peer[B]]:
-        """Mark the peers that have not been heard for too long, and return them."""
-        silent = [peer for peer in self._peers.values() if peer.silent(now, self._timeout)]
+    def mark_silent(self, now: float) -> list[Peer[B]]:
+        """Mark the peers lost whose heartbeats stopped, and return them."""
+        silent = [peer for peer in self._peers.values() if peer.is_silent(now, self._timeout)]
         lost = [peer for peer in silent if peer.alive]
         for peer in lost:
             peer.alive, peer.dead = False, peer.lane.hung_up() and not peer.asked_to_drain
         return lost
 
-    def stand_still(self, now: float) -> list[Peer[B]]:
-        """Mark the peers that heartbeat, but have made no progress for the timeout, and return them."""
-        still = [
-            peer for peer in self.heard if peer.progress and not peer.stalled and now - peer.moved > self._stall_timeout
-        ]
-        for peer in still:
+    def mark_stalled(self, now: float) -> list[Peer[B]]:
+        """Mark the peers that made no progress for `stall_timeout`, and return them."""
+        running = [peer for peer in self.alive if peer.progress and not peer.stalled]
+        stalled = [peer for peer in running if now - peer.last_progress_at > self._stall_timeout]
+        for peer in stalled:
             peer.stalled = True
-        return still
+        return stalled
 
-    def forgive(self, seconds: float) -> None:
-        """This process itself stood still for so long: their silence then says nothing."""
+    def credit_pause(self, seconds: float) -> None:
+        """Do not count a pause of this process as silence of the peers."""
         for peer in self._peers.values():
-            peer.heard += seconds
-            peer.moved += seconds
+            peer.last_heartbeat_at += seconds
+            peer.last_progress_at += seconds
 
     def close(self) -> None:
-        """Close all lanes."""
         for peer in self._peers.values():
             peer.lane.close(linger=0.2)
         self._peers.clear()

@@ -1,7 +1,7 @@
-"""Where a request goes: the engine with the least work before its first token, the detokenizer with the fewest streams.
+"""Places requests: on the engine with the least work before the first token, and the detokenizer with fewest streams.
 
-Work is counted in prompt tokens that are not cached there, as the engines' heartbeats report. So the longest cached
-prefix wins, unless that engine is clearly more loaded than the least loaded one.
+Work is measured in prompt tokens that the engine has not cached. So the longest cached prefix wins, unless that engine
+is clearly more loaded than the least loaded one.
 """
 
 import time
@@ -15,17 +15,19 @@ from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
 
 SEQUENCE_WORK = 32
-"""What a running sequence costs a newcomer, in prompt tokens: a step is shared with it."""
+"""The delay that a running sequence causes for a new request, in prompt tokens: they share each step."""
 SPREAD_FACTOR = 1.5
 SPREAD_SLACK = 8
-"""More sequences than SPREAD_FACTOR × the least loaded engine's + SPREAD_SLACK: it gets nothing, cached or not."""
+"""An engine with more than SPREAD_FACTOR × the least loaded engine's sequences + SPREAD_SLACK gets no new request, even
+if it has the prefix cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Peers by the epochs of their heartbeats, and what the request was charged there."""
+    """A request's peers and the load it adds there."""
 
     engine: int
+    """Epoch of the peer, as `detokenizer`."""
     detokenizer: int
     sequences: int
     uncached_tokens: int
@@ -38,9 +40,9 @@ class _EngineLoad:
     requests: int = 0
     sequences: int = 0
     context_tokens: int = 0
-    """Of own requests without a first token."""
+    """Uncached prompt tokens of our requests that have no token yet."""
     others: int = 0
-    """Requests of other routers, at the last heartbeat."""
+    """Requests of other routers, as of the last heartbeat."""
 
     @property
     def all_sequences(self) -> int:
@@ -62,50 +64,50 @@ class _DetokenizerLoad:
 
 
 class Placement:
-    """This router's own load on each peer, what the heartbeats say about others', and which prefixes lie where."""
+    """The load of each peer, from this router and (by heartbeats) from others, and the prefixes each engine caches."""
 
     def __init__(self, cached_blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`cached_blocks` are remembered per engine."""
+        """`cached_blocks`: capacity of the prefix index, per engine."""
         self._cached_blocks = cached_blocks
         self._clock = clock
         self._engines: dict[int, _EngineLoad] = {}
         self._detokenizers: dict[int, _DetokenizerLoad] = {}
 
-    def hear_engine(self, heartbeat: EngineHeartbeat) -> None:
-        """Requests that the engine reports beyond our own belong to other routers. `catch_up` handles cache events."""
+    def on_engine_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
+        """Update the engine's load. `update_cache` then applies the reported changes of its cache."""
         load = self._engine(heartbeat.epoch)
+        # Requests beyond our own belong to other routers.
         load.others = max(0, heartbeat.stats.active_requests - load.requests)
         if heartbeat.cache is not None:
-            load.cache.hear(heartbeat.cache)
+            load.cache.begin_update(heartbeat.cache)
 
-    def catch_up(self) -> bool:
-        """Apply a part of the cache news that were heard; tells whether there may be more."""
-        behind = next((load.cache for load in self._engines.values() if load.cache.behind), None)
-        if behind is not None:
-            behind.work()
-        return behind is not None
+    def update_cache(self) -> bool:
+        """Apply a slice of the reported cache changes; False if there was nothing to apply."""
+        updating = next((load.cache for load in self._engines.values() if load.cache.updating), None)
+        if updating is not None:
+            updating.continue_update()
+        return updating is not None
 
-    def cache_heard(self, epoch: int) -> int:
-        """Number of the latest change of that engine's cache that is applied here; 0: none."""
-        return self._engines[epoch].cache.heard if epoch in self._engines else 0
+    def cache_version(self, epoch: int) -> int:
+        """Number of the latest change of the engine's cache that is applied here; 0: none."""
+        return self._engines[epoch].cache.version if epoch in self._engines else 0
 
     def requests(self, epoch: int) -> int:
-        """That this engine holds, of all routers."""
+        """Requests of all routers on this engine."""
         load = self._engine(epoch)
         return load.requests + load.others
 
-    def hear_detokenizer(self, heartbeat: DetokenizerHeartbeat) -> None:
-        """The same for streams."""
+    def on_detokenizer_heartbeat(self, heartbeat: DetokenizerHeartbeat) -> None:
         load = self._detokenizer(heartbeat.epoch)
         load.others = max(0, heartbeat.streams - load.streams)
 
     def forget(self, epoch: int) -> None:
-        """That incarnation has gone, and its cache with it."""
+        """Drop all state of a process that has ended."""
         self._engines.pop(epoch, None)
         self._detokenizers.pop(epoch, None)
 
     def forget_cache(self, epoch: int) -> None:
-        """That engine dropped its prefix cache."""
+        """The engine flushed its prefix cache."""
         self._engine(epoch).cache.flush()
 
     def choose(
@@ -116,11 +118,12 @@ class Placement:
         salt: str,
         sequences: int,
     ) -> Choice:
-        """Pick from at least one of each, at random among equals. Charges nothing.
+        """Pick an engine and a detokenizer that it reaches, at random among equals, without charging them.
 
-        Each engine reaches some of the detokenizers; one that it reaches is picked.
+        Neither list may be empty, and each engine must reach at least one of the detokenizers.
         """
         loads = [(self._engine(heartbeat.epoch), heartbeat) for heartbeat in engines]
+        # A popular prefix must not draw every request to the engine that has it.
         limit = min(load.all_sequences for load, _ in loads) * SPREAD_FACTOR + SPREAD_SLACK
         loads = [(load, heartbeat) for load, heartbeat in loads if load.all_sequences <= limit]
         engine, uncached, chain = self._least_work(loads, prompt, salt)
@@ -128,7 +131,7 @@ class Placement:
         return Choice(engine.epoch, self._fewest_streams(reached), sequences, uncached, chain)
 
     def charge(self, choice: Choice) -> None:
-        """The request was submitted there: its blocks will be cached, its work is ahead."""
+        """Count a submitted request, and expect its blocks in the engine's cache."""
         engine = self._engine(choice.engine)
         engine.requests += 1
         engine.sequences += choice.sequences
@@ -136,15 +139,15 @@ class Placement:
         engine.cache.expect(choice.chain)
         self._detokenizer(choice.detokenizer).streams += choice.sequences
 
-    def begun(self, choice: Choice) -> None:
-        """Its first token has come: the prompt's work is done. Call it at most once, before `release`."""
+    def on_first_token(self, choice: Choice) -> None:
+        """The prompt is computed. Called at most once per request, before `release`."""
         if choice.engine in self._engines:
             engine = self._engines[choice.engine]
             engine.context_tokens -= choice.uncached_tokens
-            engine.cache.computed(choice.chain, self._clock())
+            engine.cache.on_computed(choice.chain, self._clock())
 
     def release(self, choice: Choice, begun: bool) -> None:
-        """It has ended, or its peer was lost."""
+        """The request ended, or its peer was lost. `begun`: it had its first token."""
         if choice.engine in self._engines:
             engine = self._engines[choice.engine]
             engine.requests -= 1
@@ -158,7 +161,7 @@ class Placement:
     def _least_work(
         self, loads: list[tuple[_EngineLoad, EngineHeartbeat]], prompt: Sequence[int], salt: str
     ) -> tuple[EngineHeartbeat, int, Chain]:
-        """The engine that will be through with the prompt first; its uncached tokens, the prompt's blocks."""
+        """(the engine that will finish the prompt first, its uncached tokens, the prompt's block hashes)."""
         now = self._clock()
         chains: dict[tuple[str, int], Chain] = {}
         order = sorted(((load.work, random(), load, heartbeat) for load, heartbeat in loads), key=itemgetter(0, 1))
@@ -168,6 +171,7 @@ class Placement:
             chain = chains.get(kind := (heartbeat.fingerprint, size))
             if chain is None:
                 chain = chains[kind] = _chain(heartbeat, prompt, salt)
+            # The number of blocks that must be cached here to beat the best engine so far.
             needed = max(0, (work + len(prompt) - least) // size + 1)
             uncached = len(prompt) - load.cache.prefix(chain, now, needed) * size
             if work + uncached < least:

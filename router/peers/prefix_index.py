@@ -1,4 +1,4 @@
-"""What one engine's prefix cache holds: reported by its heartbeats, or expected from our own requests."""
+"""The blocks in one engine's prefix cache: reported by its heartbeats, or expected from requests placed there."""
 
 from collections import OrderedDict, deque
 from collections.abc import Container, Iterator, Sequence
@@ -8,68 +8,70 @@ from sluice.ring.heartbeats import CacheNews
 from sluice.ring.timing import CACHE_REPORT_SECONDS
 
 Chain = tuple[int, ...]
-"""Short hashes (sluice.ring.hashing) of a prompt's full blocks, first block first."""
+"""Short hashes (sluice.ring.hashing) of a prompt's full blocks, in order."""
 
 SLICE_BLOCKS = 4096
-"""Blocks of news that are applied in one go: about a millisecond."""
+"""Blocks applied per slice of an update: about a millisecond."""
 
 
 class PrefixIndex:
-    """One incarnation's cache.
+    """The prefix cache of one engine process.
 
-    News may come again, late or with holes: what does not follow on from `heard` is ignored, for the next hello asks
-    for it again.
+    Reports may be lost, late or repeated: one that does not continue from `version` is ignored, since the next hello
+    tells the engine which changes are missing.
     """
 
-    def __init__(self, most_blocks: int) -> None:
-        """At most so many blocks are remembered as told, those told or used last.
+    def __init__(self, capacity: int) -> None:
+        """`capacity` bounds the reported blocks, the least recently reported or used going first.
 
-        What is expected is bounded by the requests placed there: live ones, and those of the last CACHE_REPORT_SECONDS.
+        Expected blocks are bounded by the requests placed here: running, or ended less than
+        CACHE_REPORT_SECONDS ago.
         """
-        self.heard = 0
-        """Number of the latest change that was applied."""
-        self._most_blocks = most_blocks
-        self._told: OrderedDict[int, None] = OrderedDict()
-        self._news: Iterator[bool] | None = None
+        self.version = 0
+        """Number of the latest change applied."""
+        self._capacity = capacity
+        self._reported: OrderedDict[int, None] = OrderedDict()
+        self._update: Iterator[bool] | None = None
         self._expected: dict[int, int] = {}
-        """By how many requests."""
+        """Number of requests that expect a block."""
         self._due: deque[tuple[float, Chain]] = deque()
+        """Computed chains, and the time after which they are not expected any more."""
 
     @property
-    def behind(self) -> bool:
-        """News came that are not wholly applied."""
-        return self._news is not None
+    def updating(self) -> bool:
+        return self._update is not None
 
     def prefix(self, chain: Chain, now: float, needed: int = 0) -> int:
-        """Leading blocks of the chain that are cached, or will be before a request placed now gets there.
+        """Number of leading blocks that are cached, or will be by the time a request placed now is scheduled.
 
-        Where they are fewer than `needed` it may answer 0, which takes one look-up instead of one per block.
+        May return 0 if there are fewer than `needed`, which takes one look-up instead of one per block.
         """
         while self._due and self._due[0][0] <= now:
             self.drop(self._due.popleft()[1])
         if needed and not (needed <= len(chain) and self._knows(chain[needed - 1])):
             return 0
+        # A chain may alternate between reported and expected blocks.
         blocks, before = 0, -1
         while blocks > before:
             before = blocks
-            blocks += _leading(chain, blocks, self._told)
+            blocks += _leading(chain, blocks, self._reported)
             blocks += _leading(chain, blocks, self._expected)
         return blocks
 
     def expect(self, chain: Chain) -> None:
-        """A request was placed that will compute these, or uses them again."""
-        # The root block last: the ends of chains are forgotten first.
+        """A request was placed that computes or reuses these blocks."""
+        # The root block last, so that the ends of chains are evicted first.
         for block in reversed(chain):
             self._expected[block] = self._expected.get(block, 0) + 1
-            if block in self._told:
-                self._told.move_to_end(block)
+            if block in self._reported:
+                self._reported.move_to_end(block)
 
-    def computed(self, chain: Chain, now: float) -> None:
-        """That request has its first token: soon the news will tell what came of it."""
+    def on_computed(self, chain: Chain, now: float) -> None:
+        """The blocks of an expected chain are computed; a report will soon replace the expectation."""
         self._due.append((now + CACHE_REPORT_SECONDS, chain))
 
     def drop(self, chain: Chain) -> None:
-        """Nothing more is expected of that request."""
+        """Undo one `expect`."""
         for block in chain:
             left = self._expected[block] - 1
             if left:
@@ -78,43 +80,44 @@ class PrefixIndex:
                 del self._expected[block]
 
     def flush(self) -> None:
-        """The engine forgot every prefix. Requests whose prompts it has not computed yet will fill it again."""
-        self._told.clear()
+        """The engine dropped every prefix. Chains that are not computed yet stay expected."""
+        self._reported.clear()
         while self._due:
             self.drop(self._due.popleft()[1])
 
-    def hear(self, news: CacheNews) -> None:
-        """Begin to apply them, if they are news; while others are being applied they have to come again."""
-        follows = news.whole or news.after <= self.heard
-        if self._news is None and follows and news.last > self.heard:
-            self._news = self._apply(news)
+    def begin_update(self, report: CacheNews) -> None:
+        """Start applying a report. Ignored if it does not continue from `version`, or while another is applied."""
+        follows = report.whole or report.after <= self.version
+        if self._update is None and follows and report.last > self.version:
+            self._update = self._apply(report)
 
-    def work(self) -> None:
-        """Apply a slice of the news."""
-        if self._news is not None and not next(self._news, False):
-            self._news = None
+    def continue_update(self) -> None:
+        """Apply the next slice."""
+        if self._update is not None and not next(self._update, False):
+            self._update = None
 
     def _knows(self, block: int) -> bool:
-        return block in self._told or block in self._expected
+        return block in self._reported or block in self._expected
 
-    def _apply(self, news: CacheNews) -> Iterator[bool]:
-        told: OrderedDict[int, None] = OrderedDict() if news.whole else self._told
-        for part in _slices(news.removed):
+    def _apply(self, report: CacheNews) -> Iterator[bool]:
+        # A whole report is built aside, so that the former one answers until it is complete.
+        reported: OrderedDict[int, None] = OrderedDict() if report.whole else self._reported
+        for part in _slices(report.removed):
             for block in part:
-                told.pop(block, None)
+                reported.pop(block, None)
             yield True
-        for part in _slices(news.stored):
+        for part in _slices(report.stored):
             for block in part:
-                told[block] = None
-            while len(told) > self._most_blocks:
-                told.popitem(last=False)
+                reported[block] = None
+            while len(reported) > self._capacity:
+                reported.popitem(last=False)
             yield True
-        self._told = told
-        self.heard = news.last
+        self._reported = reported
+        self.version = report.last
 
 
 def _leading(chain: Chain, start: int, known: Container[int]) -> int:
-    """How many blocks from `start` on are known, until one is not; a loop in C, for this is asked of every engine."""
+    # takewhile loops in C, which matters because placement does this for every engine.
     return len(list(takewhile(known.__contains__, islice(chain, start, None))))
 
 

@@ -15,7 +15,7 @@ from router.requests.cancels import Cancels
 from router.requests.registry import Requests, RequestState, Route
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
-from router.validate.context import fit
+from router.validate.spec import fit
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import StopParams
 from sluice.ring.wire import Cancel, Drop, Submit
@@ -123,7 +123,7 @@ class Attempts:
         """The first token of this attempt has come."""
         if live.route is not None and not live.begun:
             live.begun = True
-            self._placement.begun(live.route.choice)
+            self._placement.on_first_token(live.route.choice)
             if live.first_heard is None:
                 live.first_heard = time.monotonic()
 
@@ -193,7 +193,7 @@ class Attempts:
     def _ring_size(self) -> int:
         """Engines that are there, or may come back."""
         since = time.monotonic() - self._suspects.patience
-        return sum(peer.alive or peer.heard > max(0.0, since) for peer in self._members.engines.all)
+        return sum(peer.alive or peer.last_heartbeat_at > max(0.0, since) for peer in self._members.engines.all)
 
     def _separate(self, live: RequestState, found: _Candidates, ring: int | None) -> _Candidates:
         """Suspects, which come with the size of the ring, from all others."""

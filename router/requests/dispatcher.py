@@ -156,7 +156,7 @@ class Dispatcher:
 
     def leave_cut_off(self) -> None:
         """What runs at an engine from which nothing gets to its detokenizer goes on elsewhere."""
-        cut = [engine for engine in self._members.engines.heard if engine.heartbeat and engine.heartbeat.cut_off]
+        cut = [engine for engine in self._members.engines.alive if engine.heartbeat and engine.heartbeat.cut_off]
         for live in self._requests.on_ring if cut else ():
             route = live.route
             if route is not None and route.engine in cut and not reaches(route.engine, route.detokenizer):
@@ -166,7 +166,7 @@ class Dispatcher:
     def leave_draining(self) -> None:
         """What runs at a peer that drains goes on elsewhere at once, if anybody else is there."""
         members = self._members
-        heard: list[EnginePeer | DetokenizerPeer] = [*members.engines.heard, *members.detokenizers.heard]
+        heard: list[EnginePeer | DetokenizerPeer] = [*members.engines.alive, *members.detokenizers.alive]
         draining = [peer for peer in heard if peer.draining]
         if not draining:
             return

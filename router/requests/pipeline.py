@@ -15,10 +15,9 @@ from router.requests.admission import Admission
 from router.requests.counters import RequestCounters
 from router.requests.dispatcher import Dispatcher
 from router.requests.registry import Requests, RequestState
-from router.text.tokenizer_pool import Text
-from router.validate.context import fit
+from router.text.tokenizer_pool import TokenizerPool
 from router.validate.model import Model
-from router.validate.spec import parse
+from router.validate.spec import fit, parse
 from router.validate.violations import logged
 from sluice.ring.errors import FinishReason
 from sluice.v1 import generation_pb2
@@ -33,7 +32,7 @@ class RequestPipeline:
         self,
         model: Model,
         limits: Limits,
-        text: Text,
+        text: TokenizerPool,
         requests: Requests,
         admission: Admission,
         dispatcher: Dispatcher,

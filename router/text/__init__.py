@@ -1,1 +1,1 @@
-"""Text to token ids and back, for the front door: tokenizer, chat template, vocabulary."""
+"""Text to token ids and back: tokenizer, chat template."""

@@ -1,4 +1,4 @@
-"""The model's chat template, rendered as transformers' `apply_chat_template` does: same sandbox and filters."""
+"""The model's chat template, rendered as by transformers' `apply_chat_template`: same sandbox, same filters."""
 
 import json
 from datetime import datetime
@@ -20,7 +20,7 @@ FINAL_MESSAGE_END = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatTemplate:
-    """A compiled template with the model's special tokens. Raises CheckpointError where it cannot be compiled."""
+    """A compiled template with the model's special tokens. Raises CheckpointError if it cannot be compiled."""
 
     def __init__(self, source: str, tokenizer_config: dict[str, Any]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -33,15 +33,17 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise CheckpointError(f"the chat template cannot be read: line {error.lineno}: {error.message}") from error
+            raise CheckpointError(f"the chat template is invalid: line {error.lineno}: {error.message}") from error
         self._special_tokens = _special_tokens(tokenizer_config)
 
     def render(self, chat: ChatPrompt) -> str:
-        """Text of the prompt. Raises RequestError where the template refuses the messages."""
+        """The prompt's text. Raises RequestError if the template rejects the messages."""
         messages: list[dict[str, str]] = [dict(message) for message in chat.messages]
+        # A mark shows where the final message ends in the rendered text, whatever the template appends after it.
         if chat.continue_final_message:
             messages[-1]["content"] += FINAL_MESSAGE_END
         variables = {"documents": None} | self._special_tokens | chat.variables
+        # Last, so that the caller's template_kwargs cannot replace the messages.
         variables |= {
             "messages": messages,
             "tools": chat.tools,
@@ -49,19 +51,18 @@ class ChatTemplate:
         }
         try:
             text = self._template.render(variables)
-        except Exception as error:  # a template is a program: whatever it raises is about this chat
-            description = f"the chat template refuses these messages: {shown(str(error))}"
+        except Exception as error:  # a template is a program and may raise anything
+            description = f"the chat template rejects these messages: {shown(str(error))}"
             raise RequestError.invalid([Violation("spec.chat", description, private=True)]) from error
         return _cut_after_final_message(text, chat.messages[-1]["content"]) if chat.continue_final_message else text
 
 
 class GenerationBlock(ext.Extension):
-    """{% generation %}…{% endgeneration %}: marks what the assistant said, for training. Here only its text counts."""
+    """{% generation %}…{% endgeneration %} marks the assistant's text for training; rendering keeps just the text."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 reads it from the class
 
     def parse(self, parser: parser.Parser) -> nodes.Node:
-        """The block is its body."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
@@ -71,7 +72,7 @@ class GenerationBlock(ext.Extension):
 
 
 class _PlainDict:
-    """`dict(...)` for templates, without the type's other doors."""
+    """`dict(...)` for templates, without access to the type and its other attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -81,10 +82,10 @@ class _PlainDict:
 
 
 class _PlainNamespace(Namespace):
-    """A namespace that keeps no underscored names."""
+    """jinja2's namespace, which rejects names with a leading underscore: they would reach Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # No named self, as in jinja2's own class: `namespace(self=...)` stays possible.
+        # No parameter named self, as in jinja2's own class, so that `namespace(self=...)` works.
         self, args = args[0], args[1:]
         attributes = dict(*args, **kwargs)
         for name in attributes:
@@ -98,7 +99,7 @@ class _PlainNamespace(Namespace):
 
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace keeps no underscored name such as {name!r}")
+        raise jinja2.exceptions.SecurityError(f"a namespace allows no name with a leading underscore: {name!r}")
 
 
 def _to_json(
@@ -108,7 +109,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # jinja2's own filter escapes HTML.
+    # jinja2's own filter escapes HTML, which would change the prompt.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -132,12 +133,9 @@ def _content(token: str | dict[str, Any]) -> str:
 def _cut_after_final_message(text: str, final_message: str) -> str:
     mark = FINAL_MESSAGE_END.strip()
     if mark not in text or final_message.strip() not in text:
-        raise _refused("the chat template does not show the final message, so that it cannot be continued")
+        description = "the chat template does not show the final message, so it cannot be continued"
+        raise RequestError.invalid([Violation("spec.chat", description)])
     end = text.rindex(mark)
-    # A template that trims its messages has taken the mark's space; then the message's own end goes too.
+    # A template that trims messages removed the mark's trailing space; then the message's own trailing space goes too.
     kept = text[end : end + len(FINAL_MESSAGE_END)] == FINAL_MESSAGE_END
     return text[:end] if kept else text[:end].rstrip()
-
-
-def _refused(description: str) -> RequestError:
-    return RequestError.invalid([Violation("spec.chat", description)])

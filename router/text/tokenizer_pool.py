@@ -1,4 +1,4 @@
-"""Text to tokens and back, in a few threads: the library works outside Python's lock, the event loop never waits."""
+"""Tokenizes and detokenizes in a few threads: the library releases the GIL, and the event loop never blocks."""
 
 import asyncio
 import threading
@@ -16,24 +16,22 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.vocabulary import Vocabulary
 
 ID_BYTES = 8
-"""Of the text of a token id, for the bound of what waits."""
+"""Estimated text bytes of a token id, for the bound on queued work."""
 
 T = TypeVar("T")
 
 
 class Encoding(NamedTuple):
-    """Tokens of a text."""
-
     ids: list[int]
     offsets: list[tuple[int, int]]
-    """Ranges of Unicode code points, one per id."""
+    """[start, end) in Unicode code points, one per id."""
 
 
-class Text:
-    """The model's tokenizer and chat template. Raises CheckpointError where they cannot be read.
+class TokenizerPool:
+    """The model's tokenizer and chat template. Raises CheckpointError if they cannot be read.
 
-    At most `max_waiting` texts wait for the threads, of `max_waiting_bytes` together, but for one alone; the next one
-    gets OVERLOADED.
+    At most `max_waiting` texts of `max_waiting_bytes` in all are queued or in work; one more is refused as OVERLOADED.
+    A single text may be larger than that.
     """
 
     def __init__(
@@ -57,13 +55,13 @@ class Text:
         self.vocabulary = Vocabulary(self._tokenizer)
 
     async def tokens(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, whole. Raises RequestError."""
+        """Token ids of the prompt, not truncated. Raises RequestError."""
         if isinstance(prompt, IdsPrompt):
             return list(prompt.ids)
         return await self._run(prompt.size, lambda: self._encode_prompt(prompt))
 
     async def encode(self, text: str, add_special_tokens: bool, into: Callable[[Encoding], T]) -> T:
-        """What `into`, called in a thread, makes of the ids and offsets of a text: there may be millions."""
+        """`into(encoding)`, called in the thread too, since a text may have millions of tokens."""
 
         def work() -> T:
             found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -72,12 +70,12 @@ class Text:
         return await self._run(len(text.encode()), work)
 
     async def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Text of ids, U+FFFD for broken bytes."""
+        """Invalid UTF-8 becomes U+FFFD."""
         size = ID_BYTES * len(ids)
         return await self._run(size, lambda: str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)))
 
     def close(self) -> None:
-        """Let the threads end; what waits is dropped."""
+        """Stop the threads; queued work is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _encode_prompt(self, prompt: Prompt) -> list[int]:
@@ -92,25 +90,25 @@ class Text:
         text = self._template.render(chat)
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > self._max_rendered_bytes:
-            description = f"the chat template makes {size} bytes of it, at most {self._max_rendered_bytes} are taken"
+            description = f"is {size} bytes when rendered, at most {self._max_rendered_bytes} are allowed"
             raise RequestError.invalid([Violation(chat.field, description)])
         return text
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
-        """`size` in bytes of what is worked on."""
+        """`work()` in a thread; `size` is that of its input in bytes."""
         with self._lock:
             if self._waiting >= self._max_waiting:
-                message = f"{self._waiting} texts wait to be tokenized or decoded, at most {self._max_waiting} may"
+                message = f"{self._waiting} texts are being tokenized or decoded, at most {self._max_waiting} may be"
                 raise RequestError(ErrorCode.OVERLOADED, message)
             if self._waiting and self._waiting_bytes + size > self._max_waiting_bytes:
                 message = (
-                    f"texts of {self._waiting_bytes} bytes wait to be tokenized or decoded and this one has {size}; "
-                    f"at most {self._max_waiting_bytes} may wait"
+                    f"texts of {self._waiting_bytes} bytes are being tokenized or decoded and this one has {size}; "
+                    f"at most {self._max_waiting_bytes} are allowed"
                 )
                 raise RequestError(ErrorCode.OVERLOADED, message)
             self._count(1, size)
         future = self._threads.submit(_guarded, work)
-        # Counted until the work has ended, not until a cancelled caller went away.
+        # Counted until the work ends: a thread goes on even if the caller was cancelled.
         future.add_done_callback(lambda _: self._done(size))
         return await asyncio.wrap_future(future)
 
@@ -127,7 +125,7 @@ def _guarded(work: Callable[[], T]) -> T:
     try:
         return work()
     except BaseException as error:
-        # A panic in the library's Rust is no Exception in Python, and would end more than this request.
+        # A panic in the library's Rust code is a BaseException, which would end more than this request.
         if type(error).__module__ != "pyo3_runtime":
             raise
         raise RequestError(ErrorCode.TEXT_FAILED, f"the tokenizer raised {type(error).__name__}") from error
@@ -136,8 +134,9 @@ def _guarded(work: Callable[[], T]) -> T:
 def _load(checkpoint: Checkpoint) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(checkpoint.tokenizer_file))
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(f"{checkpoint.tokenizer_file} is no tokenizer: {error}") from error
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{checkpoint.tokenizer_file} is not a tokenizer: {error}") from error
+    # tokenizer.json may configure both, for training.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

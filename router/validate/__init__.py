@@ -1,1 +1,1 @@
-"""Parse, don't validate: a GenerationSpec message becomes one bounded Spec, or an error naming each bad field."""
+"""Parse, don't validate: a GenerationSpec message becomes one bounded Spec, or an error that names each bad field."""

@@ -1,20 +1,23 @@
-"""Which fields of GenerationSpec are honoured, and which are refused by name because they are not built yet.
+"""Which fields of GenerationSpec are implemented, and which are rejected because they are not built yet.
 
-Every field of the .proto stands in exactly one of the two tables; a test walks the descriptor.
+Every field of the .proto is in exactly one of the two tables; a test walks the descriptor.
 """
 
 from collections.abc import Callable, Mapping
 
 from google.protobuf.message import Message
 
+from router.config import Limits
 from router.errors import RequestError, Violation
+from router.validate.violations import Violations
 from sluice.ring.errors import ErrorCode
 from sluice.v1.generation_pb2 import GenerationSpec
+from sluice.v1.sampling_pb2 import GuidedDecoding
 
 NESTED = frozenset({"chat", "chat.messages", "kv_cache", "output", "resume", "sampling", "stopping", "token_ids"})
-"""Messages whose own fields are listed one by one."""
+"""Messages whose fields are listed one by one."""
 
-HONOURED = frozenset(
+IMPLEMENTED = frozenset(
     {
         "request_id",
         "model",
@@ -65,7 +68,7 @@ HONOURED = frozenset(
     }
 )
 
-REFUSED = frozenset(
+REJECTED = frozenset(
     {
         "sampling.bad_words",
         "sampling.no_repeat_ngram_size",
@@ -83,6 +86,8 @@ REFUSED = frozenset(
     }
 )
 
+GUIDE_TEXTS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
+
 OFF: Mapping[str, Callable[[GenerationSpec], bool]] = {
     "sampling.no_repeat_ngram_size": lambda spec: spec.sampling.no_repeat_ngram_size == 0,
     "sampling.beam_search": lambda spec: spec.sampling.beam_search.width == 1,
@@ -93,19 +98,30 @@ OFF: Mapping[str, Callable[[GenerationSpec], bool]] = {
         and (spec.speculation.HasField("max_draft_tokens") or not spec.speculation.draft_token_ids)
     ),
 }
-"""Whether the value of a refused field asks for nothing. The other refused fields are off only while they are unset;
-of `best_of` less than n is an error of its own."""
+"""Whether a rejected field has a value that turns the feature off. All other rejected fields must be unset. A `best_of`
+below n passes here and is reported by `parse`."""
 
 
-def refuse_unbuilt(spec: GenerationSpec) -> None:
-    """Raise RequestError NOT_BUILT_YET naming every refused field that is set to something other than off."""
-    found = [f"spec.{path}" for path in sorted(REFUSED) if _is_set(spec, path) and not _is_off(spec, path)]
+def reject_unbuilt(spec: GenerationSpec, limits: Limits) -> None:
+    """Raises RequestError: INVALID_ARGUMENT for an oversized guide, else NOT_BUILT_YET naming every rejected field."""
+    _check_guide_size(spec.guided, limits)
+    found = [f"spec.{path}" for path in sorted(REJECTED) if _is_set(spec, path) and not _is_off(spec, path)]
     if found:
         raise RequestError(
             ErrorCode.NOT_BUILT_YET,
             f"not built yet: {', '.join(found)}",
             [Violation(path, "is not built yet: leave it unset or off") for path in found],
         )
+
+
+def _check_guide_size(guide: GuidedDecoding, limits: Limits) -> None:
+    kind = guide.WhichOneof("guide")
+    bad = Violations()
+    if kind == "choice":
+        bad.at_most("spec.guided.choice.choices", guide.choice.ByteSize(), limits.guide_bytes, "bytes")
+    elif kind in GUIDE_TEXTS:
+        bad.at_most(f"spec.guided.{kind}", len(getattr(guide, kind).encode()), limits.guide_bytes, "bytes")
+    bad.raise_if_any()
 
 
 def _is_off(spec: GenerationSpec, path: str) -> bool:

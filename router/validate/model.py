@@ -1,12 +1,22 @@
-"""What the front door knows of the model: names, sizes, end tokens, and the defaults of generation_config.json."""
+"""The served model's limits and defaults, read from its checkpoint."""
 
 import struct
 from dataclasses import dataclass
 from typing import Any
 
-from router.validate.ranges import SAMPLING_RANGES
+from router.validate.violations import Range
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.ring.params import SamplingParams
+
+SAMPLING_RANGES = {
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1, above=True),
+    "min_p": Range(0, 1),
+    "repetition_penalty": Range(0, 100, above=True),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+}
+"""Ranges of the API, which generation_config.json must respect too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +28,19 @@ class Model:
     max_context_tokens: int
     eos_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    """What a request gets where it says nothing."""
+    """Defaults of unset fields, from generation_config.json."""
     dtype: str
     tokenizer_fingerprint: str
-    """Hex; of the tokenizer files only."""
+    """Hex digest of the tokenizer files."""
     has_chat: bool
 
     def top_k(self, asked: int) -> int:
-        """To keep the whole vocabulary is to filter nothing."""
+        """0 (no filter) where `asked` covers the whole vocabulary."""
         return asked if asked < self.vocab_size else 0
 
 
 def describe(checkpoint: Checkpoint) -> Model:
-    """Read a checkpoint's description. Raises CheckpointError where generation_config.json is out of range."""
+    """Raises CheckpointError if a value of generation_config.json is out of range."""
     return Model(
         name=checkpoint.name,
         vocab_size=checkpoint.vocab_size,
@@ -49,7 +59,7 @@ def _sampling_defaults(checkpoint: Checkpoint) -> SamplingParams:
         value = checkpoint.generation.get(name)
         if value is None:
             continue
-        problem = allowed.problem(value) if type(value) in (int, float) else f"is {value!r}, no number"
+        problem = allowed.problem(value) if type(value) in (int, float) else f"is {value!r}, not a number"
         if problem:
             raise CheckpointError(f"{checkpoint.path / 'generation_config.json'}: {name} {problem}")
         found[name] = _as_float32(value)
@@ -64,5 +74,5 @@ def _sampling_defaults(checkpoint: Checkpoint) -> SamplingParams:
 
 
 def _as_float32(value: float) -> float:
-    # The API's floats have 32 bits: an unset 0.7 and a sent 0.7 must be the same number.
+    # The API's floats have 32 bits: a default of 0.7 must equal a 0.7 that a client sends.
     return float(struct.unpack("<f", struct.pack("<f", value))[0])

@@ -1,4 +1,4 @@
-"""The prompt in its three forms: text, token ids, a chat."""
+"""The three forms of a prompt: text, token ids, chat."""
 
 import json
 from dataclasses import dataclass
@@ -17,8 +17,6 @@ RESERVED_VARIABLES = frozenset({"messages", "tools", "continue_final_message"})
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """To be tokenized."""
-
     text: str
     size: int
     """Bytes."""
@@ -28,7 +26,7 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class IdsPrompt:
-    """Tokenized by the caller; every id is in the vocabulary."""
+    """Every id is in the vocabulary."""
 
     ids: tuple[int, ...]
     field: str = "spec.token_ids"
@@ -36,11 +34,9 @@ class IdsPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """To be rendered by the model's chat template, then tokenized."""
-
     messages: tuple[dict[str, str], ...]
     size: int
-    """Bytes of all of it."""
+    """Bytes of the whole message."""
     tools: list[dict[str, Any]] | None
     variables: dict[str, Any]
     continue_final_message: bool
@@ -54,7 +50,7 @@ Prompt = TextPrompt | IdsPrompt | ChatPrompt
 
 
 def parse_prompt(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> Prompt:
-    """Exactly one form, within its limits. What it returns means nothing once `bad` holds something."""
+    """The result is meaningless if `bad` has violations."""
     kind = spec.WhichOneof("prompt")
     if kind == "token_ids":
         return _ids(spec, model, limits, bad)
@@ -72,12 +68,12 @@ def _ids(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad:
     ids: tuple[int, ...] = ()
     if not spec.token_ids.ids:
         bad.add(field, "is empty: a prompt has at least one token")
-    # Counted before it is copied: millions of ids would hold the event loop.
+    # Checked before the copy: copying millions of ids would block the event loop.
     elif bad.at_most(field, len(spec.token_ids.ids), limits.prompt_ids, "ids"):
         ids = tuple(spec.token_ids.ids)
         bad.token_ids(field, ids, model.vocab_size)
     if spec.HasField("add_special_tokens") and spec.add_special_tokens:
-        bad.add("spec.add_special_tokens", "is true, but token ids are taken as they are: it goes with text or chat")
+        bad.add("spec.add_special_tokens", "is true, but token ids are used unchanged: it applies to text and chat")
     return IdsPrompt(ids)
 
 
@@ -86,7 +82,7 @@ def _chat(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad
     if not model.has_chat:
         bad.add("spec.chat", f"the model {model.name} has no chat template")
     size = chat.ByteSize()
-    # Counted before anything is made of it: millions of empty messages would fill the memory.
+    # Checked before conversion: millions of empty messages, a few bytes each, would fill the memory as objects.
     if not (
         bad.at_most("spec.chat", size, limits.prompt_bytes, "bytes")
         and bad.at_most("spec.chat.messages", len(chat.messages), limits.messages, "messages")
@@ -138,7 +134,7 @@ def _tools(text: str, bad: Violations) -> list[dict[str, Any]] | None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        bad.add("spec.chat.tools_json", f"is no JSON: {shown(str(error))}", private=True)
+        bad.add("spec.chat.tools_json", f"is not valid JSON: {shown(str(error))}", private=True)
         return None
     if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
         bad.add("spec.chat.tools_json", "must be a JSON array of objects")
@@ -147,7 +143,7 @@ def _tools(text: str, bad: Violations) -> list[dict[str, Any]] | None:
 
 
 def _add_generation_prompt(chat: generation_pb2.ChatPrompt, variables: dict[str, Any], bad: Violations) -> bool:
-    """On, unless the last message goes on or a template variable of that name says otherwise."""
+    """True by default, unless the last message is continued; a template variable of that name overrides it."""
     wanted = variables.pop("add_generation_prompt", not chat.continue_final_message)
     if not isinstance(wanted, bool):
         bad.add(
@@ -157,7 +153,7 @@ def _add_generation_prompt(chat: generation_pb2.ChatPrompt, variables: dict[str,
         )
         return False
     if wanted and chat.continue_final_message:
-        bad.add("spec.chat.continue_final_message", "does not go together with add_generation_prompt")
+        bad.add("spec.chat.continue_final_message", "cannot be combined with add_generation_prompt")
     return bool(wanted)
 
 
@@ -166,7 +162,7 @@ def _variables(struct: struct_pb2.Struct) -> dict[str, Any]:
 
 
 def _plain(value: struct_pb2.Value) -> Any:
-    """JSON as json.loads would give it: a whole number is an int, which templates print without a point."""
+    """As json.loads would return it: a whole number is an int, which templates print without a decimal point."""
     kind = value.WhichOneof("kind")
     if kind == "struct_value":
         return _variables(value.struct_value)

@@ -1,13 +1,11 @@
-"""How eagerly a request's blocks are kept: sluice.v1.KvCacheOptions, bounded; ranges bound to the prompt once known."""
+"""Retention priorities of a request's KV cache blocks (sluice.v1.KvCacheOptions)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from router.config import Limits
-from router.validate.durations import bounded_seconds
-from router.validate.ranges import Range
-from router.validate.violations import Violations
+from router.validate.violations import Range, Violations
 from sluice.ring.params import DEFAULT_RETENTION, RangeRetention, RetentionParams
 from sluice.v1 import generation_pb2
 
@@ -17,12 +15,12 @@ PRIORITY_RANGE = Range(0, 100)
 
 @dataclass(frozen=True, slots=True)
 class TokenRange:
-    """A part of the prompt as it was sent: before truncation."""
+    """Token positions [start, end) of the prompt as sent, before truncation."""
 
     field: str
     start: int
     end: int | None
-    """None: to the end of the prompt."""
+    """None: the end of the prompt."""
     priority: int
     seconds: float | None
 
@@ -32,14 +30,14 @@ class Retention:
     """Before the prompt's length is known."""
 
     prompt: tuple[TokenRange, ...]
-    """In order; they do not overlap."""
+    """Sorted, without overlaps."""
     decode_priority: int
     decode_seconds: float | None
 
     def params(self, prompt_tokens: int, kept_tokens: int) -> RetentionParams:
-        """For a prompt of so many tokens, of which the last `kept_tokens` are used: ranges stay with their tokens.
+        """Ranges shifted to a prompt of `prompt_tokens` that is truncated to its last `kept_tokens`.
 
-        Raises RequestError INVALID_ARGUMENT where a range leaves the prompt.
+        Raises RequestError INVALID_ARGUMENT for a range beyond the prompt.
         """
         bad = Violations()
         for part in self.prompt:
@@ -48,6 +46,7 @@ class Retention:
             elif part.end is not None and part.end > prompt_tokens:
                 bad.add(f"{part.field}.end", f"is {part.end}, the prompt has {prompt_tokens} tokens")
         bad.raise_if_any()
+        # Truncation drops the first tokens, so positions move to the front; ranges that end before it disappear.
         cut = prompt_tokens - kept_tokens
         bound = [
             RangeRetention(max(0, part.start - cut), (part.end or prompt_tokens) - cut, part.priority, part.seconds)
@@ -57,14 +56,14 @@ class Retention:
 
 
 def parse_retention(options: generation_pb2.KvCacheOptions, limits: Limits, bad: Violations) -> Retention:
-    """What it returns means nothing once `bad` holds something."""
+    """The result is meaningless if `bad` has violations."""
     decode_priority = options.decode_priority if options.HasField("decode_priority") else DEFAULT_RETENTION
     bad.within(f"{FIELD}.decode_priority", decode_priority, PRIORITY_RANGE)
     return Retention(
         prompt=_prompt(options.prompt_retention, limits, bad),
         decode_priority=decode_priority,
         decode_seconds=(
-            bounded_seconds(f"{FIELD}.decode_duration", options.decode_duration, limits.retention_time, bad)
+            bad.duration(f"{FIELD}.decode_duration", options.decode_duration, limits.retention_time)
             if options.HasField("decode_duration")
             else None
         ),
@@ -94,9 +93,6 @@ def _part(field: str, part: generation_pb2.TokenRangeRetention, limits: Limits, 
     if end is not None and end <= part.start:
         bad.add(f"{field}.end", f"is {end}, must be greater than start, which is {part.start}")
     bad.within(f"{field}.priority", part.priority, PRIORITY_RANGE)
-    held = (
-        bounded_seconds(f"{field}.duration", part.duration, limits.retention_time, bad)
-        if part.HasField("duration")
-        else None
-    )
-    return TokenRange(field, part.start, end, part.priority, held)
+    limit = limits.retention_time
+    keep = bad.duration(f"{field}.duration", part.duration, limit) if part.HasField("duration") else None
+    return TokenRange(field, part.start, end, part.priority, keep)

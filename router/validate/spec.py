@@ -1,41 +1,38 @@
-"""One request, bounded: what `parse` makes of a sluice.v1.GenerationSpec."""
+"""One validated request: `parse` makes it from a sluice.v1.GenerationSpec, `fit` checks it against the context."""
 
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from router.config import Limits
-from router.errors import RequestError
-from router.validate.durations import bounded_seconds
-from router.validate.fields import refuse_unbuilt
-from router.validate.guide import check_guide
+from router.errors import RequestError, Violation
+from router.validate.fields import reject_unbuilt
 from router.validate.model import Model
 from router.validate.prompt import Prompt, parse_prompt
-from router.validate.resume import check_seed, parse_model, parse_resume
 from router.validate.retention import Retention, parse_retention
-from router.validate.sampling import parse_sampling
-from router.validate.stopping import Stopping, parse_stopping
+from router.validate.sampling import Stopping, parse_sampling, parse_stopping
 from router.validate.violations import Violations, shown
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import SamplingParams, TextParams
 from sluice.v1 import generation_pb2
 
 UNARY_INTERVAL = 128
-"""Tokens after which the router hears of a unary answer: where it goes on if an engine is lost."""
+"""Tokens per text batch of a unary request: a failed attempt loses fewer than this."""
 MAX_ENGINE_DEATHS = 8
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+FINGERPRINT = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Every field present and in range; only the prompt's tokens are still to be found."""
+    """Every field is present and in range. The prompt is not tokenized yet."""
 
     request_id: str
     prompt: Prompt
     keep_prompt_tokens: int | None
-    """Keep only so many, the last ones."""
+    """Truncate the prompt to this many tokens, the last ones."""
     retention: Retention
     sampling: SamplingParams
     stopping: Stopping
@@ -47,45 +44,44 @@ class Spec:
     time_limit: float | None
     """Seconds, from the request's arrival."""
     token_ids: bool
-    """Return ids."""
+    """Whether to return token ids."""
     echo: bool
     timings: bool
     streaming: bool
     resume: Mapping[int, tuple[int, ...]]
-    """By output, the tokens that the caller has."""
+    """Tokens that the caller already has, by output index."""
     resume_model: str
-    """Fingerprint of the model that these are of; empty: not known."""
+    """Fingerprint of the model that generated them; empty: unknown."""
     engine_deaths: int = 0
-    """Under this request, at other routers."""
+    """Consecutive engine deaths under this request, as other routers reported."""
 
     @property
     def resumed_tokens(self) -> int:
-        """Of all outputs; the engine computes them again."""
+        """Total over all outputs; the engine computes them again."""
         return sum(map(len, self.resume.values()))
 
     def echoes(self, index: int) -> bool:
-        """Whether the prompt's text comes before that of this output: it did before what the caller has."""
+        """Whether this output begins with the prompt's text; a resumed stream has sent it already."""
         return self.echo and index not in self.resume and not any(self.resume.values())
 
 
 def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, streaming: bool) -> Spec:
     """Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else INVALID_ARGUMENT with every bad field.
 
-    What is not built yet is INVALID_ARGUMENT where it is too large.
+    An oversized guide is INVALID_ARGUMENT, although guides are not built yet.
     """
+    # First what makes other violations pointless, then all of these in one answer.
     check_model(spec.model, model, "spec.model")
+    reject_unbuilt(spec, limits)
     bad = Violations()
-    check_guide(spec.guided, limits, bad)
-    bad.raise_if_any()
-    refuse_unbuilt(spec)
     stopping = parse_stopping(spec.stopping, model, limits, bad)
     n = _n(spec, limits, bad)
     _check_best_of(spec, n, bad)
     sampling = parse_sampling(spec.sampling, _logprobs(spec.output, limits, bad), model, limits, bad)
-    resume = parse_resume(spec.resume, n, stopping, model, bad)
+    resume = _resume(spec.resume, n, stopping, model, bad)
     if spec.engine_deaths > MAX_ENGINE_DEATHS:
         bad.add("spec.engine_deaths", f"is {spec.engine_deaths}, must be in [0, {MAX_ENGINE_DEATHS}]")
-    check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
+    _check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
     found = Spec(
         request_id=_request_id(spec.request_id, bad),
         prompt=parse_prompt(spec, model, limits, bad),
@@ -104,14 +100,14 @@ def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, str
         streaming=streaming,
         resume=resume,
         engine_deaths=spec.engine_deaths,
-        resume_model=parse_model(spec.resume, bad),
+        resume_model=_resume_model(spec.resume, bad),
     )
     bad.raise_if_any()
     return found
 
 
 def check_model(name: str, model: Model, field: str) -> None:
-    """The served name, or empty for the default. Raises RequestError MODEL_NOT_FOUND."""
+    """Raises RequestError MODEL_NOT_FOUND unless `name` is the served model or empty."""
     if name not in ("", model.name):
         raise RequestError(
             ErrorCode.MODEL_NOT_FOUND,
@@ -121,9 +117,36 @@ def check_model(name: str, model: Model, field: str) -> None:
         )
 
 
+def fit(spec: Spec, prompt_tokens: int, context_tokens: int) -> int:
+    """The request's max_tokens, at least 1; as many as fit where the caller set none.
+
+    Raises RequestError: INVALID_ARGUMENT for a prompt without tokens, CONTEXT_OVERFLOW with both numbers.
+    """
+    if prompt_tokens == 0:
+        raise RequestError.invalid([Violation(spec.prompt.field, "has no tokens, must have at least one")])
+    room = context_tokens - prompt_tokens
+    wanted = spec.stopping.max_tokens
+    with_prompt = f"with {prompt_tokens} prompt tokens"
+    context = f"the context of {context_tokens} tokens"
+    if room < 1:
+        raise _overflow(spec.prompt.field, f"has {prompt_tokens} tokens, which leaves no room in {context}")
+    if wanted is not None and wanted > room:
+        total = prompt_tokens + wanted
+        raise _overflow("spec.stopping.max_tokens", f"is {wanted}, {with_prompt} that is {total}, more than {context}")
+    if spec.stopping.min_tokens > room:
+        least = spec.stopping.min_tokens
+        raise _overflow("spec.stopping.min_tokens", f"is {least}, but {with_prompt} only {room} fit {context}")
+    for index, ids in spec.resume.items():
+        if len(ids) > room:
+            found = f"has {len(ids)} tokens of output {index}"
+            raise _overflow("spec.resume", f"{found}, but {with_prompt} only {room} fit {context}")
+    return wanted or room
+
+
 def new_request_id() -> str:
     """A UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then random bits."""
     value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
+    # The version, 7, and the variant, 0b10.
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
     text = f"{value:032x}"
@@ -176,7 +199,7 @@ def _n(spec: generation_pb2.GenerationSpec, limits: Limits, bad: Violations) -> 
 
 
 def _check_best_of(spec: generation_pb2.GenerationSpec, n: int, bad: Violations) -> None:
-    """More than n is not built yet."""
+    # A best_of above n was rejected as not built yet.
     if spec.HasField("best_of") and spec.best_of < n:
         bad.add("spec.best_of", f"is {spec.best_of}, must be at least n, which is {n}")
 
@@ -197,4 +220,48 @@ def _salt(options: generation_pb2.KvCacheOptions, limits: Limits, bad: Violation
 def _time_limit(spec: generation_pb2.GenerationSpec, limits: Limits, bad: Violations) -> float | None:
     if not spec.HasField("time_limit"):
         return None
-    return bounded_seconds("spec.time_limit", spec.time_limit, limits.time_limit, bad)
+    return bad.duration("spec.time_limit", spec.time_limit, limits.time_limit)
+
+
+def _resume(
+    given: Sequence[generation_pb2.ResumeFrom], n: int, stopping: Stopping, model: Model, bad: Violations
+) -> dict[int, tuple[int, ...]]:
+    """Tokens by output index."""
+    found: dict[int, tuple[int, ...]] = {}
+    most = stopping.max_tokens or model.max_context_tokens
+    for i, part in enumerate(given):
+        field = f"spec.resume[{i}]"
+        if part.index >= n:
+            bad.add(f"{field}.index", f"is {part.index}, must be less than n, which is {n}")
+            return {}
+        if part.index in found:
+            bad.add(f"{field}.index", f"is {part.index}, which was given before")
+            return {}
+        if bad.at_most(f"{field}.token_ids", len(part.token_ids), most, "ids"):
+            bad.token_ids(f"{field}.token_ids", part.token_ids, model.vocab_size)
+        found[part.index] = tuple(part.token_ids)
+    return found
+
+
+def _resume_model(given: Sequence[generation_pb2.ResumeFrom], bad: Violations) -> str:
+    """Fingerprint of the model that generated the tokens; empty where the caller gives none."""
+    found = given[0].model_fingerprint if given else ""
+    if found and not FINGERPRINT.fullmatch(found):
+        bad.add("spec.resume[0].model_fingerprint", f"is {shown(found)}, must be what Started returned")
+    for i, part in enumerate(given):
+        if part.model_fingerprint != found:
+            both = f"is {shown(part.model_fingerprint)} and that of spec.resume[0] {shown(found)}: they must be equal"
+            bad.add(f"spec.resume[{i}].model_fingerprint", both)
+            break
+    return found
+
+
+def _check_seed(resumed: Mapping[int, tuple[int, ...]], greedy: bool, seed_given: bool, bad: Violations) -> None:
+    # Only the seed that drew the tokens so far continues the same sequence.
+    if any(resumed.values()) and not greedy and not seed_given:
+        field = "spec.sampling.seed"
+        bad.add(field, "is not set: with resume and a temperature above 0 it must be what Started returned")
+
+
+def _overflow(field: str, description: str) -> RequestError:
+    return RequestError.invalid([Violation(field, description)], ErrorCode.CONTEXT_OVERFLOW)

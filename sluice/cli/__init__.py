@@ -9,7 +9,7 @@ __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Entry point. Ctrl-C is silent: during the imports, which take a second, and at the very end too."""
+    """Entry point. Ctrl-C prints no traceback, not even during the imports, which take a second, or at exit."""
     exit_on_interrupt()
     from sluice.cli.commands import app
 

@@ -1,4 +1,4 @@
-"""`sluice chat`: a conversation with the model."""
+"""`sluice chat`: an interactive conversation with the model."""
 
 import re
 import sys
@@ -11,17 +11,17 @@ from sluice.cli.common import (
     MaxTokens,
     Seed,
     Temperature,
-    complain,
     describe,
     fail,
     notes,
+    print_error,
 )
 from sluice.cli.generate import print_stream
 from sluice.cli.server import Server, asks_server
 from sluice.client import Client, Options, SluiceError, Unavailable
 
 HELP, CLEAR, EXIT = "/help", "/clear", "/exit"
-COMMANDS = {HELP: "shows this", CLEAR: "forgets the conversation", EXIT: "leaves, as Ctrl-D does"}
+COMMANDS = {HELP: "shows this help", CLEAR: "starts a new conversation", EXIT: "quits, as does Ctrl-D"}
 COMMAND = re.compile(r"/\w+")
 CHAT = "chat"
 """Capability of a model that has a chat template."""
@@ -30,12 +30,12 @@ CHAT = "chat"
 @asks_server
 def chat(
     server: Server,
-    system: Annotated[str | None, typer.Option(help="Instructions that come first")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt")] = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     seed: Seed = None,
 ) -> None:
-    """Talk with the model. /help lists what can be typed beside messages; Ctrl-C stops an answer, Ctrl-D leaves."""
+    """Chat with the model. /help lists the commands, Ctrl-C stops an answer, Ctrl-D quits."""
     options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with server.client() as client:
         check_chat(client)
@@ -43,16 +43,14 @@ def chat(
 
 
 def check_chat(client: Client) -> None:
-    """Raises typer.Exit where no model can chat."""
+    """Raises typer.Exit if no model has a chat template."""
     models = client.models()
     if not any(CHAT in model.capabilities for model in models):
         names = ", ".join(model.name for model in models) or "no model"
-        raise fail(f"{names} has no chat template, so there is no chat; complete texts with: sluice generate")
+        raise fail(f"{names} has no chat template; complete a text instead: sluice generate")
 
 
 class Conversation:
-    """The messages so far."""
-
     def __init__(self, client: Client, system: str | None, options: Options) -> None:
         self._client = client
         self._options = options
@@ -60,28 +58,28 @@ class Conversation:
         self._messages = list(self._first)
 
     def run(self) -> None:
-        """Read, answer, until the end of the input."""
+        """Until the end of the input."""
         if sys.stdin.isatty():
-            # Arrow keys and a history of lines, for `input`.
+            # Importing it gives `input` arrow keys and a history.
             import readline  # noqa: F401
 
-            notes().print(f"{HELP} lists commands, Ctrl-D leaves", style="dim")
+            notes().print(f"{HELP} lists the commands, Ctrl-D quits", style="dim")
         while (text := self._read()) is not None:
             command = text.strip()
             if command == EXIT:
                 return
             if COMMAND.fullmatch(command):
-                self._obey(command)
+                self._run_command(command)
             elif command:
                 self._answer(text)
 
-    def _obey(self, command: str) -> None:
+    def _run_command(self, command: str) -> None:
         if command == CLEAR:
             self._messages = list(self._first)
-            notes().print("the conversation is forgotten", style="dim")
+            notes().print("new conversation", style="dim")
             return
         if command != HELP:
-            complain(f"there is no command {command}")
+            print_error(f"unknown command {command}")
         for name, meaning in COMMANDS.items():
             notes().print(f"{name}  {meaning}", style="dim")
 
@@ -97,11 +95,11 @@ class Conversation:
         try:
             answer = print_stream(partial(self._client.stream, messages, **self._options))
         except KeyboardInterrupt:
-            notes().print("\nstopped; this turn is forgotten", style="dim")
+            notes().print("\nstopped; this turn is not part of the conversation", style="dim")
             return
         except Unavailable:
             raise
         except SluiceError as error:
-            complain(describe(error, " or ".join(self._client.addresses)))
+            print_error(describe(error, " or ".join(self._client.addresses)))
             return
         self._messages = [*messages, {"role": "assistant", "content": answer}]

@@ -1,4 +1,4 @@
-"""What the commands share: the options of a generation, errors in one line."""
+"""Shared by the commands: options of a generation, one-line errors."""
 
 import sys
 from collections.abc import Iterator
@@ -10,26 +10,26 @@ from rich.console import Console
 
 from sluice.client import SluiceError, Unavailable
 
-MaxTokens = Annotated[int | None, typer.Option(help="New tokens at most; default: what fits the model's context")]
+MaxTokens = Annotated[int | None, typer.Option(help="Maximum number of new tokens; default: what fits the context")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; default: the model's")]
-TopK = Annotated[int | None, typer.Option(help="Sample from the k most likely tokens; 0 is off")]
+TopK = Annotated[int | None, typer.Option(help="Sample from the k most likely tokens; 0: from all")]
 TopP = Annotated[float | None, typer.Option(help="Sample from the most likely tokens of this probability mass")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text")]
 
 
 def notes() -> Console:
-    """Where everything goes that is not the answer itself: stderr."""
+    """stderr, for everything but the command's result."""
     return Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
 
-def complain(message: str) -> None:
-    """Say what went wrong, in one line."""
+def print_error(message: str) -> None:
+    """Print an error on one line."""
     notes().print(f"error: {' '.join(message.split())}", style="red", markup=False)
 
 
 def fail(message: str) -> typer.Exit:
-    """Say what went wrong; raise what this returns, to end with exit code 1."""
-    complain(message)
+    """Print an error; the caller raises the result to exit with code 1."""
+    print_error(message)
     return typer.Exit(1)
 
 
@@ -43,7 +43,7 @@ def one_line_errors(address: str) -> Iterator[None]:
 
 
 def describe(error: SluiceError, address: str) -> str:
-    """The error for a person."""
+    """The error's message for people."""
     if isinstance(error, Unavailable) and not error.reason:
         cause = error.message.rsplit(": ", 1)[-1]
         return f"no Sluice server answers at {address} ({cause}); start one with: sluice serve"

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -30,10 +29,10 @@ def generate(
     top_k: TopK = None,
     top_p: TopP = None,
     seed: Seed = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; may be given several times")] = None,
-    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt too")] = False,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text; repeatable")] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt first")] = False,
 ) -> None:
-    """Complete a text. The completion goes to stdout, and nothing else."""
+    """Complete a text. Only the completion is written to stdout."""
     prompt = sys.stdin.read() if text == "-" else text
     with server.client() as client:
         start = partial(
@@ -51,17 +50,15 @@ def generate(
 
 
 def print_stream(start: Callable[[], Stream]) -> str:
-    """Start a stream, write its text to stdout as it comes, and a summary to stderr if that is a terminal.
-
-    Returns the text.
-    """
+    """Write a stream to stdout as it arrives, and a summary to stderr if that is a terminal. Returns the text."""
     texts: list[str] = []
     reason: FinishReason | None = None
-    times = Times(time.monotonic())
+    started = time.monotonic()
+    first_token: float | None = None
     with start() as stream:
         for chunk in stream:
-            if chunk.token_count:
-                times.token(time.monotonic())
+            if chunk.token_count and first_token is None:
+                first_token = time.monotonic() - started
             sys.stdout.write(chunk.text)
             sys.stdout.flush()
             texts.append(chunk.text)
@@ -71,31 +68,18 @@ def print_stream(start: Callable[[], Stream]) -> str:
         sys.stdout.write("\n")
         sys.stdout.flush()
     if sys.stderr.isatty():
-        notes().print(summarize(stream, reason, times, time.monotonic()), style="dim", markup=False)
+        summary = summarize(stream, reason, first_token, time.monotonic() - started)
+        notes().print(summary, style="dim", markup=False)
     return text
 
 
-@dataclass(slots=True)
-class Times:
-    """Of a stream, on the monotonic clock."""
-
-    request: float
-    first_token: float | None = None
-
-    def token(self, now: float) -> None:
-        """A chunk brought tokens."""
-        if self.first_token is None:
-            self.first_token = now
-
-
-def summarize(stream: Stream, reason: FinishReason | None, times: Times, now: float) -> str:
-    """Counts and speed of an ended stream. Times count from the request, so tokens/s includes the first token's."""
+def summarize(stream: Stream, reason: FinishReason | None, first_token: float | None, seconds: float) -> str:
+    """Counts and speed of an ended stream; both times in seconds from the request."""
     if stream.usage is None:
         return "no usage"
     usage = stream.usage
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
-    first = "" if times.first_token is None else f"first token after {times.first_token - times.request:.2f} s · "
-    seconds = now - times.request
+    first = "" if first_token is None else f"first token after {first_token:.2f} s · "
     rate = usage.completion_tokens / seconds if seconds > 0 else 0
     return (
         f"{usage.prompt_tokens} prompt tokens{cached} · {usage.completion_tokens} new in {seconds:.2f} s · "

@@ -1,4 +1,4 @@
-"""`sluice health`: is it serving, and what is behind it."""
+"""`sluice health`: whether the routers serve, and the state of their engines and detokenizers."""
 
 import typer
 from rich.box import SIMPLE
@@ -12,26 +12,26 @@ from sluice.v1 import admin_pb2
 SERVICES = ("", "sluice.v1.GenerationService", "sluice.v1.ModelService", "sluice.v1.AdminService")
 TIMEOUT_SECONDS = 5.0
 FILE_WIDTH = 160
-"""Columns where the output is no terminal."""
+"""Columns if stdout is not a terminal."""
 
 
 @asks_server
 def health(server: Server) -> None:
-    """Show the state of the server, its engines and detokenizers. The exit code is 1 if a router is not serving."""
+    """Show the state of the server, its engines and detokenizers. Exit code 1 if a router is not serving."""
     serving = [_show(each) for each in server.each()]
     if not all(serving):
         raise typer.Exit(1)
 
 
 def _show(server: Server) -> bool:
-    """Whether it serves."""
+    """Whether the router serves."""
     try:
         with server.client(timeout=TIMEOUT_SECONDS) as client:
             states = {service: client.health(service) for service in SERVICES}
             models = client.models()
             stats, why = _stats(client)
     except typer.Exit:
-        # The others are shown all the same.
+        # The error was printed; go on with the other routers.
         return False
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -40,14 +40,14 @@ def _show(server: Server) -> bool:
     console.print(f"{server.addresses[0]} serves {served}", markup=False)
     console.print(_services(states))
     if stats is None:
-        console.print(f"what is behind it is not told here: {why}", markup=False)
+        console.print(f"no statistics of engines and detokenizers: {why}", markup=False)
     else:
         console.print(_engines(stats), detokenizers_table(stats), sep="\n")
     return states[""]
 
 
 def _stats(client: Client) -> tuple[admin_pb2.Stats | None, str]:
-    """Of the engines and detokenizers; or why not: AdminService may have a port and tokens of its own."""
+    """(statistics, "") or (None, the reason): AdminService may be on another port or need another token."""
     try:
         return client.stats(), ""
     except (NotImplementedByServer, Unauthenticated, Forbidden) as error:
@@ -78,7 +78,6 @@ def _engines(stats: admin_pb2.Stats) -> Table:
 
 
 def detokenizers_table(stats: admin_pb2.Stats) -> Table:
-    """What they hold."""
     table = Table("detokenizer", "streams", "waiting", "tokens/s", box=SIMPLE)
     for each in stats.detokenizers:
         table.add_row(each.detokenizer_id, str(each.streams), str(each.queue_depth), f"{each.tokens_per_second:.0f}")

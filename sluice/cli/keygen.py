@@ -1,4 +1,4 @@
-"""`sluice keygen`: the keys by which the services of a ring know each other."""
+"""`sluice keygen`: the keys by which the services of a ring authenticate each other."""
 
 from pathlib import Path
 from typing import Annotated, get_args
@@ -10,18 +10,18 @@ from sluice.ring.keys import ROLES, KeysError, Role, generate, has_key
 
 
 def keygen(
-    folder: Annotated[Path, typer.Argument(help="Where the keys go: FOLDER/secret and FOLDER/public")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the keys: FOLDER/secret and FOLDER/public")],
     rotate: Annotated[
-        str | None, typer.Option(metavar="ROLE", help=f"A new key for one role: {', '.join(get_args(Role))}")
+        str | None, typer.Option(metavar="ROLE", help=f"Replace the key of one role: {', '.join(get_args(Role))}")
     ] = None,
 ) -> None:
-    """Make the keys of a ring, a pair for each role. A service needs secret/ROLE.key of its own and all of public/."""
+    """Create the keys of a ring, a pair per role. A service needs its own secret/ROLE.key and all of public/."""
     roles = [role for role in ROLES if rotate in (None, role)]
     if not roles:
         raise fail(f"--rotate must be {', '.join(ROLES)}, not {rotate}")
     known = [role for role in roles if has_key(folder, role)]
     if rotate is None and known:
-        raise fail(f"{folder} holds keys of {', '.join(known)} already; a new one for a role: --rotate ROLE")
+        raise fail(f"{folder} already has keys of {', '.join(known)}; to replace one: --rotate ROLE")
     try:
         for role in roles:
             generate(folder, role)

@@ -1,4 +1,4 @@
-"""`sluice protos`: the public contract, for clients in other languages."""
+"""`sluice protos`: exports the .proto files, for clients in other languages."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from sluice.cli.common import fail
 
 OURS = "sluice/v1"
 GOOGLE = ("google/rpc/status.proto", "google/rpc/error_details.proto")
-"""What reading the details of an error takes."""
+"""Needed to read error details."""
 
 protos = typer.Typer(no_args_is_help=True, help="The .proto files of the public contract.")
 
@@ -23,9 +23,9 @@ def group() -> None:
 
 @protos.command()
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made if need be; files in it are replaced")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Created if missing; existing files are overwritten")],
 ) -> None:
-    """Write the .proto files into a folder, with those of google.rpc that errors use."""
+    """Write the .proto files into a folder, including those of google.rpc for error details."""
     try:
         for path, content in contract().items():
             target = folder / path
@@ -37,14 +37,14 @@ def export(
 
 
 def contract() -> dict[str, bytes]:
-    """Content by path, as import statements name it."""
+    """File contents by import path."""
     ours = {f"{OURS}/{file.name}": file.read_bytes() for file in sorted((_root() / OURS).glob("*.proto"))}
     google = Path(status_pb2.__file__).parents[2]
     return ours | {path: (google / path).read_bytes() for path in GOOGLE}
 
 
 def _root() -> Path:
-    """The folder protos/: in the installed package, or beside it in a checkout."""
+    """The folder protos/, which is inside the installed package, or beside it in a checkout."""
     package = Path(sluice.__file__).parent
     for root in (package / "protos", package.parent / "protos"):
         if (root / OURS).is_dir():

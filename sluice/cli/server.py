@@ -1,4 +1,4 @@
-"""Which server a command talks to: the same options for all of them."""
+"""The options of all commands that call a server."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ PEM = {"exists": True, "dir_okay": False}
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where it is, and how to get in."""
+    """Addresses and credentials."""
 
     addresses: tuple[str, ...]
     tls: TlsOptions | None = None
@@ -26,7 +26,7 @@ class Server:
 
     @contextmanager
     def client(self, timeout: float | None = None) -> Iterator[Client]:
-        """A client; what goes wrong is one line on stderr and exit code 1."""
+        """A client; an error becomes one line on stderr and exit code 1."""
         with one_line_errors(" or ".join(self.addresses)):
             try:
                 client = Client(self.addresses, timeout=timeout, tls=self.tls, token=self.token, tenant=self.tenant)
@@ -36,23 +36,23 @@ class Server:
                 yield client
 
     def each(self) -> "list[Server]":
-        """A server for each of the addresses."""
+        """One server per address."""
         return [Server((address,), self.tls, self.token, self.tenant) for address in self.addresses]
 
 
 def _server(
     address: Annotated[
-        str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server; of several routers, with commas")
+        str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server; several routers separated by commas")
     ] = DEFAULT_ADDRESS,
     tls_ca: Annotated[
-        Path | None, typer.Option(envvar="SLUICE_TLS_CA", help="Speak TLS, and trust these authorities (PEM)", **PEM)
+        Path | None, typer.Option(envvar="SLUICE_TLS_CA", help="Use TLS and trust these authorities (PEM)", **PEM)
     ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(envvar="SLUICE_TLS_CERT", help="Certificate of this client (PEM)", **PEM)
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(envvar="SLUICE_TLS_KEY", help="Its key (PEM)", **PEM)] = None,
     token: Annotated[str | None, typer.Option(envvar="SLUICE_TOKEN", help="Bearer token")] = None,
-    tenant: Annotated[str | None, typer.Option(envvar="SLUICE_TENANT", help="Whom requests are charged to")] = None,
+    tenant: Annotated[str | None, typer.Option(envvar="SLUICE_TENANT", help="Tenant of the requests")] = None,
 ) -> Server:
     addresses = tuple(filter(None, map(str.strip, address.split(","))))
     try:
@@ -63,7 +63,7 @@ def _server(
 
 
 def asks_server(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of `Server`, which it gets as its parameter `server`."""
+    """Decorator: adds the options of `_server` to a command and passes the result as its parameter `server`."""
     shared = inspect.signature(_server).parameters
     own = inspect.signature(command).parameters
 
@@ -71,6 +71,7 @@ def asks_server(command: Callable[..., None]) -> Callable[..., None]:
         server = _server(**{name: options.pop(name) for name in shared})
         command(server=server, **options)
 
+    # typer reads a command's options from its signature and annotations.
     parameters = [*shared.values(), *(each for name, each in own.items() if name != "server")]
     run.__signature__ = inspect.Signature([each.replace(kind=each.KEYWORD_ONLY) for each in parameters])  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}

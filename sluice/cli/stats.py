@@ -1,4 +1,4 @@
-"""`sluice stats`: what the engines do, in a table that keeps up with them."""
+"""`sluice stats`: a live table of the engines' statistics."""
 
 import time
 from contextlib import suppress
@@ -16,7 +16,7 @@ from sluice.v1 import admin_pb2
 
 TIMEOUT_SECONDS = 5.0
 MODEL_WIDTH = 8
-"""Characters of a fingerprint."""
+"""Shown characters of a fingerprint."""
 COLUMNS = (
     "engine", "step", "ms", "active", "queued", "paused", "context", "generation", "KV blocks", "host blocks", "reuse",
     "tokens/s",
@@ -26,10 +26,10 @@ COLUMNS = (
 @asks_server
 def stats(
     server: Server,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks")] = 0.5,
-    once: Annotated[bool, typer.Option("--once", help="Look once; so it is where the output is no terminal")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates")] = 0.5,
+    once: Annotated[bool, typer.Option("--once", help="Print once; the default unless stdout is a terminal")] = False,
 ) -> None:
-    """Show what engines and detokenizers do, until Ctrl-C."""
+    """Show statistics of engines and detokenizers, until Ctrl-C."""
     console = Console(highlight=False)
     with server.client(timeout=TIMEOUT_SECONDS) as client:
         if once or not console.is_terminal:
@@ -43,7 +43,7 @@ def stats(
 
 
 def tables(found: admin_pb2.Stats) -> Group:
-    """Engines and detokenizers, with the engines' models where these differ."""
+    """Engines and detokenizers; with the engines' models if these differ."""
     models = {engine.model_fingerprint for engine in found.engines}
     mixed = [_mixed(len(models), found.serving_model_fingerprint)] if len(models) > 1 else []
     return Group(*mixed, _engines(found, bool(mixed)), detokenizers_table(found))

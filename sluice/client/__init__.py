@@ -1,6 +1,7 @@
-"""Clients of a Sluice server: `Client` blocks, `AsyncClient` is for asyncio; both raise `SluiceError`."""
+"""Clients of a Sluice server: the blocking `Client` and the asyncio `AsyncClient`. Both raise `SluiceError`."""
 
 from sluice.client.async_client import AsyncClient
+from sluice.client.calls import AsyncSteps, Steps
 from sluice.client.client import Client
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, TlsOptions
 from sluice.client.errors import (
@@ -33,7 +34,6 @@ from sluice.client.results import (
     TokenLogprob,
     Usage,
 )
-from sluice.client.steps import AsyncSteps, Steps
 from sluice.client.streams import AsyncStream, Stream
 
 __all__ = [

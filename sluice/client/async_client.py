@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 import grpc
 from grpc import aio
 
+from sluice.client.calls import AsyncSteps
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions
 from sluice.client.errors import ModelNotFound, SluiceError, from_call_error, is_task_cancelled
 from sluice.client.options import Options, Prompt
@@ -19,20 +20,19 @@ from sluice.client.requests import (
     detokenize_request,
     generate_request,
     health_request,
-    tell_deaths,
+    set_engine_deaths,
     tokenize_request,
 )
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
-from sluice.client.routers import Method, Router, Routers, any_says
-from sluice.client.steps import AsyncSteps
+from sluice.client.routers import Method, Router, Routers, any_yes
 from sluice.client.streams import AsyncStream
 from sluice.v1 import admin_pb2
 
 
 class AsyncClient:
-    """Calls to a Sluice server, for the event loop it is made in. They raise `SluiceError`.
+    """Calls to a Sluice server, for the event loop that creates it. Calls raise `SluiceError`.
 
-    `addresses` and errors of options are as for `Client`. Raises RuntimeError outside a loop.
+    `addresses` and errors of options are as for `Client`. Raises RuntimeError outside an event loop.
     """
 
     def __init__(self, addresses: str | Sequence[str] = DEFAULT_ADDRESS, **options: Unpack[ClientOptions]) -> None:
@@ -41,27 +41,26 @@ class AsyncClient:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All routers."""
         return self._routers.addresses
 
     async def generate(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]) -> Generation:
-        """Generate and return everything at the end. Raises TypeError for an unknown option."""
+        """Generate, and return the whole result. Raises TypeError for an unknown option."""
         request = generate_request(prompt, options)
         return read_generation(await self._call(lambda router: router.generation.Generate, request, timeout))
 
     def stream(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]) -> AsyncStream:
-        """Start to generate and return an asynchronous iterator of chunks. Raises TypeError for an unknown option."""
+        """Start generating, and return an asynchronous iterator of chunks. Raises TypeError for an unknown option."""
         return AsyncStream(build_spec(prompt, options), self._routers, timeout)
 
     async def abort(self, request_id: str, reason: str = "") -> bool:
-        """Stop a request, also of another connection. False: no such request was live at any router."""
+        """Stop a request of any connection. False: no router has such a request running."""
         request = abort_request(request_id, reason)
-        return await self._any(lambda router: router.generation.Abort, request, lambda answer: answer.aborted)
+        return await self._any(lambda router: router.generation.Abort, request, lambda response: response.aborted)
 
     async def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool | None = None, offsets: bool = False
     ) -> Tokenization:
-        """Token ids of a text, as the server would see it as a prompt."""
+        """Token ids of a text, as the server would tokenize it as a prompt."""
         request = tokenize_request(text, model, add_special_tokens, offsets)
         return read_tokenization(await self._call(lambda router: router.generation.Tokenize, request))
 
@@ -73,32 +72,31 @@ class AsyncClient:
         return str((await self._call(lambda router: router.generation.Detokenize, request)).text)
 
     async def models(self) -> list[admin_pb2.Model]:
-        """Models served."""
         return list((await self._call(lambda router: router.models.ListModels, admin_pb2.ListModelsRequest())).models)
 
     async def stats(self) -> admin_pb2.Stats:
-        """Engines and detokenizers, now."""
+        """Statistics of the engines and detokenizers."""
         stats: admin_pb2.Stats = (
             await self._call(lambda router: router.admin.GetStats, admin_pb2.GetStatsRequest())
         ).stats
         return stats
 
     def stream_steps(self, *, timeout: float | None = None) -> AsyncSteps:
-        """What engines do, step by step, and what becomes of requests. `timeout` ends it; the default one does not."""
+        """Statistics of every engine step and request, as they happen. The client's default timeout does not apply."""
         router = self._routers.current
         request = admin_pb2.StreamStepsRequest()
         call = self._routers.start(router, lambda each: each.admin.StreamSteps, request, timeout)
-        return AsyncSteps(call, partial(self._routers.leave, router))
+        return AsyncSteps(call, partial(self._routers.skip, router))
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> bool:
-        """Whether a router, or one of its services such as "sluice.v1.GenerationService", is ready."""
+        """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
         try:
             return await self._any(lambda router: router.health.Check, health_request(service), is_serving, timeout)
         except ModelNotFound:
             return False
 
     async def close(self) -> None:
-        """Close the connections; what still runs over them is cancelled."""
+        """Close the connections and cancel the calls that run on them."""
         self._routers.close()
         await asyncio.gather(*(router.channel.close() for router in self._routers.all))
 
@@ -111,28 +109,28 @@ class AsyncClient:
         await self.close()
 
     async def _call(self, method: Method, request: Any, timeout: float | None = None) -> Any:
-        attempts = self._routers.attempts(timeout)
+        retries = self._routers.begin(timeout)
         while True:
             router = self._routers.current
             try:
-                answer = await self._ask(router, method, request, attempts.left(time.monotonic()))
-                attempts.admitted()
+                answer = await self._send(router, method, request, retries.time_left(time.monotonic()))
+                retries.on_admitted()
                 return answer
             except SluiceError as failure:
                 error = failure
-            await asyncio.sleep(self._routers.failed(router, error, attempts))
+            await asyncio.sleep(self._routers.on_failure(router, error, retries))
             self._routers.check_open()
-            tell_deaths(request, attempts.engine_deaths)
+            set_engine_deaths(request, retries.engine_deaths)
 
     async def _any(
         self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None
     ) -> bool:
-        left = self._routers.attempts(timeout).left(time.monotonic())
-        calls = (self._ask(router, method, request, left) for router in self._routers.all)
+        left = self._routers.begin(timeout).time_left(time.monotonic())
+        calls = (self._send(router, method, request, left) for router in self._routers.all)
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        return any_says(yes, answers)
+        return any_yes(yes, answers)
 
-    async def _ask(self, router: Router, method: Method, request: Any, timeout: float | None) -> Any:
+    async def _send(self, router: Router, method: Method, request: Any, timeout: float | None) -> Any:
         try:
             return await self._routers.start(router, method, request, timeout)
         except (grpc.RpcError, asyncio.CancelledError) as error:

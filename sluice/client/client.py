@@ -8,6 +8,7 @@ from typing import Any, Self, Unpack
 
 import grpc
 
+from sluice.client.calls import Steps
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions
 from sluice.client.errors import ModelNotFound, from_rpc_error
 from sluice.client.options import Options, Prompt
@@ -17,21 +18,20 @@ from sluice.client.requests import (
     detokenize_request,
     generate_request,
     health_request,
-    tell_deaths,
+    set_engine_deaths,
     tokenize_request,
 )
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
-from sluice.client.routers import Method, Routers, any_says
-from sluice.client.steps import Steps
+from sluice.client.routers import Method, Routers, any_yes
 from sluice.client.streams import Stream
 from sluice.v1 import admin_pb2
 
 
 class Client:
-    """Calls to a Sluice server, by any number of threads. They raise `SluiceError`.
+    """Calls to a Sluice server, thread-safe. Calls raise `SluiceError`.
 
-    `addresses` names one router or several, of which any does: one that fails is left for the next, and streams go on
-    there. Raises ValueError, OSError for options that cannot be used.
+    `addresses` names one router or several interchangeable ones: after a failure calls go to the next, and streams
+    resume there. Raises ValueError, OSError for unusable options.
     """
 
     def __init__(self, addresses: str | Sequence[str] = DEFAULT_ADDRESS, **options: Unpack[ClientOptions]) -> None:
@@ -39,27 +39,26 @@ class Client:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All routers."""
         return self._routers.addresses
 
     def generate(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]) -> Generation:
-        """Generate and return everything at the end. Raises TypeError for an unknown option."""
+        """Generate, and return the whole result. Raises TypeError for an unknown option."""
         request = generate_request(prompt, options)
         return read_generation(self._call(lambda router: router.generation.Generate, request, timeout))
 
     def stream(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]) -> Stream:
-        """Start to generate and return an iterator of chunks. Raises TypeError for an unknown option."""
+        """Start generating, and return an iterator of chunks. Raises TypeError for an unknown option."""
         return Stream(build_spec(prompt, options), self._routers, timeout)
 
     def abort(self, request_id: str, reason: str = "") -> bool:
-        """Stop a request, also of another connection. False: no such request was live at any router."""
+        """Stop a request of any connection. False: no router has such a request running."""
         request = abort_request(request_id, reason)
-        return self._any(lambda router: router.generation.Abort, request, lambda answer: answer.aborted)
+        return self._any(lambda router: router.generation.Abort, request, lambda response: response.aborted)
 
     def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool | None = None, offsets: bool = False
     ) -> Tokenization:
-        """Token ids of a text, as the server would see it as a prompt."""
+        """Token ids of a text, as the server would tokenize it as a prompt."""
         request = tokenize_request(text, model, add_special_tokens, offsets)
         return read_tokenization(self._call(lambda router: router.generation.Tokenize, request))
 
@@ -69,30 +68,29 @@ class Client:
         return str(self._call(lambda router: router.generation.Detokenize, request).text)
 
     def models(self) -> list[admin_pb2.Model]:
-        """Models served."""
         return list(self._call(lambda router: router.models.ListModels, admin_pb2.ListModelsRequest()).models)
 
     def stats(self) -> admin_pb2.Stats:
-        """Engines and detokenizers, now."""
+        """Statistics of the engines and detokenizers."""
         stats: admin_pb2.Stats = self._call(lambda router: router.admin.GetStats, admin_pb2.GetStatsRequest()).stats
         return stats
 
     def stream_steps(self, *, timeout: float | None = None) -> Steps:
-        """What engines do, step by step, and what becomes of requests. `timeout` ends it; the default one does not."""
+        """Statistics of every engine step and request, as they happen. The client's default timeout does not apply."""
         router = self._routers.current
         request = admin_pb2.StreamStepsRequest()
         call = self._routers.start(router, lambda each: each.admin.StreamSteps, request, timeout)
-        return Steps(call, partial(self._routers.leave, router))
+        return Steps(call, partial(self._routers.skip, router))
 
     def health(self, service: str = "", *, timeout: float | None = None) -> bool:
-        """Whether a router, or one of its services such as "sluice.v1.GenerationService", is ready."""
+        """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
         try:
             return self._any(lambda router: router.health.Check, health_request(service), is_serving, timeout)
         except ModelNotFound:
             return False
 
     def close(self) -> None:
-        """Close the connections; what still runs over them is cancelled."""
+        """Close the connections and cancel the calls that run on them."""
         self._routers.close()
         for router in self._routers.all:
             router.channel.close()
@@ -106,25 +104,25 @@ class Client:
         self.close()
 
     def _call(self, method: Method, request: Any, timeout: float | None = None) -> Any:
-        attempts = self._routers.attempts(timeout)
+        retries = self._routers.begin(timeout)
         while True:
             router = self._routers.current
-            left = attempts.left(time.monotonic())
+            left = retries.time_left(time.monotonic())
             try:
                 answer = method(router)(request, timeout=left, metadata=self._routers.metadata)
-                attempts.admitted()
+                retries.on_admitted()
                 return answer
             except grpc.RpcError as failure:
                 error = from_rpc_error(failure)
-            time.sleep(self._routers.failed(router, error, attempts))
+            time.sleep(self._routers.on_failure(router, error, retries))
             self._routers.check_open()
-            tell_deaths(request, attempts.engine_deaths)
+            set_engine_deaths(request, retries.engine_deaths)
 
     def _any(self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None) -> bool:
-        left = self._routers.attempts(timeout).left(time.monotonic())
+        left = self._routers.begin(timeout).time_left(time.monotonic())
         metadata = self._routers.metadata
         calls = [method(each).future(request, timeout=left, metadata=metadata) for each in self._routers.all]
-        return any_says(yes, [_answer(call) for call in calls])
+        return any_yes(yes, [_answer(call) for call in calls])
 
 
 def _answer(call: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions: read from the gRPC status and the google.rpc details that come with it."""
+"""The clients' exceptions, made from a gRPC status and its google.rpc details."""
 # ruff: noqa: N818
 
 import asyncio
@@ -9,12 +9,14 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
+from sluice.client.results import seconds
+
 DETAILS_KEY = "grpc-status-details-bin"
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One field of the request that the server cannot accept."""
+    """One invalid field of the request."""
 
     field: str
     """Path in the request message."""
@@ -22,7 +24,7 @@ class Violation:
 
 
 class SluiceError(Exception):
-    """Base of everything that a client raises for a failed call."""
+    """Base of the exceptions for a failed call."""
 
     retryable: ClassVar[bool] = False
     """The same call may succeed later."""
@@ -39,17 +41,17 @@ class SluiceError(Exception):
         super().__init__(message)
         self.message = message
         self.reason = reason
-        """The server's own code, such as "CONTEXT_OVERFLOW"; empty where it gave none."""
+        """The server's error code, such as "CONTEXT_OVERFLOW"; empty if it gave none."""
         self.violations = violations
-        """Fields at fault; empty but for InvalidRequest."""
+        """Invalid fields; for InvalidRequest only."""
         self.retry_after = retry_after
-        """Seconds after which a retry makes sense, if the server said so."""
+        """Seconds after which the server suggests a retry."""
         self.engine_deaths = engine_deaths
-        """Engines that died under this request in a row, as far as the server attributes that to it."""
+        """Consecutive engine deaths that the server attributes to this request."""
 
 
 class InvalidRequest(SluiceError):
-    """A field is out of range or refused: see `violations`."""
+    """A field is out of range or not supported: see `violations`."""
 
 
 class ModelNotFound(SluiceError):
@@ -57,11 +59,11 @@ class ModelNotFound(SluiceError):
 
 
 class ModelChanged(SluiceError):
-    """A stream broke, and no engine serves the model that it began with any more: send the request anew."""
+    """A stream broke, and no engine serves the model it began with any more: send the request again from the start."""
 
 
 class AlreadyExists(SluiceError):
-    """A live request has this request_id."""
+    """A running request has this request_id."""
 
 
 class Overloaded(SluiceError):
@@ -71,13 +73,13 @@ class Overloaded(SluiceError):
 
 
 class Unavailable(SluiceError):
-    """The server cannot be reached, is draining, or lost the part that served this request."""
+    """The server is unreachable or draining, or lost the engine or detokenizer of this request."""
 
     retryable = True
 
 
 class NotImplementedByServer(SluiceError):
-    """The server knows the option or call but does not have it yet."""
+    """The option or call is part of the API but not built yet."""
 
 
 class DeadlineExceeded(SluiceError):
@@ -85,27 +87,27 @@ class DeadlineExceeded(SluiceError):
 
 
 class Cancelled(SluiceError):
-    """The call was cancelled, on either side."""
+    """The call was cancelled, by the client or the server."""
 
 
 class Unauthenticated(SluiceError):
-    """The server wants a token or a certificate, or does not know this one."""
+    """The token or certificate is missing or unknown."""
 
 
 class Forbidden(SluiceError):
-    """Whoever this is may not do this."""
+    """The caller is not allowed to do this."""
 
 
 class ServerError(SluiceError):
-    """The server failed, or broke the protocol."""
+    """The server failed or violated the protocol."""
 
 
 class Poison(ServerError):
-    """Engines died under this request, one after the other: it is not tried again. See `engine_deaths`."""
+    """Several engines in a row died under this request, so it is not retried. See `engine_deaths`."""
 
 
 class LostEvents(ServerError):
-    """A stream did not bring all its events, and could not be resumed."""
+    """A stream lost events and could not be resumed."""
 
 
 _BY_STATUS: dict[grpc.StatusCode, type[SluiceError]] = {
@@ -128,24 +130,24 @@ CONNECTION_LOST = {
     grpc.StatusCode.UNKNOWN: ("stream removed",),
     grpc.StatusCode.INTERNAL: ("rst_stream", "http2", "http/2", "connection", "goaway"),
 }
-"""Statuses that gRPC itself makes of a connection that breaks, by parts of their messages in lower case."""
+"""Statuses that gRPC reports for a broken connection, by lower-case parts of their messages."""
 
 
 def from_call_error(error: BaseException) -> SluiceError:
-    """The exception for a failed call of grpc.aio, where asyncio.CancelledError means that this side ended the call."""
+    """As `from_rpc_error`, for grpc.aio, which raises asyncio.CancelledError where this side cancelled the call."""
     if isinstance(error, asyncio.CancelledError):
         return Cancelled("the call was cancelled by closing its client")
     return from_rpc_error(error)
 
 
 def is_task_cancelled() -> bool:
-    """Whether an asyncio.CancelledError is meant for this task, not only for its call."""
+    """Whether an asyncio.CancelledError is for this task rather than for its call."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def from_rpc_error(error: Any) -> SluiceError:
-    """The exception for a grpc.RpcError of a call: one that also has code(), details() and trailing_metadata()."""
+    """The exception for a grpc.RpcError, which must also have code(), details() and trailing_metadata()."""
     status = _status(error)
     reason, violations, retry_after, deaths = "", [], None, ""
     for detail in status.details:
@@ -156,8 +158,7 @@ def from_rpc_error(error: Any) -> SluiceError:
             info = error_details_pb2.ErrorInfo.FromString(detail.value)
             reason, deaths = info.reason, info.metadata.get("engine_deaths", "")
         elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
-            delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
-            retry_after = delay.seconds + delay.nanos / 1e9
+            retry_after = seconds(error_details_pb2.RetryInfo.FromString(detail.value).retry_delay)
     message = error.details() or error.code().name
     kind = _BY_STATUS.get(error.code(), ServerError)
     kind = _BY_REASON.get(reason, kind)

@@ -1,26 +1,26 @@
-"""What a caller can ask for: the prompt, and the options of `generate` and `stream`, named as in the .proto files."""
+"""Types of the prompt and of the options of `generate` and `stream`, which are named as in the .proto files."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
 Message = Mapping[str, str]
-"""One chat message: "role" ("system", "user", "assistant", "tool"), "content", for a tool's answer "tool_call_id"."""
+"""A chat message: "role" ("system", "user", "assistant" or "tool"), "content", and "tool_call_id" for role "tool"."""
 
 Prompt = str | Sequence[int] | Sequence[Message]
-"""Text, token ids, or the messages of a chat (the server applies the model's chat template)."""
+"""Text, token ids, or chat messages, to which the server applies the model's chat template."""
 
 Seconds = float | timedelta
 
 
 class TokenRangeRetention(TypedDict, total=False):
-    """How eagerly the blocks of a part of the prompt are kept; see sluice.v1.TokenRangeRetention."""
+    """Retention priority of a part of the prompt; see sluice.v1.TokenRangeRetention."""
 
     start: int
     end: int | None
-    """One past the last token; None: to the end of the prompt."""
+    """Exclusive; None: the end of the prompt."""
     priority: int
-    """0, evicted first, to 100, evicted last."""
+    """0 (evicted first) to 100 (evicted last)."""
     duration: Seconds | None
     """None: until evicted."""
 
@@ -35,11 +35,11 @@ class KvCache(TypedDict, total=False):
 
 
 class Options(TypedDict, total=False):
-    """Options of one generation. What is left out, or None, is unset: the server's default holds.
+    """Options of one generation. The server's default applies where one is missing or None.
 
-    Meaning and range of each are documented at the field of the same name in sluice/v1/generation.proto and
-    sampling.proto. Fields that are messages there take a mapping of the same shape, such as
-    `guided={"regex": "[a-z]+"}` or `kv_cache={"salt": "tenant", "decode_priority": 0}`. Durations are seconds.
+    Each is documented at the field of the same name in sluice/v1/generation.proto and sampling.proto. Fields that are
+    messages there take a mapping of the same shape, such as `guided={"regex": "[a-z]+"}` or
+    `kv_cache={"salt": "tenant", "decode_priority": 0}`. Durations are in seconds.
     """
 
     request_id: str | None

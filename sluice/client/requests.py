@@ -1,6 +1,6 @@
-"""Builds request messages, the same for both clients.
+"""Builds request messages for both clients.
 
-Each option of a generation goes to the field of its name, in the first of the request's messages that has one.
+Each option of a generation sets the field of its name, in the first message of PARTS that has such a field.
 """
 
 from collections.abc import Mapping, MutableSequence, Sequence
@@ -17,50 +17,45 @@ from sluice.client.options import OPTION_NAMES, Prompt
 from sluice.v1 import generation_pb2 as pb
 
 PARTS = ("sampling", "stopping", "output", "chat", "")
-"""Messages of the spec that hold options, in order of search; the last is the spec itself."""
+"""Sub-messages of the spec that hold options, in search order; "" is the spec itself."""
 
 
 def generate_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
-    """For the unary call; raises as `build_spec`."""
+    """Raises as `build_spec`."""
     return pb.GenerateRequest(spec=build_spec(prompt, options))
 
 
-def tell_deaths(request: ProtoMessage, engine_deaths: int) -> None:
-    """Let the next router know of engines that died under a unary request at those before."""
+def set_engine_deaths(request: ProtoMessage, engine_deaths: int) -> None:
+    """Tell the next router how many engines died under a unary request; no other request carries the count."""
     if engine_deaths and isinstance(request, pb.GenerateRequest):
         request.spec.engine_deaths = engine_deaths
 
 
 def abort_request(request_id: str, reason: str) -> pb.AbortRequest:
-    """To stop a request."""
     return pb.AbortRequest(request_id=request_id, reason=reason)
 
 
 def tokenize_request(text: str, model: str, add_special_tokens: bool | None, offsets: bool) -> pb.TokenizeRequest:
-    """Raises InvalidRequest for text that is no Unicode."""
+    """Raises InvalidRequest for text that is not valid Unicode."""
     request = pb.TokenizeRequest(model=model, add_special_tokens=add_special_tokens, offsets=offsets)
     _assign(request, "text", text, "text")
     return request
 
 
 def detokenize_request(token_ids: Sequence[int], model: str, skip_special_tokens: bool | None) -> pb.DetokenizeRequest:
-    """Raises InvalidRequest for ids that are negative or wider than 32 bits."""
+    """Raises InvalidRequest for ids that are negative or exceed 32 bits."""
     request = pb.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
     _assign(request, "token_ids", list(token_ids), "token_ids")
     return request
 
 
 def health_request(service: str) -> health_pb2.HealthCheckRequest:
-    """For the standard health service."""
     return health_pb2.HealthCheckRequest(service=service)
 
 
 def build_spec(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerationSpec:
-    """The request for a prompt and options.
-
-    Raises TypeError for an unknown option or a value of the wrong type, InvalidRequest for one that cannot be sent.
-    """
-    _refuse_unknown(options)
+    """Raises TypeError for an unknown option or a value of the wrong type, InvalidRequest for an unencodable value."""
+    _reject_unknown(options)
     spec = pb.GenerationSpec()
     _set_prompt(spec, prompt)
     for name, value in options.items():
@@ -69,7 +64,7 @@ def build_spec(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerationSpec:
     return spec
 
 
-def _refuse_unknown(options: Mapping[str, Any]) -> None:
+def _reject_unknown(options: Mapping[str, Any]) -> None:
     for name in options.keys() - OPTION_NAMES:
         close = get_close_matches(name, OPTION_NAMES, n=1)
         raise TypeError(f"unknown option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
@@ -102,7 +97,7 @@ def _part_type(part: str) -> Any:
 def _assign(message: ProtoMessage, name: str, value: Any, path: str) -> None:
     field = message.DESCRIPTOR.fields_by_name[name]
     try:
-        # A string is a sequence of strings too: one stop string, not one for each of its letters.
+        # A str is itself a sequence of strings: without this, each letter would become a stop string.
         if isinstance(value, str) and isinstance(getattr(message, name), MutableSequence):
             value = [value]
         message.MergeFrom(type(message)(**{name: _convert(field, value)}))
@@ -113,7 +108,7 @@ def _assign(message: ProtoMessage, name: str, value: Any, path: str) -> None:
 
 
 def _convert(field: Any, value: Any) -> Any:
-    """As protobuf takes it: an enum by its whole name, seconds as a timedelta, also inside of mappings."""
+    """The value in protobuf's form: enums by full name, seconds as timedelta, also inside mappings."""
     kind = field.message_type
     if field.enum_type is not None:
         return f"{field.enum_type.name}_{value}".upper()
@@ -128,7 +123,7 @@ def _convert_fields(kind: Any, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     fields = kind.fields_by_name
-    # An unknown name stays, for protobuf to refuse.
+    # An unknown name is kept, so that protobuf raises for it.
     return {
         name: _convert(fields[name], item) if name in fields else item
         for name, item in value.items()

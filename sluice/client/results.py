@@ -1,10 +1,11 @@
-"""What comes back: frozen values read from the protobuf messages."""
+"""Results as frozen values, read from the protobuf messages."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 from grpc_health.v1 import health_pb2
 
 from sluice.v1 import generation_pb2 as pb
@@ -20,7 +21,7 @@ class FinishReason(StrEnum):
     ABORTED = "aborted"
     TIME_LIMIT = "time_limit"
     UNKNOWN = "unknown"
-    """A newer server's reason, or none."""
+    """A reason of a newer server, or no reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +31,16 @@ class TokenLogprob:
     token_id: int
     token: bytes
     logprob: float | None
-    """None for the first prompt token."""
+    """None for the first token of the prompt."""
     rank: int
-    """1-based."""
+    """1: the most likely token."""
     top: tuple["TokenLogprob", ...]
-    """Best alternatives, best first."""
+    """The most likely tokens, best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts, over all outputs."""
+    """Token counts over all outputs."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -49,7 +50,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time went, in seconds."""
+    """Durations in seconds."""
 
     queue: float
     prefill: float
@@ -59,7 +60,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Rows of a tensor that was asked for; see sluice.v1.TensorChunk."""
+    """Rows of a requested tensor; see sluice.v1.TensorChunk."""
 
     index: int
     name: str
@@ -73,12 +74,12 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One finished output of a generation."""
+    """One output of a generation."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
-    """Empty unless token_ids=True was asked for."""
+    """Empty unless requested with token_ids=True."""
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: FinishReason
     stop_string: str | None
@@ -89,7 +90,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The answer to `generate`. `text` and `finish_reason` are those of the first output."""
+    """The result of `generate`. `text` and `finish_reason` are of the first output."""
 
     request_id: str
     outputs: tuple[Output, ...]
@@ -100,47 +101,50 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """Text of the first output."""
         return self.outputs[0].text
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why the first output ended."""
         return self.outputs[0].finish_reason
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """News of one output in a stream: text, a tensor, or its end, which is the chunk with a `finish_reason`."""
+    """A part of one output: new text, a tensor, or the end of the output, which has a `finish_reason`."""
 
     index: int
     text: str = ""
     token_ids: tuple[int, ...] = ()
-    """Empty unless token_ids=True was asked for."""
+    """Empty unless requested with token_ids=True."""
     logprobs: tuple[TokenLogprob, ...] = ()
     token_offset: int = 0
     """Position of the first new token in the output."""
     token_count: int = 0
-    """New tokens, also where their ids were not asked for."""
+    """New tokens, whether or not their ids were requested."""
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
     stop_token_id: int | None = None
     completion_tokens: int | None = None
-    """All tokens of this output; with `finish_reason` only."""
+    """Length of the output; with `finish_reason` only."""
     cumulative_logprob: float | None = None
     tensor: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenization:
-    """A text's token ids and, where asked for, the range of code points (first, one past the last) of each."""
+    """A text's token ids."""
 
     token_ids: tuple[int, ...]
     offsets: tuple[tuple[int, int], ...]
+    """[start, end) of each token in Unicode code points; empty unless requested."""
+
+
+def seconds(message: Duration | Timestamp) -> float:
+    """A duration in seconds, or a point in time in seconds since 1970."""
+    return message.seconds + message.nanos / 1e9
 
 
 def read_generation(response: pb.GenerateResponse) -> Generation:
-    """The unary answer."""
     return Generation(
         request_id=response.request_id,
         outputs=tuple(_read_output(output) for output in response.outputs),
@@ -152,17 +156,14 @@ def read_generation(response: pb.GenerateResponse) -> Generation:
 
 
 def read_tokenization(response: pb.TokenizeResponse) -> Tokenization:
-    """Token ids, with offsets if asked for."""
     return Tokenization(tuple(response.token_ids), tuple((offset.start, offset.end) for offset in response.offsets))
 
 
 def is_serving(response: health_pb2.HealthCheckResponse) -> bool:
-    """Of the standard health service."""
     return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def read_delta(delta: pb.Delta) -> Chunk:
-    """New text."""
     return Chunk(
         index=delta.index,
         text=delta.text,
@@ -174,7 +175,6 @@ def read_delta(delta: pb.Delta) -> Chunk:
 
 
 def read_finished(finished: pb.Finished) -> Chunk:
-    """The end of an output."""
     return Chunk(
         index=finished.index,
         token_offset=finished.completion_tokens,
@@ -187,22 +187,16 @@ def read_finished(finished: pb.Finished) -> Chunk:
 
 
 def read_usage(usage: pb.Usage) -> Usage:
-    """Token counts."""
     return Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.accepted_draft_tokens)
 
 
 def read_timings(timings: pb.Timings) -> Timings:
-    """Durations as seconds."""
     return Timings(
-        _seconds(timings.queue),
-        _seconds(timings.prefill),
-        _seconds(timings.decode),
-        _seconds(timings.time_to_first_token),
+        seconds(timings.queue), seconds(timings.prefill), seconds(timings.decode), seconds(timings.time_to_first_token)
     )
 
 
 def read_tensor(tensor: pb.TensorChunk) -> Tensor:
-    """Rows of a tensor."""
     return Tensor(
         index=tensor.index,
         name=tensor.name,
@@ -215,7 +209,6 @@ def read_tensor(tensor: pb.TensorChunk) -> Tensor:
 
 
 def read_logprobs(entries: Iterable[pb.TokenLogprob]) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities with their alternatives."""
     return tuple(
         TokenLogprob(
             token_id=entry.token_id,
@@ -247,7 +240,3 @@ def _read_reason(number: int) -> FinishReason:
     if known is None or number == pb.FINISH_REASON_UNSPECIFIED:
         return FinishReason.UNKNOWN
     return FinishReason(known.name.removeprefix("FINISH_REASON_").lower())
-
-
-def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9

@@ -1,4 +1,4 @@
-"""The routers that a client may ask, any of which does."""
+"""The routers of a client: interchangeable, one is in use at a time."""
 
 import random
 import threading
@@ -10,7 +10,6 @@ from weakref import WeakSet
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
-from sluice.client.attempts import Attempts, tells_of_router
 from sluice.client.connection import (
     RESUME_SECONDS,
     Metadata,
@@ -20,11 +19,12 @@ from sluice.client.connection import (
     open_channel,
 )
 from sluice.client.errors import Cancelled, SluiceError
+from sluice.client.retries import Retries, is_router_failure
 from sluice.v1 import admin_pb2_grpc, generation_pb2_grpc
 
 
 class Router:
-    """One address: its channel, and a stub for each service. `api` is grpc or grpc.aio."""
+    """The channel to one address, with a stub for each service. `api` is grpc or grpc.aio."""
 
     def __init__(self, api: Any, address: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = address
@@ -36,13 +36,13 @@ class Router:
 
 
 Method = Callable[[Router], Any]
-"""Finds the method to call, such as `lambda router: router.generation.Generate`."""
+"""Selects the method to call, such as `lambda router: router.generation.Generate`."""
 
 
 class Routers:
-    """All of them. Calls go to `current`: one at random, until it fails. Options are those of `ClientOptions`.
+    """All routers. Calls go to `current`, which is chosen at random and kept until it fails.
 
-    Raises ValueError; OSError for a PEM file that cannot be read.
+    The options are those of `ClientOptions`. Raises ValueError; OSError for an unreadable PEM file.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Routers:
     ) -> None:
         self.addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         if not self.addresses:
-            raise ValueError("addresses is empty, must name a router at least")
+            raise ValueError("addresses is empty, must name at least one router")
         self.metadata = call_metadata(token, tenant, metadata)
         self.closed = False
         self._answered = threading.Event()
@@ -76,51 +76,50 @@ class Routers:
 
     @property
     def current(self) -> Router:
-        """The one in use."""
         return self.all[self._current]
 
     def start(self, router: Router, method: Method, request: Any, timeout: float | None) -> Any:
-        """The call of a stream, or any of grpc.aio."""
+        """Start a call of a stream, or any call of grpc.aio."""
         call = method(router)(request, timeout=timeout, metadata=self.metadata)
         with self._lock:
             self._open.add(call)
         return call
 
     def close(self) -> None:
-        """Cancel what `start` returned and still runs: not every version of grpc.aio does so itself."""
+        """Cancel the open calls of `start`: not every version of grpc.aio does so when its channel closes."""
         self.closed = True
         with self._lock:
             calls = list(self._open)
         for call in calls:
             call.cancel()
 
-    def leave(self, router: Router) -> None:
-        """It failed: the next one is in use, unless another call has moved on already."""
+    def skip(self, router: Router) -> None:
+        """Switch to the next router after a failure, unless another call has switched already."""
         if self.current is router:
             self._current = (self._current + 1) % len(self.all)
 
-    def failed(self, router: Router, error: SluiceError, attempts: Attempts) -> float:
-        """Seconds to wait before the next attempt, maybe at another router. Raises the error where there is none."""
-        if tells_of_router(error):
-            self.leave(router)
+    def on_failure(self, router: Router, error: SluiceError, retries: Retries) -> float:
+        """Seconds to wait before the next attempt, which may use another router. Raises `error` if there is none."""
+        if is_router_failure(error):
+            self.skip(router)
         self.check_open()
-        return attempts.failed(error, time.monotonic())
+        return retries.on_failure(error, time.monotonic())
 
     def check_open(self) -> None:
-        """Raises Cancelled once the client is closed, which is nothing to recover from."""
+        """Raises Cancelled if the client is closed."""
         if self.closed:
             raise Cancelled("the client is closed")
 
-    def attempts(self, timeout: float | None) -> Attempts:
-        """For a request that begins now; a timeout of None is the client's. Raises Cancelled once it is closed."""
+    def begin(self, timeout: float | None) -> Retries:
+        """For a new request; None: the default timeout. Raises Cancelled if the client is closed."""
         self.check_open()
         limit = self._timeout if timeout is None else timeout
         now = time.monotonic()
-        return Attempts(len(self.all), limit, self._retry_timeout, self._resume_timeout, now, self._answered)
+        return Retries(len(self.all), limit, self._retry_timeout, self._resume_timeout, now, self._answered)
 
 
-def any_says(yes: Callable[[Any], bool], answers: Sequence[Any]) -> bool:
-    """Whether one of all routers does. Raises the first error where nobody answered."""
+def any_yes(yes: Callable[[Any], bool], answers: Sequence[Any]) -> bool:
+    """Whether any router's answer satisfies `yes`. Raises the first error if none answered."""
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
     if len(errors) == len(answers):
         raise errors[0]

@@ -1,6 +1,6 @@
-"""The streams of both clients: iterators of chunks that remember what the stream told about the request.
+"""The streams of both clients: iterators of chunks, with the request's metadata as properties.
 
-Both resume themselves on the next router where one fails: `Resume` knows how, these do the calls and the waiting.
+When a router fails they resume on the next one: `StreamState` decides how, these classes do the calls and the waiting.
 """
 
 import asyncio
@@ -21,80 +21,79 @@ from sluice.client.errors import (
     is_task_cancelled,
 )
 from sluice.client.results import Chunk, Timings, TokenLogprob, Usage
-from sluice.client.resume import Resume
 from sluice.client.routers import Routers
+from sluice.client.stream_state import StreamState
 from sluice.v1 import generation_pb2 as pb
 
 
 class StreamInfo:
-    """What a stream has told so far, beside its chunks; and its attempts, without their input and output."""
+    """Base of both streams: what the server said about the request, and its attempts without the I/O."""
 
     def __init__(self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None) -> None:
-        self._attempts = routers.attempts(timeout)
-        self._resume = Resume(spec, self._attempts)
+        self._retries = routers.begin(timeout)
+        self._state = StreamState(spec, self._retries)
         self._routers = routers
         self._router = routers.current
         self._chunks: deque[Chunk] = deque()
 
     @property
     def request_id(self) -> str:
-        """For `abort`; known with the first chunk, as all up to `prompt_logprobs`."""
-        return self._resume.request_id
+        """For `abort`. Known from the first chunk on, like the properties up to `prompt_logprobs`."""
+        return self._state.request_id
 
     @property
     def seed(self) -> int | None:
-        """The caller's, or the one drawn for the request."""
-        return self._resume.seed
+        """The caller's, or the one the server drew."""
+        return self._state.seed
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt."""
-        return self._resume.prompt_tokens
+        return self._state.prompt_tokens
 
     @property
     def cached_tokens(self) -> int:
-        """Of which from the prefix cache."""
-        return self._resume.cached_tokens
+        """Prompt tokens that came from the prefix cache."""
+        return self._state.cached_tokens
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
-        """If asked for."""
-        return self._resume.prompt_logprobs
+        """Empty unless requested."""
+        return self._state.prompt_logprobs
 
     @property
     def usage(self) -> Usage | None:
-        """Known when the stream has ended well."""
-        return self._resume.usage
+        """None until the stream has ended without an error."""
+        return self._state.usage
 
     @property
     def timings(self) -> Timings | None:
-        """The same, if asked for; those of the last attempt."""
-        return self._resume.timings
+        """Of the last attempt; None until the end, or if not requested."""
+        return self._state.timings
 
     @property
     def resumed(self) -> int:
-        """How often it broke and went on."""
-        return self._resume.resumed
+        """How often the stream broke and was resumed."""
+        return self._state.resumed
 
     def _start(self) -> Any:
         """The call of the next attempt."""
         self._router = self._routers.current
         now = time.monotonic()
-        timeout, request = self._attempts.left(now), self._resume.request(now)
+        timeout, request = self._retries.time_left(now), self._state.request(now)
         return self._routers.start(self._router, lambda router: router.generation.GenerateStream, request, timeout)
 
     def _failed(self, error: SluiceError) -> float | None:
-        """Seconds to wait before the next attempt; None where the stream has ended. Raises what is final."""
-        if isinstance(error, Unavailable) and self._resume.ends_here():
+        """Seconds to wait before the next attempt; None if the stream has ended. Raises a final error."""
+        if isinstance(error, Unavailable) and self._state.end_early():
             return None
-        return self._routers.failed(self._router, error, self._attempts)
+        return self._routers.on_failure(self._router, error, self._retries)
 
-    def _ended(self) -> LostEvents:
+    def _cut_short(self) -> LostEvents:
         return LostEvents("the stream ended without its last event")
 
 
 class Stream(StreamInfo, OpenCall):
-    """Iterator of `Chunk`. Closing, leaving its `with` block or dropping it cancels the request."""
+    """Iterator of `Chunk`. Closing, leaving its `with` block or deleting it cancels the request."""
 
     def __init__(self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None) -> None:
         StreamInfo.__init__(self, spec, routers, timeout)
@@ -117,12 +116,12 @@ class Stream(StreamInfo, OpenCall):
             raise StopIteration
         error: SluiceError
         try:
-            self._chunks += self._resume.take(next(self._call))
+            self._chunks += self._state.on_event(next(self._call))
             return
         except StopIteration:
-            if self._resume.complete:
+            if self._state.complete:
                 raise
-            error = self._ended()
+            error = self._cut_short()
         except grpc.RpcError as failure:
             error = from_rpc_error(failure)
         except SluiceError as failure:
@@ -134,6 +133,7 @@ class Stream(StreamInfo, OpenCall):
         if self._closed.is_set():
             raise StopIteration
         pause = self._failed(error)
+        # `close` in another thread ends the wait.
         if pause is None or self._closed.wait(pause):
             raise StopIteration
         self._routers.check_open()
@@ -141,7 +141,7 @@ class Stream(StreamInfo, OpenCall):
 
 
 class AsyncStream(StreamInfo, AsyncOpenCall):
-    """Asynchronous iterator of `Chunk`. Closing, leaving its `async with` block or dropping it cancels the request."""
+    """Asynchronous iterator of `Chunk`. Closing, leaving its `async with` block or deleting it cancels the request."""
 
     def __init__(self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None) -> None:
         StreamInfo.__init__(self, spec, routers, timeout)
@@ -164,12 +164,12 @@ class AsyncStream(StreamInfo, AsyncOpenCall):
             raise StopAsyncIteration
         error: SluiceError
         try:
-            self._chunks += self._resume.take(await anext(self._incoming))
+            self._chunks += self._state.on_event(await anext(self._incoming))
             return
         except StopAsyncIteration:
-            if self._resume.complete:
+            if self._state.complete:
                 raise
-            error = self._ended()
+            error = self._cut_short()
         except (grpc.RpcError, asyncio.CancelledError) as failure:
             if is_task_cancelled():
                 raise

@@ -1,10 +1,10 @@
-"""Many requests, a bounded number of them at a time, with a progress bar."""
+"""Runs many requests, a bounded number at a time, with a progress bar."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -17,15 +17,19 @@ from sluice.executor.waiting import SLICE_SECONDS
 T = TypeVar("T")
 
 EACH = ("lora_request", "kv_cache_retention_config")
-"""Options that may be given for each prompt."""
-
-Ended = Callable[[GenerationResult], None]
-Submit = Callable[[GenerationRequest, Ended], GenerationResult]
-"""Starts a request; `Ended` is called, in another thread, when it has something final to read."""
+"""Options that may be given per prompt."""
 
 
-class Batch:
-    """Runs requests; `results` holds those started so far, in the order of the requests."""
+class Submit(Protocol):
+    """Starts a request; `on_end` is called in another thread once its end can be read."""
+
+    def __call__(
+        self, request: GenerationRequest, *, on_end: Callable[[GenerationResult], None]
+    ) -> GenerationResult: ...
+
+
+class BatchRun:
+    """Runs requests; `results` holds the results of those started so far, in order."""
 
     def __init__(self, submit: Submit, max_in_flight: int) -> None:
         if max_in_flight < 1:
@@ -37,12 +41,12 @@ class Batch:
         self._read = 0
 
     def run(self, requests: Sequence[GenerationRequest], show: bool) -> None:
-        """Returns when all have ended. Raises the RequestError of the first that fails, while others go on."""
+        """Returns when all have ended. Raises RequestError for the first that fails, while others still run."""
         with _progress(len(requests), show) as advance:
             for request in requests:
                 if len(self.results) - self._read == self._max_in_flight:
                     self._await_one(advance)
-                self.results.append(self._submit(request, self._ended.put))
+                self.results.append(self._submit(request, on_end=self._ended.put))
             while self._read < len(self.results):
                 self._await_one(advance)
 
@@ -54,7 +58,7 @@ class Batch:
 
     def _next_ended(self) -> GenerationResult:
         while True:
-            # In slices: a signal that comes just before an endless wait would not end it.
+            # In slices: a signal that arrives just before an endless wait would not interrupt it.
             try:
                 return self._ended.get(timeout=SLICE_SECONDS)
             except Empty:
@@ -62,7 +66,7 @@ class Batch:
 
 
 def is_batch(inputs: Any) -> bool:
-    """Whether these are several prompts: not text, not token ids, not the messages of a chat."""
+    """Whether these are several prompts, not a single text, list of token ids or list of chat messages."""
     return (
         isinstance(inputs, Sequence) and not isinstance(inputs, str) and (not inputs or isinstance(inputs[0], Sequence))
     )
@@ -71,7 +75,10 @@ def is_batch(inputs: Any) -> bool:
 def batch_requests(
     prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams], options: dict[str, Any]
 ) -> list[GenerationRequest]:
-    """A request for each prompt. `options` are for all, or in EACH one for each. Raises ValueError."""
+    """A request per prompt. `options` apply to all; those of EACH may be sequences, one value per prompt.
+
+    Raises ValueError.
+    """
     count = len(prompts)
     own = {name: each(name, options[name], count) for name in EACH if name in options}
     return [
@@ -81,7 +88,7 @@ def batch_requests(
 
 
 def each(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
-    """A value for each of `count` requests: one for all, or a sequence of as many. Raises ValueError."""
+    """`count` values, from a single one or a sequence of as many. Raises ValueError."""
     if not isinstance(value, Sequence):
         return [value] * count
     if len(value) != count:

@@ -1,4 +1,4 @@
-"""One request on its way to the server and back."""
+"""The call of one request to the server."""
 
 import asyncio
 import time
@@ -7,39 +7,44 @@ from dataclasses import replace
 from functools import partial
 
 from sluice.client import AsyncClient, Chunk, Generation, Overloaded
-from sluice.executor.inbox import Ending, Inbox
+from sluice.executor.chunk_queue import ChunkQueue, Ending
 from sluice.executor.request import GenerationRequest
 
 RETRY_SECONDS = 1.0
 
 
 class _OutOfTimeError(Exception):
-    """The request's own time is over before it was sent."""
+    """The request's allotted time ended before it was sent."""
 
 
-class Call:
-    """Made when its request is submitted, whose time runs from then; lives in the session's thread.
+class PendingCall:
+    """One submitted request, whose allotted time starts now. Runs on the session's event loop.
 
-    `patient`: an overloaded server is asked again when it says so. `ended` is called after the inbox has the ending.
+    `patient`: retry while the server is overloaded. `on_end` is called after the queue got the ending.
     """
 
     def __init__(
-        self, wire_id: str, request: GenerationRequest, inbox: Inbox, patient: bool, ended: Callable[[], None] | None
+        self,
+        wire_id: str,
+        request: GenerationRequest,
+        queue: ChunkQueue,
+        patient: bool,
+        on_end: Callable[[], None] | None,
     ) -> None:
         self.wire_id = wire_id
         self.sent = False
-        """The server may know of it."""
+        """The server may know the request."""
         self.dropped = False
-        """This side wanted it to end."""
+        """This side asked to end it."""
         self.task: asyncio.Task[None]
         self._request = request
         self._submitted_at = time.monotonic()
-        self._inbox = inbox
+        self._queue = queue
         self._patient = patient
-        self._ended = ended
+        self._on_end = on_end
 
     async def run(self, client: AsyncClient, room: asyncio.Semaphore) -> None:
-        """Wait for room, send, and put what comes into the inbox. Raises SluiceError, TypeError."""
+        """Wait for room, send, and queue the response. Raises SluiceError, TypeError."""
         try:
             await self._in_time(room.acquire)
             try:
@@ -47,19 +52,19 @@ class Call:
             finally:
                 room.release()
         except _OutOfTimeError:
-            self._inbox.end(Ending(unfinished="timeout"))
+            self._queue.end(Ending(unfinished="timeout"))
 
     def end(self, error: BaseException | None) -> None:
-        """The task is over, with this error or well."""
+        """The task has ended, with this error if any."""
         if isinstance(error, Exception):
-            self._inbox.end(Ending(unfinished="cancelled") if self.dropped else Ending(error=error))
-        if self._ended is not None:
-            self._ended()
+            self._queue.end(Ending(unfinished="cancelled") if self.dropped else Ending(error=error))
+        if self._on_end is not None:
+            self._on_end()
 
     async def _send(self, client: AsyncClient) -> None:
-        within = await self._within_its_prompt(client)
+        clamped = await self._clamp_retention(client)
         while True:
-            request = self._with_time_left(within)
+            request = self._with_time_left(clamped)
             self.sent = True
             try:
                 await (self._stream(client, request) if request.streaming else self._whole(client, request))
@@ -71,8 +76,11 @@ class Call:
             self.sent = False
             await self._in_time(partial(asyncio.sleep, delay))
 
-    async def _within_its_prompt(self, client: AsyncClient) -> GenerationRequest:
-        """One retention serves prompts of all lengths. Only the server knows how long a chat is."""
+    async def _clamp_retention(self, client: AsyncClient) -> GenerationRequest:
+        """Cut the retention ranges to the prompt, so that one configuration fits prompts of any length.
+
+        Not for a chat, whose length only the server knows.
+        """
         request, inputs = self._request, self._request.inputs
         retention = request.kv_cache_retention_config
         if retention is None or not retention.is_bounded:
@@ -97,7 +105,7 @@ class Call:
             raise _OutOfTimeError from None
 
     def _seconds_left(self) -> float | None:
-        """Of the request's own time; None: it has no limit, or a wrong one, which the server tells.
+        """Of the allotted time; None: no limit, or an invalid one, which the server will reject.
 
         Raises _OutOfTimeError.
         """
@@ -113,20 +121,20 @@ class Call:
         generation = await client.generate(request.inputs, **request.client_options(self.wire_id))
         *others, last = _chunks(generation)
         for chunk in others:
-            self._inbox.put(chunk)
-        self._inbox.end(Ending(generation.usage, generation.timings, generation.prompt_logprobs), last)
+            self._queue.put(chunk)
+        self._queue.end(Ending(generation.usage, generation.timings, generation.prompt_logprobs), last)
 
     async def _stream(self, client: AsyncClient, request: GenerationRequest) -> None:
         last: Chunk | None = None
         stream = client.stream(request.inputs, **request.client_options(self.wire_id))
         async for chunk in stream:
-            # The end of an output waits for what follows: it may be the request's own, and these are read together.
+            # Hold back the end of an output: if it is the last one, it must be read together with the request's end.
             if last is not None:
-                self._inbox.put(last)
+                self._queue.put(last)
             last = chunk if chunk.finish_reason is not None else None
             if last is None:
-                self._inbox.put(chunk)
-        self._inbox.end(Ending(stream.usage, stream.timings, stream.prompt_logprobs), last)
+                self._queue.put(chunk)
+        self._queue.end(Ending(stream.usage, stream.timings, stream.prompt_logprobs), last)
 
 
 def _chunks(generation: Generation) -> list[Chunk]:

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's configuration classes, and the settings of an engine that they become."""
+"""TensorRT-LLM's configuration classes, and the engine settings that they translate to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from sluice.executor.names import check_name
 
 
 class CapacitySchedulerPolicy(StrEnum):
-    """Who may hold KV cache memory."""
+    """Which requests may hold KV cache memory."""
 
     MAX_UTILIZATION = "max_utilization"
     GUARANTEED_NO_EVICT = "guaranteed_no_evict"
@@ -17,7 +17,7 @@ class CapacitySchedulerPolicy(StrEnum):
 
 
 class ContextChunkingPolicy(StrEnum):
-    """How a step's tokens are dealt out to prompts."""
+    """How a step's context tokens are divided among prompts."""
 
     FIRST_COME_FIRST_SERVED = "first_come_first_served"
     EQUAL_PROGRESS = "equal_progress"
@@ -25,20 +25,20 @@ class ContextChunkingPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheConfig:
-    """The KV cache of each engine. Unset: the engine's default."""
+    """The KV cache of each engine. None: the engine's default."""
 
     max_tokens: int | None = None
     free_gpu_memory_fraction: float | None = None
-    """On a machine without a GPU, of its free main memory. With max_tokens, the lesser counts."""
+    """Without a GPU: of the free main memory. The smaller of this and max_tokens applies."""
     enable_block_reuse: bool = True
     host_cache_size: int | None = None
     """Bytes of main memory for evicted blocks."""
     max_attention_window: int | Sequence[int] | None = None
-    """Tokens that a token sees; several numbers are repeated over the layers."""
+    """In tokens; a sequence of numbers is repeated over the layers."""
     tokens_per_block: int | None = None
 
     def engine_args(self) -> dict[str, Any]:
-        """As settings of `engine_worker`."""
+        """The settings of `engine_worker`."""
         window = self.max_attention_window
         settings = {
             "kv_cache_tokens": self.max_tokens,
@@ -51,7 +51,7 @@ class KvCacheConfig:
         return _given(settings)
 
 
-A_CLASS = 'the name of a class of yours as "module:Class"'
+A_CLASS = 'the name of your class as "module:Class"'
 EXPECTED = {
     "capacity_scheduler_policy": f"a CapacitySchedulerPolicy or {A_CLASS}",
     "context_chunking_policy": "a ContextChunkingPolicy",
@@ -62,19 +62,19 @@ EXPECTED = {
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The scheduler of each engine. Unset: the engine's default.
+    """The scheduler of each engine. None: the engine's default.
 
-    Policies may be given as members, by value or by TensorRT-LLM's name in capitals. Raises TypeError for a class
-    instead of its name.
+    Policies are given as members, by value, or by TensorRT-LLM's upper-case name. Raises TypeError for a class instead
+    of its name.
     """
 
     capacity_scheduler_policy: CapacitySchedulerPolicy | str | None = None
-    """Also a class of your own, as "module:Class"."""
+    """Or your own class, as "module:Class"."""
     context_chunking_policy: ContextChunkingPolicy | str | None = None
     micro_batch_scheduler: str | None = None
-    """A class of your own, as "module:Class"."""
+    """Your own class, as "module:Class"."""
     scheduler: str | None = None
-    """The same, in one piece, instead of all others."""
+    """Your own class, as "module:Class", which replaces all of the above."""
 
     def __post_init__(self) -> None:
         for name, expected in EXPECTED.items():
@@ -82,7 +82,7 @@ class SchedulerConfig:
                 check_name(name, value, expected)
 
     def engine_args(self) -> dict[str, Any]:
-        """As settings of `engine_worker`."""
+        """The settings of `engine_worker`."""
         settings = {
             "capacity_scheduler_policy": _member(CapacitySchedulerPolicy, self.capacity_scheduler_policy),
             "context_chunking_policy": _member(ContextChunkingPolicy, self.context_chunking_policy),
@@ -93,7 +93,7 @@ class SchedulerConfig:
 
 
 def _member(policies: type[StrEnum], given: str | None) -> str | None:
-    """TensorRT-LLM writes its policies in capitals, as the members here are named."""
+    # Members are named as TensorRT-LLM writes its policies, in upper case.
     return policies.__members__.get(given, given) if given else None
 
 

@@ -1,4 +1,4 @@
-"""A ring on this machine, for as long as its executor lives."""
+"""A ring on this machine that lives as long as its executor."""
 
 import atexit
 import logging
@@ -9,14 +9,14 @@ from typing import Any
 from sluice.executor.waiting import SLICE_SECONDS
 from sluice.launch import LogLine, Ring
 
-LOGGER = logging.getLogger("sluice.executor")
+log = logging.getLogger("sluice.executor")
 
 
 class LocalRing:
-    """A started ring. A thread of its own starts and keeps it: children die with the thread that made them, and the
-    caller's may end before.
+    """A started ring, owned by a thread: child processes die with the thread that started them, and the caller's thread
+    may end first.
 
-    Arguments and errors are those of `Ring`. What its services log as warnings and worse goes to `logging`.
+    Arguments and errors are those of `Ring`. Warnings and errors that its services log go to `logging`.
     """
 
     def __init__(self, model: str | None, **options: Any) -> None:
@@ -26,7 +26,7 @@ class LocalRing:
         self._error: BaseException | None = None
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._keep, name="sluice ring", daemon=True)
-        # Whatever interrupts its owner, and wherever.
+        # Before the thread starts, so that an interrupt at any point leaves no ring behind.
         atexit.register(self.close)
         self._thread.start()
         try:
@@ -41,7 +41,7 @@ class LocalRing:
 
     @property
     def addresses(self) -> list[str]:
-        """Of its routers."""
+        """Addresses of the routers."""
         return self._ring.addresses
 
     @property
@@ -50,9 +50,9 @@ class LocalRing:
         return self._ring.pids
 
     def close(self) -> None:
-        """End all processes and remove their sockets, at once if interrupted meanwhile. Idempotent."""
+        """Stop all processes and remove their sockets; an interrupt kills them at once. Idempotent."""
         if os.getpid() != self._owner:
-            # A fork of the process that started it has no say.
+            # The ring belongs to the process that started it, not to a fork of that.
             return
         self._stop.set()
         try:
@@ -81,4 +81,4 @@ class LocalRing:
 
 def _log_problem(line: LogLine) -> None:
     if line.is_problem:
-        LOGGER.warning("%s: %s", line.child, line.text)
+        log.warning("%s: %s", line.child, line.text)

@@ -1,4 +1,4 @@
-"""What an executor is asked for."""
+"""A request to an executor."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -9,7 +9,7 @@ from sluice.client import KvCache, Options, Prompt
 from sluice.executor.names import either
 from sluice.executor.retention import KvCacheRetentionConfig
 from sluice.executor.sampling import SamplingParams
-from sluice.executor.times import Milliseconds, as_timedelta
+from sluice.executor.waiting import Milliseconds, as_timedelta
 
 Priority = Literal["low", "normal", "high"]
 PRIORITIES = (None, *get_args(Priority))
@@ -17,13 +17,13 @@ PRIORITIES = (None, *get_args(Priority))
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """A LoRA adapter, by the name it was loaded under."""
+    """A LoRA adapter, by the name under which it was loaded."""
 
     lora_name: str
 
 
 class CommonOptions(TypedDict, total=False):
-    """What can be asked for beside prompt and sampling: see the fields of `GenerationRequest`."""
+    """Options besides prompt and sampling; see the fields of `GenerationRequest`."""
 
     client_id: int | None
     return_all_generated_tokens: bool
@@ -34,14 +34,14 @@ class CommonOptions(TypedDict, total=False):
 
 
 class RequestOptions(CommonOptions, total=False):
-    """The same of one prompt."""
+    """Options of one prompt."""
 
     lora_request: LoRARequest | None
     kv_cache_retention_config: KvCacheRetentionConfig | None
 
 
 class BatchOptions(CommonOptions, total=False):
-    """The same of several: for all of them, or one for each."""
+    """Options of several prompts: one value for all of them, or one for each."""
 
     lora_request: LoRARequest | Sequence[LoRARequest | None] | None
     kv_cache_retention_config: KvCacheRetentionConfig | Sequence[KvCacheRetentionConfig | None] | None
@@ -49,29 +49,29 @@ class BatchOptions(CommonOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt and all that belongs to it. May be submitted any number of times. Raises TypeError."""
+    """A prompt with its options. May be submitted any number of times. Raises TypeError."""
 
     inputs: Prompt = None  # type: ignore[assignment]  # required, unless prompt_token_ids is given
-    """Text, token ids, or the messages of a chat."""
+    """Text, token ids, or chat messages."""
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     streaming: bool = False
-    """Responses as tokens come; otherwise one per output, at the end of the last."""
+    """Responses arrive with the tokens; otherwise one per output, when the last has ended."""
     lora_request: LoRARequest | None = None
     kv_cache_retention_config: KvCacheRetentionConfig | None = None
     client_id: int | None = None
-    """Comes back in every response; may be used any number of times."""
+    """Returned in every response; need not be unique."""
     return_all_generated_tokens: bool = False
-    """Each response of a stream repeats what came before it."""
+    """Each response of a stream repeats the former tokens."""
     priority: Priority | None = None
     allotted_time_ms: Milliseconds | None = None
-    """From when it is submitted, waiting here included; then it ends well, with what it has."""
+    """Counted from `submit`. At its end the request ends without an error, with the tokens so far."""
     cache_salt: str | None = None
-    """Only requests of one salt share cached prefixes."""
+    """Only requests with the same salt share cached prefixes."""
     model: str | None = None
     prompt_token_ids: Sequence[int] | None = field(default=None, kw_only=True, repr=False, compare=False)
-    """TensorRT-LLM's name for `inputs` that are token ids; None where they are a text or a chat."""
+    """TensorRT-LLM's name of `inputs` that are token ids; None for text and chat."""
     id: int | None = field(default=None, init=False, compare=False)
-    """The `request_id` of the result whose `request` this is; None before it is submitted."""
+    """The `request_id` of the result whose `request` this is; None before `submit`."""
 
     def __post_init__(self) -> None:
         inputs: Prompt = either("inputs", self.inputs, "prompt_token_ids", self.prompt_token_ids)
@@ -87,19 +87,17 @@ class GenerationRequest:
             _check("kv_cache_retention_config", self.kv_cache_retention_config, KvCacheRetentionConfig)
 
     def with_id(self, request_id: int) -> Self:
-        """As it was submitted."""
         numbered = copy(self)
         object.__setattr__(numbered, "id", request_id)
         return numbered
 
     @property
     def allotted_seconds(self) -> float | None:
-        """`allotted_time_ms` in seconds."""
         allotted = as_timedelta(self.allotted_time_ms)
         return None if allotted is None else allotted.total_seconds()
 
     def client_options(self, wire_id: str) -> Options:
-        """As options of `sluice.client`."""
+        """The options of `sluice.client`."""
         kv_cache = self.kv_cache_retention_config.options() if self.kv_cache_retention_config else KvCache()
         if self.cache_salt is not None:
             kv_cache["salt"] = self.cache_salt

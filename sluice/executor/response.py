@@ -1,4 +1,4 @@
-"""Responses as TensorRT-LLM's executor gives them, and the outputs that they add up to."""
+"""Responses in the form of TensorRT-LLM's executor, and the outputs that they add up to."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from sluice.client import FinishReason as ClientReason
 from sluice.executor.errors import RequestError
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "unknown"]
-"""As in TensorRT-LLM. "timeout" is the request's own allotted time; "unknown" a reason of a newer server."""
+"""As in TensorRT-LLM. "timeout": the request's allotted time is over; "unknown": a reason of a newer server."""
 
 REASONS: dict[ClientReason, FinishReason] = {
     ClientReason.EOS: "stop",
@@ -24,15 +24,14 @@ REASONS: dict[ClientReason, FinishReason] = {
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Natural log of a token's probability, and its 1-based rank."""
-
     logprob: float | None
-    """None for the first token of a prompt."""
+    """Natural logarithm; None for the first token of a prompt."""
     rank: int
+    """1: the most likely token."""
 
 
 TokenLogprobs = dict[int, Logprob]
-"""By token id: of the token itself, which comes first, and of the best alternatives that were asked for."""
+"""By token id: first the token itself, then the requested number of most likely tokens."""
 
 
 def read_logprobs(entries: Iterable[TokenLogprob]) -> list[TokenLogprobs]:
@@ -42,28 +41,28 @@ def read_logprobs(entries: Iterable[TokenLogprob]) -> list[TokenLogprobs]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """News of one output. Lists have one entry per beam, which is always one here."""
+    """New tokens of one output. Lists have one entry per beam, of which there is always one."""
 
     sequence_index: int
-    """Which of the n outputs."""
+    """Index among the n outputs."""
     output_token_ids: list[list[int]]
-    """New ones; all so far with return_all_generated_tokens."""
+    """New tokens; with return_all_generated_tokens, all so far."""
     text: str
-    """Of these tokens."""
+    """Text of these tokens."""
     log_probs: list[list[TokenLogprobs]]
     cum_log_probs: list[float | None]
-    """Over all tokens so far, if logprobs were asked for."""
+    """Sum over all tokens so far, if logprobs were requested."""
     finish_reasons: list[FinishReason | None]
     """None: not finished."""
     is_sequence_final: bool
-    """The last of this output."""
+    """The last result of this output."""
     is_final: bool
-    """The last of the request."""
+    """The last result of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """News of one request: a result or an error."""
+    """A result or an error of one request."""
 
     request_id: int
     client_id: int | None
@@ -71,48 +70,47 @@ class Response:
     error: RequestError | None = None
 
     def has_error(self) -> bool:
-        """Whether the request failed; no other response of it follows."""
+        """Whether the request failed; no other response follows."""
         return self.error is not None
 
     @property
     def error_msg(self) -> str:
-        """Empty where there is no error."""
+        """Empty if there is no error."""
         return str(self.error or "")
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One output as far as it has been read. The `diff`s are what the latest read added."""
+    """One output as read so far. The `_diff` fields hold what the latest read added."""
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """One per token, if asked for."""
+    """One per token, if requested."""
     cumulative_logprob: float | None = None
-    """Over all tokens, if logprobs were asked for."""
+    """Sum over all tokens, if logprobs were requested."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """If asked for; known at the end."""
+    """If requested; set at the end."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The stop string or stop token id that was found; None where EOS, `end_id` or something else ended it."""
+    """The stop string or stop token id that ended it; None if EOS, `end_id` or anything else did."""
     tensors: list[Tensor] = field(default_factory=list)
-    """Parts of those that were asked for, in order."""
+    """Parts of the requested tensors, in order."""
     text_diff: str = ""
     token_ids_diff: list[int] = field(default_factory=list)
     logprobs_diff: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def length(self) -> int:
-        """Tokens so far."""
         return len(self.token_ids)
 
     def begin_read(self) -> None:
-        """Forget the diffs."""
+        """Reset the diffs."""
         self.text_diff, self.token_ids_diff, self.logprobs_diff = "", [], []
 
     def add(self, chunk: Chunk, end_id: int | None = None) -> None:
-        """Take over what a stream told. `end_id` stands for the model's EOS."""
+        """Append a chunk of the stream. `end_id` replaces the model's EOS, so it is no `stop_reason`."""
         logprobs = read_logprobs(chunk.logprobs)
         self.text_diff += chunk.text
         self.token_ids_diff += chunk.token_ids
@@ -132,14 +130,14 @@ class CompletionOutput:
                 self.cumulative_logprob = chunk.cumulative_logprob
 
     def end(self, reason: FinishReason) -> bool:
-        """End it here, if it has not ended."""
+        """End the output unless it has ended; whether this did."""
         if self.finish_reason is not None:
             return False
         self.finish_reason = reason
         return True
 
     def result(self, whole: bool, is_final: bool) -> Result:
-        """What the latest read added, or all so far."""
+        """What the latest read added; with `whole`, everything so far."""
         return Result(
             sequence_index=self.index,
             output_token_ids=[list(self.token_ids if whole else self.token_ids_diff)],

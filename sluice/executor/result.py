@@ -1,85 +1,83 @@
-"""The result of one request, as it comes: a future, an iterator and an asynchronous iterator in one."""
+"""The result of one request while it arrives: a future, an iterator and an asynchronous iterator in one."""
 
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Protocol, Self, cast
 
 from sluice.client import Timings, Usage
+from sluice.executor.chunk_queue import ChunkQueue, Ending, Unread
 from sluice.executor.errors import RequestError
-from sluice.executor.inbox import Ending, Inbox, News
 from sluice.executor.request import GenerationRequest
 from sluice.executor.response import CompletionOutput, Response, read_logprobs
-from sluice.executor.times import Timeout, in_seconds
-from sluice.executor.waiting import Deadline
+from sluice.executor.waiting import Deadline, Timeout, in_seconds
 
 
 class Submitter(Protocol):
-    """What a result needs of the executor that submitted its request."""
+    """What a result needs of its executor."""
 
     def tokenize(self, text: str, add_special_tokens: bool | None = None, model: str | None = None) -> list[int]:
-        """Token ids of a text prompt."""
+        """As GenerationExecutor.tokenize."""
 
     def abort_request(self, request_id: int) -> None:
-        """Stop the request."""
+        """As GenerationExecutor.abort_request."""
 
     def forget(self, request_id: int) -> None:
-        """Drop the request from the set of unread ones."""
+        """As GenerationExecutor.forget."""
 
 
 class GenerationResult:
-    """What has been read of a request so far; each read takes all that has come and returns this same object.
+    """What has been read of a request so far. Each read applies everything received and returns this same object.
 
-    `outputs`, `done` and the rest change by reading only: `result`, `aresult`, iteration, or the executor's
-    `await_responses`. Reads from several threads share what comes.
+    `outputs`, `done` and the other attributes change only by reading: `result`, `aresult`, iteration, or the executor's
+    `await_responses`. With several readers, each response goes to one of them.
     """
 
-    def __init__(self, request_id: int, request: GenerationRequest, inbox: Inbox, submitter: Submitter) -> None:
+    def __init__(self, request_id: int, request: GenerationRequest, queue: ChunkQueue, submitter: Submitter) -> None:
         self.request_id = request_id
-        """Given by the executor, unique in it; no other request of it ever has the same."""
+        """Unique within the executor."""
         self.request = request.with_id(request_id)
         self.outputs = [CompletionOutput(index) for index in range(max(1, request.sampling_params.n))]
         self.error: RequestError | None = None
-        """Why it failed, once that has been read."""
+        """Why the request failed, once that has been read."""
         self.usage: Usage | None = None
         """Token counts over all outputs, once done."""
         self.timings: Timings | None = None
-        self._inbox = inbox
+        self._queue = queue
         self._submitter = submitter
         self._done = False
         self._aborted = False
-        self._failure_told = False
+        self._error_raised = False
         self._prompt_token_ids: list[int] | None = None
 
     @property
     def client_id(self) -> int | None:
-        """The request's."""
         return self.request.client_id
 
     @property
     def done(self) -> bool:
-        """Whether the end has been read: the outputs are whole, or `error` is set."""
+        """Whether the end has been read: the outputs are complete, or `error` is set."""
         return self._done
 
     @property
     def finished(self) -> bool:
-        """`done`, by TensorRT-LLM's name."""
+        """TensorRT-LLM's name of `done`."""
         return self._done
 
     @property
     def prompt(self) -> str | None:
-        """The prompt, where it is a text."""
+        """None unless the prompt is text."""
         return self.request.inputs if isinstance(self.request.inputs, str) else None
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """Token ids of the prompt. For a text they are asked from the server, once, which takes a moment.
+        """Token ids of the prompt; for a text, the first access asks the server.
 
-        Raises SluiceError; TypeError for a chat, of which only the server knows the template.
+        Raises SluiceError; TypeError for a chat, whose template only the server knows.
         """
         if self._prompt_token_ids is None:
             params, inputs = self.request.sampling_params, self.request.inputs
             if inputs and isinstance(inputs[0], Mapping):
-                raise TypeError("the token ids of a chat are known to the server only")
+                raise TypeError("only the server knows the token ids of a chat")
             ids = (
                 self._submitter.tokenize(inputs, params.add_special_tokens, self.request.model)
                 if isinstance(inputs, str)
@@ -89,7 +87,7 @@ class GenerationResult:
         return self._prompt_token_ids
 
     def result(self, timeout: Timeout = None) -> Self:
-        """Wait for the end. Raises TimeoutError, after which the request goes on; RequestError where it failed."""
+        """Wait for the end. Raises TimeoutError, which does not stop the request; RequestError if it failed."""
         deadline = Deadline(timeout)
         while not self._done:
             try:
@@ -99,7 +97,7 @@ class GenerationResult:
         return self._checked()
 
     async def aresult(self, timeout: Timeout = None) -> Self:
-        """The same in an event loop."""
+        """As `result`, in an event loop."""
         try:
             async with asyncio.timeout(in_seconds(timeout)):
                 while not self._done:
@@ -116,8 +114,8 @@ class GenerationResult:
 
     def __next__(self) -> Self:
         if not self._done and self.read():
-            return self._told()
-        self._tell_failure()
+            return self._after_read()
+        self._raise_error_once()
         raise StopIteration
 
     def __aiter__(self) -> Self:
@@ -125,12 +123,12 @@ class GenerationResult:
 
     async def __anext__(self) -> Self:
         if not self._done and await self.aread():
-            return self._told()
-        self._tell_failure()
+            return self._after_read()
+        self._raise_error_once()
         raise StopAsyncIteration
 
     def abort(self) -> None:
-        """Stop the request; it ends soon, with "cancelled" and what it has."""
+        """Stop the request. It ends shortly after with "cancelled" and the tokens so far."""
         self._aborted = True
         self._submitter.abort_request(self.request_id)
 
@@ -139,22 +137,22 @@ class GenerationResult:
         return self._aborted
 
     def read(self, timeout: Timeout = None) -> list[Response]:
-        """Wait for news and take all of it, one response per output. Empty: the end was read before.
+        """Wait for something to read and return all of it, one response per output. Empty if the end was read before.
 
-        Raises TimeoutError; never RequestError, which is in the response.
+        Raises TimeoutError, but not RequestError: that is in the response.
         """
-        return self._inbox.take(self._apply, in_seconds(timeout))
+        return self._queue.read(self._apply, in_seconds(timeout))
 
     def read_within(self, deadline: Deadline) -> list[Response]:
-        """The same; empty where nothing came until then, too."""
+        """As `read`, but empty at the deadline."""
         try:
             return self.read(deadline.left)
         except TimeoutError:
             return []
 
     async def aread(self) -> list[Response]:
-        """The same in an event loop, without a timeout."""
-        return await self._inbox.atake(self._apply)
+        """As `read`, in an event loop and without a timeout."""
+        return await self._queue.aread(self._apply)
 
     def __repr__(self) -> str:
         return f"GenerationResult(request_id={self.request_id}, done={self._done}, outputs={self.outputs})"
@@ -167,27 +165,27 @@ class GenerationResult:
             raise self.error
         return self
 
-    def _told(self) -> Self:
-        self._tell_failure()
+    def _after_read(self) -> Self:
+        self._raise_error_once()
         return self
 
-    def _tell_failure(self) -> None:
-        """Whoever read it, an iteration raises it once before it ends."""
-        if self.error is not None and not self._failure_told:
-            self._failure_told = True
+    def _raise_error_once(self) -> None:
+        # Iteration raises the error once before it ends, even if another reader read it.
+        if self.error is not None and not self._error_raised:
+            self._error_raised = True
             raise self.error
 
-    def _apply(self, news: News) -> list[Response]:
+    def _apply(self, unread: Unread) -> list[Response]:
         for output in self.outputs:
             output.begin_read()
-        touched = {chunk.index for chunk in news.chunks}
-        for chunk in news.chunks:
+        touched = {chunk.index for chunk in unread.chunks}
+        for chunk in unread.chunks:
             self.outputs[chunk.index].add(chunk, self.request.sampling_params.eos_id)
-        if news.ending is None:
+        if unread.ending is None:
             return self._responses(touched, final=False)
-        if (reason := news.ending.unfinished) is not None:
+        if (reason := unread.ending.unfinished) is not None:
             touched |= {output.index for output in self.outputs if output.end(reason)}
-        return self._end(news.ending, touched)
+        return self._end(unread.ending, touched)
 
     def _end(self, ending: Ending, touched: set[int]) -> list[Response]:
         self._done = True

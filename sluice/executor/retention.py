@@ -1,29 +1,29 @@
-"""How eagerly the KV cache keeps the blocks of one request."""
+"""Retention priorities of one request's KV cache blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from sluice.client import KvCache, TokenRangeRetention
-from sluice.executor.times import Milliseconds, as_timedelta
+from sluice.executor.waiting import Milliseconds, as_timedelta
 
 DEFAULT_PRIORITY = 35
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRangeRetentionConfig:
-    """Priority of the blocks of prompt tokens from `token_start` up to but without `token_end`."""
+    """Priority of the blocks of the prompt tokens [token_start, token_end)."""
 
     token_start: int
     token_end: int | None
-    """None: to the end of the prompt."""
+    """None: the end of the prompt."""
     priority: int
     """0 (evicted first) to 100 (evicted last)."""
     duration_ms: Milliseconds | None = None
-    """Afterwards the priority is the default, 35. None: until evicted."""
+    """After it the default priority of 35 applies. None: until evicted."""
 
     def options(self) -> TokenRangeRetention:
-        """As an option of `sluice.client`."""
+        """The option of `sluice.client`."""
         return TokenRangeRetention(
             start=self.token_start,
             end=self.token_end,
@@ -34,7 +34,7 @@ class TokenRangeRetentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class KvCacheRetentionConfig:
-    """Priorities of a prompt's ranges and of the blocks that generation fills. What no range covers has 35."""
+    """Priorities of prompt ranges and of generated blocks; 35 where no range applies."""
 
     token_range_retention_configs: Sequence[TokenRangeRetentionConfig] = ()
     decode_retention_priority: int = DEFAULT_PRIORITY
@@ -43,7 +43,7 @@ class KvCacheRetentionConfig:
     TokenRangeRetentionConfig: ClassVar[type[TokenRangeRetentionConfig]] = TokenRangeRetentionConfig
 
     def options(self) -> KvCache:
-        """As an option of `sluice.client`. A default priority without a duration is unset: it changes nothing."""
+        """The option of `sluice.client`; the default decode priority is left unset."""
         is_default = self.decode_retention_priority == DEFAULT_PRIORITY and self.decode_duration_ms is None
         return KvCache(
             prompt_retention=[each.options() for each in self.token_range_retention_configs],
@@ -53,11 +53,11 @@ class KvCacheRetentionConfig:
 
     @property
     def is_bounded(self) -> bool:
-        """Some range may lie outside a short prompt."""
+        """Whether some range may exceed a short prompt."""
         return any(each.token_start or each.token_end is not None for each in self.token_range_retention_configs)
 
     def within(self, num_tokens: int) -> Self:
-        """For a prompt of so many tokens: ranges that go beyond it end with it, those behind it are left out."""
+        """The ranges cut to a prompt of `num_tokens`; those beyond it are dropped."""
         ranges = [
             each if each.token_end is None else replace(each, token_end=min(each.token_end, num_tokens))
             for each in self.token_range_retention_configs

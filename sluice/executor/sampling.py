@@ -1,6 +1,6 @@
-"""How tokens are chosen, under TensorRT-LLM's names, and the options of `sluice.client` that they become.
+"""Sampling parameters under TensorRT-LLM's names, translated to options of `sluice.client`.
 
-Unset means the model's own default (its generation_config.json), which is not always greedy as it is there.
+None means the model's default (its generation_config.json), which unlike TensorRT-LLM's need not be greedy.
 """
 
 import json
@@ -12,18 +12,18 @@ from sluice.client import Options
 from sluice.executor.names import check_name
 
 NO_END = -1
-"""TensorRT-LLM's `end_id` for "never end by a token"."""
+"""TensorRT-LLM's `end_id` that disables the end token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuidedDecodingParams:
-    """Constrains the output; at most one may be set. Raises ValueError otherwise."""
+    """A constraint on the output. Raises ValueError unless exactly one field is set."""
 
     json: str | Mapping[str, Any] | None = None
     """A JSON Schema."""
     regex: str | None = None
     grammar: str | None = None
-    """In EBNF."""
+    """EBNF."""
     json_object: bool = False
     """Any JSON value."""
     structural_tag: str | None = None
@@ -33,7 +33,7 @@ class GuidedDecodingParams:
             raise ValueError(f"exactly one guide can be set, not {len(self.options())}")
 
     def options(self) -> dict[str, Any]:
-        """As sluice.v1.GuidedDecoding."""
+        """The fields of sluice.v1.GuidedDecoding."""
         schema = self.json if self.json is None or isinstance(self.json, str) else json.dumps(self.json)
         guides: dict[str, Any] = {
             "json_schema": schema,
@@ -56,16 +56,16 @@ class AdditionalModelOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """One request's sampling, stopping and output options; the server checks their ranges.
+    """Sampling, stopping and output options of one request. The server checks their ranges.
 
-    Raises ValueError for combinations that cannot be meant, TypeError for a logits processor instead of its name.
+    Raises ValueError for contradictory options, TypeError for a logits processor instead of its name.
     """
 
     max_tokens: int | None = 32
-    """None: what fits the model's context."""
+    """None: as many as fit the model's context."""
     min_tokens: int | None = None
     end_id: int | None = None
-    """Ends the output instead of the model's own EOS tokens; -1: none does."""
+    """Replaces the model's EOS tokens; -1: no end token."""
     ignore_eos: bool = False
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
@@ -89,14 +89,14 @@ class SamplingParams:
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
-    """Unset: the server draws one (there 0)."""
+    """None: the server draws one (in TensorRT-LLM: 0)."""
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
 
     logprobs: int | None = None
-    """So many best alternatives per token, beside its own; 0: its own only."""
+    """Number of most likely tokens to return besides the chosen one; 0: the chosen one only."""
     prompt_logprobs: int | None = None
     return_context_logits: bool = False
     return_generation_logits: bool = False
@@ -104,11 +104,11 @@ class SamplingParams:
     guided_decoding: GuidedDecodingParams | None = None
 
     add_special_tokens: bool | None = None
-    """Unset: to text, not to a chat, whose template has them."""
+    """None: for text, but not for a chat, whose template adds them."""
     truncate_prompt_tokens: int | None = None
     skip_special_tokens: bool = True
     stream_interval: int | None = None
-    """A response at most every so many tokens."""
+    """Minimum number of tokens per response."""
 
     def __post_init__(self) -> None:
         if self.best_of is not None and self.best_of < self.n:
@@ -123,11 +123,11 @@ class SamplingParams:
 
     @property
     def eos_id(self) -> int | None:
-        """The token that ends the output in place of the model's EOS; None: these do, or nothing does."""
+        """The token that replaces the model's EOS; None: the model's own, or none."""
         return None if self.ignore_eos or self.end_id == NO_END else self.end_id
 
     def options(self) -> Options:
-        """As options of `sluice.client`; None is unset there."""
+        """The options of `sluice.client`."""
         return Options(
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,

@@ -1,10 +1,11 @@
-"""What the engines did, step by step, under TensorRT-LLM's names."""
+"""Statistics of engine steps and requests, under TensorRT-LLM's names."""
 
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from sluice.client.results import seconds
 from sluice.v1 import admin_pb2 as pb
 
 
@@ -14,18 +15,18 @@ class KvCacheStats:
 
     max_num_blocks: int
     free_num_blocks: int
-    """Those only cached included."""
+    """Including blocks that are only cached."""
     used_num_blocks: int
     tokens_per_block: int
     cache_hit_rate: float
-    """Prompt tokens served from the cache, of all since the start, [0, 1]."""
+    """Share of prompt tokens served from the cache since the start, in [0, 1]."""
     max_num_host_blocks: int
     used_num_host_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class InflightBatchingStats:
-    """What a step was made of."""
+    """The composition of a step."""
 
     num_scheduled_requests: int
     num_context_requests: int
@@ -37,7 +38,7 @@ class InflightBatchingStats:
 
 @dataclass(frozen=True, slots=True)
 class StaticBatchingStats:
-    """The same under the policy static_batch; zeros under others."""
+    """The composition of a step under the policy static_batch; zeros under others."""
 
     num_scheduled_requests: int
     num_context_requests: int
@@ -45,7 +46,7 @@ class StaticBatchingStats:
     num_gen_tokens: int
     """Since the batch began."""
     empty_gen_slots: int
-    """Of sequences that have ended."""
+    """Slots of ended sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +62,23 @@ class IterationStats:
     max_num_active_requests: int
     num_queued_requests: int
     tokens_per_second: float
-    """Generated, over the last second."""
+    """Generated tokens, over the last second."""
     kv_cache_stats: KvCacheStats
     inflight_batching_stats: InflightBatchingStats
     static_batching_stats: StaticBatchingStats
 
     def to_json_str(self) -> str:
-        """As JSON."""
         return json.dumps(asdict(self))
 
 
 class RequestStage(StrEnum):
-    """Where a request stands."""
+    """The stage of a request."""
 
     QUEUED = "queued"
     CONTEXT_IN_PROGRESS = "context_in_progress"
     GENERATION_IN_PROGRESS = "generation_in_progress"
     PAUSED = "paused"
-    """It gave its memory back for others, and will go on."""
+    """Preempted: its memory went to others, and it will continue."""
     GENERATION_COMPLETE = "generation_complete"
     UNKNOWN = "unknown"
 
@@ -94,12 +94,12 @@ STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """One request in an engine, over all its outputs. Times are seconds since 1970, None where it is not so far."""
+    """One request in an engine, over all its outputs. Times are in seconds since 1970, None before the event."""
 
     id: int | None
-    """Of this executor; None for a request of somebody else."""
+    """The executor's `request_id`; None for a request of another client."""
     wire_id: str
-    """As the server and its log know it."""
+    """The server's request id, which its log shows."""
     engine_id: str
     stage: RequestStage
     arrival: float | None
@@ -117,17 +117,15 @@ class RequestStats:
     missed_blocks_per_request: int
 
     def to_json_str(self) -> str:
-        """As JSON."""
         return json.dumps(asdict(self))
 
 
 def read_step(stats: pb.EngineStats) -> IterationStats:
-    """From the message of the API."""
     return IterationStats(
         engine_id=stats.engine_id,
         iter=stats.iteration,
-        timestamp=_seconds(stats.time),
-        iter_latency_ms=1000 * _seconds(stats.step_time),
+        timestamp=seconds(stats.time),
+        iter_latency_ms=1000 * seconds(stats.step_time),
         num_active_requests=stats.active_requests,
         max_num_active_requests=stats.max_requests,
         num_queued_requests=stats.queued_requests,
@@ -160,7 +158,6 @@ def read_step(stats: pb.EngineStats) -> IterationStats:
 
 
 def read_request(stats: pb.RequestStats, request_id: int | None) -> RequestStats:
-    """The same for a request, whose id in the executor is given."""
     return RequestStats(
         id=request_id,
         wire_id=stats.request_id,
@@ -170,7 +167,7 @@ def read_request(stats: pb.RequestStats, request_id: int | None) -> RequestStats
         first_scheduled=_time(stats, "first_scheduled"),
         first_token=_time(stats, "first_token"),
         last_token=_time(stats, "last_token"),
-        queued_seconds=_seconds(stats.queued),
+        queued_seconds=seconds(stats.queued),
         num_prompt_tokens=stats.prompt_tokens,
         num_cached_tokens=stats.cached_tokens,
         num_generated_tokens=stats.generated_tokens,
@@ -183,8 +180,4 @@ def read_request(stats: pb.RequestStats, request_id: int | None) -> RequestStats
 
 
 def _time(stats: Any, field: str) -> float | None:
-    return _seconds(getattr(stats, field)) if stats.HasField(field) else None
-
-
-def _seconds(message: Any) -> float:
-    return float(message.seconds + message.nanos / 1e9)
+    return seconds(getattr(stats, field)) if stats.HasField(field) else None

@@ -1,4 +1,4 @@
-"""What the engines report, until somebody asks for it."""
+"""Buffers the engines' statistics until the caller reads them."""
 
 import threading
 from collections import deque
@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 from sluice.client import SluiceError
 from sluice.executor.errors import SHUT_DOWN
-from sluice.executor.times import Timeout
-from sluice.executor.waiting import wait_for
+from sluice.executor.waiting import Timeout, wait_for
 from sluice.v1 import admin_pb2 as pb
 
 
 class StepsLog:
-    """The newest `limit` steps, and news of the `limit` newest requests, that nobody has asked for yet."""
+    """Keeps the newest `limit` steps, and the latest statistics of the `limit` requests that changed last."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -24,7 +23,6 @@ class StepsLog:
         self._closed = False
 
     def put(self, response: pb.StreamStepsResponse) -> None:
-        """Keep what came."""
         with self._lock:
             self._steps.extend(response.steps)
             for each in response.requests:
@@ -35,22 +33,18 @@ class StepsLog:
             self._condition.notify_all()
 
     def fail(self, error: SluiceError) -> None:
-        """Nothing will come, for this reason."""
+        """No statistics are available, for this reason."""
         with self._lock:
             self._error = error
             self._condition.notify_all()
 
     def close(self) -> None:
-        """Nothing more will come."""
         with self._lock:
             self._closed = True
             self._condition.notify_all()
 
     def take_steps(self, timeout: Timeout) -> list[pb.EngineStats]:
-        """Oldest first; empty if there are none within the timeout.
-
-        Raises SluiceError; RuntimeError once closed, if nothing is left.
-        """
+        """Oldest first; empty at the timeout. Raises SluiceError; RuntimeError once closed and empty."""
         with self._lock:
             self._wait(lambda: bool(self._steps), timeout)
             found = list(self._steps)
@@ -58,15 +52,15 @@ class StepsLog:
             return found
 
     def take_requests(self, timeout: Timeout) -> list[pb.RequestStats]:
-        """The latest of each request, those changed last at the end; otherwise as `take_steps`."""
+        """The latest statistics of each request, in order of change; otherwise as `take_steps`."""
         with self._lock:
             self._wait(lambda: bool(self._requests), timeout)
             found, self._requests = list(self._requests.values()), {}
             return found
 
-    def _wait(self, is_there: Callable[[], bool], timeout: Timeout) -> None:
-        wait_for(self._condition, lambda: is_there() or self._closed or self._error is not None, timeout)
+    def _wait(self, ready: Callable[[], bool], timeout: Timeout) -> None:
+        wait_for(self._condition, lambda: ready() or self._closed or self._error is not None, timeout)
         if self._error is not None:
             raise self._error
-        if self._closed and not is_there():
+        if self._closed and not ready():
             raise RuntimeError(SHUT_DOWN)

@@ -1,17 +1,23 @@
-"""Waiting that a deadline or a signal ends."""
+"""Timeouts as callers give them, and waits that a deadline or a signal ends."""
 
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
+from typing import overload
 
-from sluice.executor.times import Timeout, in_seconds
+Timeout = timedelta | float | None
+"""A number is seconds; None: no timeout."""
+
+Milliseconds = timedelta | float
+"""A number is milliseconds, as in TensorRT-LLM."""
 
 SLICE_SECONDS = 0.25
-"""Waits are cut into these: a signal that comes just before an endless wait would not end it."""
+"""Waits are cut into slices: a signal that arrives just before an endless wait would not interrupt it."""
 
 
 class Deadline:
-    """A moment so long from now; None: never."""
+    """The end of a timeout that starts now."""
 
     def __init__(self, timeout: Timeout) -> None:
         seconds = in_seconds(timeout)
@@ -19,24 +25,49 @@ class Deadline:
 
     @property
     def left(self) -> float | None:
-        """Seconds until then, at least 0; None: no end."""
+        """Seconds until the deadline, at least 0; None: no deadline."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     @property
     def slice(self) -> float:
-        """Seconds of the next wait on the way there."""
-        return SLICE_SECONDS if self._end is None else min(SLICE_SECONDS, max(0.0, self._end - time.monotonic()))
+        """Seconds of the next wait."""
+        left = self.left
+        return SLICE_SECONDS if left is None else min(SLICE_SECONDS, left)
 
 
-def wait_for(condition: threading.Condition, holds: Callable[[], bool], timeout: Timeout) -> bool:
-    """Whether it holds, after waiting for it.
+def wait_for(condition: threading.Condition, predicate: Callable[[], bool], timeout: Timeout) -> bool:
+    """Wait until the predicate holds; False at the timeout.
 
-    The condition's lock must be held, by `with` on a plain `threading.Lock` itself: Ctrl-C on the way into or out of
-    `with condition`, which runs Python code, can leave its lock locked.
+    The caller holds the condition's lock by `with` on the plain `threading.Lock` itself: `with condition` runs Python
+    code, in which Ctrl-C can leave the lock locked.
     """
     deadline = Deadline(timeout)
-    while not holds():
+    while not predicate():
         if deadline.left == 0:
             return False
         condition.wait(deadline.slice)
     return True
+
+
+@overload
+def in_seconds(value: timedelta | float) -> float: ...
+
+
+@overload
+def in_seconds(value: Timeout) -> float | None: ...
+
+
+def in_seconds(value: Timeout) -> float | None:
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+@overload
+def as_timedelta(value: Milliseconds) -> timedelta: ...
+
+
+@overload
+def as_timedelta(value: Milliseconds | None) -> timedelta | None: ...
+
+
+def as_timedelta(value: Milliseconds | None) -> timedelta | None:
+    return value if value is None or isinstance(value, timedelta) else timedelta(milliseconds=value)

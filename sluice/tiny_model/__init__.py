@@ -4,5 +4,5 @@ from pathlib import Path
 
 
 def path() -> Path:
-    """Folder of the checkpoint, in the layout `from_pretrained` reads."""
+    """The checkpoint's folder, in the layout of `from_pretrained`."""
     return Path(__file__).parent / "checkpoint"

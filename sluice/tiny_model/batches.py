@@ -19,7 +19,7 @@ def pack(corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int) -> Tenso
 
 
 class Windows:
-    """Endless random batches over a packed stream: every epoch has new cuts in a new order."""
+    """Endless random batches of a token stream: each epoch cuts it anew, in a new order."""
 
     def __init__(self, tokens: Tensor, seed: int) -> None:
         self._tokens = tokens
@@ -46,7 +46,7 @@ class Windows:
 
 
 def in_order(tokens: Tensor, length: int, count: int) -> Iterator[Tensor]:
-    """Whole batches of the stream from its start: int64 [count, length + 1] each."""
+    """Complete batches of the stream from its start: int64 [count, length + 1] each."""
     starts = torch.arange(0, len(tokens) - length, length)
     for group in starts[: len(starts) // count * count].view(-1, count):
         yield torch.stack([tokens[start : start + length + 1] for start in group.tolist()])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 Message = dict[str, str]
 
-# Tests repeat themselves; the others are tables and prose rather than code.
+# Tests are repetitive; the others are tables and prose rather than code.
 _SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "pydoc_data", "encodings", "__pycache__"}
 _HELD_OUT_SHARE = 0.03
 _CHAT_SHARE = 0.1
@@ -20,14 +20,14 @@ _SYSTEM = "You complete Python code."
 
 @dataclass(frozen=True)
 class Corpus:
-    """Source files, and conversations made from the functions in them."""
+    """Source files, and chats made from the functions in them."""
 
     files: tuple[str, ...]
     chats: tuple[tuple[Message, ...], ...]
 
 
 def read(seed: int) -> tuple[Corpus, Corpus]:
-    """Training and held-out corpus of the running interpreter, split by file, the same for the same seed and Python."""
+    """Training and held-out corpus, split by file; reproducible for a seed and a Python version."""
     rng = random.Random(seed)
     files = list(_source_files())
     rng.shuffle(files)
@@ -60,7 +60,7 @@ def _functions(text: str) -> Iterator[tuple[str, str, str]]:
     """(signature with docstring, first paragraph of the docstring, body) of each short documented function."""
     try:
         tree = ast.parse(text)
-    except SyntaxError:  # lib2to3 and others ship files that are wrong on purpose
+    except SyntaxError:  # lib2to3 and others ship invalid files as test data
         return
     lines = text.splitlines(keepends=True)
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""Muon in float32: `torch.optim.Muon` iterates in bfloat16, which most CPUs only emulate."""
+"""The Muon optimizer in float32: `torch.optim.Muon` iterates in bfloat16, which most CPUs only emulate."""
 
 from collections.abc import Iterable
 from itertools import groupby
@@ -11,9 +11,9 @@ _ITERATIONS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalized, for matrices [out, in] of hidden layers.
+    """Momentum with orthogonalized updates, for the matrices [out, in] of hidden layers.
 
-    Keller Jordan et al., https://kellerjordan.github.io/posts/muon/; update scaled to AdamW's size as in Liu et al.,
+    Keller Jordan et al., https://kellerjordan.github.io/posts/muon/. The update is scaled to AdamW's as in Liu et al.,
     "Muon is Scalable for LLM Training", arXiv 2502.16982, so that both optimizers share a learning rate.
     """
 
@@ -34,7 +34,7 @@ class Muon(torch.optim.Optimizer):
                     weight.add_(update, alpha=-0.2 * max(shape) ** 0.5 * group["lr"])
 
     def _momentum(self, weight: Tensor, momentum: float) -> Tensor:
-        """Nesterov momentum, as an average."""
+        """Nesterov momentum as a moving average."""
         gradient = weight.grad
         if gradient is None:
             raise ValueError(f"matrix of shape {tuple(weight.shape)} has no gradient")
@@ -44,7 +44,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _orthogonal(matrices: Tensor) -> Tensor:
-    """Nearest semi-orthogonal matrices of [count, rows, columns], roughly: five quintic Newton-Schulz iterations."""
+    """Approximate nearest semi-orthogonal matrices of [count, rows, columns]: quintic Newton-Schulz iterations."""
     a, b, c = _COEFFICIENTS
     tall = matrices.size(1) > matrices.size(2)
     x = matrices.mT.contiguous() if tall else matrices

@@ -1,4 +1,4 @@
-"""How long to train, and at what learning rate: warm-up, plateau, linear decay."""
+"""Duration and learning rate of a training run: warm-up, plateau, linear decay."""
 
 import time
 
@@ -7,10 +7,10 @@ _DECAY_SHARE = 0.2
 
 
 class Schedule:
-    """Ends at a number of steps, or by the clock.
+    """Ends after a number of steps, or by the clock.
 
-    By the clock, the total is fixed when the plateau's share of the time is used up. It depends on the machine, the
-    shape of the curve does not: training again with `steps` set to that total repeats the same run.
+    By the clock, the total number of steps is fixed when the plateau's share of the time is over. It depends on the
+    machine, but a run with `steps` set to that total is the same.
     """
 
     def __init__(self, minutes: float, steps: int | None) -> None:
@@ -18,7 +18,7 @@ class Schedule:
         self._plateau_ends = time.monotonic() + 60 * minutes * (1 - _DECAY_SHARE)
 
     def observe(self, step: int) -> None:
-        """Call before each step."""
+        """To be called after each step, with the number of steps so far."""
         if self.total is None and step > _WARMUP_STEPS and time.monotonic() >= self._plateau_ends:
             self.total = round(step / (1 - _DECAY_SHARE))
 
@@ -29,7 +29,7 @@ class Schedule:
         return self.total is not None and step >= self.total
 
     def rate(self, step: int) -> float:
-        """Factor on the peak learning rate, in (0, 1]."""
+        """Fraction of the peak learning rate, in (0, 1]."""
         rate = min(1.0, (step + 1) / _WARMUP_STEPS)
         if self.total is not None and self.decaying(step):
             rate = min(rate, (self.total - step) / (self.total * _DECAY_SHARE))

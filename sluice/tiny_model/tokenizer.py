@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 _SPECIAL = (END_OF_TEXT, IM_START, IM_END)
 
-# Qwen2's rule: words with one leading symbol, single digits, punctuation, runs of spaces.
+# Qwen2's pattern: words with an optional leading symbol, single digits, punctuation, runs of spaces.
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -32,7 +32,7 @@ _CHAT_TEMPLATE = """\
 
 
 def train(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """Train on `texts`. The three special tokens get the last ids. No normalizer, so any text round-trips."""
+    """The three special tokens get the last ids. There is no normalizer, so any text survives a round trip."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [

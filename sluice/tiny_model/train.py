@@ -30,7 +30,7 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 
 @dataclass(frozen=True)
 class Record:
-    """What training.json says about a run."""
+    """The content of training.json."""
 
     seed: int
     python: str
@@ -77,7 +77,7 @@ def optimizers(model: Qwen3ForCausalLM) -> Optimizers:
 
 
 def loss_of(model: Qwen3ForCausalLM, batch: Tensor) -> Tensor:
-    """Mean next-token cross-entropy in nats of int64 [rows, length + 1]."""
+    """Mean next-token cross-entropy in nats over int64 [rows, length + 1]."""
     logits = model(input_ids=batch[:, :-1], use_cache=False).logits
     return cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
@@ -104,7 +104,7 @@ def train_step(model: Qwen3ForCausalLM, steppers: Optimizers, batch: Tensor, rat
 
 
 class Run:
-    """One training run: the model, its data, and where it is saved."""
+    """One training run: model, data, output folder."""
 
     def __init__(self, out: Path, seed: int, schedule: Schedule, progress: Progress) -> None:
         torch.manual_seed(seed)
@@ -117,7 +117,7 @@ class Run:
         self.started = time.monotonic()
 
     def train(self) -> None:
-        """Train to the schedule's end; saves every SAVE_EVERY_S seconds and at the end."""
+        """Train to the end of the schedule, saving every SAVE_EVERY_S seconds and at the end."""
         steppers, windows = optimizers(self.model), batches.Windows(self.train_tokens, self.seed)
         task = self.progress.add_task("training", total=self.schedule.total, loss=0.0)
         loss, saved, step = 0.0, time.monotonic(), 0

@@ -38,9 +38,7 @@ def test_a_model_without_a_chat_template_is_told_before_anything_is_typed(sluice
     result = sluice("chat", stdin="one\n")
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr == (
-        "error: tiny has no chat template, so there is no chat; complete texts with: sluice generate\n"
-    )
+    assert result.stderr == ("error: tiny has no chat template; complete a text instead: sluice generate\n")
     assert chats(script) == []
 
 
@@ -58,5 +56,5 @@ def test_exit_leaves(sluice, script) -> None:
 
 def test_an_unknown_command_is_told_and_a_path_is_a_message(sluice, script) -> None:
     result = sluice("chat", stdin="/clera\n/etc/passwd\n")
-    assert result.stderr.startswith("error: there is no command /clera\n")
+    assert result.stderr.startswith("error: unknown command /clera\n")
     assert chats(script) == [[("user", "/etc/passwd")]]

@@ -32,4 +32,4 @@ def test_statistics_that_are_not_for_everybody(sluice, script, code) -> None:
     result = sluice("health")
     assert result.exit_code == 0
     assert "serves tiny" in result.stdout
-    assert "what is behind it is not told here: on another port" in result.stdout
+    assert "no statistics of engines and detokenizers: on another port" in result.stdout

@@ -219,7 +219,7 @@ async def test_a_router_that_stops_in_the_middle(plan) -> None:
         plan.breaks.append((4, wait_for_the_end))
         with Client([first, second]) as client:
             while client.addresses[0] != client._routers.current.address:
-                client._routers.leave(client._routers.current)
+                client._routers.skip(client._routers.current)
             stream = client.stream("p", **OPTIONS)
             assert join(stream) == expected
             assert stream.resumed == 1

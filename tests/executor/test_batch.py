@@ -12,7 +12,7 @@ from google.rpc import error_details_pb2
 
 from sluice.client import Overloaded
 from sluice.executor import GenerationRequest, KvCacheRetentionConfig, LoRARequest, RequestError, SamplingParams
-from sluice.executor.batch import Batch, is_batch
+from sluice.executor.batch import BatchRun, is_batch
 from tests.fakes.processes import wait_until
 from tests.fakes.server import Failure
 
@@ -34,10 +34,10 @@ def test_order_and_bound(most) -> None:
     arrived = threading.Condition()
     peak = 0
 
-    def submit(request: GenerationRequest, ended) -> StubResult:
+    def submit(request: GenerationRequest, on_end) -> StubResult:
         nonlocal peak
         with arrived:
-            live.append(StubResult(request, ended))
+            live.append(StubResult(request, on_end))
             peak = max(peak, len(live))
             arrived.notify()
             return live[-1]
@@ -52,7 +52,7 @@ def test_order_and_bound(most) -> None:
     requests = [GenerationRequest(str(i)) for i in range(60)]
     server = threading.Thread(target=end_in_any_order)
     server.start()
-    batch = Batch(submit, most)
+    batch = BatchRun(submit, most)
     batch.run(requests, show=False)
     server.join()
     assert [result.request for result in batch.results] == requests
@@ -61,7 +61,7 @@ def test_order_and_bound(most) -> None:
 
 def test_no_bound_at_all() -> None:
     with pytest.raises(ValueError, match="max_in_flight is 0, must be at least 1"):
-        Batch(lambda *_: None, 0)
+        BatchRun(lambda *_: None, 0)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_failure_is_raised_and_nothing_goes_on(executor, script) -> None:
     with pytest.raises(RequestError, match=r"request 4: spec.sampling.seed"):
         executor.generate(["a"] * 50, [*[SamplingParams()] * 3, *[wrong] * 47], max_in_flight=4)
     assert wait_until(lambda: not executor._session._calls)
-    assert executor._unread._open == {}
+    assert executor._submissions.ready._open == {}
     assert len(script.hanging) <= 3
     script.hangs = False
     assert executor.generate("a").outputs[0].text == "Hello, world"

@@ -29,7 +29,7 @@ START = """
 
     def tell_when_in_the_middle(executor):
         def wait():
-            while len(executor._unread._open) < 256:
+            while len(executor._submissions.ready._open) < 256:
                 time.sleep(0.01)
             print("ready", flush=True)
         threading.Thread(target=wait, daemon=True).start()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sluice.client import Chunk, FinishReason, TokenLogprob, Usage
 from sluice.executor import GenerationRequest, GenerationResult, Logprob, Response, SamplingParams
-from sluice.executor.inbox import Ending, Inbox
+from sluice.executor.chunk_queue import ChunkQueue, Ending
 
 USAGE = Usage(1, 2, 0, 0)
 
@@ -21,8 +21,8 @@ class StubExecutor:
         self.forgotten.append(request_id)
 
 
-def make(n: int = 1, **options) -> tuple[GenerationResult, Inbox, StubExecutor]:
-    executor, inbox = StubExecutor(), Inbox(lambda: None)
+def make(n: int = 1, **options) -> tuple[GenerationResult, ChunkQueue, StubExecutor]:
+    executor, inbox = StubExecutor(), ChunkQueue(lambda: None)
     request = GenerationRequest("x", SamplingParams(n=n), client_id=4, **options)
     return GenerationResult(1, request, inbox, executor), inbox, executor
 
@@ -73,7 +73,7 @@ def test_one_response_is_final() -> None:
     ],
 )
 def test_an_end_id_is_no_stop_token(params, reason) -> None:
-    inbox = Inbox(lambda: None)
+    inbox = ChunkQueue(lambda: None)
     result = GenerationResult(1, GenerationRequest("x", params), inbox, StubExecutor())
     inbox.end(Ending(USAGE), Chunk(index=0, finish_reason=FinishReason.STOP_TOKEN, stop_token_id=5))
     (output,) = result.result().outputs

@@ -278,8 +278,8 @@ def test_nothing_is_kept_of_what_has_been_read(executor) -> None:
     for _ in range(5):
         executor.generate_async("x", streaming=True).result(LIMIT)
         executor.generate("x")
-    assert executor._unread._open == {}
-    assert executor._unread._marked == {}
+    assert executor._submissions.ready._open == {}
+    assert executor._submissions.ready._marked == {}
     assert wait_until(lambda: not executor._session._calls)
 
 

@@ -153,6 +153,6 @@ def test_requests_are_aborted_after_the_timeout(address, script, caplog) -> None
 
 
 def test_an_abort_has_no_timeout(executor) -> None:
-    with pytest.raises(ValueError, match="has no timeout"):
+    with pytest.raises(ValueError, match="takes no timeout"):
         executor.shutdown(abort=True, timeout=1)
     assert executor.generate("x").outputs[0].text == "Hello, world"

@@ -10,7 +10,7 @@ from google.rpc import error_details_pb2
 from grpc import StatusCode
 
 from sluice.executor import GenerationExecutor, SamplingParams
-from sluice.executor.times import in_seconds
+from sluice.executor.waiting import in_seconds
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.processes import wait_until
 from tests.fakes.server import Failure

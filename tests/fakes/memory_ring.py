@@ -113,7 +113,7 @@ class Kind:
         self.all: list[Peer] = []
 
     @property
-    def heard(self) -> list[Peer]:
+    def alive(self) -> list[Peer]:
         return [peer for peer in self.all if peer.alive]
 
     @property
@@ -122,7 +122,7 @@ class Kind:
 
 
 class MemoryRing:
-    """Stands for `router.peers.membership.Members`, and holds what is on its way to the router."""
+    """Stands for `router.peers.membership.Membership`, and holds what is on its way to the router."""
 
     def __init__(self, engines: int, detokenizers: int) -> None:
         self.epochs = itertools.count(1)

@@ -70,7 +70,7 @@ async def _run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
     logs: list[dict[str, Any]] = []
 
     def keep(_: object, __: str, event: dict[str, Any]) -> None:
-        if event["event"] in ("message failed", "call failed"):
+        if event["event"] in ("message_failed", "call failed"):
             logs.append(event)
         raise structlog.DropEvent
 

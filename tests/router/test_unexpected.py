@@ -82,8 +82,8 @@ def check(client, details: Details) -> None:
 @pytest.mark.parametrize(
     ("broken", "call"),
     [
-        ("router.text.tokenizer_pool.Text.tokens", generate),
-        ("router.text.tokenizer_pool.Text.tokens", stream),
+        ("router.text.tokenizer_pool.TokenizerPool.tokens", generate),
+        ("router.text.tokenizer_pool.TokenizerPool.tokens", stream),
         ("router.validate.spec.parse_prompt", generate),
         ("router.api.responses.ResponseBuilder.response", generate),
         ("router.api.responses.ResponseBuilder.started", stream),
@@ -95,8 +95,8 @@ def check(client, details: Details) -> None:
         ("router.api.health.HealthService._answer", check_health),
         ("router.api.health.HealthService._answer", watch_health),
         ("router.api.reflection.ReflectionServicer._list_services", reflect),
-        ("router.access.authenticate.Gate._tenant", generate),
-        ("router.access.authenticate.Gate._tenant", reflect),
+        ("router.access.access.Authenticator._tenant", generate),
+        ("router.access.access.Authenticator._tenant", reflect),
     ],
 )
 async def test_its_text_stays_in_the_log(client, monkeypatch, broken, call):
@@ -151,7 +151,7 @@ async def test_a_log_that_cannot_be_written():
 
 async def test_after_it_the_router_serves_on(client, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("router.text.tokenizer_pool.Text.tokens", fail)
+        patch.setattr("router.text.tokenizer_pool.TokenizerPool.tokens", fail)
         await refused(generate(client))
     assert (await generate(client)).usage.completion_tokens == 24
     assert not client.router._requests.open

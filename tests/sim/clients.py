@@ -1,4 +1,4 @@
-"""A client on the simulated ring: the library's own Resume and Attempts, over two routers."""
+"""A client on the simulated ring: the library's own StreamState and Retries, over two routers."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 from router.access.principal import Principal
 from router.errors import RequestError
-from sluice.client.attempts import Attempts, tells_of_router
 from sluice.client.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -17,7 +16,8 @@ from sluice.client.errors import (
     SluiceError,
     Unavailable,
 )
-from sluice.client.resume import Resume
+from sluice.client.retries import Retries, is_router_failure
+from sluice.client.stream_state import StreamState
 from sluice.v1 import generation_pb2 as pb
 
 KINDS = {
@@ -142,19 +142,19 @@ class SimClient:
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
-        attempts = Attempts(2, None, 120.0, 120.0, loop.time())
-        resume = Resume(self._spec, attempts)
+        attempts = Retries(2, None, 120.0, 120.0, loop.time())
+        resume = StreamState(self._spec, attempts)
         while not resume.complete:
             try:
                 await self._attempt(resume, loop.time())
                 raise LostEvents("the stream ended without its last event")
             except SluiceError as error:
-                if resume.complete or (isinstance(error, Unavailable) and resume.ends_here()):
+                if resume.complete or (isinstance(error, Unavailable) and resume.end_early()):
                     break
-                if tells_of_router(error):
+                if is_router_failure(error):
                     self._current = 1 - self._current
                 try:
-                    await asyncio.sleep(attempts.failed(error, loop.time()))
+                    await asyncio.sleep(attempts.on_failure(error, loop.time()))
                 except ModelChanged:
                     self.story.changed = True
                     return
@@ -166,7 +166,7 @@ class SimClient:
         usage = resume.usage
         self.story.usage = (usage.prompt_tokens, usage.completion_tokens)
 
-    async def _attempt(self, resume: Resume, now: float) -> None:
+    async def _attempt(self, resume: StreamState, now: float) -> None:
         router = self._routers()[self._current]
         if router is None:
             raise Unavailable("nobody listens")
@@ -180,7 +180,7 @@ class SimClient:
                 await asyncio.sleep(self._random.uniform(0.5, 4.0))
             connection.check(event)
             try:
-                for chunk in resume.take(event):
+                for chunk in resume.on_event(event):
                     self._hear(chunk)
             except SluiceError as error:
                 lost.append(error)

@@ -13,7 +13,7 @@ import router.app
 import router.peers.peers
 from detok_service.decoder import BytesByToken, ByteTable
 from router.api.generation_service import GenerationService
-from router.text.tokenizer_pool import Text
+from router.text.tokenizer_pool import TokenizerPool
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.wire import ToRouter
 from sluice.tiny_model import path
@@ -45,8 +45,8 @@ def checkpoint():
 
 
 @cache
-def text() -> Text:
-    return Text(checkpoint(), 1, 1, 1)
+def text() -> TokenizerPool:
+    return TokenizerPool(checkpoint(), 1, 1, 1)
 
 
 @cache
@@ -73,7 +73,7 @@ def simulated(network: Network, loop: VirtualLoop):
         (router.app, "RouterInbox"): lambda _, address, handle, *__: SimRouterInbox(network, address, handle),
         (router.app, "Listener"): NoListener,
         (router.app, "GenerationService"): generation_service,
-        (router.app, "Text"): lambda *_: text(),
+        (router.app, "TokenizerPool"): lambda *_: text(),
         (engine_worker.ringside.worker, "Inbox"): lambda _, address, messages, security: SimInbox(
             network, address, messages
         ),

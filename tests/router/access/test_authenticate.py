@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from router.access.access import AccessError
-from router.access.auth_hook import MAX_THREADS, AuthHook, HookError, Peer
+from router.access.auth_hook import MAX_THREADS, AuthHook, ClientPeer, HookError
 from router.access.bearer_tokens import read_tokens
 from router.access.principal import Principal
 from sluice.v1 import admin_pb2
@@ -23,7 +23,7 @@ from tests.fakes.ring_peers import hang
 from tests.router.conftest import refused, rest, text_spec
 
 ALICE, BOB, ROOT = "alice-0123456789", "bob-0123456789ab", "root-0123456789a"
-PEER = Peer("ipv4:127.0.0.1:1", ())
+PEER = ClientPeer("ipv4:127.0.0.1:1", ())
 
 
 def bearer(token, **more):
@@ -179,14 +179,14 @@ async def test_tokens_change_while_it_runs(guarded, tokens, ring):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "holds no token"),
-        ("# nobody\n\n", "holds no token"),
+        ("", "has no tokens"),
+        ("# nobody\n\n", "has no tokens"),
         (f"\n{ALICE}\n", "line 2: must be TOKEN TENANT"),
         (f"{ALICE} alice user\n", "line 1: must be TOKEN TENANT"),
         (f"{ALICE} alice admin more\n", "line 1: must be TOKEN TENANT"),
-        ("short alice\n", "has 5 characters, must have at least 16"),
-        (f"{ALICE} al/ice\n", "line 1: a tenant is named by"),
-        (f"{ALICE} alice\n{sha256(ALICE)} bob\n", "line 2: the token stands there twice"),
+        ("short alice\n", "has 5 characters, needs at least 16"),
+        (f"{ALICE} al/ice\n", "line 1: a tenant's name is"),
+        (f"{ALICE} alice\n{sha256(ALICE)} bob\n", "line 2: duplicate token"),
         ("sha256:0123456789abcdef alice\n", "64 hexadecimal digits"),
         (sha256(ALICE).upper().replace("SHA", "sha") + " alice\n", "64 hexadecimal digits"),
     ],
@@ -198,7 +198,7 @@ async def test_a_broken_file_is_told_by_line_and_never_by_what_it_holds(guarded,
     assert problem in str(error.value)
     await guarded.until(lambda: guarded.router._access.reloads.counts["failed"] == 1)
     assert await list_models(guarded, *bearer(ALICE))
-    (line,) = guarded.lines("changed files cannot be used, the old ones stay")
+    (line,) = guarded.lines("file_reload_failed")
     assert problem in line["error"]
     assert ALICE not in str(line)
 
@@ -275,7 +275,7 @@ async def test_whatever_it_does_refuses_the_call_and_no_more(outcome, reason):
         with pytest.raises(HookError) as error:
             await asked.ask({"authorization": ALICE}, PEER)
         assert error.value.reason == reason
-        assert ALICE not in str(asked._logger.told)
+        assert ALICE not in str(asked._log.told)
 
 
 async def test_one_that_never_returns_is_given_up_and_does_not_hold_others_for_ever():
@@ -294,7 +294,7 @@ async def test_one_that_never_returns_is_given_up_and_does_not_hold_others_for_e
 
 async def test_a_function_of_the_users_beside_tokens(ring, start, tokens, tmp_path, monkeypatch):
     (tmp_path / "gate_keeper.py").write_text(
-        "from router.callers import Principal\n"
+        "from router.access.principal import Principal\n"
         "async def who(metadata, peer):\n"
         "    if metadata.get('x-user') == 'broken':\n"
         "        raise ValueError(metadata['authorization'])\n"

@@ -112,7 +112,7 @@ async def test_new_files_serve_new_handshakes_and_leave_streams_alone(tls, ring,
         assert await ask(authority.channel(router.port)) == "UNAVAILABLE"
         assert (await stub.Abort(pb.AbortRequest(request_id="r"))).aborted
         assert (await rest(call))[-1].HasField("done")
-    assert client.lines("files loaded")
+    assert client.lines("files_reloaded")
 
 
 @pytest.mark.parametrize("broken", ["garbage", "other key", "missing"])
@@ -129,7 +129,7 @@ async def test_broken_files_are_told_and_the_old_ones_stay(tls, authority, serve
     assert await ask(authority.channel(client.router.port)) == "OK"
     await asyncio.sleep(4 * INTERVAL)
     assert counts == {"failed": 1, "loaded": 0}, "it is told once"
-    (line,) = client.lines("changed files cannot be used, the old ones stay")
+    (line,) = client.lines("file_reload_failed")
     assert str(served.key) in line["files"]
     authority.issue("good").copy_to(served)
     await client.until(lambda: counts["loaded"] == 1)

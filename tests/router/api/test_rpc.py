@@ -104,7 +104,7 @@ async def test_what_fails_just_before_its_client_is_seen_to_leave_is_a_cancel(be
 
 @pytest.mark.parametrize("behave", [refuse, abort])
 async def test_a_refusal_that_nobody_hears_is_no_failure(behave, monkeypatch):
-    monkeypatch.setattr("router.errors.LEAVING_SECONDS", 0.01)
+    monkeypatch.setattr("router.errors.DISCONNECT_SECONDS", 0.01)
     call = Leaving()
     task, logs = begin(behave, call)
     with pytest.raises(aio.InternalError):  # which gRPC takes for what it is: it has heard of the client by now
@@ -114,7 +114,7 @@ async def test_a_refusal_that_nobody_hears_is_no_failure(behave, monkeypatch):
 
 @pytest.mark.parametrize("behave", [write, send_metadata])
 async def test_what_fails_while_the_client_stays_is_our_failure(behave, monkeypatch):
-    monkeypatch.setattr("router.errors.LEAVING_SECONDS", 0.01)
+    monkeypatch.setattr("router.errors.DISCONNECT_SECONDS", 0.01)
     call = Leaving()
     task, logs = begin(behave, call)
     with pytest.raises(aio.InternalError):

@@ -36,13 +36,13 @@ async def test_another_engine_that_gets_there_is_taken(ring, start):
     detokenizer = ring.add_detokenizer()
     client = await start()
     cut.cut_off = [detokenizer.address]
-    await client.until(lambda: any(peer.heartbeat.cut_off for peer in client.router._members.engines.heard))
+    await client.until(lambda: any(peer.heartbeat.cut_off for peer in client.router._members.engines.alive))
     for _ in range(4):
         assert (await client.events(text_spec()))[-1].HasField("done")
     assert (len(cut.calls), len(other.calls)) == (0, 4)
 
 
-async def test_where_nobody_gets_there_streams_wait_and_new_requests_are_told(ring, start):
+async def test_where_nobody_gets_there_streams_wait_and_new_requests_are_reported(ring, start):
     engine, detokenizer = ring.add_engine(), ring.add_detokenizer()
     client = await start(peer_wait=0.2)
     ring.script = hang

@@ -55,7 +55,7 @@ async def test_everything_that_waits_is_taken_without_another_wake_up(context, f
             assert time.monotonic() < end
         assert seen == [str(i) for i in range(MESSAGES)]
         assert others >= MESSAGES // BATCH_MESSAGES, "the others had no turn in between"
-        assert any(log["event"] == "message failed" for log in logs)
+        assert any(log["event"] == "message_failed" for log in logs)
         assert lane.send(numbered(MESSAGES)), "a lane that was emptied has room"
         async with asyncio.timeout(60):
             while len(seen) == MESSAGES:

@@ -5,7 +5,7 @@ import time
 import pytest
 import zmq
 
-from router.peers.peers import Heard, Peers
+from router.peers.peers import HeartbeatSource, Peers
 from sluice.ring.heartbeats import EngineHeartbeat, Hello
 from sluice.ring.inbox import Inbox
 from sluice.ring.stats import StepStats
@@ -29,7 +29,7 @@ def test_a_hello_follows_as_soon_as_its_lane_is_connected(tmp_path):
         hello = Hello("router", "ipc:///nowhere/router")
         peers: Peers[EngineHeartbeat] = Peers(context, lambda _: hello, 5.0, 30.0)
         peers.set_addresses({address: frozenset({address})})
-        peers.greet()
+        peers.send_hellos()
         inbox = Inbox(context, address, Hello)
         connected(peers.all[0].lane)
         for _ in range(3):
@@ -44,12 +44,12 @@ def test_a_hello_follows_as_soon_as_its_lane_is_connected(tmp_path):
 def test_late_heartbeats_of_those_that_were_replaced_replace_nobody(peers):
     """A router that slept through two restarts finds heartbeats of all three, each lane's in turn."""
 
-    def hear(epoch: int) -> Heard:
-        heard, former = peers.hear(EngineHeartbeat("engine", epoch, ADDRESS, "f", 100, False, StepStats()), 0.0)
+    def hear(epoch: int) -> HeartbeatSource:
+        heard, former = peers.on_heartbeat(EngineHeartbeat("engine", epoch, ADDRESS, "f", 100, False, StepStats()), 0.0)
         if former is not None:
             former.lane.close()
         return heard
 
-    assert [hear(epoch) for epoch in (1, 2, 3)] == [Heard.NEW] * 3
-    assert [hear(epoch) for epoch in (1, 2, 1, 3)] == [Heard.STALE, Heard.STALE, Heard.STALE, Heard.SAME]
+    assert [hear(epoch) for epoch in (1, 2, 3)] == [HeartbeatSource.NEW] * 3
+    assert [hear(epoch) for epoch in (1, 2, 1, 3)] == [HeartbeatSource.STALE] * 3 + [HeartbeatSource.ALIVE]
     assert [peer.epoch for peer in peers.usable] == [3]

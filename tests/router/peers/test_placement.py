@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.peers.placement import SEQUENCE_WORK, SPREAD_SLACK, Placement
-from router.peers.prefix_index import NEWS_SECONDS
+from router.peers.prefix_index import CACHE_REPORT_SECONDS
 from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.stats import StepStats
@@ -32,15 +32,15 @@ def tell(placement, heartbeat, prompt):
     """That engine holds this prompt."""
     stored = [short_hash(block) for block in block_chain(root_hash("f"), prompt, 16)]
     news = CacheNews(0, len(stored), stored, whole=True)
-    placement.hear_engine(msgspec.structs.replace(heartbeat, cache=news))
-    while placement.catch_up():
+    placement.on_engine_heartbeat(msgspec.structs.replace(heartbeat, cache=news))
+    while placement.update_cache():
         pass
 
 
 def run(placement, prompt, **fields):
     """Place, and end at once."""
     choice = place(placement, prompt, **fields)
-    placement.begun(choice)
+    placement.on_first_token(choice)
     placement.release(choice, begun=True)
     return choice
 
@@ -108,7 +108,7 @@ def test_a_new_epoch_has_nothing_cached():
 def test_what_an_engine_tells_is_cached_there():
     placement = Placement(1000)
     tell(placement, ENGINES[1], range(160))
-    assert placement.cache_heard(2) == 10
+    assert placement.cache_version(2) == 10
     choices = [run(placement, [*range(160), i]) for i in range(8)]
     assert {(choice.engine, choice.uncached_tokens) for choice in choices} == {(2, 1)}
 
@@ -143,9 +143,9 @@ def test_what_was_placed_is_expected_until_the_news_had_time_to_tell():
     waiting = place(placement, range(160))
     now = 1e6
     assert run(placement, range(160), engines=[ENGINES[waiting.engine - 1]]).uncached_tokens == 0
-    placement.begun(waiting)
+    placement.on_first_token(waiting)
     placement.release(waiting, begun=True)
-    now += NEWS_SECONDS
+    now += CACHE_REPORT_SECONDS
     assert run(placement, range(160), engines=[ENGINES[waiting.engine - 1]]).uncached_tokens == 160
 
 
@@ -163,12 +163,12 @@ def test_an_engine_without_blocks_is_placed_by_load():
 
 def test_what_others_do_counts():
     placement = Placement(1000)
-    placement.hear_engine(engine(1, active=5))
-    placement.hear_detokenizer(detokenizer(11, streams=5))
+    placement.on_engine_heartbeat(engine(1, active=5))
+    placement.on_detokenizer_heartbeat(detokenizer(11, streams=5))
     choices = [place(placement, [i]) for i in range(4)]
     assert {choice.engine for choice in choices} == {2}
     assert 11 not in {choice.detokenizer for choice in choices}
-    placement.hear_engine(engine(2, active=4))
+    placement.on_engine_heartbeat(engine(2, active=4))
     assert placement._engines[2].others == 0
 
 
@@ -179,7 +179,7 @@ def test_releases_bring_all_counts_back_even_after_a_loss():
     placement.forget(11)
     for i, choice in enumerate(choices):
         if i % 2:
-            placement.begun(choice)
+            placement.on_first_token(choice)
         placement.release(choice, begun=bool(i % 2))
     left = placement._engines[2]
     assert (left.requests, left.sequences, left.context_tokens, left.work) == (0, 0, 0, 0)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.kvcache.tiers import Journal
-from router.peers.prefix_index import NEWS_SECONDS, SLICE_BLOCKS, PrefixIndex
+from router.peers.prefix_index import CACHE_REPORT_SECONDS, SLICE_BLOCKS, PrefixIndex
 from sluice.ring.heartbeats import CacheNews
 from tests.fakes.cache_journal import FakeJournal
 
@@ -14,9 +14,9 @@ CHAIN = (1, 2, 3, 4)
 
 def hear(cache, *news):
     for found in news:
-        cache.hear(found)
-        while cache.behind:
-            cache.work()
+        cache.begin_update(found)
+        while cache.updating:
+            cache.continue_update()
 
 
 def knows(cache, blocks):
@@ -42,14 +42,14 @@ def test_any_heartbeats_that_come_through_in_any_order_give_what_the_engine_said
     for changes, arriving in rounds:
         for what, *blocks in changes:
             getattr(journal, what)(*blocks)
-        heartbeats.append(journal.news(cache.heard))
+        heartbeats.append(journal.news(cache.version))
         for where in arriving:
-            heard = cache.heard
+            heard = cache.version
             hear(cache, heartbeats[round(where * (len(heartbeats) - 1))])
-            assert cache.heard >= heard
-            assert knows(cache, range(12)) == journal.at(cache.heard)
-    hear(cache, journal.news(cache.heard))
-    assert cache.heard == journal.last
+            assert cache.version >= heard
+            assert knows(cache, range(12)) == journal.at(cache.version)
+    hear(cache, journal.news(cache.version))
+    assert cache.version == journal.last
     assert knows(cache, range(12)) == journal.findable
 
 
@@ -64,7 +64,7 @@ def test_it_understands_the_engines_own_journal(rounds, capacity):
             elif (what == "store") != (blocks[0] in findable):
                 getattr(journal, what)(bytes([0] * 7 + blocks))
                 findable ^= set(blocks)
-        news = journal.since(cache.heard)
+        news = journal.since(cache.version)
         if arrives and news is not None:
             hear(cache, news)
             assert knows(cache, range(12)) == findable
@@ -73,32 +73,32 @@ def test_it_understands_the_engines_own_journal(rounds, capacity):
 def test_news_that_do_not_follow_on_are_ignored():
     cache = PrefixIndex(MOST)
     hear(cache, told(1, after=5, last=6))
-    assert (cache.heard, knows(cache, CHAIN)) == (0, set())
+    assert (cache.version, knows(cache, CHAIN)) == (0, set())
     hear(cache, told(1, 2, last=6, whole=True), told(3, after=7, last=8))
-    assert (cache.heard, knows(cache, CHAIN)) == (6, {1, 2})
+    assert (cache.version, knows(cache, CHAIN)) == (6, {1, 2})
     hear(cache, told(3, after=6, last=8, removed=[1]), told(1, after=5, last=7), told(1, last=3, whole=True))
-    assert (cache.heard, knows(cache, CHAIN)) == (8, {2, 3})
+    assert (cache.version, knows(cache, CHAIN)) == (8, {2, 3})
 
 
 def test_whole_news_replace_what_was_heard():
     cache = PrefixIndex(MOST)
     hear(cache, told(1, 2, last=6, whole=True), told(3, last=9, whole=True))
-    assert (cache.heard, knows(cache, CHAIN)) == (9, {3})
+    assert (cache.version, knows(cache, CHAIN)) == (9, {3})
 
 
 def test_many_news_are_applied_in_slices_and_count_when_they_are_through():
     count = 3 * SLICE_BLOCKS
     cache = PrefixIndex(MOST)
-    cache.hear(told(*range(count), last=count, whole=True))
+    cache.begin_update(told(*range(count), last=count, whole=True))
     turns = 0
-    while cache.behind:
-        assert cache.heard == 0
+    while cache.updating:
+        assert cache.version == 0
         # What comes meanwhile comes again.
-        cache.hear(told(MOST, after=0, last=count + 1, whole=True))
-        cache.work()
+        cache.begin_update(told(MOST, after=0, last=count + 1, whole=True))
+        cache.continue_update()
         turns += 1
     assert turns > 3
-    assert cache.heard == count
+    assert cache.version == count
     assert cache.prefix((0, count - 1, MOST), 0.0) == 2
 
 
@@ -117,10 +117,10 @@ def test_what_was_placed_is_expected_until_the_news_had_time_to_tell():
     cache = PrefixIndex(MOST)
     cache.expect(CHAIN)
     assert cache.prefix(CHAIN, 1e9) == 4
-    cache.computed(CHAIN, 100.0)
-    assert cache.prefix(CHAIN, 100.0 + NEWS_SECONDS - 0.1) == 4
+    cache.on_computed(CHAIN, 100.0)
+    assert cache.prefix(CHAIN, 100.0 + CACHE_REPORT_SECONDS - 0.1) == 4
     hear(cache, told(1, 2, last=2, whole=True))
-    assert cache.prefix(CHAIN, 100.0 + NEWS_SECONDS) == 2
+    assert cache.prefix(CHAIN, 100.0 + CACHE_REPORT_SECONDS) == 2
     assert not cache._expected
 
 
@@ -128,17 +128,17 @@ def test_a_request_that_still_waits_keeps_what_another_one_brought():
     cache = PrefixIndex(MOST)
     cache.expect(CHAIN)
     cache.expect(CHAIN[:2])
-    cache.computed(CHAIN, 0.0)
-    assert cache.prefix(CHAIN, 2 * NEWS_SECONDS) == 2
+    cache.on_computed(CHAIN, 0.0)
+    assert cache.prefix(CHAIN, 2 * CACHE_REPORT_SECONDS) == 2
     cache.drop(CHAIN[:2])
-    assert cache.prefix(CHAIN, 2 * NEWS_SECONDS) == 0
+    assert cache.prefix(CHAIN, 2 * CACHE_REPORT_SECONDS) == 0
 
 
 def test_a_flush_leaves_what_is_still_to_be_computed():
     cache = PrefixIndex(MOST)
     hear(cache, told(7, last=1, whole=True))
     cache.expect((1, 2))
-    cache.computed((1, 2), 0.0)
+    cache.on_computed((1, 2), 0.0)
     cache.expect((3, 4))
     cache.flush()
     assert knows(cache, range(10)) == {3, 4}

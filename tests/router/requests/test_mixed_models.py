@@ -72,7 +72,7 @@ async def test_a_cached_prefix_of_the_other_model_draws_nothing(mixed, ring):
     (old,) = engines_of(ring, OLD)
     old.journal.store(*map(short_hash, block_chain(root_hash(OLD), prompt, 16)))
     placement = client.router._placement
-    await client.until(lambda: placement.cache_heard(old.epoch) == 4)
+    await client.until(lambda: placement.cache_version(old.epoch) == 4)
     await client.generate(pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt)))
     assert ring.calls[0].engine.fingerprint == NEW
 
@@ -239,7 +239,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-async def test_a_resume_of_no_model_is_told(mixed, ring, case):
+async def test_a_resume_of_no_model_is_reported(mixed, ring, case):
     client = await mixed(OLD)
     resume = BAD[case]
     details = await refused(client.events(text_spec(n=2, sampling=SEED, resume=resume)))

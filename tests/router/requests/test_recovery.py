@@ -164,7 +164,7 @@ async def test_a_stalled_engine_that_moves_again_is_usable(ring, start):
     await script.reached.wait()
     engine.moving = False
     await client.until(lambda: not client.router._members.engines.usable)
-    assert len(client.router._members.engines.heard) == 1
+    assert len(client.router._members.engines.alive) == 1
     engine.moving = True
     check_whole(await task, script.attempts[0].submit, 1)
     (line,) = client.lines("attempt given up")

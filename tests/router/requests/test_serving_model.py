@@ -25,7 +25,7 @@ def engines(*models: str) -> list[Peer]:
     found = []
     for number, model in enumerate(models):
         peer = Peer(f"ipc://{number}", frozenset(), None)
-        peer.hear(EngineHeartbeat(f"engine-{number}", number, peer.address, model, 64, False, StepStats()), 0.0)
+        peer.on_heartbeat(EngineHeartbeat(f"engine-{number}", number, peer.address, model, 64, False, StepStats()), 0.0)
         found.append(peer)
     return found
 

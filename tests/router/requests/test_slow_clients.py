@@ -172,7 +172,7 @@ async def test_the_engine_dies_while_a_stream_is_paused(ring, start):
     client = await start(max_undelivered_tokens=MOST)
     async with paused_call(ring, client, text_spec(output=IDS)) as call:
         engine.epoch += 1
-        await client.until(lambda: client.lines("peer restarted"))
+        await client.until(lambda: client.lines("peer_restarted"))
         deltas = [event.delta for event in await rest(call) if event.HasField("delta")]
     check_whole(deltas, 1)
     await client.until(lambda: nothing_left(client))

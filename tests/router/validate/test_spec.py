@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from router.config import RouterSettings
 from router.errors import RequestError
-from router.validate.fields import HONOURED, NESTED, REFUSED
+from router.validate.fields import IMPLEMENTED, NESTED, REJECTED
 from router.validate.fields import OFF as OFF_VALUES
 from router.validate.model import describe
 from router.validate.spec import UNARY_INTERVAL, new_request_id, parse
@@ -50,8 +50,8 @@ def paths(descriptor, prefix=""):
 
 def test_every_field_stands_in_exactly_one_table():
     every = set(paths(pb.GenerationSpec.DESCRIPTOR))
-    assert every == HONOURED | REFUSED
-    assert not HONOURED & REFUSED
+    assert every == IMPLEMENTED | REJECTED
+    assert not IMPLEMENTED & REJECTED
 
 
 def at(path):
@@ -84,7 +84,7 @@ ON = {
 }
 
 
-@pytest.mark.parametrize("path", sorted(REFUSED))
+@pytest.mark.parametrize("path", sorted(REJECTED))
 def test_what_is_refused_is_named(path, model):
     with pytest.raises(RequestError) as error:
         spec_of(pb.GenerationSpec(**ON[path]) if path in ON else at(path), model)
@@ -110,7 +110,7 @@ OFF = [
 
 
 def test_every_table_of_off_is_of_a_field_that_is_refused():
-    assert ON.keys() == OFF_VALUES.keys() <= REFUSED
+    assert ON.keys() == OFF_VALUES.keys() <= REJECTED
 
 
 @pytest.mark.parametrize("fields", OFF, ids=str)
@@ -182,7 +182,7 @@ def comparable(spec, keep):
     return found
 
 
-@pytest.mark.parametrize("path", sorted(HONOURED - {"model"}))
+@pytest.mark.parametrize("path", sorted(IMPLEMENTED - {"model"}))
 def test_what_is_honoured_changes_the_spec(path, model):
     fields = SAMPLES[path]
     base = {} if {"token_ids", "chat"} & fields.keys() else {"text": "t"}

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.client import Chunk, FinishReason, LostEvents, ServerError, Unavailable
-from sluice.client.attempts import Attempts
-from sluice.client.resume import Resume
+from sluice.client.retries import Retries
+from sluice.client.stream_state import StreamState
 from sluice.v1 import generation_pb2 as pb
 from tests.client.joined import join
 from tests.fakes.story import DRAWN_SEED, events
@@ -28,11 +28,11 @@ specs = st.builds(
 flaws = st.tuples(st.integers(0, 16), st.sampled_from(["break", "lose", "repeat"]))
 
 
-def begin(spec: pb.GenerationSpec) -> tuple[Resume, Attempts]:
-    attempts = Attempts(2, None, 1000.0, 1000.0, 0.0)
+def begin(spec: pb.GenerationSpec) -> tuple[StreamState, Retries]:
+    attempts = Retries(2, None, 1000.0, 1000.0, 0.0)
     copy = pb.GenerationSpec()
     copy.CopyFrom(spec)
-    return Resume(copy, attempts), attempts
+    return StreamState(copy, attempts), attempts
 
 
 def flawed(stream, at: int, flaw: str):
@@ -50,19 +50,19 @@ def flawed(stream, at: int, flaw: str):
     return found
 
 
-def play(spec: pb.GenerationSpec, plan: list[tuple[int, str]], seed: int) -> tuple[list[Chunk], Resume]:
+def play(spec: pb.GenerationSpec, plan: list[tuple[int, str]], seed: int) -> tuple[list[Chunk], StreamState]:
     """All chunks of a stream whose attempts fail by plan; the one after the last does not."""
     rows, (resume, attempts), chunks = random.Random(seed), begin(spec), []
     for at, flaw in [*plan, (10**6, "break")]:
         stream = flawed(events(resume.request(0.0).spec, rows), at, flaw)
         try:
             for event in stream:
-                chunks += resume.take(event)
+                chunks += resume.on_event(event)
         except LostEvents:
             pass
-        if resume.complete or resume.ends_here():
+        if resume.complete or resume.end_early():
             break
-        attempts.failed(Unavailable("it broke"), 0.0)
+        attempts.on_failure(Unavailable("it broke"), 0.0)
     assert resume.complete
     return chunks, resume
 
@@ -90,12 +90,12 @@ def test_what_the_next_attempt_asks_for() -> None:
     assert first.time_limit.ToTimedelta() == timedelta(seconds=10)
     deltas = {0: 0, 1: 0}
     for event in events(first, random.Random(1)):
-        resume.take(event)
+        resume.on_event(event)
         if event.HasField("delta"):
             deltas[event.delta.index] += event.delta.token_count
         if min(deltas.values()) > 1:
             break
-    attempts.failed(Unavailable("it broke"), 4.0)
+    attempts.on_failure(Unavailable("it broke"), 4.0)
     second = resume.request(4.0).spec
     assert {each.index: len(each.token_ids) for each in second.resume} == deltas
     assert (second.request_id, second.sampling.seed, second.text) == ("drawn", DRAWN_SEED, "p")
@@ -117,13 +117,13 @@ def test_a_caller_who_resumes_by_himself_is_resumed_too() -> None:
     assert "".join(chunk.text for chunk in whole).endswith("".join(chunk.text for chunk in chunks))
 
 
-def tell(resume: Resume, *messages) -> list[Chunk]:
+def tell(resume: StreamState, *messages) -> list[Chunk]:
     """One attempt's chunks for these events."""
     resume.request(0.0)
     found = []
     for number, each in enumerate(messages, 1):
         kind = {pb.Started: "started", pb.Delta: "delta", pb.Finished: "finished"}[type(each)]
-        found += resume.take(pb.GenerateStreamResponse(sequence=number, **{kind: each}))
+        found += resume.on_event(pb.GenerateStreamResponse(sequence=number, **{kind: each}))
     return found
 
 
@@ -169,14 +169,14 @@ def test_tokens_without_ids_cannot_be_kept() -> None:
     resume, _ = begin(pb.GenerationSpec(text="p"))
     resume.request(0.0)
     with pytest.raises(ServerError, match="2 tokens came with 0 token ids"):
-        resume.take(pb.GenerateStreamResponse(sequence=1, delta=pb.Delta(text="a", token_count=2)))
+        resume.on_event(pb.GenerateStreamResponse(sequence=1, delta=pb.Delta(text="a", token_count=2)))
 
 
 def test_an_output_that_nobody_asked_for() -> None:
     resume, _ = begin(pb.GenerationSpec(text="p", n=2))
     resume.request(0.0)
     with pytest.raises(ServerError, match="output 2"):
-        resume.take(pb.GenerateStreamResponse(sequence=1, finished=pb.Finished(index=2)))
+        resume.on_event(pb.GenerateStreamResponse(sequence=1, finished=pb.Finished(index=2)))
 
 
 def test_the_model_is_that_of_the_tokens() -> None:
@@ -187,10 +187,10 @@ def test_the_model_is_that_of_the_tokens() -> None:
     for model, tokens in told:
         asked.append([each.model_fingerprint for each in resume.request(0.0).spec.resume])
         known = sum(len(output.token_ids) for output in resume._outputs.values())
-        resume.take(pb.GenerateStreamResponse(sequence=1, started=pb.Started(seed=3, model_fingerprint=model)))
+        resume.on_event(pb.GenerateStreamResponse(sequence=1, started=pb.Started(seed=3, model_fingerprint=model)))
         delta = pb.Delta(text="x", token_ids=[7] * tokens, token_offset=known, token_count=tokens)
         if tokens:
-            resume.take(pb.GenerateStreamResponse(sequence=2, delta=delta))
+            resume.on_event(pb.GenerateStreamResponse(sequence=2, delta=delta))
     assert asked == [[], [], ["new"]]
 
 

@@ -1,4 +1,4 @@
-"""What came for one request and nobody has read yet."""
+"""What was received for one request and not read yet."""
 
 import asyncio
 import threading
@@ -23,21 +23,21 @@ class Ending:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: Exception | None = None
     unfinished: FinishReason | None = None
-    """This side ended it: how the outputs end that have no end from the server."""
+    """This side ended the request: the finish reason of outputs without one from the server."""
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What a read takes."""
+class Unread:
+    """The content of one read."""
 
     chunks: list[Chunk] = field(default_factory=list)
     ending: Ending | None = None
 
 
-class Inbox:
-    """Written by the connection's thread, read by any thread or event loop. Holds no more than the outputs themselves.
+class ChunkQueue:
+    """Written by the connection's thread, read by any thread or event loop.
 
-    `notify` is called, by the writer, whenever there is something to read.
+    The writer calls `notify` whenever there is something to read.
     """
 
     def __init__(self, notify: Callable[[], None]) -> None:
@@ -50,14 +50,13 @@ class Inbox:
         self._waiters: set[asyncio.Future[None]] = set()
 
     def put(self, chunk: Chunk) -> None:
-        """Add news."""
         with self._lock:
             self._chunks.append(chunk)
             self._wake()
         self._notify()
 
     def end(self, ending: Ending, last: Chunk | None = None) -> None:
-        """Nothing follows. A second ending is ignored."""
+        """A second ending is ignored."""
         with self._lock:
             if self._ending is not None:
                 return
@@ -67,18 +66,18 @@ class Inbox:
             self._wake()
         self._notify()
 
-    def take(self, apply: Callable[[News], T], timeout: float | None = None) -> T:
-        """Wait for news and apply all of it, none if somebody else took the ending; one reader at a time applies.
+    def read(self, apply: Callable[[Unread], T], timeout: float | None = None) -> T:
+        """Wait for something to read and apply all of it under the lock; nothing if another reader got the ending.
 
         Raises TimeoutError.
         """
         with self._lock:
             if not wait_for(self._condition, self._readable, timeout):
-                raise TimeoutError(f"nothing came within {timeout:g} s")
+                raise TimeoutError(f"nothing was received within {timeout:g} s")
             return apply(self._take())
 
-    async def atake(self, apply: Callable[[News], T]) -> T:
-        """The same in an event loop, without a timeout."""
+    async def aread(self, apply: Callable[[Unread], T]) -> T:
+        """As `read`, in an event loop and without a timeout."""
         loop = asyncio.get_running_loop()
         while True:
             with self._lock:
@@ -95,17 +94,17 @@ class Inbox:
     def _readable(self) -> bool:
         return bool(self._chunks) or self._ending is not None
 
-    def _take(self) -> News:
+    def _take(self) -> Unread:
         if self._taken:
-            return News()
+            return Unread()
         chunks, self._chunks = self._chunks, []
         self._taken = self._ending is not None
-        return News(chunks, self._ending)
+        return Unread(chunks, self._ending)
 
     def _wake(self) -> None:
         self._condition.notify_all()
         for waiter in self._waiters:
-            # A loop that was closed under its waiter waits for nothing any more.
+            # The waiter's event loop may be closed by now.
             with suppress(RuntimeError):
                 waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
         self._waiters.clear()

@@ -1,9 +1,8 @@
-"""What has come of one stream, over all its attempts, and what the next attempt asks for."""
+"""What a stream has received over all its attempts, and the request of the next attempt."""
 
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from sluice.client.attempts import Attempts
 from sluice.client.errors import LostEvents, ServerError
 from sluice.client.results import (
     Chunk,
@@ -17,6 +16,7 @@ from sluice.client.results import (
     read_timings,
     read_usage,
 )
+from sluice.client.retries import Retries
 from sluice.v1 import generation_pb2 as pb
 
 LEAST_TIME_LIMIT = timedelta(milliseconds=1)
@@ -24,26 +24,24 @@ LEAST_TIME_LIMIT = timedelta(milliseconds=1)
 
 @dataclass(slots=True)
 class OutputSoFar:
-    """One output."""
-
     token_ids: list[int] = field(default_factory=list)
     shown: int = 0
-    """Tokens that chunks have told of."""
+    """Tokens already in chunks."""
     tail: str = ""
-    """Text that came without a token. It belongs to the end, and is shown with it: where the end is lost, what follows
-    these tokens may be another."""
+    """Text received without tokens, which belongs to the output's end. It is shown with the end only: if that is lost,
+    a resumed attempt may continue with different text."""
     echoed: bool = False
     cumulative_logprob: float = 0.0
     ended: bool = False
 
 
-class Resume:
-    """Events of all attempts in, chunks of one undisturbed stream out. It knows neither sockets nor clocks.
+class StreamState:
+    """Turns the events of all attempts into the chunks of one uninterrupted stream, without sockets or clocks.
 
-    Ids are asked for on every stream, as nothing can be resumed without; they are shown to those who wanted them.
+    It requests token ids for every stream, since they are needed to resume, and hides them unless the caller asked.
     """
 
-    def __init__(self, spec: pb.GenerationSpec, attempts: Attempts) -> None:
+    def __init__(self, spec: pb.GenerationSpec, retries: Retries) -> None:
         self.request_id = ""
         self.seed: int | None = None
         self.prompt_tokens = 0
@@ -52,8 +50,8 @@ class Resume:
         self.usage: Usage | None = None
         self.timings: Timings | None = None
         self.resumed = 0
-        self._attempts = attempts
-        attempts.engine_deaths = spec.engine_deaths
+        self._retries = retries
+        retries.engine_deaths = spec.engine_deaths
         self._spec = spec
         self._shows_ids = spec.output.token_ids
         self._time_limit = spec.time_limit.ToTimedelta() if spec.HasField("time_limit") else None
@@ -66,11 +64,11 @@ class Resume:
 
     @property
     def complete(self) -> bool:
-        """The last event has come."""
+        """The last event was received."""
         return self.usage is not None
 
     def request(self, now: float) -> pb.GenerateStreamRequest:
-        """Begin an attempt, which goes on after everything that has come."""
+        """Begin an attempt that continues after everything received."""
         self._events = 0
         for output in self._outputs.values():
             output.tail = ""
@@ -79,20 +77,21 @@ class Resume:
             for index, output in sorted(self._outputs.items()):
                 if output.token_ids:
                     self._spec.resume.add(index=index, token_ids=output.token_ids, model_fingerprint=self._model)
-        self._spec.engine_deaths = self._attempts.engine_deaths
+        self._spec.engine_deaths = self._retries.engine_deaths
         if self._time_limit is not None:
-            left = self._time_limit - timedelta(seconds=self._attempts.elapsed(now))
+            # The server rejects a limit of 0, so a limit that has passed is sent as the shortest one.
+            left = self._time_limit - timedelta(seconds=self._retries.elapsed(now))
             self._spec.time_limit.FromTimedelta(max(left, min(LEAST_TIME_LIMIT, self._time_limit)))
         return pb.GenerateStreamRequest(spec=self._spec)
 
-    def ends_here(self) -> bool:
-        """Whether a stream that breaks now misses nothing but its figures; then it has ended."""
+    def end_early(self) -> bool:
+        """End the stream if a broken one lacks nothing but its usage; whether it is complete."""
         if self._all_ended():
             self.usage = Usage(self.prompt_tokens, self._completion_tokens(), self.cached_tokens, 0)
         return self.complete
 
-    def take(self, event: pb.GenerateStreamResponse) -> list[Chunk]:
-        """What is new in it; nothing in events of a newer server. Raises LostEvents, ServerError."""
+    def on_event(self, event: pb.GenerateStreamResponse) -> list[Chunk]:
+        """The chunks it adds; none for an unknown event of a newer server. Raises LostEvents, ServerError."""
         self._events += 1
         if event.sequence != self._events:
             raise LostEvents(f"the stream lost events: expected number {self._events}, got {event.sequence}")
@@ -110,7 +109,7 @@ class Resume:
         return []
 
     def _started(self, started: pb.Started) -> None:
-        self._attempts.admitted()
+        self._retries.on_admitted()
         self._model = started.model_fingerprint
         if self._begun:
             self.resumed += 1
@@ -127,20 +126,21 @@ class Resume:
         known, end = len(output.token_ids), delta.token_offset + delta.token_count
         if delta.token_count != len(delta.token_ids):
             raise ServerError(f"a delta of {delta.token_count} tokens came with {len(delta.token_ids)} token ids")
+        # Tokens that were received before the stream broke.
         if output.ended or end < known or (end == known and delta.token_count):
             return []
         if delta.token_offset != known:
             raise LostEvents(f"output {delta.index} lost tokens: expected offset {known}, got {delta.token_offset}")
         if not delta.token_count:
-            return self._text_alone(output, delta)
-        self._attempts.advanced()
+            return self._on_text_alone(output, delta)
+        self._retries.on_progress()
         output.token_ids += delta.token_ids
         for entry in delta.logprobs:
             output.cumulative_logprob += entry.logprob
         return self._show(output, delta)
 
-    def _text_alone(self, output: OutputSoFar, delta: pb.Delta) -> list[Chunk]:
-        """The prompt before the first token, or what was held back until the end."""
+    def _on_text_alone(self, output: OutputSoFar, delta: pb.Delta) -> list[Chunk]:
+        """The echoed prompt before the first token, or text that was held back until the end."""
         if output.token_ids:
             output.tail += delta.text
             return []
@@ -149,7 +149,7 @@ class Resume:
 
     def _show(self, output: OutputSoFar, delta: pb.Delta) -> list[Chunk]:
         text, output.tail = output.tail + delta.text, ""
-        # As the server does it for those who want no ids: tokens without text are told of with the next that have some.
+        # As the server does for callers that want no ids: tokens without text are counted with the next text.
         if not (text or delta.logprobs or self._shows_ids):
             return []
         return [self._next_chunk(output, replace(read_delta(delta), text=text))]
@@ -165,10 +165,11 @@ class Resume:
             return []
         if finished.completion_tokens > len(output.token_ids):
             known = len(output.token_ids)
-            raise LostEvents(f"output {finished.index} lost tokens: {known} of {finished.completion_tokens} came")
+            raise LostEvents(f"output {finished.index} lost tokens: got {known} of {finished.completion_tokens}")
         output.ended = True
-        self._attempts.advanced()
+        self._retries.on_progress()
         end = read_finished(finished)
+        # The last attempt knows the sum over its own tokens only.
         if self.resumed and end.cumulative_logprob is not None and self._spec.output.HasField("logprobs"):
             end = replace(end, cumulative_logprob=output.cumulative_logprob)
         if output.tail or output.shown < len(output.token_ids):
@@ -177,7 +178,7 @@ class Resume:
 
     def _done(self, done: pb.Done) -> None:
         if not self._all_ended():
-            raise LostEvents("the stream ended before all of its outputs")
+            raise LostEvents("the stream ended before all of its outputs did")
         usage = read_usage(done.usage)
         self.usage = replace(usage, completion_tokens=self._completion_tokens()) if self.resumed else usage
         self.timings = read_timings(done.timings) if done.HasField("timings") else None
@@ -190,5 +191,5 @@ class Resume:
 
     def _output(self, index: int) -> OutputSoFar:
         if index >= self._count:
-            raise ServerError(f"the stream tells of output {index}, and {self._count} were asked for")
+            raise ServerError(f"the stream has an output {index}, but {self._count} were requested")
         return self._outputs.setdefault(index, OutputSoFar())

@@ -5,47 +5,47 @@ import threading
 import pytest
 
 from sluice.client import AlreadyExists, Cancelled, InvalidRequest, LostEvents, Overloaded, SluiceError, Unavailable
-from sluice.client.attempts import LONGEST_PAUSE_SECONDS, Attempts
+from sluice.client.retries import LONGEST_PAUSE_SECONDS, Retries
 
 LOST = Unavailable("it broke")
 
 
-def attempts(addresses: int = 1, timeout: float | None = None, retry: float = 0.0, resume: float = 60.0) -> Attempts:
-    return Attempts(addresses, timeout, retry, resume, now=100.0)
+def attempts(addresses: int = 1, timeout: float | None = None, retry: float = 0.0, resume: float = 60.0) -> Retries:
+    return Retries(addresses, timeout, retry, resume, now=100.0)
 
 
 def test_other_addresses_at_once_and_then_pauses_that_grow() -> None:
     found = attempts(addresses=3, retry=1e6)
-    pauses = [found.failed(LOST, 100.0) for _ in range(12)]
+    pauses = [found.on_failure(LOST, 100.0) for _ in range(12)]
     assert pauses[:2] == [0.0, 0.0]
     assert 0.1 <= pauses[2] <= 0.15
     assert 0.2 <= pauses[3] <= 0.3
     assert LONGEST_PAUSE_SECONDS <= pauses[-1] <= 1.5 * LONGEST_PAUSE_SECONDS
-    found.advanced()
-    assert found.failed(LOST, 100.0) == 0.0
+    found.on_progress()
+    assert found.on_failure(LOST, 100.0) == 0.0
 
 
 def test_the_server_says_when() -> None:
     found = attempts(retry=1e6)
     for _ in range(5):
-        assert 3.0 <= found.failed(Overloaded("full", retry_after=3.0), 100.0) <= 4.5
+        assert 3.0 <= found.on_failure(Overloaded("full", retry_after=3.0), 100.0) <= 4.5
 
 
 def test_an_overloaded_router_is_not_fled_from() -> None:
     with pytest.raises(Overloaded):
-        attempts(addresses=2).failed(Overloaded("full", retry_after=1.0), 100.0)
+        attempts(addresses=2).on_failure(Overloaded("full", retry_after=1.0), 100.0)
 
 
 def test_patience_runs_from_the_first_failure_after_the_last_news() -> None:
     found = attempts(resume=10.0)
-    found.admitted()
-    found.failed(LOST, 1000.0)
-    found.admitted()
-    found.failed(LOST, 1009.0)
-    found.advanced()
-    found.failed(LOST, 1018.0)
+    found.on_admitted()
+    found.on_failure(LOST, 1000.0)
+    found.on_admitted()
+    found.on_failure(LOST, 1009.0)
+    found.on_progress()
+    found.on_failure(LOST, 1018.0)
     with pytest.raises(Unavailable):
-        found.failed(LOST, 1028.0)
+        found.on_failure(LOST, 1028.0)
 
 
 @pytest.mark.parametrize(
@@ -64,65 +64,65 @@ def test_patience_runs_from_the_first_failure_after_the_last_news() -> None:
 )
 def test_which_errors_are_final(error, fresh, begun) -> None:
 
-    def goes_on(found: Attempts) -> bool:
+    def goes_on(found: Retries) -> bool:
         try:
-            found.failed(error, 100.0)
+            found.on_failure(error, 100.0)
         except SluiceError:
             return False
         return True
 
     assert goes_on(attempts(retry=60.0)) == fresh
     found = attempts()
-    found.admitted()
+    found.on_admitted()
     assert goes_on(found) == begun
     off = attempts(addresses=2, resume=0.0)
-    off.admitted()
+    off.on_admitted()
     assert not goes_on(off)
 
 
 def test_a_request_that_ends_engines_is_not_taken_to_router_after_router() -> None:
     found = attempts(addresses=3)
-    found.admitted()
+    found.on_admitted()
     lost = Unavailable("tried often", reason="ENGINE_LOST", retry_after=0.5)
-    assert [found.failed(lost, 100.0), found.failed(lost, 100.0)] == [0.0, 0.0]
+    assert [found.on_failure(lost, 100.0), found.on_failure(lost, 100.0)] == [0.0, 0.0]
     with pytest.raises(Unavailable):
-        found.failed(lost, 100.0)
+        found.on_failure(lost, 100.0)
 
 
 def test_a_router_that_has_answered_is_waited_for() -> None:
     answered = threading.Event()
 
-    def fresh(resume: float = 10.0) -> Attempts:
-        return Attempts(1, None, 0.0, resume, 100.0, answered)
+    def fresh(resume: float = 10.0) -> Retries:
+        return Retries(1, None, 0.0, resume, 100.0, answered)
 
     for away in (LOST, LostEvents("a hole")):
         with pytest.raises(type(away)):
-            fresh().failed(away, 100.0)
-    fresh().admitted()
+            fresh().on_failure(away, 100.0)
+    fresh().on_admitted()
     draining = Unavailable("it stops", reason="DRAINING", retry_after=0.5)
     for away in (LOST, LostEvents("a hole"), Cancelled("not by this client"), draining):
         found = fresh()
-        assert found.failed(away, 100.0) > 0
-        assert found.failed(away, 105.0) > 0
+        assert found.on_failure(away, 100.0) > 0
+        assert found.on_failure(away, 105.0) > 0
         with pytest.raises(type(away)):
-            found.failed(away, 111.0)
+            found.on_failure(away, 111.0)
         with pytest.raises(type(away)):
-            fresh(resume=0.0).failed(away, 100.0)
+            fresh(resume=0.0).on_failure(away, 100.0)
     for there in (Overloaded("full", retry_after=1.0), Unavailable("none there", reason="NO_ENGINE")):
         with pytest.raises(type(there)):
-            fresh().failed(there, 100.0)
+            fresh().on_failure(there, 100.0)
 
 
 def test_a_router_that_says_why_has_answered() -> None:
     answered = threading.Event()
-    found = Attempts(1, None, 0.0, 10.0, 100.0, answered)
-    assert found.failed(Unavailable("it stops", reason="DRAINING", retry_after=0.5), 100.0) > 0
+    found = Retries(1, None, 0.0, 10.0, 100.0, answered)
+    assert found.on_failure(Unavailable("it stops", reason="DRAINING", retry_after=0.5), 100.0) > 0
     assert answered.is_set()
 
 
 def test_the_deadline_cuts_a_pause() -> None:
     found = attempts(timeout=5.0, retry=1e6)
-    assert (found.left(101.0), found.elapsed(101.0)) == (4.0, 1.0)
-    assert found.failed(Overloaded("full", retry_after=50.0), 104.0) == 1.0
-    assert found.left(107.0) == 0.0
-    assert attempts().left(107.0) is None
+    assert (found.time_left(101.0), found.elapsed(101.0)) == (4.0, 1.0)
+    assert found.on_failure(Overloaded("full", retry_after=50.0), 104.0) == 1.0
+    assert found.time_left(107.0) == 0.0
+    assert attempts().time_left(107.0) is None
