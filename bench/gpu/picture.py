@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 from bench.gpu.findings import Findings
 from bench.gpu.measures.generation import AS_SERVED
 from bench.gpu.measures.throughput import NAME
-from bench.style import BLUE, GREY, ORANGE, TEAL, canvas, note, short, title
+from bench.harness.style import BLUE, GREY, ORANGE, TEAL, canvas, frame, note
+from bench.harness.tables import short
 
 COLOURS = (BLUE, TEAL, ORANGE)
 
@@ -48,7 +49,7 @@ def _by_batch(axes: Axes, unit: str, head: str, below: str) -> None:
     axes.set_ylabel(unit)
     axes.grid(axis="y")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
-    title(axes, head, below)
+    frame(axes, head, below, bare="")
 
 
 def _peers(axes: Axes, found: Findings) -> None:
@@ -60,7 +61,7 @@ def _peers(axes: Axes, found: Findings) -> None:
     axes.invert_yaxis()
     axes.set_xticks([])
     axes.margins(x=0.25)
-    title(axes, "Side by side", f"output tokens/s, {rows[0].shape}" if rows else "nobody was asked")
+    frame(axes, "Side by side", f"output tokens/s, {rows[0].shape}" if rows else "nobody was asked", bare="")
 
 
 def _series(found: Findings) -> dict[str, dict[str, list[float]]]:

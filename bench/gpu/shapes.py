@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.models import QWEN3_06B, TINY
+from bench.harness.models import QWEN3_06B, TINY
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 """Folders need one to be opened; no text is made."""
