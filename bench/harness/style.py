@@ -48,12 +48,7 @@ BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
 
 
 def canvas(
-    rows: int,
-    columns: int,
-    size: tuple[float, float],
-    title: str,
-    subtitle: str,
-    widths: Sequence[float] | None = None,
+    rows: int, columns: int, size: tuple[float, float], title: str, subtitle: str, widths: Sequence[float] | None = None
 ) -> tuple[Figure, list[list[Axes]]]:
     """A figure of `size` inches with a grid of axes under a title; relative `widths` of the columns. Needs no
     display."""

@@ -11,14 +11,7 @@ ATTEMPT = 0
 
 
 def submit(number: int, prompt: list[int], max_tokens: int, sampling: SamplingParams = GREEDY, **more: Any) -> Submit:
-    """It ignores any end of sequence. `more`: fields of Submit."""
-    fields: dict[str, Any] = {
-        "priority": 2,
-        "salt": "",
-        "time_limit": None,
-        "detokenizer": HERE,
-        "router": HERE,
-    } | others
+    """`more`: further fields of Submit, such as `salt`."""
     return Submit(
         request=number,
         attempt=ATTEMPT,
@@ -29,5 +22,9 @@ def submit(number: int, prompt: list[int], max_tokens: int, sampling: SamplingPa
         sampling=sampling,
         stopping=StopParams(max_tokens=max_tokens),
         text=TextParams(),
-        **fields,
+        priority=2,
+        time_limit=None,
+        detokenizer=HERE,
+        router=HERE,
+        **({"salt": ""} | more),
     )

@@ -1,11 +1,11 @@
-"""Kernels that are tried out one by one, each in a process of its own."""
+"""Kernels to try one by one."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 
-from bench.gpu.checks.store import TITLE
+from bench.gpu.checks.kernels import STORE
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.choice import KERNELS, Site, try_kernel
 from engine_worker.attention.cpu import CpuAttention
@@ -19,9 +19,7 @@ PAGE = 16
 """Tokens per block on a CPU."""
 
 
-class Place(NamedTuple):
-    """What a kernel is tried for."""
-
+class TrialPlace(NamedTuple):
     heads: HeadShape
     hidden_size: int
     windowed: bool
@@ -29,48 +27,46 @@ class Place(NamedTuple):
     device: torch.device
 
     def __str__(self) -> str:
-        """For people."""
         heads, window = self.heads, "with a window" if self.windowed else "no window"
         return f"{heads.num_heads} heads over {heads.num_kv_heads} of {heads.head_dim}, {window}"
 
 
 LAYERS = "fused layers and sampling"
-FUSED = frozenset({TITLE, LAYERS})
-"""Those that `fused_kernels` = false does without."""
+FUSED = frozenset({STORE, LAYERS})
+"""Disabled by `fused_kernels` = false."""
 
-Trial = Callable[[Place], None]
-"""Raises RefusedError where the kernel is not here, not for this place or wrong, and whatever it raises."""
+Trial = Callable[[TrialPlace], None]
+"""Raises RefusedError if the kernel is not installed, not meant for this place or wrong, and what it raises."""
 
 
 def subjects() -> Mapping[str, Trial]:
     """By title, in the order in which an engine depends on them."""
     attention = {kernel.title: _paged(kernel) for kernel in KERNELS}
-    return {TITLE: _store, LAYERS: _fused, **attention, "cpu": _cpu}
+    return {STORE: _store, LAYERS: _fused, **attention, "cpu": _cpu}
 
 
 def _paged(kernel: Kernel) -> Trial:
-    def trial(place: Place) -> None:
+    def trial(place: TrialPlace) -> None:
         windows = (None, WINDOW) if place.windowed else (None,)
-        site = Site.of(place.device, place.dtype, place.heads, windows, 0, fused=False)
-        try_kernel(kernel, site)
+        try_kernel(kernel, Site.of(place.device, place.dtype, place.heads, windows, 0, fused=False))
 
     return trial
 
 
-def _cpu(place: Place) -> None:
+def _cpu(place: TrialPlace) -> None:
     if place.device.type != "cpu":
         raise RefusedError(Refusal.ABSENT, "it needs a CPU")
     windows = (None, WINDOW) if place.windowed else (None,)
     try_out(CpuAttention(place.heads, windows), place.heads, windows, PAGE, place.dtype, place.device)
 
 
-def _store(place: Place) -> None:
+def _store(place: TrialPlace) -> None:
     if place.device.type != "cuda":
         raise RefusedError(Refusal.ABSENT, "it needs a CUDA device")
     try_store(fused(), place.heads, place.dtype, place.device)
 
 
-def _fused(place: Place) -> None:
+def _fused(place: TrialPlace) -> None:
     if place.device.type != "cuda":
         raise RefusedError(Refusal.ABSENT, "it needs a CUDA device")
     kernels, race = by_triton(place.device)

@@ -1,4 +1,4 @@
-"""python -m bench.gpu.first.trial WORK: tries one kernel out, in this process, and writes a line of JSON per place."""
+"""python -m bench.gpu.first.trial WORK: tries one kernel in this process and prints a line of JSON per place."""
 
 import json
 import sys
@@ -7,12 +7,12 @@ import time
 import torch
 
 from bench.gpu.findings import RUNS
-from bench.gpu.first.subjects import Place, Trial, subjects
+from bench.gpu.first.subjects import Trial, TrialPlace, subjects
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.refusal import Refusal, RefusedError
 
 BEGUN, MARK = "begun: ", "tried: "
-"""Before each line: libraries print too."""
+"""Prefix of each line: libraries print too."""
 
 
 def main(arguments: list[str]) -> None:
@@ -21,15 +21,15 @@ def main(arguments: list[str]) -> None:
     trial = subjects()[work["title"]]
     device, dtype = torch.device(work["device"]), getattr(torch, work["dtype"])
     for heads, hidden_size, windowed in work["places"]:
-        place = Place(HeadShape(*heads), hidden_size, windowed, dtype, device)
+        place = TrialPlace(HeadShape(*heads), hidden_size, windowed, dtype, device)
         print(BEGUN + str(place), flush=True)
         told = {"place": str(place), **run(trial, place, work["rounds"])}
         print(MARK + json.dumps(told), flush=True)
 
 
 @torch.inference_mode()
-def run(trial: Trial, place: Place, rounds: int) -> dict[str, str | float | int]:
-    """How it ended, and how long the first round, which compiles, and the fastest took."""
+def run(trial: Trial, place: TrialPlace, rounds: int) -> dict[str, str | float | int]:
+    """How it ended, and seconds of the first round, compilation included, and of the fastest."""
     seconds: list[float] = []
     for _ in range(rounds):
         began = time.perf_counter()
@@ -37,7 +37,7 @@ def run(trial: Trial, place: Place, rounds: int) -> dict[str, str | float | int]
             trial(place)
         except RefusedError as error:
             return {"ended": str(error), "absent": error.kind is Refusal.ABSENT}
-        except Exception as error:  # noqa: BLE001 - what a foreign package raises is what is to be found out
+        except Exception as error:  # noqa: BLE001 - a foreign package may raise anything, and this is the result
             return {"ended": str(RefusedError.of(error)), "absent": isinstance(error, ModuleNotFoundError)}
         seconds.append(time.perf_counter() - began)
     return {"ended": RUNS, "absent": False, "first": seconds[0], "fastest": min(seconds)}

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu.budget import Budget
 from bench.gpu.findings import Check, Findings, Skip
-from bench.gpu.session import Session
+from bench.gpu.session import Budget, Session
 from tests.fakes.clock import Clock
 from tests.fakes.processes import is_alive, wait_until
 
@@ -16,9 +15,8 @@ HANGS = """
 import sys, time
 from pathlib import Path
 import torch
-from bench.gpu.budget import Budget
 from bench.gpu.findings import Findings
-from bench.gpu.session import Session
+from bench.gpu.session import Budget, Session
 
 out = Path(sys.argv[1])
 session = Session(Findings({}), Budget(0.5), torch.device("cpu"), out, out / "gpu.json")
