@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from bench.deaths.streams import ENGINE, PEER_SECONDS, StreamCounts, connect, mixed, undisturbed, without_pause
+from bench.deaths.streams import ENGINE, PEER_SECONDS, StreamTotals, connect, mixed, undisturbed, without_pause
 from bench.harness.memory import Trail, Watch
 from bench.harness.rounds import Step
 from bench.harness.stats import thinned
@@ -54,29 +54,15 @@ class Death(msgspec.Struct, frozen=True):
         return self.service.partition("-")[0]
 
 
-class KillResult(msgspec.Struct, frozen=True):
-    """Times in seconds; lists of them are sorted and thinned to a thousand."""
-
+class KillResult(StreamTotals, frozen=True, kw_only=True):
     plan: KillPlan
     deaths: list[Death]
     quiet_seconds: float
     """On the memory trails' clock: when streams began to be disturbed."""
     seconds: float
-    streams: int
-    failed: int
-    """Ended with an error."""
-    wrong: int
-    """Differ from the undisturbed run, errors included."""
-    resumed: int
-    """Resumed on another connection, because their router died."""
     quiet_first: list[float]
-    """Time to the first token of undisturbed streams."""
+    """As `first`, of undisturbed streams."""
     quiet_stall: list[float]
-    """Longest pause of each."""
-    first: list[float]
-    stall: list[float]
-    faults: list[str]
-    """The first few, in words."""
     memory: list[Trail]
 
     @property
@@ -139,7 +125,7 @@ def measure(plan: KillPlan, _: Path, step: Step) -> KillResult:
 
 async def _measure(ring: Ring, plan: KillPlan, step: Step) -> KillResult:
     asked = mixed(plan.streams, plan.max_tokens)
-    watch, counts = Watch(ring), StreamCounts()
+    watch, totals = Watch(ring), StreamTotals()
     async with connect(ring.addresses) as client:
         watching = asyncio.create_task(watch.run())
         quiet = await undisturbed(client, asked, lambda: step("undisturbed"))
@@ -147,24 +133,18 @@ async def _measure(ring: Ring, plan: KillPlan, step: Step) -> KillResult:
         killer = Killer(ring, plan.seed)
         on_kill = lambda: step("streams run, services die")  # noqa: E731
         killing = asyncio.create_task(killer.run(plan.kills, plan.seconds_between, on_kill))
-        await without_pause(client, asked, quiet, killing, counts.add)
+        await without_pause(client, asked, quiet, killing, totals.add)
         await killing
         seconds = time.monotonic() - began
         watching.cancel()
         watch.sample()
     return KillResult(
-        plan,
-        killer.deaths,
-        began - watch.began,
-        seconds,
-        counts.streams,
-        counts.failed,
-        counts.wrong,
-        counts.resumed,
-        thinned([found.first_token for found in quiet]),
-        thinned([found.stall for found in quiet]),
-        thinned(counts.first),
-        thinned(counts.stall),
-        counts.faults,
-        watch.trails,
+        plan=plan,
+        deaths=killer.deaths,
+        quiet_seconds=began - watch.began,
+        seconds=seconds,
+        quiet_first=thinned([found.first_token for found in quiet]),
+        quiet_stall=thinned([found.stall for found in quiet]),
+        memory=watch.trails,
+        **totals.fields(),
     )

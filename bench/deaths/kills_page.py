@@ -119,8 +119,7 @@ def _slopes(result: KillResult) -> dict[str, float]:
 def draw(result: KillResult) -> Figure:
     """Distributions of the first token and of the longest pause."""
     figure, (row,) = canvas(
-        1,
-        2,
+        (1, 2),
         (12, 4.8),
         "Services die, streams go on",
         f"{_found(result)} Each stream's longest wait, as a distribution.",
@@ -137,7 +136,7 @@ def draw_soak(result: KillResult) -> Figure:
     """Resident memory of every process, one row per role, deaths as lines."""
     roles = [role for role in ROLES if any(trail.role == role for trail in result.memory)]
     figure, grid = canvas(
-        len(roles), 1, (12, 2.2 * len(roles) + 1), "Memory stays constant", f"{_found(result)} A line: a death."
+        (len(roles), 1), (12, 2.2 * len(roles) + 1), "Memory stays constant", f"{_found(result)} A line: a death."
     )
     for (axes,), role in zip(grid, roles, strict=True):
         _draw_memory(axes, result, role)

@@ -14,15 +14,15 @@ from bench.deaths.streams import (
     ENGINE,
     MIXED,
     PEER_SECONDS,
-    StreamCounts,
     StreamSeen,
+    StreamTotals,
     connect,
     mixed,
     undisturbed,
     without_pause,
 )
 from bench.harness.rounds import Step
-from bench.harness.stats import percentile, thinned
+from bench.harness.stats import percentile
 from bench.harness.style import (
     BEHIND,
     BLUE,
@@ -81,25 +81,11 @@ class Restart(msgspec.Struct, frozen=True):
     """How the process ended."""
 
 
-class Phase(msgspec.Struct, frozen=True):
-    """Streams that ended in it. Times in seconds; lists of them are sorted and thinned to a thousand."""
+class Phase(StreamTotals, frozen=True, kw_only=True):
+    """Streams that ended in it."""
 
     name: str
     seconds: float
-    streams: int
-    failed: int
-    wrong: int
-    """Differ from the undisturbed run, errors included."""
-    repeated: int
-    """Received some token twice."""
-    resumed: int
-    """Resumed on another router."""
-    first: list[float]
-    """Time to the first token."""
-    stall: list[float]
-    """Longest pause of each."""
-    faults: list[str]
-    """The first few, in words."""
 
 
 class RestartResult(msgspec.Struct, frozen=True):
@@ -196,7 +182,7 @@ class _Phases:
         self._enter(QUIET)
 
     def add(self, found: StreamSeen, truth: StreamSeen) -> None:
-        self._counts.add(found, truth)
+        self._totals.add(found, truth)
 
     def begin(self, name: str) -> None:
         self.end()
@@ -204,13 +190,12 @@ class _Phases:
 
     def end(self) -> list[Phase]:
         """All phases, the current one included."""
-        c, seconds = self._counts, round(asyncio.get_running_loop().time() - self._began, 2)
-        counts = (c.streams, c.failed, c.wrong, c.repeated, c.resumed)
-        self._found.append(Phase(self._name, seconds, *counts, thinned(c.first), thinned(c.stall), c.faults))
+        seconds = round(asyncio.get_running_loop().time() - self._began, 2)
+        self._found.append(Phase(name=self._name, seconds=seconds, **self._totals.fields()))
         return self._found
 
     def _enter(self, name: str) -> None:
-        self._name, self._counts, self._began = name, StreamCounts(), asyncio.get_running_loop().time()
+        self._name, self._totals, self._began = name, StreamTotals(), asyncio.get_running_loop().time()
 
 
 def section(result: RestartResult) -> Section:
@@ -279,8 +264,7 @@ def draw(result: RestartResult) -> Figure:
         sum(getattr(phase, name) for phase in disturbed) for name in ("streams", "failed", "wrong")
     )
     figure, ((restarts, pauses),) = canvas(
-        1,
-        2,
+        (1, 2),
         (12, 4.8),
         "Services are restarted, an engine is stopped, streams go on",
         f"{streams:,} streams, {failed} failed, {wrong} wrong. Each stream's longest wait, as a distribution.",

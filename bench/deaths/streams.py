@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
+from bench.harness.stats import thinned
 from sluice import AsyncClient
 from sluice.client import SluiceError
 
@@ -212,14 +214,24 @@ async def without_pause(
     await asyncio.gather(*(repeat(each, truth) for each, truth in zip(asked, quiet, strict=True)))
 
 
-class StreamCounts:
-    """Sums over ended streams: a soak has too many to keep them all."""
+class StreamTotals(msgspec.Struct, kw_only=True):
+    """Of ended streams: a soak has too many to keep them all. Times in seconds."""
 
-    def __init__(self) -> None:
-        self.streams = self.failed = self.wrong = self.resumed = self.repeated = 0
-        self.first: list[float] = []
-        self.stall: list[float] = []
-        self.faults: list[str] = []
+    streams: int = 0
+    failed: int = 0
+    """Ended with an error."""
+    wrong: int = 0
+    """Differ from the undisturbed run, errors included."""
+    resumed: int = 0
+    """Resumed on another connection, because their router died."""
+    repeated: int = 0
+    """Received some token twice."""
+    first: list[float] = []
+    """Time to the first token of each."""
+    stall: list[float] = []
+    """Longest pause of each."""
+    faults: list[str] = []
+    """The first few, in words."""
 
     def add(self, found: StreamSeen, truth: StreamSeen) -> None:
         self.streams += 1
@@ -231,3 +243,7 @@ class StreamCounts:
         if difference := found.difference(truth):
             self.wrong += 1
             self.faults = [*self.faults, difference][:SHOWN_FAULTS]
+
+    def fields(self) -> dict[str, Any]:
+        """For a result: lists are sorted and thinned to a thousand."""
+        return asdict(self) | {"first": thinned(self.first), "stall": thinned(self.stall)}

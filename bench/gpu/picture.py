@@ -14,7 +14,7 @@ COLOURS = (BLUE, TEAL, ORANGE)
 def draw(found: Findings) -> Figure:
     """Bandwidth and tokens by batch, and side by side."""
     subtitle = f"{found.origin['device']}, {found.origin['date']}"
-    figure, grid = canvas(1, 3, (12.5, 4.0), "The GPU engine", subtitle)
+    figure, grid = canvas((1, 3), (12.5, 4.0), "The GPU engine", subtitle)
     _bandwidth(grid[0][0], found)
     _tokens(grid[0][1], found)
     _peers(grid[0][2], found)

@@ -48,14 +48,14 @@ BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
 
 
 def canvas(
-    rows: int, columns: int, size: tuple[float, float], title: str, subtitle: str, widths: Sequence[float] | None = None
+    shape: tuple[int, int], size: tuple[float, float], title: str, subtitle: str, widths: Sequence[float] | None = None
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of `size` inches with a grid of axes under a title; relative `widths` of the columns. Needs no
-    display."""
+    """A figure of `size` inches with a grid of axes, (rows, columns), under a title; relative `widths` of the columns.
+    Needs no display."""
     with rc_context(STYLE):
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.subplots(rows, columns, squeeze=False, width_ratios=widths)
+        axes = figure.subplots(*shape, squeeze=False, width_ratios=widths)
         room = 0.62 / size[1]
         figure.get_layout_engine().set(rect=(0.005, 0.01, 0.99, 0.98 - room), w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
         figure.text(0.012, 1 - 0.1 / size[1], title, size=14, weight="bold", va="top")

@@ -173,8 +173,7 @@ def draw(result: OverloadResult) -> Figure:
     """Distributions of rejections and of the other tenant's first token."""
     tenants = result.tenants
     figure, ((left, right),) = canvas(
-        1,
-        2,
+        (1, 2),
         (12, 4.8),
         "Too much at once",
         f"{result.max_live} live and {result.max_waiting} waiting requests at most; then two tenants, one of which "

@@ -195,8 +195,7 @@ def section(result: ChunkedResult) -> Section:
 def draw(result: ChunkedResult) -> Figure:
     """A row per mode: the median run on the left, percentiles over all runs on the right."""
     figure, grid = canvas(
-        len(result.entries),
-        3,
+        (len(result.entries), 3),
         (13.5, 1.2 + 2.5 * len(result.entries)),
         f"A prompt of {result.context_tokens:,} tokens arrives",
         f"Grey ticks: tokens of {result.streams} running streams. Orange: the long prompt until its first token. Blue: "

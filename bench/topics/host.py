@@ -172,8 +172,7 @@ def _times(revisits: Revisits) -> str:
 def draw(result: HostResult) -> Figure:
     """Recomputed tokens by working set on the left, first tokens where the tier saves most on the right."""
     figure, ((recomputed, first),) = canvas(
-        1,
-        2,
+        (1, 2),
         (12, 4.8),
         "Evicted blocks wait in host memory",
         f"Prompts of {result.prompt_tokens} tokens, revisited in order; a pool of {result.pool_tokens:,} tokens, "

@@ -154,8 +154,7 @@ def _table(peers: PeerTable) -> Table:
 def draw(result: PeersResult) -> Figure:
     """A column per kind of work."""
     figure, (row,) = canvas(
-        1,
-        len(result.tables),
+        (1, len(result.tables)),
         (1.5 + 4.2 * len(result.tables), 3.2),
         "Side by side with transformers on the same CPU",
         "Output tokens per second: same checkpoint, requests, greedy sampling and threads. In brackets: by generate.",

@@ -231,8 +231,7 @@ def _table(outcome: Outcome) -> Table:
 def draw(result: PoliciesResult) -> Figure:
     """A column per mix, a row per policy, one time axis per column."""
     figure, grid = canvas(
-        len(POLICIES),
-        len(result.outcomes),
+        (len(POLICIES), len(result.outcomes)),
         (1 + 4.6 * len(result.outcomes), 7.6),
         "In-flight batching: a finished request frees its place at once",
         f"{result.requests} requests of {result.shortest} to {result.longest} output tokens. A bar is a request, a row "

@@ -101,8 +101,7 @@ def section(result: PrefixResult) -> Section:
 def draw(result: PrefixResult) -> Figure:
     """First-token time over prompt length."""
     figure, grid = canvas(
-        1,
-        1,
+        (1, 1),
         (8, 4.6),
         "A cached prefix is not computed again",
         f"First-token time through the ring, one stream, with {result.share:.0%} of the prompt cached and with none.",

@@ -157,8 +157,7 @@ def section(result: RetentionResult) -> Section:
 def draw(result: RetentionResult) -> Figure:
     """Hit rates on the left, first tokens on the right, by the size of the floods."""
     figure, ((found, first),) = canvas(
-        1,
-        2,
+        (1, 2),
         (12, 4.6),
         "A kept system prompt survives the flood until its time is over",
         f"{result.system_tokens} tokens in a pool of {result.pool_tokens:,}, priority {PRIORITY} for "

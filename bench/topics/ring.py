@@ -161,8 +161,7 @@ def _costs(model: RingModel) -> Table:
 def draw(result: RingResult) -> Figure:
     """A row per model: throughput, both latencies, CPU time by process."""
     figure, grid = canvas(
-        len(result.models),
-        4,
+        (len(result.models), 4),
         (14, 0.8 + 3.2 * len(result.models)),
         "What the ring costs",
         "Grey: the engine driven in process. Blue: the same engine behind router, detokenizers and gRPC.",

@@ -162,8 +162,7 @@ def _queue(waiting: int) -> str:
 def draw(result: SchedulerResult) -> Figure:
     """Scheduling on the left, the whole step on the right, over the number of sequences."""
     figure, grid = canvas(
-        1,
-        2,
+        (1, 2),
         (12, 5.2),
         "What a step costs besides the model",
         "Median µs of a step by the number of generating sequences. Solid: empty queue; dashed: "

@@ -194,8 +194,7 @@ def section(result: SlowReaderResult) -> Section:
 def draw(result: SlowReaderResult) -> Figure:
     """Speeds by round on the left, memory on the right."""
     figure, ((speeds, memory),) = canvas(
-        1,
-        2,
+        (1, 2),
         (12, 4.8),
         "One client stops reading, the others do not notice",
         f"{result.neighbours} neighbours keep {result.ratio:.1%} of their speed; its stream pauses once "

@@ -102,12 +102,26 @@ def deaths_result() -> kills.KillResult:
         Trail("detok-1", [0.0, 1.0, 6.0], [60.0, 60.0, 60.0]),
     ]
     slow = [0.1, 0.3, 2.5, 2.6]
-    return kills.KillResult(kills.KillPlan(), found, 2.0, 4.0, 4, 0, 0, 1, times, times, slow, slow, [], memory)
+    return kills.KillResult(
+        plan=kills.KillPlan(),
+        deaths=found,
+        quiet_seconds=2.0,
+        seconds=4.0,
+        streams=4,
+        resumed=1,
+        quiet_first=times,
+        quiet_stall=times,
+        first=slow,
+        stall=slow,
+        memory=memory,
+    )
 
 
 def restart_result() -> restart.RestartResult:
     def phase(name: str, stall: float) -> restart.Phase:
-        return restart.Phase(name, 30.0, 3, 0, 0, 0, 1, [0.1, 0.2, 0.3], [0.1, 0.2, stall], [])
+        return restart.Phase(
+            name=name, seconds=30.0, streams=3, resumed=1, first=[0.1, 0.2, 0.3], stall=[0.1, 0.2, stall]
+        )
 
     names = (restart.QUIET, restart.RESTARTS, restart.STOPPED, restart.GOES_ON)
     phases = [phase(name, stall) for name, stall in zip(names, (0.3, 1.5, 4.0, 0.4), strict=True)]

@@ -12,7 +12,7 @@ from bench.gpu.engine import Served, served
 from bench.gpu.findings import RUNS, Check
 from bench.gpu.first import default
 from bench.gpu.first.blame import blame
-from bench.gpu.first.subjects import subjects
+from bench.gpu.first.trial import subjects
 from bench.gpu.first.trials import avoiding, places, try_in_child
 from bench.gpu.machine import facts
 from bench.gpu.measures import AS_SERVED, EAGER

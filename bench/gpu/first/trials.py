@@ -10,8 +10,7 @@ import torch
 
 from bench.gpu.children import Children
 from bench.gpu.findings import RUNS, Tried
-from bench.gpu.first.subjects import FUSED, TrialPlace
-from bench.gpu.first.trial import BEGUN, MARK
+from bench.gpu.first.trial import BEGUN, FUSED, MARK, TrialPlace
 from bench.gpu.scale import Scale
 from engine_worker.attention.choice import KERNELS
 from engine_worker.attention.reference import ReferenceAttention

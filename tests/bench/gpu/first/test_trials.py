@@ -8,7 +8,7 @@ import torch
 from bench.gpu.children import Children
 from bench.gpu.findings import RUNS, Tried
 from bench.gpu.first import trial, trials
-from bench.gpu.first.subjects import LAYERS, TrialPlace, subjects
+from bench.gpu.first.trial import LAYERS, TrialPlace, subjects
 from bench.gpu.first.trials import avoiding, judge, places, try_in_child
 from bench.gpu.scale import tiny_scale
 from engine_worker.attention.backend import HeadShape
