@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from bench.deaths.streams import ENGINE, PEER_SECONDS, StreamTotals, connect, mixed, undisturbed, without_pause
 from bench.harness.memory import Trail, Watch
-from bench.harness.rounds import Step
 from bench.harness.stats import thinned
+from bench.harness.topic import Step
 from sluice.launch import Ring
 
 POLL_SECONDS = 0.05

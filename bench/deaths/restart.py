@@ -21,7 +21,6 @@ from bench.deaths.streams import (
     undisturbed,
     without_pause,
 )
-from bench.harness.rounds import Step
 from bench.harness.stats import percentile
 from bench.harness.style import (
     BEHIND,
@@ -38,7 +37,7 @@ from bench.harness.style import (
     right,
 )
 from bench.harness.tables import Section, Table, number, short, table
-from bench.harness.topic import Topic
+from bench.harness.topic import Step, Topic
 from sluice.launch import Ring
 
 QUIET, RESTARTS, STOPPED, GOES_ON = "undisturbed", "rolling restart", "an engine stands still", "it goes on"

@@ -1,15 +1,19 @@
-"""A topic: one question, from how much is measured over the result to words and a picture."""
+"""A topic: one question, from how much is measured over the result to words and a picture; and fair rounds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 from matplotlib.figure import Figure
+from msgspec.structs import replace
 
-from bench.harness.rounds import Step
+from bench.harness.load import Load, R, System
 from bench.harness.stats import Figures
 from bench.harness.tables import Section, number, numbers
+
+Step = Callable[[str], None]
+"""Progress: called once per run with what was done."""
 
 
 class Topic(NamedTuple):
@@ -37,3 +41,28 @@ def latency_cells(figures: Figures) -> str:
     """Two cells: first token and inter-token time, p50 · p99."""
     first = numbers(figures.first_token_p50, figures.first_token_p99)
     return f"{first} | {numbers(figures.inter_token_p50, figures.inter_token_p99)}"
+
+
+def interleave(loads: Sequence[tuple[System[R], Load]], repeats: int, step: Step) -> list[list[R]]:
+    """Runs of each system under its load, one list per pair.
+
+    Every second round goes backwards, so that drift of the machine affects all systems alike. A short uncounted round
+    warms up. Each round has a prefix-cache domain of its own.
+    """
+    for system, load in loads:
+        system.run(_brief(load))
+        step(f"{system.name}, warming up")
+    runs: list[list[R]] = [[] for _ in loads]
+    for repeat in range(repeats):
+        order = range(len(loads)) if repeat % 2 == 0 else reversed(range(len(loads)))
+        for i in order:
+            system, load = loads[i]
+            runs[i].append(system.run(replace(load, salt=f"{load.salt}-{repeat}")))
+            step(f"{system.name}, round {repeat + 1} of {repeats}")
+    return runs
+
+
+def _brief(load: Load) -> Load:
+    """The first `width` requests with two tokens each: the same shapes, little time."""
+    asks = [replace(ask, max_tokens=min(ask.max_tokens, 2)) for ask in load.asks[: load.width]]
+    return replace(load, asks=asks, salt=f"{load.salt}-warm")

@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 
 from bench.harness.log_lines import RequestLines
 from bench.harness.models import TINY
-from bench.harness.rounds import Step
 from bench.harness.stats import percentile
 from bench.harness.style import BLUE, GREY, INK, ORANGE, SOFT, TEAL, canvas, frame, note, shares
 from bench.harness.tables import Section, Table, number, numbers, short, table
-from bench.harness.topic import Topic, engine_settings
+from bench.harness.topic import Step, Topic, engine_settings
 from bench.overload.refusals import Burst, Retried, Volley, measure_burst, measure_retries
 from bench.overload.tenants import TenantPlan, Tenants, measure_tenants
 from sluice.launch import Ring

@@ -11,12 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System, Trace
-from bench.harness.models import TINY
-from bench.harness.rounds import Step, interleave, python_prompts
+from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import percentile
 from bench.harness.style import BLUE, FAINT, GREY, ORANGE, SOFT, canvas, frame, right
 from bench.harness.tables import Section, number, numbers, short, table
-from bench.harness.topic import Topic, engine_settings
+from bench.harness.topic import Step, Topic, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
 
 WHOLE, ORDERED, EQUAL = "in one piece", "chunked, first come first served", "chunked, equal progress"

@@ -12,12 +12,11 @@ from matplotlib.figure import Figure
 
 from bench.harness.children import Child
 from bench.harness.load import Ask, Load, Run, System
-from bench.harness.models import TINY
-from bench.harness.rounds import Step, interleave, python_prompts
+from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, GREY, canvas, frame, note
 from bench.harness.tables import Section, Table, short, table
-from bench.harness.topic import Topic, engine_settings, latency_cells, rate_text
+from bench.harness.topic import Step, Topic, engine_settings, interleave, latency_cells, rate_text
 from bench.systems.engine_alone import NAME as ALONE
 from bench.systems.engine_alone import engine_alone
 from bench.systems.ring import NAME as RING

@@ -12,12 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System
-from bench.harness.models import TINY
-from bench.harness.rounds import Step, interleave, python_prompts
+from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, FAINT, ORANGE, SOFT, TEAL, canvas, dashed, frame, note
 from bench.harness.tables import Section, Table, number, short, table
-from bench.harness.topic import Topic, engine_settings, latency_cells, rate_text
+from bench.harness.topic import Step, Topic, engine_settings, interleave, latency_cells, rate_text
 from bench.systems.engine_alone import engine_alone
 
 POLICIES = {

@@ -9,11 +9,10 @@ import msgspec
 from matplotlib.figure import Figure
 
 from bench.harness.load import Ask, Load, Run, System, Trace
-from bench.harness.models import TINY
-from bench.harness.rounds import Step, python_prompts
+from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, ORANGE, canvas, frame, note
 from bench.harness.tables import Section, short, table
-from bench.harness.topic import Topic, engine_settings
+from bench.harness.topic import Step, Topic, engine_settings
 from bench.systems.ring import through_ring
 
 

@@ -10,11 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System, Trace
-from bench.harness.models import TINY
-from bench.harness.rounds import Step, interleave, python_prompts
+from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, GREY, ORANGE, canvas, frame, note
 from bench.harness.tables import Section, number, plural, short, table
-from bench.harness.topic import Topic, engine_settings
+from bench.harness.topic import Step, Topic, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
 from sluice.ring.params import RangeRetention, RetentionParams
 

@@ -10,12 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from bench.harness.load import Ask, Load, Run, System
-from bench.harness.models import TINY, write_qwen3_06b
-from bench.harness.rounds import Step, interleave, python_prompts
+from bench.harness.models import TINY, python_prompts, write_qwen3_06b
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, GREY, ORANGE, SOFT, TEAL, canvas, frame, note
 from bench.harness.tables import Section, Table, plural, short, span, table
-from bench.harness.topic import Topic, engine_settings, latency_cells, rate_text
+from bench.harness.topic import Step, Topic, engine_settings, interleave, latency_cells, rate_text
 from bench.systems.engine_alone import engine_alone
 from bench.systems.ring import through_ring
 

@@ -13,10 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from bench.harness.rounds import Step
 from bench.harness.style import BLUE, INK, SOFT, canvas, frame, note
 from bench.harness.tables import Section, Table, number, numbers, short, table
-from bench.harness.topic import Topic
+from bench.harness.topic import Step, Topic
 from bench.systems.scripted_engine import ScriptedEngine, ScriptedLoad
 from bench.topics.policies import COLOURS, POLICIES
 

@@ -16,10 +16,9 @@ from bench.harness.calls import deltas, spec
 from bench.harness.log_lines import GIVEN_UP, RequestLines
 from bench.harness.memory import Trail, Watch, before_and_after
 from bench.harness.models import TINY
-from bench.harness.rounds import Step
 from bench.harness.style import BLUE, GREY, ROLES, SOFT, canvas, dashed, frame, note, trails
 from bench.harness.tables import Section, number, short, span, table
-from bench.harness.topic import Topic, engine_settings
+from bench.harness.topic import Step, Topic, engine_settings
 from sluice.launch import Ring
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub

@@ -1,5 +1,5 @@
 from bench.harness.load import Ask, Load, Run, Trace
-from bench.harness.rounds import interleave
+from bench.harness.topic import interleave
 
 
 class Recorder:
