@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bench.deaths.streams import ENGINE, PEER_SECONDS, StreamTotals, connect, mixed, undisturbed, without_pause
-from bench.harness.memory import Trail, Watch
+from bench.harness.memory import MemoryWatch, Trail
 from bench.harness.stats import thinned
 from bench.harness.topic import Step
 from sluice.launch import Ring
@@ -125,7 +125,7 @@ def measure(plan: KillPlan, _: Path, step: Step) -> KillResult:
 
 async def _measure(ring: Ring, plan: KillPlan, step: Step) -> KillResult:
     asked = mixed(plan.streams, plan.max_tokens)
-    watch, totals = Watch(ring), StreamTotals()
+    watch, totals = MemoryWatch(ring), StreamTotals()
     async with connect(ring.addresses) as client:
         watching = asyncio.create_task(watch.run())
         quiet = await undisturbed(client, asked, lambda: step("undisturbed"))

@@ -80,7 +80,7 @@ class Restart(msgspec.Struct, frozen=True):
     """How the process ended."""
 
 
-class Phase(StreamTotals, frozen=True, kw_only=True):
+class RestartPhase(StreamTotals, frozen=True, kw_only=True):
     """Streams that ended in it."""
 
     name: str
@@ -91,13 +91,13 @@ class RestartResult(msgspec.Struct, frozen=True):
     plan: RestartPlan
     peer_seconds: float
     """Silence after which routers consider a peer dead."""
-    phases: list[Phase]
+    phases: list[RestartPhase]
     restarts: list[Restart]
     frozen: Frozen
     left: Leftovers
     """At the end."""
 
-    def phase(self, name: str) -> Phase:
+    def phase(self, name: str) -> RestartPhase:
         return next(phase for phase in self.phases if phase.name == name)
 
 
@@ -177,7 +177,7 @@ class _Phases:
     """One after the other, each with the streams that ended in it."""
 
     def __init__(self) -> None:
-        self._found: list[Phase] = []
+        self._found: list[RestartPhase] = []
         self._enter(QUIET)
 
     def add(self, found: StreamSeen, truth: StreamSeen) -> None:
@@ -187,10 +187,10 @@ class _Phases:
         self.end()
         self._enter(name)
 
-    def end(self) -> list[Phase]:
+    def end(self) -> list[RestartPhase]:
         """All phases, the current one included."""
         seconds = round(asyncio.get_running_loop().time() - self._began, 2)
-        self._found.append(Phase(name=self._name, seconds=seconds, **self._totals.fields()))
+        self._found.append(RestartPhase(name=self._name, seconds=seconds, **self._totals.fields()))
         return self._found
 
     def _enter(self, name: str) -> None:
@@ -234,7 +234,7 @@ def _freeze_answer(result: RestartResult) -> str:
     )
 
 
-def _streams(phase: Phase) -> str:
+def _streams(phase: RestartPhase) -> str:
     return f"**{phase.streams} streams, {phase.failed} failed, {phase.wrong} wrong, {phase.repeated} repeated**"
 
 

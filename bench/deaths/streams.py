@@ -111,7 +111,7 @@ class StreamSeen(msgspec.Struct, frozen=True):
         return "" if counts[0] == counts[1] else f"{self.kind}: (prompt, completion) tokens {counts[0]} for {counts[1]}"
 
 
-class _Output:
+class _OutputChunks:
     """Collects the chunks of one output."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class _Output:
 
 
 async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
-    outputs: defaultdict[int, _Output] = defaultdict(_Output)
+    outputs: defaultdict[int, _OutputChunks] = defaultdict(_OutputChunks)
     faults: list[str] = []
     began = last = time.monotonic()
     first = stall = 0.0

@@ -29,7 +29,7 @@ from sluice.ring.wire import Submit
 
 SEED = 7
 
-Load = Callable[[Checkpoint, RunnerConfig, Progress], Runner]
+LoadRunner = Callable[[Checkpoint, RunnerConfig, Progress], Runner]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Served:
 
 
 @contextmanager
-def served(shape: Shape, folder: Path, load: Load = load_runner, **options: Any) -> Iterator[Served]:
+def served(shape: Shape, folder: Path, load: LoadRunner = load_runner, **options: Any) -> Iterator[Served]:
     """Loaded with these options of RunnerConfig; its memory is freed afterwards."""
     free_unused()
     checkpoint = open_checkpoint(str(shape.write(folder)))

@@ -37,6 +37,9 @@ class Rates:
     flops_per_second: float
     """One large matrix product in the models' dtype."""
 
+    def __str__(self) -> str:
+        return f"{self.copy_bytes_per_second / 1e9:,.0f} GB/s, {self.flops_per_second / 1e12:,.3g} TFLOP/s"
+
 
 @dataclass(frozen=True, slots=True)
 class Decode:
@@ -52,6 +55,9 @@ class Decode:
     bytes_per_second: float
     """Weights and KV cache that a step must read, by its time."""
 
+    def __str__(self) -> str:
+        return f"{self.tokens_per_second:,.0f} tokens/s, {self.bytes_per_second / 1e9:,.0f} GB/s"
+
 
 @dataclass(frozen=True, slots=True)
 class PromptRate:
@@ -62,6 +68,9 @@ class PromptRate:
     prompt_tokens: int
     tokens_per_second: float
     flops_per_second: float
+
+    def __str__(self) -> str:
+        return f"{self.tokens_per_second:,.0f} tokens/s, {self.flops_per_second / 1e12:,.3g} TFLOP/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,9 @@ class Gaps:
     """Per step, in gaps long enough to count, while profiled, which slows the host."""
     longest_seconds: float
 
+    def __str__(self) -> str:
+        return f"idle {self.idle_seconds * 1e6:,.0f} µs of each step's {self.step_seconds * 1e6:,.0f}"
+
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
@@ -90,6 +102,9 @@ class Throughput:
     output_tokens: int
     tokens_per_second: float
     """Output tokens of all requests."""
+
+    def __str__(self) -> str:
+        return f"{self.tokens_per_second:,.0f} tokens/s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from bench.gpu.first.plan import First
 from bench.gpu.machine import origin
 from bench.gpu.peers.child import OFFLINE
 from bench.gpu.scale import FULL, tiny_scale
-from bench.gpu.session import Budget, Session
+from bench.gpu.session import Budget, GpuSession
 from bench.gpu.stages import Stages
 
 
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> bool:
     device = torch.device(options.device)
     found = Findings(origin(arguments, device))
     with tempfile.TemporaryDirectory(prefix="bench-gpu-", ignore_cleanup_errors=True) as folder:
-        session = Session(found, Budget(options.seconds), device, Path(folder), options.out / "gpu.json")
+        session = GpuSession(found, Budget(options.seconds), device, Path(folder), options.out / "gpu.json")
         session.end_on_signals()
         session.say(", ".join(f"{name} {value}" for name, value in found.origin.items()))
         session.watch(lambda: _end(session, options.out))
@@ -59,6 +59,6 @@ def _draw(found: Findings, folder: Path) -> None:
     picture.draw(found).savefig(folder / "gpu.png")
 
 
-def _end(session: Session, folder: Path) -> None:
+def _end(session: GpuSession, folder: Path) -> None:
     session.keep()
     print(f"\n{page.text(session.findings)}\n\nwritten to {folder}")

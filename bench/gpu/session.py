@@ -39,7 +39,7 @@ class Budget:
         return self.seconds - self.spent
 
 
-class Session:
+class GpuSession:
     """Runs tasks one after the other; one that fails or is skipped does not stop the others."""
 
     def __init__(self, findings: Findings, budget: Budget, device: torch.device, folder: Path, file: Path) -> None:

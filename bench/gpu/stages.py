@@ -4,7 +4,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from itertools import product
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,7 +33,7 @@ from bench.gpu.measures import (
 from bench.gpu.peers.ask import measure_peer
 from bench.gpu.peers.systems import PEERS, PeerKind
 from bench.gpu.scale import Scale
-from bench.gpu.session import Session
+from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape, Workload
 
 READING = 40
@@ -42,11 +43,12 @@ ENOUGH = 30.0
 SPARE_MEMORY = 4 << 30
 """Most bytes besides weights and KV cache."""
 
+T = TypeVar("T")
 Task = Callable[[], str]
 
 
 class Stages:
-    def __init__(self, session: Session, scale: Scale) -> None:
+    def __init__(self, session: GpuSession, scale: Scale) -> None:
         self._session = session
         self._scale = scale
         self._findings = session.findings
@@ -183,54 +185,42 @@ class Stages:
 
     def _rates(self) -> str:
         self._findings.rates = found = rates(self._device, self._dtype, self._scale.copied, self._scale.side)
-        return f"{found.copy_bytes_per_second / 1e9:,.0f} GB/s, {found.flops_per_second / 1e12:,.3g} TFLOP/s"
+        return str(found)
 
     def _parity(self, one: Served) -> Check:
         return check_parity(one, self._device, self._scale.parity_lengths, self._scale.parity_steps)
 
     def _decode(self, one: Served, mode: str, batches: tuple[int, ...]) -> None:
         for batch in batches:
-
-            def measure(batch: int = batch) -> str:
-                found = decode(one, mode, batch, self._scale.prompt, self._scale.steps)
-                self._findings.decode.append(found)
-                return f"{found.tokens_per_second:,.0f} tokens/s, {found.bytes_per_second / 1e9:,.0f} GB/s"
-
+            name = f"generation, {one.shape.name}, {mode}, batch {batch}"
+            measure = partial(decode, one, mode, batch, self._scale.prompt, self._scale.steps)
             seconds = times.generation(one.shape, batch, self._scale.prompt)
-            self._measure(f"generation, {one.shape.name}, {mode}, batch {batch}", seconds, measure)
+            self._record(name, seconds, measure, self._findings.decode)
 
     def _gaps(self, mode: str, *runners: Served) -> None:
-        for batch in self._scale.gap_batches:
-            for one in runners:
-
-                def measure(one: Served = one, batch: int = batch) -> str:
-                    found = gaps(one, mode, self._device, batch, self._scale.prompt, self._scale.steps)
-                    self._findings.gaps.append(found)
-                    return f"idle {found.idle_seconds * 1e6:,.0f} µs of each step's {found.step_seconds * 1e6:,.0f}"
-
-                title = "with" if one.runner.overlap else "without"
-                seconds = times.generation(one.shape, batch, self._scale.prompt) + times.PROFILE
-                self._measure(f"gaps, {one.shape.name}, {mode}, batch {batch}, {title} overlap", seconds, measure)
+        for batch, one in product(self._scale.gap_batches, runners):
+            title = "with" if one.runner.overlap else "without"
+            name = f"gaps, {one.shape.name}, {mode}, batch {batch}, {title} overlap"
+            measure = partial(gaps, one, mode, self._device, batch, self._scale.prompt, self._scale.steps)
+            seconds = times.generation(one.shape, batch, self._scale.prompt) + times.PROFILE
+            self._record(name, seconds, measure, self._findings.gaps)
 
     def _context(self, one: Served) -> None:
-        def measure() -> str:
-            found = prompt_rate(one, *self._scale.prompts)
-            self._findings.context.append(found)
-            return f"{found.tokens_per_second:,.0f} tokens/s, {found.flops_per_second / 1e12:,.3g} TFLOP/s"
-
         seconds = times.SETTLE + 2 * times.context(one.shape, *self._scale.prompts)
-        self._measure(f"context, {one.shape.name}", seconds, measure)
+        measure = partial(prompt_rate, one, *self._scale.prompts)
+        self._record(f"context, {one.shape.name}", seconds, measure, self._findings.context)
 
     def _throughput(self, one: Served) -> None:
         for work in self._works():
-
-            def measure(work: Workload = work) -> str:
-                found = throughput(one, work)
-                self._findings.throughput.append(found)
-                return f"{found.tokens_per_second:,.0f} tokens/s"
-
             name = f"side by side, {one.shape.name}, batch {work.batch}: Sluice"
-            self._measure(name, times.throughput(work), measure)
+            self._record(name, times.throughput(work), partial(throughput, one, work), self._findings.throughput)
+
+    def _record(self, name: str, seconds: float, measure: Callable[[], T], into: list[T]) -> None:
+        def measured() -> str:
+            into.append(measure())
+            return str(into[-1])
+
+        self._measure(name, seconds, measured)
 
     def _peers(self, shape: Shape) -> None:
         waiting = [kind for kind in PEERS.values() if find_spec(kind.package) is not None]
@@ -252,7 +242,7 @@ class Stages:
             self._findings.throughput += found
             if why:
                 self._findings.skipped[name] = why
-            rates = [f"batch {one.batch}: {one.tokens_per_second:,.0f} tokens/s" for one in found]
+            rates = [f"batch {one.batch}: {one}" for one in found]
             return "; ".join(rates + ([f"not all: {why}"] if why else []))
 
         self._measure(name, ENOUGH, measure)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 CLOSE_SECONDS = 20.0
 
 
-class Child(Generic[R]):
+class SystemProcess(Generic[R]):
     """A `python -m module` that serves loads. Raises RuntimeError when the process dies.
 
     Its first load waits until it is ready, not the constructor, so that several children start at the same time.

@@ -37,7 +37,7 @@ class Trail(msgspec.Struct, frozen=True):
         return Trail(self.service, [at for at, _ in kept], [size for _, size in kept])
 
 
-class Watch:
+class MemoryWatch:
     """Samples every process of a ring; a restarted service begins a new trail."""
 
     def __init__(self, ring: "Ring") -> None:

@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from bench.harness.children import Child, serve
+from bench.harness.children import SystemProcess, serve
 from bench.harness.load import Arrivals, EngineAsk, EngineLoad, EngineRun, Trace
 from bench.systems.submits import ATTEMPT, submit
 from engine_worker.__main__ import load
@@ -159,12 +159,12 @@ def _submit(number: int, ask: EngineAsk, salt: str) -> Submit:
     return submit(number, ask.prompt, ask.max_tokens, salt=salt, retention=ask.retention)
 
 
-def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> Child[EngineRun]:
+def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> SystemProcess[EngineRun]:
     """A child process with these engine settings, in the environment of a ring's engine."""
     settings = {"model": model, **engine}
     flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     log = logs / "engine-alone.log"
-    return Child(NAME, "bench.systems.engine_alone", flags, log, EngineRun, child_environment())
+    return SystemProcess(NAME, "bench.systems.engine_alone", flags, log, EngineRun, child_environment())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from bench.harness.children import Child, cpu_seconds
+from bench.harness.children import SystemProcess, cpu_seconds
 from bench.harness.load import Load, Run
 from sluice.launch import Ring
 
@@ -20,7 +20,7 @@ class ThroughRing:
 
     name = NAME
 
-    def __init__(self, pids: Mapping[str, int], client: Child[Run]) -> None:
+    def __init__(self, pids: Mapping[str, int], client: SystemProcess[Run]) -> None:
         self._pids = pids
         self._client = client
 
@@ -43,6 +43,6 @@ def through_ring(model: Path, engine: Mapping[str, Any], logs: Path) -> Iterator
     with (
         (logs / "ring.log").open("a", encoding="utf-8") as log,
         Ring(model, engine_args=engine, observe=lambda line: print(line.text, file=log, flush=True)) as ring,
-        Child("client", "bench.systems.ring_client", [ring.address], logs / "client.log", Run) as client,
+        SystemProcess("client", "bench.systems.ring_client", [ring.address], logs / "client.log", Run) as client,
     ):
         yield ThroughRing(ring.pids, client)

@@ -10,7 +10,7 @@ import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.harness.children import Child
+from bench.harness.children import SystemProcess
 from bench.harness.load import Ask, Load, Run, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
@@ -92,9 +92,9 @@ def measure(plan: PeersPlan, logs: Path, step: Step) -> PeersResult:
     """All systems stay up and take turns."""
     width = max(work.width for work in plan.works)
 
-    def transformers(name: str, mode: str) -> Child[Run]:
+    def transformers(name: str, mode: str) -> SystemProcess[Run]:
         options = [str(TINY), mode, "--threads", str(plan.threads), "--width", str(width)]
-        return Child(name, "bench.systems.transformers_peer", options, logs / f"{mode}.log", Run)
+        return SystemProcess(name, "bench.systems.transformers_peer", options, logs / f"{mode}.log", Run)
 
     with ExitStack() as stack:
         systems: list[System[Run]] = [

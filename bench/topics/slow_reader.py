@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from bench.harness.calls import deltas, spec
 from bench.harness.log_lines import GIVEN_UP, RequestLines
-from bench.harness.memory import Trail, Watch, before_and_after
+from bench.harness.memory import MemoryWatch, Trail, before_and_after
 from bench.harness.models import TINY
 from bench.harness.style import BLUE, GREY, ROLES, SOFT, canvas, dashed, frame, note, trails
 from bench.harness.tables import Section, number, short, span, table
@@ -104,7 +104,7 @@ class _Turns:
         beside: list[float] = []
         async with self._neighbours(), asyncio.TaskGroup() as tasks:
             await self._speed(plan.seconds)  # Warms up.
-            watch = Watch(self._ring)
+            watch = MemoryWatch(self._ring)
             watching = tasks.create_task(watch.run())
             for round_ in range(plan.rounds):
                 without.append(await self._speed(plan.seconds))

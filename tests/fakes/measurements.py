@@ -118,8 +118,8 @@ def deaths_result() -> kills.KillResult:
 
 
 def restart_result() -> restart.RestartResult:
-    def phase(name: str, stall: float) -> restart.Phase:
-        return restart.Phase(
+    def phase(name: str, stall: float) -> restart.RestartPhase:
+        return restart.RestartPhase(
             name=name, seconds=30.0, streams=3, resumed=1, first=[0.1, 0.2, 0.3], stall=[0.1, 0.2, stall]
         )
 

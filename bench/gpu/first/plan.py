@@ -17,7 +17,7 @@ from bench.gpu.first.trials import avoiding, places, try_in_child
 from bench.gpu.machine import facts
 from bench.gpu.measures import AS_SERVED, EAGER
 from bench.gpu.scale import Scale
-from bench.gpu.session import Session
+from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape
 from bench.gpu.stages import Stages
 from engine_worker.runner import compiler
@@ -30,7 +30,7 @@ NO_COMPILER = "**Triton cannot compile here: the speeds of this run mean nothing
 
 
 class First(Stages):
-    def __init__(self, session: Session, scale: Scale) -> None:
+    def __init__(self, session: GpuSession, scale: Scale) -> None:
         super().__init__(session, scale)
         self._avoided: frozenset[str] = frozenset()
         """Titles of kernels whose process died."""

@@ -34,7 +34,7 @@ class PeerOptions(NamedTuple):
         return "bfloat16" if self.device == "cuda" else "float32"
 
 
-class Peer(Protocol):
+class PeerSystem(Protocol):
     """A system with its model in memory, with its own default settings."""
 
     def run(self, prompts: list[list[int]], max_tokens: int) -> int:
@@ -166,7 +166,7 @@ class NanoVllm:
 class PeerKind(NamedTuple):
     name: str
     package: str
-    load: Callable[[PeerOptions], Peer]
+    load: Callable[[PeerOptions], PeerSystem]
     cpu: bool
     """Measured on a CPU too."""
 

@@ -10,7 +10,7 @@ from bench.gpu.first import plan
 from bench.gpu.first.plan import NO_COMPILER, First
 from bench.gpu.page import markdown
 from bench.gpu.scale import tiny_scale
-from bench.gpu.session import Budget, Session
+from bench.gpu.session import Budget, GpuSession
 from bench.gpu.shapes import tiny
 
 
@@ -21,7 +21,7 @@ def findings():
 
 @pytest.fixture
 def made(findings, tmp_path):
-    session = Session(findings, Budget(1000), torch.device("cpu"), tmp_path, tmp_path / "gpu.json")
+    session = GpuSession(findings, Budget(1000), torch.device("cpu"), tmp_path, tmp_path / "gpu.json")
     return First(session, tiny_scale())
 
 
