@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from matplotlib.axes import Axes
@@ -30,7 +29,7 @@ Curve = tuple[str, Sequence[float], str]
 
 
 class OverloadPlan(msgspec.Struct, frozen=True):
-    engine: Mapping[str, Any]
+    threads: int
     volleys: list[Volley]
     """One after the other."""
     retried: int
@@ -60,7 +59,7 @@ def plan(quick: bool, threads: int, _: Path) -> OverloadPlan:
     requests = 100 if quick else 1000
     paced = [Volley(requests, seconds) for seconds in ((0.0, 1.0) if quick else (0.0, 1.0, 5.0))]
     return OverloadPlan(
-        engine_settings(threads),
+        threads,
         volleys=[*paced, Volley(4 * requests, connections=8)],
         retried=requests,
         first_backoff=1.0 if quick else 4.0,
@@ -73,9 +72,9 @@ def measure(plan: OverloadPlan, _: Path, step: Step) -> OverloadResult:
     """A ring with a small queue, then one with a large one."""
     lines = RequestLines()
     small = {"max_live": plan.max_live, "max_waiting": plan.max_waiting}
-    with Ring(TINY, engine_args=plan.engine, router_args=small, observe=lines) as ring:
+    with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=small, observe=lines) as ring:
         bursts, again = asyncio.run(_measure_refusals(ring, lines, plan, step))
-    engine = {**plan.engine, "max_batch_size": plan.batch}
+    engine = engine_settings(plan.threads, max_batch_size=plan.batch)
     with Ring(TINY, engine_args=engine, observe=lines) as ring:
         shared = asyncio.run(measure_tenants(ring.address, lines, plan.tenants, plan.batch))
         step("two tenants")

@@ -29,7 +29,7 @@ BEFORE = 60.0
 
 
 class ChunkedPlan(msgspec.Struct, frozen=True):
-    engine: Mapping[str, Any]
+    threads: int
     streams: int = 8
     stream_tokens: int = 96
     context_tokens: int = 2000
@@ -102,15 +102,15 @@ class ChunkedResult(msgspec.Struct, frozen=True):
 
 def plan(quick: bool, threads: int, _: Path) -> ChunkedPlan:
     if not quick:
-        return ChunkedPlan(engine_settings(threads))
+        return ChunkedPlan(threads)
     sizes = {"streams": 2, "stream_tokens": 16, "context_tokens": 300, "newcomers": 2}
-    return ChunkedPlan(engine_settings(threads), **sizes, tokens_per_step=64, repeats=1)
+    return ChunkedPlan(threads, **sizes, tokens_per_step=64, repeats=1)
 
 
 def measure(plan: ChunkedPlan, logs: Path, step: Step) -> ChunkedResult:
     """The long prompt is first timed alone, in one piece: the newcomers arrive within that time."""
     common = {"max_tokens_per_step": plan.tokens_per_step, "block_reuse": False}
-    with engine_alone(TINY, plan.engine, logs) as engine:
+    with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
         systems = [Configured(mode, engine, {**common, **settings}) for mode, settings in MODES.items()]
         seconds = _context_seconds(systems[0], plan)
         step("the long prompt alone")

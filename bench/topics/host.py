@@ -1,9 +1,8 @@
 """Prompts revisited while they do not all fit the device's KV pool: with and without a tier in host memory."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from matplotlib.axes import Axes
@@ -24,7 +23,7 @@ BYTES_PER_TOKEN = 6 * 2 * 2 * 64 * 4
 class HostPlan(msgspec.Struct, frozen=True):
     """One engine with a small KV pool, and a host tier of 2.5 times the pool."""
 
-    engine: Mapping[str, Any]
+    threads: int
     pool_tokens: int = 4096
     prompt_tokens: int = 504
     output_tokens: int = 8
@@ -90,14 +89,13 @@ class HostResult(msgspec.Struct, frozen=True):
 
 
 def plan(quick: bool, threads: int, _: Path) -> HostPlan:
-    engine = engine_settings(threads)
-    return HostPlan(engine, 512, 120, working_sets=(3.0,), visits=1, repeats=1) if quick else HostPlan(engine)
+    return HostPlan(threads, 512, 120, working_sets=(3.0,), visits=1, repeats=1) if quick else HostPlan(threads)
 
 
 def measure(plan: HostPlan, logs: Path, step: Step) -> HostResult:
     """A new engine with empty caches for each run."""
     settings = {"kv_cache_tokens": plan.pool_tokens, "kv_host_memory": plan.host_tokens * BYTES_PER_TOKEN}
-    with engine_alone(TINY, {**plan.engine, **settings}, logs) as engine:
+    with engine_alone(TINY, engine_settings(plan.threads, **settings), logs) as engine:
         points = [_point(engine, plan, working_set, step) for working_set in plan.working_sets]
     return HostResult(plan.pool_tokens, plan.host_tokens, plan.prompt_tokens, plan.visits, plan.repeats, points)
 

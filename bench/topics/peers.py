@@ -1,10 +1,9 @@
 """Side by side with transformers' `generate` and its continuous batching: same checkpoint, same requests."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from matplotlib.axes import Axes
@@ -47,7 +46,6 @@ class PeersPlan(msgspec.Struct, frozen=True):
     works: list[Work]
     repeats: int
     threads: int
-    engine: Mapping[str, Any]
 
     @property
     def steps(self) -> int:
@@ -85,11 +83,12 @@ def plan(quick: bool, threads: int, _: Path) -> PeersPlan:
     ]
     if quick:
         works = [Work("4 requests, 2 at a time, 16 tokens in, 2 to 8 out", 4, 2, 16, 2, 8)]
-    return PeersPlan(works, 1 if quick else 3, threads, engine_settings(threads))
+    return PeersPlan(works, 1 if quick else 3, threads)
 
 
 def measure(plan: PeersPlan, logs: Path, step: Step) -> PeersResult:
     """All systems stay up and take turns."""
+    engine = engine_settings(plan.threads)
     width = max(work.width for work in plan.works)
 
     def transformers(name: str, mode: str) -> SystemProcess[Run]:
@@ -100,8 +99,8 @@ def measure(plan: PeersPlan, logs: Path, step: Step) -> PeersResult:
         systems: list[System[Run]] = [
             stack.enter_context(transformers(BASE, "generate")),
             stack.enter_context(transformers("transformers continuous batching", "continuous")),
-            stack.enter_context(engine_alone(TINY, plan.engine, logs)),
-            stack.enter_context(through_ring(TINY, plan.engine, logs)),
+            stack.enter_context(engine_alone(TINY, engine, logs)),
+            stack.enter_context(through_ring(TINY, engine, logs)),
         ]
         return PeersResult([_measure_work(work, systems, plan.repeats, step) for work in plan.works])
 

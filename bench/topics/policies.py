@@ -2,7 +2,7 @@
 
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Mix(msgspec.Struct, frozen=True):
 class PoliciesPlan(msgspec.Struct, frozen=True):
     """Requests that all arrive at once."""
 
-    engine: Mapping[str, Any]
+    threads: int
     mixes: list[Mix]
     requests: int = 32
     prompt_tokens: int = 32
@@ -134,7 +134,7 @@ def plan(quick: bool, threads: int, _: Path) -> PoliciesPlan:
     if quick:
         mixes = [Mix("one in eight is long, 4 at a time", True, 4)]
         mixes.append(Mix("max_tokens unset, 4 at a time, cache of 128", True, 4, pool=128, max_tokens=64))
-        return PoliciesPlan(engine_settings(threads), mixes, requests=16, shortest=2, longest=16, repeats=1)
+        return PoliciesPlan(threads, mixes, requests=16, shortest=2, longest=16, repeats=1)
     mixes = [
         Mix("lengths spread evenly, 8 at a time", False, 8),
         Mix("one in eight is long, 8 at a time", True, 8),
@@ -142,12 +142,12 @@ def plan(quick: bool, threads: int, _: Path) -> PoliciesPlan:
         Mix("spread, 16 at a time, cache of 1,536 tokens", False, 16, pool=1536),
         Mix("max_tokens unset, 16 at a time, cache of 4,096", False, 16, pool=4096, max_tokens=2016),
     ]
-    return PoliciesPlan(engine_settings(threads), mixes)
+    return PoliciesPlan(threads, mixes)
 
 
 def measure(plan: PoliciesPlan, logs: Path, step: Step) -> PoliciesResult:
     """One process, with a new engine around the same model for each run."""
-    with engine_alone(TINY, plan.engine, logs) as engine:
+    with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
         outcomes = [_outcome(engine, plan, mix, step) for mix in plan.mixes]
     return PoliciesResult(plan.requests, plan.prompt_tokens, plan.shortest, plan.longest, outcomes)
 

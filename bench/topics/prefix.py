@@ -1,9 +1,7 @@
 """First-token time through the ring with nine tenths of the prompt in the prefix cache, and with nothing in it."""
 
 import statistics
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from matplotlib.figure import Figure
@@ -17,7 +15,7 @@ from bench.systems.ring import through_ring
 
 
 class PrefixPlan(msgspec.Struct, frozen=True):
-    engine: Mapping[str, Any]
+    threads: int
     prompt_tokens: tuple[int, ...] = (256, 512, 1024, 1920)
     """Up to about the tiny model's longest prompt."""
     share: float = 0.9
@@ -48,13 +46,12 @@ class PrefixResult(msgspec.Struct, frozen=True):
 
 
 def plan(quick: bool, threads: int, _: Path) -> PrefixPlan:
-    engine = engine_settings(threads)
-    return PrefixPlan(engine, (128,), repeats=1) if quick else PrefixPlan(engine)
+    return PrefixPlan(threads, (128,), repeats=1) if quick else PrefixPlan(threads)
 
 
 def measure(plan: PrefixPlan, logs: Path, step: Step) -> PrefixResult:
     """One stream at a time."""
-    with through_ring(TINY, plan.engine, logs) as ring:
+    with through_ring(TINY, engine_settings(plan.threads), logs) as ring:
         points = [_point(ring, plan, tokens, step) for tokens in plan.prompt_tokens]
     return PrefixResult(plan.share, plan.repeats, points)
 

@@ -1,9 +1,8 @@
 """A system prompt reused between floods of other prompts, with and without retention priority."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from matplotlib.axes import Axes
@@ -27,7 +26,7 @@ WIDTH = 0.27
 class RetentionPlan(msgspec.Struct, frozen=True):
     """One engine with a small KV pool."""
 
-    engine: Mapping[str, Any]
+    threads: int
     pool_tokens: int = 4096
     system_tokens: int = 512
     question_tokens: int = 32
@@ -93,14 +92,13 @@ class RetentionResult(msgspec.Struct, frozen=True):
 
 
 def plan(quick: bool, threads: int, _: Path) -> RetentionPlan:
-    engine = engine_settings(threads)
-    return RetentionPlan(engine, 1024, 128, floods=(2.0,), visits=1) if quick else RetentionPlan(engine)
+    return RetentionPlan(threads, 1024, 128, floods=(2.0,), visits=1) if quick else RetentionPlan(threads)
 
 
 def measure(plan: RetentionPlan, logs: Path, step: Step) -> RetentionResult:
     """A new engine with an empty cache for each run."""
     settings = {"max_tokens_per_step": PROMPT_TOKENS, "kv_cache_tokens": plan.pool_tokens}
-    with engine_alone(TINY, {**plan.engine, **settings}, logs) as engine:
+    with engine_alone(TINY, engine_settings(plan.threads, **settings), logs) as engine:
         points = [_point(engine, plan, flood, step) for flood in plan.floods]
     return RetentionResult(plan.pool_tokens, plan.system_tokens, plan.visits, plan.seconds, plan.repeats, points)
 

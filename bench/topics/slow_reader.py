@@ -1,7 +1,7 @@
 """One client stops reading: its neighbours' speed, and what the services hold for it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
@@ -31,7 +31,7 @@ LABELLED = {"router": 6, "engine-0": 6, "detok-0": -12}
 
 
 class SlowReaderPlan(msgspec.Struct, frozen=True):
-    engine: Mapping[str, Any]
+    threads: int
     neighbours: int = 32
     neighbour_tokens: int = 200
     """Of each of their streams, one after the other."""
@@ -77,15 +77,14 @@ class SlowReaderResult(msgspec.Struct, frozen=True):
 
 
 def plan(quick: bool, threads: int, _: Path) -> SlowReaderPlan:
-    engine = engine_settings(threads)
-    return SlowReaderPlan(engine, 4, 60, 900, 64, 1, 2.0, 2.0) if quick else SlowReaderPlan(engine)
+    return SlowReaderPlan(threads, 4, 60, 900, 64, 1, 2.0, 2.0) if quick else SlowReaderPlan(threads)
 
 
 def measure(plan: SlowReaderPlan, _: Path, step: Step) -> SlowReaderResult:
     """In turns over one ring."""
     lines = RequestLines()
     bound = {"max_undelivered_tokens": plan.undelivered_tokens}
-    with Ring(TINY, engine_args=plan.engine, router_args=bound, observe=lines) as ring:
+    with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=bound, observe=lines) as ring:
         return asyncio.run(_Turns(ring, lines, plan, step).run())
 
 
