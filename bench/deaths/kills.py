@@ -13,7 +13,16 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from bench.deaths.streams import ENGINE, PEER_SECONDS, StreamTotals, connect, mixed, undisturbed, without_pause
+from bench.deaths.streams import (
+    ENGINE,
+    PEER_SECONDS,
+    StreamCounter,
+    StreamTotals,
+    connect,
+    mixed,
+    undisturbed,
+    without_pause,
+)
 from bench.harness.memory import MemoryWatch, Trail
 from bench.harness.stats import thinned
 from bench.harness.topic import Step
@@ -125,7 +134,7 @@ def measure(plan: KillPlan, _: Path, step: Step) -> KillResult:
 
 async def _measure(ring: Ring, plan: KillPlan, step: Step) -> KillResult:
     asked = mixed(plan.streams, plan.max_tokens)
-    watch, totals = MemoryWatch(ring), StreamTotals()
+    watch, counter = MemoryWatch(ring), StreamCounter()
     async with connect(ring.addresses) as client:
         watching = asyncio.create_task(watch.run())
         quiet = await undisturbed(client, asked, lambda: step("undisturbed"))
@@ -133,7 +142,7 @@ async def _measure(ring: Ring, plan: KillPlan, step: Step) -> KillResult:
         killer = Killer(ring, plan.seed)
         on_kill = lambda: step("streams run, services die")  # noqa: E731
         killing = asyncio.create_task(killer.run(plan.kills, plan.seconds_between, on_kill))
-        await without_pause(client, asked, quiet, killing, totals.add)
+        await without_pause(client, asked, quiet, killing, counter.add)
         await killing
         seconds = time.monotonic() - began
         watching.cancel()
@@ -146,5 +155,5 @@ async def _measure(ring: Ring, plan: KillPlan, step: Step) -> KillResult:
         quiet_first=thinned([found.first_token for found in quiet]),
         quiet_stall=thinned([found.stall for found in quiet]),
         memory=watch.trails,
-        **totals.fields(),
+        **counter.totals(),
     )

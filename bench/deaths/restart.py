@@ -14,6 +14,7 @@ from bench.deaths.streams import (
     ENGINE,
     MIXED,
     PEER_SECONDS,
+    StreamCounter,
     StreamSeen,
     StreamTotals,
     connect,
@@ -181,7 +182,7 @@ class _Phases:
         self._enter(QUIET)
 
     def add(self, found: StreamSeen, truth: StreamSeen) -> None:
-        self._totals.add(found, truth)
+        self._counter.add(found, truth)
 
     def begin(self, name: str) -> None:
         self.end()
@@ -190,11 +191,11 @@ class _Phases:
     def end(self) -> list[RestartPhase]:
         """All phases, the current one included."""
         seconds = round(asyncio.get_running_loop().time() - self._began, 2)
-        self._found.append(RestartPhase(name=self._name, seconds=seconds, **self._totals.fields()))
+        self._found.append(RestartPhase(name=self._name, seconds=seconds, **self._counter.totals()))
         return self._found
 
     def _enter(self, name: str) -> None:
-        self._name, self._totals, self._began = name, StreamTotals(), asyncio.get_running_loop().time()
+        self._name, self._counter, self._began = name, StreamCounter(), asyncio.get_running_loop().time()
 
 
 def section(result: RestartResult) -> Section:

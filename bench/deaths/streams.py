@@ -2,12 +2,11 @@
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
 
 from bench.harness.stats import thinned
 from sluice import AsyncClient
@@ -214,10 +213,10 @@ async def without_pause(
     await asyncio.gather(*(repeat(each, truth) for each, truth in zip(asked, quiet, strict=True)))
 
 
-class StreamTotals(msgspec.Struct, kw_only=True):
-    """Of ended streams: a soak has too many to keep them all. Times in seconds."""
+class StreamTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ended streams. Times in seconds; lists of them are sorted and thinned to a thousand."""
 
-    streams: int = 0
+    streams: int
     failed: int = 0
     """Ended with an error."""
     wrong: int = 0
@@ -226,24 +225,37 @@ class StreamTotals(msgspec.Struct, kw_only=True):
     """Resumed on another connection, because their router died."""
     repeated: int = 0
     """Received some token twice."""
-    first: list[float] = []
+    first: list[float]
     """Time to the first token of each."""
-    stall: list[float] = []
+    stall: list[float]
     """Longest pause of each."""
     faults: list[str] = []
     """The first few, in words."""
 
-    def add(self, found: StreamSeen, truth: StreamSeen) -> None:
-        self.streams += 1
-        self.failed += bool(found.faults)
-        self.resumed += bool(found.resumed)
-        self.repeated += found.repeated
-        self.first.append(found.first_token)
-        self.stall.append(found.stall)
-        if difference := found.difference(truth):
-            self.wrong += 1
-            self.faults = [*self.faults, difference][:SHOWN_FAULTS]
 
-    def fields(self) -> dict[str, Any]:
-        """For a result: lists are sorted and thinned to a thousand."""
-        return asdict(self) | {"first": thinned(self.first), "stall": thinned(self.stall)}
+class StreamCounter:
+    """Counts ended streams: a soak has too many to keep them all."""
+
+    def __init__(self) -> None:
+        self._counts = Counter(streams=0, failed=0, wrong=0, resumed=0, repeated=0)
+        self._first: list[float] = []
+        self._stall: list[float] = []
+        self._faults: list[str] = []
+
+    def add(self, found: StreamSeen, truth: StreamSeen) -> None:
+        difference = found.difference(truth)
+        self._counts.update(
+            streams=1,
+            failed=bool(found.faults),
+            wrong=bool(difference),
+            resumed=bool(found.resumed),
+            repeated=found.repeated,
+        )
+        self._first.append(found.first_token)
+        self._stall.append(found.stall)
+        if difference:
+            self._faults = [*self._faults, difference][:SHOWN_FAULTS]
+
+    def totals(self) -> dict[str, Any]:
+        """Fields of StreamTotals."""
+        return {**self._counts, "first": thinned(self._first), "stall": thinned(self._stall), "faults": self._faults}
