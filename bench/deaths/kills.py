@@ -115,6 +115,7 @@ class Killer:
         while not (alive := [c for c in self._ring.children.values() if c.role == role and c.alive]):
             await asyncio.sleep(POLL_SECONDS)
         child = self._random.choice(alive)
+        # It may have died by itself between the look and the kill; then it does not count.
         with suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGKILL)
             self.deaths.append(Death(child.name, round(time.monotonic() - self._began, 2)))

@@ -120,6 +120,7 @@ def _fastest_window(core: Core, steps: int) -> StepWindow:
 def _settled(served: Served, mode: str, batch: int, prompt: int, steps: int) -> Core:
     """A core whose sequences all generate, and can for `steps` and some more."""
     core = Core(served, SAMPLING.get(mode, GREEDY))
+    # Early sequences generate while the prompts of later ones are read, so they need that many tokens more.
     reading = -(-batch * prompt // served.config.max_tokens_per_step) + batch // served.config.max_batch_size
     prompts = random_prompts(batch, prompt, served.shape.vocab_size, seed=batch)
     core.submit([CoreAsk(tokens, reading + steps + SPARE) for tokens in prompts])

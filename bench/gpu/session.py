@@ -117,6 +117,7 @@ class GpuSession:
         why = f"not through {grace:.0f} s after the budget of {self.budget.seconds:.0f} s"
         with ExitStack() as last:
             # A thread that waits for a device cannot be interrupted.
+            # Callbacks run in reverse order: kill the children, then exit, whatever `leave` raises.
             last.callback(os._exit, 1)
             last.callback(self.children.kill)
             try:

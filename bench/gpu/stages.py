@@ -176,7 +176,7 @@ class Stages:
         self._check(f"no fallback, {one.shape.name}", 0, partial(check_choices, one))
 
     def _ranks(self) -> Check:
-        free_unused()
+        free_unused()  # The memory is needed by other processes.
         sizes, session = self._scale.graph_sizes, self._session
         options = self._options(max(sizes)) | {"overlap": True}
         return ranks.check_ranks(
@@ -225,7 +225,7 @@ class Stages:
     def _peers(self, shape: Shape) -> None:
         waiting = [kind for kind in PEERS.values() if find_spec(kind.package) is not None]
         for kind in PEERS.values():
-            free_unused()
+            free_unused()  # The memory is needed by another process.
             self._peer(kind, shape, len(waiting))
             waiting = [other for other in waiting if other is not kind]
 

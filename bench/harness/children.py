@@ -48,6 +48,7 @@ class SystemProcess(Generic[R]):
         self._ready = False
 
     def run(self, load: Load) -> R:
+        # Loading takes seconds: children start together and are awaited one by one.
         if not self._ready:
             self._ready = self._read() == READY
         self._stdin.write(msgspec.json.encode(load) + b"\n")

@@ -77,6 +77,7 @@ async def measure_burst(ring: Ring, lines: RequestLines, volley: Volley) -> Burs
     requests, name = volley.requests, volley.name
 
     async with AsyncExitStack() as stack:
+        # Otherwise gRPC joins channels to one address into one connection.
         options = [("grpc.use_local_subchannel_pool", 1)]
         channels = [aio.insecure_channel(ring.address, options) for _ in range(volley.connections)]
         for channel in channels:

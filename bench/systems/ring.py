@@ -25,6 +25,7 @@ class ThroughRing:
         self._client = client
 
     def run(self, load: Load) -> Run:
+        # The client reports its own CPU time; that of the services is read from outside.
         before = self._cpu()
         run = self._client.run(load)
         used = {role: seconds - before[role] for role, seconds in self._cpu().items()}

@@ -93,6 +93,7 @@ class ScriptedEngine:
         return [self._timed_step() for _ in range(self._load.samples)]
 
     def _timed_step(self) -> tuple[float, float]:
+        # CPU time of this thread: other processes on the machine must not count.
         began = time.thread_time()
         self._engine.step()
         ended, runner = time.thread_time(), self._runner

@@ -252,6 +252,7 @@ def draw(result: PoliciesResult) -> Figure:
 
 
 def _draw_lives(axes: Axes, lives: Sequence[Life], places: int, colour: str) -> None:
+    # Results hold no slots: each request is drawn in the place that has been free longest.
     free_at = [0.0] * places
     end = max(life.last_token for life in lives)
     for life in sorted(lives, key=lambda life: life.first_token):

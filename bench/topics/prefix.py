@@ -61,6 +61,7 @@ def _point(ring: System[Run], plan: PrefixPlan, tokens: int, step: Step) -> Pref
     pairs = []
     for round_, prompt in enumerate(prompts):
         cold = _one(ring, prompt, f"cold-{tokens}-{round_}")
+        # An earlier request with the first part of the prompt fills the cache of this domain.
         _one(ring, prompt[: int(tokens * plan.share)], f"cached-{tokens}-{round_}")
         pairs.append((cold, _one(ring, prompt, f"cached-{tokens}-{round_}")))
         step(f"{tokens} prompt tokens, round {round_}")

@@ -55,6 +55,7 @@ class RetentionPlan(msgspec.Struct, frozen=True):
         asks: list[EngineAsk] = []
         for i, question in enumerate(questions):
             if i:
+                # The engine's clock skips past the priority; nothing waits for an hour.
                 passed = self.seconds + 1 if i == len(questions) - 1 else 0.0
                 asks += [EngineAsk(next(others), 1, passed=0.0 if j else passed) for j in range(count)]
             asks.append(EngineAsk(system + question, 1, retention=retention))

@@ -23,6 +23,7 @@ from sluice.launch import Ring
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 
+# A small fixed window: with its default one gRPC reads ahead on behalf of a client that does not read.
 SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
 MOST_SLOWER = 0.05
 """Share of the neighbours' speed that a slow reader may cost."""
