@@ -11,23 +11,21 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import report
-from bench.catalog import PARTS, Measured, load, save
-from bench.machine import origin
-from bench.report import OUT
+from bench.catalog import TOPICS
+from bench.harness.origin import origin
+from bench.page import OUT, Measured, load, save, show, write_page
 from sluice.ring.cores import usable_cores
 
 WIDTH = 140
-"""Of what is printed where there is no terminal."""
+"""Columns, if the output is no terminal."""
 
 
 def main(arguments: list[str]) -> None:
-    """Run the parts that were asked for, one after the other."""
     options = _options(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     began = time.monotonic()
-    names = list(PARTS) if "all" in options.parts else [name for name in PARTS if name in options.parts]
+    names = list(TOPICS) if "all" in options.parts else [name for name in TOPICS if name in options.parts]
     failed: dict[str, str] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, Progress(*columns, console=console) as progress:
@@ -35,13 +33,12 @@ def main(arguments: list[str]) -> None:
             try:
                 result = _measure(name, options, Path(folder), progress)
                 save(options.out, name, Measured(origin(arguments, options.threads), result))
-                PARTS[name].draw(result).savefig(options.out / f"{name}.png")
-            except Exception:  # noqa: BLE001 - what the other parts found is still to be written down
+            except Exception:  # noqa: BLE001 - the results of the other topics must still be written
                 failed[name] = traceback.format_exc()
                 progress.console.print(f"{name} failed", style="bold red")
     measured = load(options.out)
-    report.write_page(options.out, measured)
-    report.show(console, {name: measured[name] for name in names if name not in failed})
+    write_page(options.out, measured)
+    show(console, {name: measured[name] for name in names if name not in failed})
     for name, trace in failed.items():
         console.rule(f"[bold red]{name} failed")
         console.print(trace, markup=False, highlight=False)
@@ -52,8 +49,8 @@ def main(arguments: list[str]) -> None:
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measures the parts and the whole.")
-    parser.add_argument("parts", nargs="*", default="all", choices=[*PARTS, "all"], help="what to measure")
-    parser.add_argument("--quick", action="store_true", help="only see whether it works")
+    parser.add_argument("parts", nargs="*", default="all", choices=[*TOPICS, "all"], help="what to measure")
+    parser.add_argument("--quick", action="store_true", help="small sizes, only to see whether it works")
     parser.add_argument("--out", type=Path, default=OUT, help="folder for JSON files, plots and README.md")
     parser.add_argument(
         "--threads", type=int, default=usable_cores(), help="of each engine and peer; default: all cores"
@@ -62,14 +59,14 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def _measure(name: str, options: argparse.Namespace, folder: Path, progress: Progress) -> msgspec.Struct:
-    part = PARTS[name]
-    plan = part.plan(options.quick, options.threads, folder)
+    topic = TOPICS[name]
+    plan = topic.plan(options.quick, options.threads, folder)
     task = progress.add_task(f"{name}: starting", total=plan.steps)
 
     def step(done: str) -> None:
         progress.update(task, advance=1, description=f"{name}: {done}")
 
-    result = part.measure(plan, folder, step)
+    result = topic.measure(plan, folder, step)
     progress.update(task, description=name)
     return result
 

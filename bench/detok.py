@@ -1,4 +1,4 @@
-"""What detokenizing costs, in µs of CPU per token: the whole service but for the sockets, and the decoder alone."""
+"""python -m bench.detok: µs of CPU per token, of the detokenizer service without sockets and of the decoder alone."""
 
 import argparse
 import random
@@ -19,31 +19,29 @@ from sluice.ring.params import TextParams
 from sluice.ring.wire import Open, TokenBatch, TokenRow
 
 FILE = Path(__file__).parents[1] / "sluice" / "tiny_model" / "checkpoint" / "tokenizer.json"
-# Stop strings must not end the streams: their tokens would cost nothing from there on.
+# With min_tokens, stop strings never end a stream: the rest of its tokens would cost nothing.
 TEXTS = {"plain": TextParams(), "stop strings": TextParams(stop=("\n\n", "</s>", "def "), min_tokens=1 << 30)}
 
 
 class Sink:
-    """A lane that encodes and forgets."""
+    """A lane that encodes messages and drops them."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
 
     def ready(self) -> bool:
-        """Always."""
         return True
 
     def send(self, message: Message) -> bool:
-        """Always has room."""
         self._encoder.encode(message)
         return True
 
     def close(self, linger: float = 0.0) -> None:
-        """Nothing to close."""
+        pass
 
 
 def frames(tokens: list[int], streams: int, steps: int, row: int, text: TextParams) -> list[bytes]:
-    """One body per engine step; each stream is somewhere else in the text."""
+    """One body per engine step; each stream starts elsewhere in the text."""
     encoder = msgspec.msgpack.Encoder()
     opens = [Open(request, 1, 1, text, "router", 1, 0) for request in range(1 << 62, (1 << 62) + streams)]
     starts = [random.Random(i).randrange(len(tokens)) for i in range(streams)]
@@ -60,7 +58,7 @@ def frames(tokens: list[int], streams: int, steps: int, row: int, text: TextPara
 
 
 def serve(decoders: Decoders, bodies: list[bytes], joined: int) -> None:
-    """Take all frames in, `joined` per drain of the inbox."""
+    """Handle all frames, `joined` per drain of the inbox."""
     log: structlog.stdlib.BoundLogger = structlog.get_logger()
     service = Service(Identity("detok", 1, "detok"), decoders, lambda _: Sink(), 1_000_000, log)
     decoder: msgspec.msgpack.Decoder[Hello | TokenBatch | KeepAlive] = msgspec.msgpack.Decoder(
@@ -88,7 +86,6 @@ def cost(run: Callable[[], None], tokens: int, repeat: int) -> float:
 
 
 def main() -> None:
-    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--steps", type=int, default=200)

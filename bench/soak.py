@@ -1,7 +1,7 @@
-"""python -m bench.soak: streams without pause, a death now and then, and what memory does meanwhile.
+"""python -m bench.soak: streams without pause, a death now and then, and memory meanwhile.
 
-Writes soak.json and soak.png, and ends with a line; exit status 1 when a stream failed or differs from its undisturbed
-self.
+Writes soak.json and soak.png, and ends with one line; exit status 1 if a stream failed or differs from its undisturbed
+run.
 """
 
 import argparse
@@ -11,35 +11,28 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import report
-from bench.catalog import Measured, load, save
-from bench.machine import origin
-from bench.parts.deaths import measure
-from bench.plots import of_soak
-from bench.report import OUT
-from bench.sections import soaked
-from bench.trouble import deaths_plan, soak_of
-
-NAME = "soak"
+from bench.deaths.kills import measure, plan, soak_of
+from bench.deaths.kills_page import soak_summary
+from bench.harness.origin import origin
+from bench.page import OUT, Measured, load, save, write_page
 
 
 def main(arguments: list[str]) -> None:
-    """Soak, draw, say how it went."""
     given = _options(arguments)
-    plan = deaths_plan(False, given.threads, given.out)
-    plan = soak_of(given.minutes, given.every, plan, streams=given.streams, seed=given.seed)
+    soak = soak_of(
+        given.minutes, given.every, plan(False, given.threads, given.out), streams=given.streams, seed=given.seed
+    )
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("starting", total=plan.steps)
-        result = measure(plan, given.out, lambda what: progress.update(task, advance=1, description=what))
+        task = progress.add_task("starting", total=soak.steps)
+        result = measure(soak, given.out, lambda what: progress.update(task, advance=1, description=what))
     given.out.mkdir(parents=True, exist_ok=True)
-    save(given.out, NAME, Measured(origin(arguments, given.threads, "bench.soak"), result))
-    of_soak(result).savefig(given.out / f"{NAME}.png")
-    report.write_page(given.out, load(given.out))
+    save(given.out, "soak", Measured(origin(arguments, given.threads, "bench.soak"), result))
+    write_page(given.out, load(given.out))
     for fault in result.faults:
         console.print(fault, markup=False)
-    console.print(soaked(result), highlight=False, soft_wrap=True)
+    console.print(soak_summary(result), highlight=False, soft_wrap=True)
     sys.exit(1 if result.failed or result.wrong else 0)
 
 
@@ -48,7 +41,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=30.0, help="in all")
     parser.add_argument("--every", type=float, default=20.0, help="seconds from death to death, on average")
     parser.add_argument("--streams", type=int, default=64, help="at a time")
-    parser.add_argument("--seed", type=int, default=0, help="of what dies when")
+    parser.add_argument("--seed", type=int, default=0, help="of which service dies when")
     parser.add_argument("--threads", type=int, default=2, help="of all engines together")
     parser.add_argument("--out", type=Path, default=OUT, help="folder for soak.json, soak.png and README.md")
     return parser.parse_args(arguments)

@@ -1,1 +1,1 @@
-"""A ring whose services die while streams run: whether each stream still is what it would have been."""
+"""A ring whose services die, restart or freeze while streams run: is each stream what it would have been?"""

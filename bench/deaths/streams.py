@@ -1,22 +1,194 @@
-"""Streams without pause, each compared with its undisturbed self."""
+"""Streams of every kind without pause, each compared with what it was undisturbed."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bench.deaths.asked import Asked
-from bench.deaths.played import Played, play
+import msgspec
+
+from bench.harness.stats import thinned
 from sluice import AsyncClient
+from sluice.client import SluiceError
+
+PROMPTS = (
+    "def fibonacci(n):\n",
+    "import json\n\n\ndef load(path):\n",
+    "class Stack:\n    def __init__(self):\n",
+    "# Sort a list of words by length.\n",
+    "for line in open(path):\n",
+    "def main() -> None:\n    parser = argparse.ArgumentParser(",
+)
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 1.0, "top_p": 0.95},
+    "n = 2": {"temperature": 0.9, "n": 2},
+    "stop strings": {"temperature": 0.8, "stop": ["\n\n\n", "return None", "# end"], "min_tokens": 20},
+    "penalties": {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2},
+    "logprobs": {"temperature": 0.6, "logprobs": 2},
+}
+MIXED = "greedy, seeded, n = 2, stop strings, penalties and logprobs mixed"
+NEARLY = 1e-3
+"""Logprobs may differ by this: batches of other sequences sum in another order."""
+RESUME_SECONDS = 120.0
+PEER_SECONDS = 2.0
+"""Silence after which routers consider a peer dead."""
+ENGINE: Mapping[str, Any] = {"kv_cache_tokens": 32_768, "max_batch_size": 64}
+SHOWN_FAULTS = 8
 
 
-async def undisturbed(client: AsyncClient, asked: Sequence[Asked], done: Callable[[], None]) -> list[Played]:
-    """All at once, to their ends; `done` hears of each. Raises RuntimeError where one goes wrong by itself."""
+class StreamRequest(msgspec.Struct, frozen=True):
+    kind: str
+    prompt: str
+    options: dict[str, Any]
 
-    async def one(each: Asked) -> Played:
-        found = await play(client, each)
+
+def mixed(count: int, max_tokens: int) -> list[StreamRequest]:
+    """Kinds and prompts in turns, each with its own seed, so that no two are the same."""
+    kinds = list(KINDS.items())
+    found = []
+    for i in range(count):
+        kind, options = kinds[i % len(kinds)]
+        common = {"max_tokens": max_tokens, "ignore_eos": True, "seed": 1000 + i, "token_ids": True}
+        found.append(StreamRequest(kind, PROMPTS[i // len(kinds) % len(PROMPTS)], {**common, **options}))
+    return found
+
+
+def connect(addresses: Sequence[str]) -> AsyncClient:
+    return AsyncClient(addresses, resume_timeout=RESUME_SECONDS, retry_timeout=RESUME_SECONDS)
+
+
+class OutputSeen(msgspec.Struct, frozen=True):
+    """One output, complete."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprob_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+    stop: str | int | None
+
+    def difference(self, other: "OutputSeen") -> str:
+        """In words; empty if equal."""
+        for name in ("token_ids", "text", "logprob_ids", "finish_reason", "stop"):
+            here, there = getattr(self, name), getattr(other, name)
+            if here != there:
+                return f"{name}: {here!r:.200} for {there!r:.200}"
+        farthest = max((abs(a - b) for a, b in zip(self.logprobs, other.logprobs, strict=True)), default=0.0)
+        return f"logprobs by up to {farthest}" if farthest > NEARLY else ""
+
+
+class StreamSeen(msgspec.Struct, frozen=True):
+    """A stream read to its end, or to its error."""
+
+    kind: str
+    outputs: tuple[OutputSeen, ...]
+    faults: tuple[str, ...]
+    """Violations of the protocol: repeated or skipped offsets, two ends, an error."""
+    prompt_tokens: int
+    completion_tokens: int
+    first_token: float
+    """Seconds."""
+    stall: float
+    """Longest time between two chunks, in seconds."""
+    resumed: int
+    """Times that the client resumed on another connection."""
+    repeated: bool
+    """Some token arrived twice."""
+
+    def difference(self, truth: "StreamSeen") -> str:
+        """From the undisturbed stream, timing aside, in words; empty if equal."""
+        if self.faults:
+            return f"{self.kind}: {self.faults[0]}"
+        if len(self.outputs) != len(truth.outputs):
+            return f"{self.kind}: {len(self.outputs)} outputs for {len(truth.outputs)}"
+        for index, (output, other) in enumerate(zip(self.outputs, truth.outputs, strict=True)):
+            if found := output.difference(other):
+                return f"{self.kind}: output {index} differs in {found}"
+        counts = [(each.prompt_tokens, each.completion_tokens) for each in (self, truth)]
+        return "" if counts[0] == counts[1] else f"{self.kind}: (prompt, completion) tokens {counts[0]} for {counts[1]}"
+
+
+class _OutputChunks:
+    """Collects the chunks of one output."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[Any] = []
+        self.counted = 0
+        self.repeated = False
+        self.ends: list[Any] = []
+
+    def add(self, chunk: Any, faults: list[str]) -> None:
+        if self.ends:
+            self.repeated = True
+            faults.append(f"output {chunk.index} goes on after its end")
+        if chunk.finish_reason is not None:
+            self.ends.append(chunk)
+            return
+        if chunk.token_offset != self.counted:
+            faults.append(f"output {chunk.index}: offset {chunk.token_offset} after {self.counted} tokens")
+        self.repeated |= chunk.token_offset < self.counted
+        self.counted += chunk.token_count
+        self.text.append(chunk.text)
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
+
+    def seen(self) -> OutputSeen:
+        end = self.ends[0] if self.ends else None
+        return OutputSeen(
+            "".join(self.text),
+            tuple(self.token_ids),
+            tuple(found.token_id for found in self.logprobs),
+            tuple(found.logprob for found in self.logprobs),
+            str(end.finish_reason) if end else "",
+            (end.stop_string or end.stop_token_id) if end else None,
+        )
+
+
+async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
+    outputs: defaultdict[int, _OutputChunks] = defaultdict(_OutputChunks)
+    faults: list[str] = []
+    began = last = time.monotonic()
+    first = stall = 0.0
+    stream = client.stream(asked.prompt, **asked.options)
+    try:
+        async for chunk in stream:
+            now = time.monotonic()
+            first = first or now - began
+            stall, last = max(stall, now - last), now
+            outputs[chunk.index].add(chunk, faults)
+    except SluiceError as error:
+        faults.append(f"{type(error).__name__}: {error}")
+    for index, output in sorted(outputs.items()):
+        if len(output.ends) != 1:
+            faults.append(f"output {index} has {len(output.ends)} ends")
+    usage = stream.usage
+    return StreamSeen(
+        asked.kind,
+        tuple(output.seen() for _, output in sorted(outputs.items())),
+        tuple(faults),
+        usage.prompt_tokens if usage else 0,
+        usage.completion_tokens if usage else 0,
+        first,
+        stall,
+        stream.resumed,
+        any(output.repeated for output in outputs.values()),
+    )
+
+
+async def undisturbed(
+    client: AsyncClient, asked: Sequence[StreamRequest], done: Callable[[], None]
+) -> list[StreamSeen]:
+    """All at once, to their ends; `done` is called after each. Raises RuntimeError if one fails by itself."""
+
+    async def one(each: StreamRequest) -> StreamSeen:
+        found = await read_stream(client, each)
         done()
         if found.faults:
-            raise RuntimeError(f"an undisturbed stream went wrong: {found.faults[0]}")
+            raise RuntimeError(f"an undisturbed stream failed: {found.faults[0]}")
         return found
 
     return list(await asyncio.gather(*map(one, asked)))
@@ -24,18 +196,66 @@ async def undisturbed(client: AsyncClient, asked: Sequence[Asked], done: Callabl
 
 async def without_pause(
     client: AsyncClient,
-    asked: Sequence[Asked],
-    quiet: Sequence[Played],
+    asked: Sequence[StreamRequest],
+    quiet: Sequence[StreamSeen],
     until: "asyncio.Task[Any]",
-    add: Callable[[Played, Played], None],
+    add: Callable[[StreamSeen, StreamSeen], None],
 ) -> None:
     """Each again and again, until the task is done and the streams of that moment have ended.
 
-    `add` gets each that ended, and what it is undisturbed.
+    `add` gets each ended stream and its undisturbed counterpart.
     """
 
-    async def again_and_again(each: Asked, truth: Played) -> None:
+    async def repeat(each: StreamRequest, truth: StreamSeen) -> None:
         while not until.done():
-            add(await play(client, each), truth)
+            add(await read_stream(client, each), truth)
 
-    await asyncio.gather(*(again_and_again(each, truth) for each, truth in zip(asked, quiet, strict=True)))
+    await asyncio.gather(*(repeat(each, truth) for each, truth in zip(asked, quiet, strict=True)))
+
+
+class StreamTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Of ended streams. Times in seconds; lists of them are sorted and thinned to a thousand."""
+
+    streams: int
+    failed: int = 0
+    """Ended with an error."""
+    wrong: int = 0
+    """Differ from the undisturbed run, errors included."""
+    resumed: int = 0
+    """Resumed on another connection, because their router died."""
+    repeated: int = 0
+    """Received some token twice."""
+    first: list[float]
+    """Time to the first token of each."""
+    stall: list[float]
+    """Longest pause of each."""
+    faults: list[str] = []
+    """The first few, in words."""
+
+
+class StreamCounter:
+    """Counts ended streams: a soak has too many to keep them all."""
+
+    def __init__(self) -> None:
+        self._counts = Counter(streams=0, failed=0, wrong=0, resumed=0, repeated=0)
+        self._first: list[float] = []
+        self._stall: list[float] = []
+        self._faults: list[str] = []
+
+    def add(self, found: StreamSeen, truth: StreamSeen) -> None:
+        difference = found.difference(truth)
+        self._counts.update(
+            streams=1,
+            failed=bool(found.faults),
+            wrong=bool(difference),
+            resumed=bool(found.resumed),
+            repeated=found.repeated,
+        )
+        self._first.append(found.first_token)
+        self._stall.append(found.stall)
+        if difference:
+            self._faults = [*self._faults, difference][:SHOWN_FAULTS]
+
+    def totals(self) -> dict[str, Any]:
+        """Fields of StreamTotals."""
+        return {**self._counts, "first": thinned(self._first), "stall": thinned(self._stall), "faults": self._faults}

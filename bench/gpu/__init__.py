@@ -1,7 +1,6 @@
-"""Checks and measures the engine where a GPU is at hand; needs torch, transformers and this checkout. See docs/gpu.md.
+"""Checks and measures the engine on a GPU; needs only torch, transformers and this checkout. See docs/gpu.md.
 
-Importing it puts stand-ins where packages that the engine's core imports are missing, so that what is imported after it
-finds them.
+Importing this package installs stand-ins for missing packages, so that later imports of the engine's core succeed.
 """
 
 from bench.gpu.standins import install

@@ -1,4 +1,4 @@
-"""Processes of which each has a session of its own, so that it can be ended with whatever it has started."""
+"""Child processes, each with a session of its own, so that it can be killed together with its descendants."""
 
 import os
 import signal
@@ -11,13 +11,13 @@ LAST_CHARS = 1500
 
 
 class Children:
-    """One thread runs them, one after the other; any thread may end the one that runs."""
+    """One thread runs them, one after the other; any thread may kill the current one."""
 
     def __init__(self) -> None:
         self._running: subprocess.Popen[str] | None = None
 
     def run(self, command: list[str], log: Path, seconds: float) -> tuple[str, str]:
-        """Standard output, and how it ended, with the last that it wrote to standard error; "" where it ended well."""
+        """Standard output, and how it ended with the tail of its standard error; "" on success."""
         with log.open("wb") as errors:
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT, text=True, start_new_session=True
@@ -37,7 +37,7 @@ class Children:
         return output, f"{ended}: {said}" if ended else ""
 
     def kill(self) -> None:
-        """The one that runs, and whatever it has started."""
+        """The current one and its descendants."""
         process = self._running
         if process is not None:
             with suppress(ProcessLookupError):

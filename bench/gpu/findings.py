@@ -1,24 +1,28 @@
-"""What was found, as it goes into the JSON file."""
+"""Results, as they are stored in gpu.json."""
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.files import write_whole
-
 RUNS = "runs"
-"""How a trial ended well."""
+"""How a successful trial ended."""
 
 
-class Skip(Exception):  # noqa: N818 - nothing went wrong
+def write_whole(file: Path, text: str) -> None:
+    """Replace the file atomically: readers, and a signal, see the former text or all of this one."""
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, file)
+
+
+class Skip(Exception):  # noqa: N818 - not an error
     """Something cannot be checked or measured here; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something that has to hold."""
-
     name: str
     passed: bool
     detail: str
@@ -26,31 +30,37 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the device can do, measured in the same run."""
+    """Limits of the device, measured in the same run."""
 
     copy_bytes_per_second: float
-    """Read and written, by a copy of one large buffer into another."""
+    """Bytes read and written when one large buffer is copied."""
     flops_per_second: float
-    """Of one large matrix product in the models' dtype."""
+    """One large matrix product in the models' dtype."""
+
+    def __str__(self) -> str:
+        return f"{self.copy_bytes_per_second / 1e9:,.0f} GB/s, {self.flops_per_second / 1e12:,.3g} TFLOP/s"
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Generation steps of so many sequences, through the engine's own loop."""
+    """Generation steps of `batch` sequences, through the engine's own loop."""
 
     shape: str
     mode: str
     batch: int
     context: int
-    """Tokens of a sequence, in the middle of what was measured."""
+    """Tokens of a sequence, averaged over the measured steps."""
     step_seconds: float
     tokens_per_second: float
     bytes_per_second: float
-    """Weights and KV cache that a step has to read, by its time."""
+    """Weights and KV cache that a step must read, by its time."""
+
+    def __str__(self) -> str:
+        return f"{self.tokens_per_second:,.0f} tokens/s, {self.bytes_per_second / 1e9:,.0f} GB/s"
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class PromptRate:
     """Prompts, through the engine's own loop."""
 
     shape: str
@@ -59,10 +69,13 @@ class Context:
     tokens_per_second: float
     flops_per_second: float
 
+    def __str__(self) -> str:
+        return f"{self.tokens_per_second:,.0f} tokens/s, {self.flops_per_second / 1e12:,.3g} TFLOP/s"
+
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """When the device had nothing to do in generation steps."""
+    """Idle time of the device in generation steps."""
 
     shape: str
     mode: str
@@ -71,13 +84,16 @@ class Gaps:
     step_seconds: float
     """Without the profiler."""
     idle_seconds: float
-    """Per step, in stretches long enough to count, while profiled: that makes the host slower."""
+    """Per step, in gaps long enough to count, while profiled, which slows the host."""
     longest_seconds: float
+
+    def __str__(self) -> str:
+        return f"idle {self.idle_seconds * 1e6:,.0f} µs of each step's {self.step_seconds * 1e6:,.0f}"
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Requests handed in at once, from the first submission to the last token."""
+    """Requests submitted at once, from the first submission to the last token."""
 
     system: str
     shape: str
@@ -87,91 +103,88 @@ class Throughput:
     tokens_per_second: float
     """Output tokens of all requests."""
 
+    def __str__(self) -> str:
+        return f"{self.tokens_per_second:,.0f} tokens/s"
+
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A kernel on one kind of heads, in a process of its own."""
+    """A kernel on one kind of heads, tried in its own process."""
 
     kernel: str
     place: str
     ended: str
     """"runs", or why not."""
     absent: bool = False
-    """It is not here, or not for these: nothing is amiss."""
+    """Not installed, or not meant for this place: no failure."""
     crashed: bool = False
-    """Its process died or was too slow."""
+    """Its process died or timed out."""
     first: float = 0.0
-    """Seconds of the first round, which compiles."""
+    """Seconds of the first round, compilation included."""
     fastest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Of the device, in bytes, after a phase."""
+class DeviceMemory:
+    """Bytes, after a phase."""
 
     phase: str
     allocated: int
     """By tensors of this process."""
     reserved: int
-    """By torch, for tensors that are and that were."""
+    """By torch, for tensors current and former."""
     free: int
 
 
 @dataclass(slots=True)
 class Findings:
-    """All of it. Grows while tasks run."""
+    """Grows while tasks run."""
 
     origin: dict[str, str]
     rates: Rates | None = None
     checks: list[Check] = field(default_factory=list)
     decode: list[Decode] = field(default_factory=list)
-    context: list[Context] = field(default_factory=list)
+    context: list[PromptRate] = field(default_factory=list)
     gaps: list[Gaps] = field(default_factory=list)
     throughput: list[Throughput] = field(default_factory=list)
     choices: dict[str, dict[str, str]] = field(default_factory=dict)
-    """What the engine chose, by shape."""
+    """The engine's own choices, by shape."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """By what, why."""
+    """Reason by task."""
     failed: dict[str, str] = field(default_factory=dict)
     """Tracebacks, by task."""
     facts: dict[str, str] = field(default_factory=dict)
-    """About the machine."""
+    """Of the machine."""
     notes: list[str] = field(default_factory=list)
-    """What a reader has to know before the figures."""
+    """Warnings to read before the figures."""
     tried: list[Tried] = field(default_factory=list)
-    memory: list[Memory] = field(default_factory=list)
-    """Of the default path."""
+    memory: list[DeviceMemory] = field(default_factory=list)
+    """Along the default path."""
     blamed: dict[str, str] = field(default_factory=dict)
-    """By check that did not hold, what is at fault."""
+    """Layer at fault, by failed check."""
     doing: str = ""
-    """The task under way; "" at the end."""
+    """The running task; empty at the end."""
 
     @property
     def passed(self) -> bool:
-        """Nothing that was checked or tried went wrong."""
+        """No check, trial or task failed."""
         sound = all(one.absent or one.ended == RUNS for one in self.tried)
         return not self.failed and sound and all(check.passed for check in self.checks)
 
     def save(self, file: Path) -> None:
-        """As JSON."""
         write_whole(file, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, file: Path) -> "Findings":
-        """From JSON."""
-        return cls.of(json.loads(file.read_text(encoding="utf-8")))
-
-    @classmethod
-    def of(cls, data: dict[str, Any]) -> "Findings":
-        """What `asdict` makes of findings, back."""
+        data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         lists = {
             "checks": Check,
             "decode": Decode,
-            "context": Context,
+            "context": PromptRate,
             "gaps": Gaps,
             "throughput": Throughput,
             "tried": Tried,
-            "memory": Memory,
+            "memory": DeviceMemory,
         }
         made = {name: [kind(**entry) for entry in data[name]] for name, kind in lists.items()}
         rates = None if data["rates"] is None else Rates(**data["rates"])

@@ -1,11 +1,10 @@
-"""What the GPU engine is meant to reach, as far as a run tells."""
+"""Performance goals of the GPU engine, as far as a run can judge them."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from bench.gpu.findings import Decode, Findings
-from bench.gpu.measures.generation import AS_SERVED, EAGER
-from bench.gpu.measures.throughput import NAME
+from bench.gpu.measures import AS_SERVED, EAGER, SLUICE
 from bench.gpu.shapes import LARGE, SMALL
 
 COPY_SHARE = 0.8
@@ -14,8 +13,6 @@ HIDDEN_SHARE = 0.8
 
 
 class Goal(NamedTuple):
-    """One of them."""
-
     name: str
     wanted: str
     found: str
@@ -23,7 +20,7 @@ class Goal(NamedTuple):
 
 
 def goals(found: Findings) -> list[Goal]:
-    """Those of which both sides were measured."""
+    """Goals whose both sides were measured."""
     return [*_bandwidth(found), *_peers(found), *_graphs(found), *_overlap(found)]
 
 
@@ -39,7 +36,7 @@ def _peers(found: Findings) -> Iterator[Goal]:
     rates = {
         one.system: one.tokens_per_second for one in found.throughput if (one.shape, one.batch) == (LARGE.name, 64)
     }
-    ours = rates.pop(NAME, None)
+    ours = rates.pop(SLUICE, None)
     if ours is not None and rates:
         best = max(rates, key=lambda system: rates[system])
         share = ours / rates[best]
@@ -67,5 +64,5 @@ def _overlap(found: Findings) -> Iterator[Goal]:
 
 
 def _alone(found: Findings, shape: str, mode: str) -> Decode | None:
-    """Of one sequence."""
+    """With a batch of one."""
     return next((one for one in found.decode if (one.shape, one.mode, one.batch) == (shape, mode, 1)), None)

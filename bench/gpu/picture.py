@@ -1,20 +1,20 @@
-"""Findings, drawn; needs matplotlib."""
+"""Findings as a picture; needs matplotlib."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.gpu.findings import Findings
-from bench.gpu.measures.generation import AS_SERVED
-from bench.gpu.measures.throughput import NAME
-from bench.style import BLUE, GREY, ORANGE, TEAL, canvas, note, short, title
+from bench.gpu.measures import AS_SERVED, SLUICE
+from bench.harness.style import BLUE, GREY, ORANGE, TEAL, canvas, frame, note
+from bench.harness.tables import short
 
 COLOURS = (BLUE, TEAL, ORANGE)
 
 
-def of_findings(found: Findings) -> Figure:
-    """Bandwidth by batch, tokens by batch, and side by side."""
+def draw(found: Findings) -> Figure:
+    """Bandwidth and tokens by batch, and side by side."""
     subtitle = f"{found.origin['device']}, {found.origin['date']}"
-    figure, grid = canvas(1, 3, (12.5, 4.0), "The GPU engine", subtitle)
+    figure, grid = canvas((1, 3), (12.5, 4.0), "The GPU engine", subtitle)
     _bandwidth(grid[0][0], found)
     _tokens(grid[0][1], found)
     _peers(grid[0][2], found)
@@ -48,23 +48,23 @@ def _by_batch(axes: Axes, unit: str, head: str, below: str) -> None:
     axes.set_ylabel(unit)
     axes.grid(axis="y")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
-    title(axes, head, below)
+    frame(axes, head, below, bare="")
 
 
 def _peers(axes: Axes, found: Findings) -> None:
     rows = sorted(found.throughput, key=lambda one: (one.batch, -one.tokens_per_second))
     for row, one in enumerate(rows):
-        axes.barh(row, one.tokens_per_second, 0.66, color=BLUE if one.system == NAME else GREY)
+        axes.barh(row, one.tokens_per_second, 0.66, color=BLUE if one.system == SLUICE else GREY)
         note(axes, short(one.tokens_per_second), (one.tokens_per_second, row), (4, 0), ha="left", va="center")
     axes.set_yticks(range(len(rows)), [f"{one.system.partition(',')[0]}, {one.batch}" for one in rows])
     axes.invert_yaxis()
     axes.set_xticks([])
     axes.margins(x=0.25)
-    title(axes, "Side by side", f"output tokens/s, {rows[0].shape}" if rows else "nobody was asked")
+    frame(axes, "Side by side", f"output tokens/s, {rows[0].shape}" if rows else "no system measured", bare="")
 
 
 def _series(found: Findings) -> dict[str, dict[str, list[float]]]:
-    """By shape, of those measured at several batches."""
+    """As served, by shape."""
     series: dict[str, dict[str, list[float]]] = {}
     for one in found.decode:
         if one.mode == AS_SERVED:

@@ -1,4 +1,4 @@
-"""A run: what is asked for, on which device, for how long, and what is written of it."""
+"""A run from options to files."""
 
 import argparse
 import os
@@ -7,52 +7,58 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu import page, plot
-from bench.gpu.budget import Budget
+from bench.gpu import page
 from bench.gpu.findings import Findings, Skip
 from bench.gpu.first.plan import First
-from bench.gpu.origin import origin
+from bench.gpu.machine import origin
 from bench.gpu.peers.child import OFFLINE
 from bench.gpu.scale import FULL, tiny_scale
-from bench.gpu.session import Session
+from bench.gpu.session import Budget, GpuSession
 from bench.gpu.stages import Stages
 
 
 def draw(folder: Path) -> None:
-    """Page and picture again, from the JSON."""
+    """Page and picture, from gpu.json."""
     found = Findings.load(folder / "gpu.json")
-    plot.draw(found, folder / "gpu.png")
+    _draw(found, folder)
     (folder / "gpu.md").write_text(page.markdown(found), encoding="utf-8")
 
 
 def run(options: argparse.Namespace, arguments: list[str]) -> bool:
-    """Whether all that was checked holds. What is found is written as it comes."""
+    """Whether all checks hold. Findings are written as they come."""
     os.environ.update(OFFLINE)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("python -m bench.gpu: torch finds no CUDA device; --device cpu --tiny sees whether it works")
     device = torch.device(options.device)
     found = Findings(origin(arguments, device))
     with tempfile.TemporaryDirectory(prefix="bench-gpu-", ignore_cleanup_errors=True) as folder:
-        session = Session(found, Budget(options.seconds), device, Path(folder), options.out / "gpu.json")
+        session = GpuSession(found, Budget(options.seconds), device, Path(folder), options.out / "gpu.json")
         session.end_on_signals()
         session.say(", ".join(f"{name} {value}" for name, value in found.origin.items()))
         session.watch(lambda: _end(session, options.out))
         kind = First if options.what == "first" else Stages
         try:
             kind(session, tiny_scale() if options.tiny else FULL).run()
-            _draw(session, options.out)
+            try:
+                _draw(found, options.out)
+            except Skip as reason:
+                session.skip("plot", str(reason))
         finally:
             _end(session, options.out)
     return found.passed
 
 
-def _draw(session: Session, folder: Path) -> None:
+def _draw(found: Findings, folder: Path) -> None:
+    """Raises Skip without matplotlib or measurements."""
     try:
-        plot.draw(session.findings, folder / "gpu.png")
-    except Skip as reason:
-        session.skip("plot", str(reason))
+        from bench.gpu import picture
+    except ImportError as error:
+        raise Skip(f"no {error.name}") from error
+    if not found.decode:
+        raise Skip("nothing was measured")
+    picture.draw(found).savefig(folder / "gpu.png")
 
 
-def _end(session: Session, folder: Path) -> None:
+def _end(session: GpuSession, folder: Path) -> None:
     session.keep()
     print(f"\n{page.text(session.findings)}\n\nwritten to {folder}")

@@ -9,82 +9,62 @@ from engine_worker.attention.backend import HeadShape
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Sizes of everything."""
-
-    small: Shape
-    """Where launching counts."""
-    large: Shape | None
-    """Where memory and arithmetic count; None: only the small one."""
-    heads: tuple[HeadShape, ...]
+    small: Shape = SMALL
+    """Bound by launches."""
+    large: Shape | None = LARGE
+    """Bound by memory and arithmetic; None: only the small one."""
+    heads: tuple[HeadShape, ...] = (
+        HeadShape(16, 8, 128),
+        HeadShape(32, 8, 128),
+        HeadShape(14, 2, 64),
+        HeadShape(8, 4, 256),
+    )
     """Of the attention checks."""
-    pages: tuple[int, ...]
-    """Tokens per block there."""
-    longest: int
-    """Context there."""
-    rounds: int
-    copied: int
+    pages: tuple[int, ...] = (16, 256)
+    """Tokens per block, of the attention checks."""
+    longest: int = 1500
+    """Context, of the attention checks."""
+    rounds: int = 3
+    copied: int = 4 << 30
     """Bytes."""
-    side: int
+    side: int = 8192
     """Of the matrices."""
-    batches: tuple[int, ...]
+    batches: tuple[int, ...] = (1, 16, 64, 256)
     """Of generation."""
-    sampled_batches: tuple[int, ...]
+    sampled_batches: tuple[int, ...] = (1, 64, 256)
     """Of generation that is not greedy."""
-    gap_batches: tuple[int, ...]
-    peer_batches: tuple[int, ...]
-    prompt: int
-    """Tokens, of generation."""
-    steps: int
-    """That are measured on end."""
-    prompts: tuple[int, int]
-    """How many, and how long, to measure context with."""
-    requests: tuple[int, int]
+    gap_batches: tuple[int, ...] = (1, 64)
+    peer_batches: tuple[int, ...] = (1, 64)
+    prompt: int = 512
+    """Tokens of each prompt, of generation."""
+    steps: int = 32
+    """Consecutive steps in a measurement."""
+    prompts: tuple[int, int] = (8, 4096)
+    """How many, and how long, to measure the prompt rate."""
+    requests: tuple[int, int] = (48, 300)
     """How many, and how long at most, of the overlap check."""
-    graph_sizes: tuple[int, ...]
+    graph_sizes: tuple[int, ...] = (1, 3, 8, 17, 33, 64)
     """Batches of the graph check."""
-    parity_lengths: tuple[int, ...]
+    parity_lengths: tuple[int, ...] = (5, 64, 130, 333)
     """Prompts of the parity check."""
-    parity_steps: int
-    peer_work: tuple[int, int]
+    parity_steps: int = 32
+    peer_work: tuple[int, int] = (32, 256)
     """Prompt and output tokens of each request side by side."""
-    tokens_per_step: int
-    pace: float
-    """By how much the tasks' own estimates are multiplied."""
+    tokens_per_step: int = 8192
+    pace: float = 1.0
+    """Factor on the estimated times of tasks."""
 
     def options(self, batch: int, tokens: int, **others: Any) -> dict[str, Any]:
-        """Of a runner for so many sequences of so many tokens, with room for what begins or ends beside them."""
+        """Of a runner for `batch` sequences of `tokens`, with room for requests that begin or end meanwhile."""
         sizes = {"max_batch_size": batch, "max_tokens_per_step": self.tokens_per_step}
         return sizes | {"kv_cache_tokens": (batch + 1) * (tokens + 256)} | others
 
 
-FULL = Scale(
-    small=SMALL,
-    large=LARGE,
-    heads=(HeadShape(16, 8, 128), HeadShape(32, 8, 128), HeadShape(14, 2, 64), HeadShape(8, 4, 256)),
-    pages=(16, 256),
-    longest=1500,
-    rounds=3,
-    copied=4 << 30,
-    side=8192,
-    batches=(1, 16, 64, 256),
-    sampled_batches=(1, 64, 256),
-    gap_batches=(1, 64),
-    peer_batches=(1, 64),
-    prompt=512,
-    steps=32,
-    prompts=(8, 4096),
-    requests=(48, 300),
-    graph_sizes=(1, 3, 8, 17, 33, 64),
-    parity_lengths=(5, 64, 130, 333),
-    parity_steps=32,
-    peer_work=(32, 256),
-    tokens_per_step=8192,
-    pace=1.0,
-)
+FULL = Scale()
 
 
 def tiny_scale() -> Scale:
-    """To see whether it works."""
+    """Only to see whether it works."""
     return Scale(
         small=tiny(),
         large=None,

@@ -1,33 +1,32 @@
-"""Model shapes, and folders of them without weights."""
+"""Model shapes, their folders without weights, and what engine and peers compute side by side."""
 
 import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from bench.models import QWEN3_06B, TINY
+from bench.gpu.findings import Throughput
+from bench.harness.models import QWEN3_06B, TINY
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-"""Folders need one to be opened; no text is made."""
+"""Required to open a folder, though no text is generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model without weights."""
-
     name: str
     config: Mapping[str, Any]
     """config.json."""
 
     @classmethod
     def read(cls, path: Path) -> "Shape":
-        """What `write` has written."""
+        """Of a folder made by `write`."""
         return cls(path.name, json.loads((path / "config.json").read_text(encoding="utf-8")))
 
     def write(self, folder: Path) -> Path:
-        """As a model folder within `folder`."""
+        """A model folder within `folder`."""
         path = folder / self.name
         path.mkdir(exist_ok=True)
         (path / "config.json").write_text(json.dumps(dict(self.config)), encoding="utf-8")
@@ -37,17 +36,16 @@ class Shape:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding."""
         return int(self.config["vocab_size"])
 
     @property
     def embedding(self) -> int:
-        """Weights that a step does not read whole: of an embedding that is not the head too."""
+        """Weights that a step reads only in part: an embedding that is not also the head."""
         return 0 if self.config["tie_word_embeddings"] else self.vocab_size * int(self.config["hidden_size"])
 
     @property
     def matrices(self) -> int:
-        """Weights of the layers' linear maps, which each token is multiplied with."""
+        """Weights of the layers' linear maps, by which every token is multiplied."""
         c = self.config
         heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["hidden_size"]
         attention = size * c["head_dim"] * (2 * heads + 2 * kv_heads)
@@ -55,24 +53,41 @@ class Shape:
 
     @property
     def weights(self) -> int:
-        """All that count."""
+        """All but norms and biases."""
         return self.matrices + self.vocab_size * int(self.config["hidden_size"]) + self.embedding
 
     @property
     def head_sizes(self) -> int:
-        """Elements of the queries of a token, over all layers."""
+        """Query elements per token, over all layers."""
         c = self.config
         return int(c["num_hidden_layers"] * c["num_attention_heads"] * c["head_dim"])
 
     @property
     def kv_elements(self) -> int:
-        """Of the keys and values of a token, over all layers."""
+        """Key and value elements per token, over all layers."""
         c = self.config
         return int(2 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"])
 
 
+class Workload(NamedTuple):
+    """Requests of random tokens, all at once, greedy if the system can, ignoring EOS."""
+
+    batch: int
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def seeds(self) -> range:
+        """Of each round's prompts, so that no round finds those of another in a cache; the fastest round counts."""
+        return range(1000 + self.batch, 1002 + self.batch)
+
+    def result(self, system: str, shape: str, seconds: float) -> Throughput:
+        rate = self.batch * self.output_tokens / seconds
+        return Throughput(system, shape, self.batch, self.prompt_tokens, self.output_tokens, rate)
+
+
 def tiny() -> Shape:
-    """Of the model in the box."""
+    """Of the bundled model."""
     return Shape("tiny", json.loads((TINY / "config.json").read_text(encoding="utf-8")))
 
 

@@ -1,55 +1,65 @@
-"""What is done, in which order: first what has to hold, then what is measured, then who else can do it."""
+"""All tasks in order: checks, then measurements, then peers."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from itertools import product
+from typing import Any, TypeVar
 
 import torch
 
 from bench.gpu import times
-from bench.gpu.checks import attention, chosen, graphs, overlap, parity, ranks, store
-from bench.gpu.checks.kernels import candidates
+from bench.gpu.checks import attention, ranks
+from bench.gpu.checks.engine import check_choices, check_graphs, check_overlap
+from bench.gpu.checks.kernels import STORE, STORE_CHECK, candidates, check_store
+from bench.gpu.checks.parity import check_parity
+from bench.gpu.engine import Served, free_unused, served
 from bench.gpu.findings import Check, Skip
-from bench.gpu.measures.context import context
-from bench.gpu.measures.generation import AS_SERVED, EAGER, FLAT, FREE, PEAKED, ROUNDS, SPARE, decode, gaps
-from bench.gpu.measures.rates import rates
-from bench.gpu.measures.throughput import throughput
-from bench.gpu.peers.ask import ask
-from bench.gpu.peers.catalog import ENTRIES, Entry
+from bench.gpu.measures import (
+    AS_SERVED,
+    EAGER,
+    FLAT,
+    FREE,
+    PEAKED,
+    ROUNDS,
+    SPARE,
+    decode,
+    gaps,
+    prompt_rate,
+    rates,
+    throughput,
+)
+from bench.gpu.peers.ask import measure_peer
+from bench.gpu.peers.systems import PEERS, PeerKind
 from bench.gpu.scale import Scale
-from bench.gpu.served import Served, give_back, served
-from bench.gpu.session import Session
-from bench.gpu.shapes import Shape
-from bench.gpu.workload import Workload
+from bench.gpu.session import GpuSession
+from bench.gpu.shapes import Shape, Workload
 
 READING = 40
-"""Steps in which some generate while others' prompts are read, at most."""
+"""Most steps in which some sequences generate while others' prompts are read."""
 ENOUGH = 30.0
-"""Seconds below which no other peer is asked."""
+"""Seconds below which no further peer is measured."""
 SPARE_MEMORY = 4 << 30
-"""Bytes beside weights and KV cache, at most."""
+"""Most bytes besides weights and KV cache."""
 
+T = TypeVar("T")
 Task = Callable[[], str]
 
 
 class Stages:
-    """One run of them."""
-
-    def __init__(self, session: Session, scale: Scale) -> None:
+    def __init__(self, session: GpuSession, scale: Scale) -> None:
         self._session = session
         self._scale = scale
         self._findings = session.findings
         self._device = session.device
         self._known: set[str] = set()
-        """Shapes that were loaded before: what is compiled for them is there."""
+        """Shapes loaded before: their kernels are compiled."""
         self._dtype = torch.bfloat16 if session.device.type == "cuda" else torch.float32
         self._forced: dict[str, Any] = {}
-        """Options of every runner, over all others."""
+        """Options of every runner, overriding all others."""
 
     def run(self) -> None:
-        """All of them."""
         small, large = self._scale.small, self._scale.large
         self._measure("copy and matrix product", times.RATES, self._rates)
         self._kernels()
@@ -65,9 +75,9 @@ class Stages:
 
     def _kernels(self, avoided: frozenset[str] = frozenset()) -> None:
         """`avoided`: titles of kernels that must not run in this process."""
-        if store.TITLE not in avoided:
-            check = partial(store.check, self._scale.heads, self._dtype, self._device)
-            self._check(store.NAME, times.LIBRARY, check)
+        if STORE not in avoided:
+            check = partial(check_store, self._scale.heads, self._dtype, self._device)
+            self._check(STORE_CHECK, times.LIBRARY, check)
         cases = attention.cases(self._scale.heads, self._scale.pages, self._scale.longest, self._scale.rounds)
         for one in candidates(self._device, self._dtype):
             if one.title in avoided:
@@ -76,7 +86,7 @@ class Stages:
             self._check(f"attention, {one.title} = reference", times.attention(self._scale, one.compiles), check)
 
     def _small(self, shape: Shape) -> None:
-        """Where a step is short: what graphs and overlap are good for. Three runners, side by side."""
+        """Short steps, where graphs and overlap matter. Three runners in memory at once."""
         batch, few = max(self._scale.batches), max(*self._scale.gap_batches, *self._scale.graph_sizes)
         with ExitStack() as stack:
             fast = self._enter(stack, AS_SERVED, shape, batch, overlap=True)
@@ -86,11 +96,11 @@ class Stages:
             self._check(f"greedy = transformers, {shape.name}", times.PARITY, partial(self._parity, fast))
             plain = self._enter(stack, "no overlap", shape, few, overlap=False)
             if plain is not None:
-                check = partial(overlap.check, fast, plain, *self._scale.requests)
+                check = partial(check_overlap, fast, plain, *self._scale.requests)
                 self._check(f"overlap = none, {shape.name}", times.LOOPS, check)
             eager = self._enter(stack, EAGER, shape, few, overlap=True, cuda_graphs=False)
             if eager is not None:
-                check = partial(graphs.check, fast, eager, self._scale.graph_sizes, self._scale.requests[1])
+                check = partial(check_graphs, fast, eager, self._scale.graph_sizes, self._scale.requests[1])
                 self._check(f"graphs = eager, {shape.name}", times.LOOPS, check)
             self._decode(fast, AS_SERVED, self._scale.batches)
             if eager is not None:
@@ -99,7 +109,7 @@ class Stages:
             self._sampled(fast)
 
     def _sampled(self, fast: Served) -> None:
-        """Generation that is not greedy; and, where there is no large shape for them, prompts and throughput."""
+        """Sampled generation; and, without a large shape, prompts and throughput."""
         for mode in (FREE, PEAKED, FLAT):
             self._decode(fast, mode, self._scale.sampled_batches)
         self._gaps(PEAKED, fast)
@@ -108,8 +118,7 @@ class Stages:
             self._throughput(fast)
 
     def _alone(self, shape: Shape) -> None:
-        """On its own, with nothing left of it afterwards: transformers in float32 takes twice the weights' memory
-        beside it."""
+        """Parity with no other runner in memory: transformers in float32 takes twice the memory of the weights."""
         with ExitStack() as stack:
             few = len(self._scale.parity_lengths)
             one = self._enter(stack, "parity", shape, few, cuda_graphs=False, kv_cache_tokens=4096)
@@ -117,7 +126,7 @@ class Stages:
                 self._check(f"greedy = transformers, {shape.name}", times.PARITY, partial(self._parity, one))
 
     def _large(self, shape: Shape) -> None:
-        """Where a step is long: how near it comes to what the device can do."""
+        """Long steps: how close they come to the device's limits."""
         with ExitStack() as stack:
             fast = self._enter(stack, AS_SERVED, shape, max(self._scale.batches), overlap=True)
             if fast is None:
@@ -131,17 +140,17 @@ class Stages:
                 self._decode(fast, mode, self._scale.gap_batches[-1:])
 
     def _fitting(self, shape: Shape) -> Shape | None:
-        """None, and a word about it, where this GPU has no room for it."""
+        """None, reported as skipped, if this GPU has no room for it."""
         if self._device.type != "cuda":
             return shape
         options = self._options(max(self._scale.batches))
         cache = options["kv_cache_tokens"] * shape.kv_elements
-        # As served, and in the parity check.
+        # As served, or in the parity check, whichever needs more.
         needed = max(shape.weights + cache, 3 * shape.weights) * self._dtype.itemsize + SPARE_MEMORY
-        there = torch.cuda.get_device_properties(self._device).total_memory
-        if needed <= there:
+        total = torch.cuda.get_device_properties(self._device).total_memory
+        if needed <= total:
             return shape
-        self._session.skip(shape.name, f"takes {needed >> 30} GiB, and this GPU has {there >> 30}")
+        self._session.skip(shape.name, f"takes {needed >> 30} GiB, and this GPU has {total >> 30}")
         return None
 
     def _options(self, batch: int) -> dict[str, Any]:
@@ -149,7 +158,7 @@ class Stages:
         return self._scale.options(batch, tokens)
 
     def _enter(self, stack: ExitStack, title: str, shape: Shape, batch: int, **options: Any) -> Served | None:
-        """A runner of this shape, until the stack ends; None where there is none."""
+        """A runner of this shape, until the stack ends; None if loading failed."""
         loaded: list[Served] = []
 
         def load() -> str:
@@ -164,86 +173,76 @@ class Stages:
 
     def _chosen(self, one: Served) -> None:
         self._findings.choices[one.shape.name] = dict(one.runner.choices)
-        self._check(f"no fallback, {one.shape.name}", 0, partial(chosen.check, one))
+        self._check(f"no fallback, {one.shape.name}", 0, partial(check_choices, one))
 
     def _ranks(self) -> Check:
-        give_back()
+        free_unused()  # The memory is needed by other processes.
         sizes, session = self._scale.graph_sizes, self._session
         options = self._options(max(sizes)) | {"overlap": True}
-        return ranks.check(
+        return ranks.check_ranks(
             self._scale.small, session.folder, self._device, options, sizes, self._scale.requests, session.children
         )
 
     def _rates(self) -> str:
         self._findings.rates = found = rates(self._device, self._dtype, self._scale.copied, self._scale.side)
-        return f"{found.copy_bytes_per_second / 1e9:,.0f} GB/s, {found.flops_per_second / 1e12:,.3g} TFLOP/s"
+        return str(found)
 
     def _parity(self, one: Served) -> Check:
-        return parity.check(one, self._device, self._scale.parity_lengths, self._scale.parity_steps)
+        return check_parity(one, self._device, self._scale.parity_lengths, self._scale.parity_steps)
 
     def _decode(self, one: Served, mode: str, batches: tuple[int, ...]) -> None:
         for batch in batches:
-
-            def measure(batch: int = batch) -> str:
-                found = decode(one, mode, batch, self._scale.prompt, self._scale.steps)
-                self._findings.decode.append(found)
-                return f"{found.tokens_per_second:,.0f} tokens/s, {found.bytes_per_second / 1e9:,.0f} GB/s"
-
+            name = f"generation, {one.shape.name}, {mode}, batch {batch}"
+            measure = partial(decode, one, mode, batch, self._scale.prompt, self._scale.steps)
             seconds = times.generation(one.shape, batch, self._scale.prompt)
-            self._measure(f"generation, {one.shape.name}, {mode}, batch {batch}", seconds, measure)
+            self._record(name, seconds, measure, self._findings.decode)
 
     def _gaps(self, mode: str, *runners: Served) -> None:
-        for batch in self._scale.gap_batches:
-            for one in runners:
-
-                def measure(one: Served = one, batch: int = batch) -> str:
-                    found = gaps(one, mode, self._device, batch, self._scale.prompt, self._scale.steps)
-                    self._findings.gaps.append(found)
-                    return f"idle {found.idle_seconds * 1e6:,.0f} µs of each step's {found.step_seconds * 1e6:,.0f}"
-
-                title = "with" if one.runner.overlap else "without"
-                seconds = times.generation(one.shape, batch, self._scale.prompt) + times.PROFILE
-                self._measure(f"gaps, {one.shape.name}, {mode}, batch {batch}, {title} overlap", seconds, measure)
+        for batch, one in product(self._scale.gap_batches, runners):
+            title = "with" if one.runner.overlap else "without"
+            name = f"gaps, {one.shape.name}, {mode}, batch {batch}, {title} overlap"
+            measure = partial(gaps, one, mode, self._device, batch, self._scale.prompt, self._scale.steps)
+            seconds = times.generation(one.shape, batch, self._scale.prompt) + times.PROFILE
+            self._record(name, seconds, measure, self._findings.gaps)
 
     def _context(self, one: Served) -> None:
-        def measure() -> str:
-            found = context(one, *self._scale.prompts)
-            self._findings.context.append(found)
-            return f"{found.tokens_per_second:,.0f} tokens/s, {found.flops_per_second / 1e12:,.3g} TFLOP/s"
-
         seconds = times.SETTLE + 2 * times.context(one.shape, *self._scale.prompts)
-        self._measure(f"context, {one.shape.name}", seconds, measure)
+        measure = partial(prompt_rate, one, *self._scale.prompts)
+        self._record(f"context, {one.shape.name}", seconds, measure, self._findings.context)
 
     def _throughput(self, one: Served) -> None:
         for work in self._works():
-
-            def measure(work: Workload = work) -> str:
-                found = throughput(one, work)
-                self._findings.throughput.append(found)
-                return f"{found.tokens_per_second:,.0f} tokens/s"
-
             name = f"side by side, {one.shape.name}, batch {work.batch}: Sluice"
-            self._measure(name, times.throughput(work), measure)
+            self._record(name, times.throughput(work), partial(throughput, one, work), self._findings.throughput)
+
+    def _record(self, name: str, seconds: float, measure: Callable[[], T], into: list[T]) -> None:
+        def measured() -> str:
+            into.append(measure())
+            return str(into[-1])
+
+        self._measure(name, seconds, measured)
 
     def _peers(self, shape: Shape) -> None:
-        waiting = [entry for entry in ENTRIES.values() if find_spec(entry.package) is not None]
-        for entry in ENTRIES.values():
-            give_back()
-            self._peer(entry, shape, len(waiting))
-            waiting = [other for other in waiting if other is not entry]
+        waiting = [kind for kind in PEERS.values() if find_spec(kind.package) is not None]
+        for kind in PEERS.values():
+            free_unused()  # The memory is needed by another process.
+            self._peer(kind, shape, len(waiting))
+            waiting = [other for other in waiting if other is not kind]
 
-    def _peer(self, entry: Entry, shape: Shape, waiting: int) -> None:
-        """`waiting`: peers that share what is left of the budget, this one included."""
-        name = f"side by side, {shape.name}: {entry.name}"
+    def _peer(self, kind: PeerKind, shape: Shape, waiting: int) -> None:
+        """`waiting`: peers that share the remaining budget, this one included."""
+        name = f"side by side, {shape.name}: {kind.name}"
 
         def measure() -> str:
             session = self._session
             seconds = session.budget.left / max(1, waiting)
-            found, why = ask(entry, shape, session.folder, self._device, self._works(), session.children, seconds)
+            found, why = measure_peer(
+                kind, shape, session.folder, self._device, self._works(), session.children, seconds
+            )
             self._findings.throughput += found
             if why:
                 self._findings.skipped[name] = why
-            rates = [f"batch {one.batch}: {one.tokens_per_second:,.0f} tokens/s" for one in found]
+            rates = [f"batch {one.batch}: {one}" for one in found]
             return "; ".join(rates + ([f"not all: {why}"] if why else []))
 
         self._measure(name, ENOUGH, measure)
@@ -252,7 +251,7 @@ class Stages:
         return [Workload(batch, *self._scale.peer_work) for batch in self._scale.peer_batches]
 
     def _measure(self, name: str, seconds: float, task: Task) -> None:
-        """A task that may be left out."""
+        """A task that may be skipped."""
 
         def measured() -> str:
             try:
@@ -263,7 +262,7 @@ class Stages:
         self._session.do(name, seconds * self._scale.pace, measured)
 
     def _check(self, name: str, seconds: float, task: Callable[[], Check]) -> None:
-        """A task that ends in a Check; in one that does not hold whatever it raises but a Skip."""
+        """A task that returns a Check. Any exception but Skip becomes a failed Check."""
 
         def checked() -> str:
             try:

@@ -1,1 +1,1 @@
-"""More than there is room for: who is refused, who waits, and who does not."""
+"""More requests than there is room for: who is rejected, who waits, and who is not affected."""

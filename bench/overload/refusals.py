@@ -12,10 +12,10 @@ import grpc
 import msgspec
 from grpc import aio
 
-from bench.calls import has_retry_info, spec
-from bench.children import cpu_seconds
-from bench.lines import Lines
-from bench.stats import thinned
+from bench.harness.calls import has_retry_info, spec
+from bench.harness.children import cpu_seconds
+from bench.harness.log_lines import REQUEST, RequestLines
+from bench.harness.stats import thinned
 from sluice.launch import Ring
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
@@ -26,43 +26,43 @@ MILLISECONDS = 1000.0
 
 
 class Volley(msgspec.Struct, frozen=True):
-    """Requests of a burst."""
+    """A burst to send."""
 
     requests: int
     seconds: float = 0.0
-    """In which they come; 0: at once."""
+    """Within which they are sent; 0: at once."""
     connections: int = 1
-    """Over which they come, in turns."""
+    """Used in turns."""
 
     @property
     def name(self) -> str:
-        """Of the ids of its requests."""
+        """Prefix of its request ids."""
         return f"burst-{self.requests}-{self.seconds:g}"
 
 
 class Burst(msgspec.Struct, frozen=True):
-    """Requests that come within some seconds, none of which is sent twice. Times in milliseconds, sorted."""
+    """Requests without retries. Times in milliseconds, sorted."""
 
     requests: int
     seconds: float
-    """In which they come; 0: at once."""
+    """Within which they are sent; 0: at once."""
     served: int
     refused: int
     told_when: int
-    """Refusals that say when to come again."""
+    """Rejections with RetryInfo."""
     client: list[float]
-    """From call to refusal, as the client sees it."""
+    """From call to rejection, as the client sees it."""
     router: list[float]
-    """The same as the router tells: from when it has read the message."""
+    """The same as the router reports it: from when it has read the message."""
     cpu: dict[str, float]
     """Of client and router, per request."""
     connections: int = 1
     unexplained: dict[str, int] = {}
-    """Calls that failed without the router's refusal, by status: it never saw them."""
+    """Calls that failed without the router's rejection, by status: it never saw them."""
 
 
 class Retried(msgspec.Struct, frozen=True):
-    """The same at once, by a client with a retry policy."""
+    """Requests at once, by a client with a retry policy."""
 
     requests: int
     served: int
@@ -71,13 +71,13 @@ class Retried(msgspec.Struct, frozen=True):
     seconds: float
 
 
-async def burst(ring: Ring, lines: Lines, volley: Volley) -> Burst:
-    """Send them and count."""
+async def measure_burst(ring: Ring, lines: RequestLines, volley: Volley) -> Burst:
     refusals: list[tuple[float, bool]] = []
     unexplained: Counter[str] = Counter()
     requests, name = volley.requests, volley.name
 
     async with AsyncExitStack() as stack:
+        # Otherwise gRPC joins channels to one address into one connection.
         options = [("grpc.use_local_subchannel_pool", 1)]
         channels = [aio.insecure_channel(ring.address, options) for _ in range(volley.connections)]
         for channel in channels:
@@ -99,7 +99,7 @@ async def burst(ring: Ring, lines: Lines, volley: Volley) -> Burst:
 
         await asyncio.gather(*map(one, range(requests)))
         used = {name: MILLISECONDS * (after - before[name]) / requests for name, after in _cpu(ring).items()}
-    told = await lines.of_requests(name, requests - unexplained.total())
+    logged = await lines.until(REQUEST, name, requests - unexplained.total())
     return Burst(
         requests,
         volley.seconds,
@@ -107,16 +107,16 @@ async def burst(ring: Ring, lines: Lines, volley: Volley) -> Burst:
         len(refusals),
         sum(when for _, when in refusals),
         thinned([MILLISECONDS * took for took, _ in refusals]),
-        thinned([MILLISECONDS * line["seconds"] for line in told if line["outcome"] == "OVERLOADED"]),
+        thinned([MILLISECONDS * line["seconds"] for line in logged if line["outcome"] == "OVERLOADED"]),
         used,
         volley.connections,
         dict(unexplained),
     )
 
 
-async def retried(address: str, requests: int, first_backoff: float) -> Retried:
-    """Send them at once through gRPC's own retries."""
-    errors: dict[str, int] = {}
+async def measure_retries(address: str, requests: int, first_backoff: float) -> Retried:
+    """Through gRPC's own retries."""
+    errors: Counter[str] = Counter()
     began = time.perf_counter()
     options = [("grpc.service_config", json.dumps(_policy(first_backoff)))]
     async with aio.insecure_channel(address, options=options) as channel:
@@ -126,10 +126,10 @@ async def retried(address: str, requests: int, first_backoff: float) -> Retried:
             try:
                 await stub.Generate(_request(i, ""))
             except aio.AioRpcError as error:
-                errors[error.code().name] = errors.get(error.code().name, 0) + 1
+                errors[error.code().name] += 1
 
         await asyncio.gather(*map(one, range(requests)))
-    return Retried(requests, requests - sum(errors.values()), errors, time.perf_counter() - began)
+    return Retried(requests, requests - errors.total(), dict(errors), time.perf_counter() - began)
 
 
 def _cpu(ring: Ring) -> dict[str, float]:
@@ -143,7 +143,7 @@ def _request(number: int, request_id: str) -> pb.GenerateRequest:
 
 
 def _policy(first_backoff: float) -> Mapping[str, Any]:
-    """Five attempts are gRPC's most."""
+    """Five attempts is gRPC's maximum."""
     retry = {
         "maxAttempts": 5,
         "initialBackoff": f"{first_backoff:g}s",

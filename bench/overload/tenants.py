@@ -1,4 +1,4 @@
-"""One tenant floods, another asks little."""
+"""One tenant floods, another sends little."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 from grpc import aio
 
-from bench.calls import Heard, deltas, listen, spec
-from bench.lines import Lines
-from bench.stats import thinned
+from bench.harness.calls import StreamTimes, deltas, spec, time_stream
+from bench.harness.log_lines import REQUEST, RequestLines
+from bench.harness.stats import thinned
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -18,24 +18,22 @@ SETTLING_SECONDS = 0.5
 
 
 class TenantPlan(msgspec.Struct, frozen=True):
-    """How much of it."""
-
     rounds: int
     requests: int
     """Of the quiet tenant, one after the other, in each half of a round."""
     flood: int
-    """Requests of the other that are always there."""
+    """Requests of the other that are always in flight."""
     flood_tokens: int
     prompt_tokens: int = 32
     output_tokens: int = 16
 
 
-class Asked(msgspec.Struct, frozen=True):
+class TenantTimes(msgspec.Struct, frozen=True):
     """The quiet tenant's requests. Milliseconds, sorted."""
 
     first_token: list[float]
     queue: list[float]
-    """In the router, until the request went to an engine."""
+    """In the router, until the request was submitted to an engine."""
     gaps: list[float]
     """Between two tokens: how long a step takes."""
 
@@ -45,15 +43,15 @@ class Tenants(msgspec.Struct, frozen=True):
 
     plan: TenantPlan
     batch: int
-    """Requests that an engine runs at once."""
-    alone: Asked
-    flooded: Asked
+    """Requests that the engine runs at once."""
+    alone: TenantTimes
+    flooded: TenantTimes
 
 
-async def tenants(address: str, lines: Lines, plan: TenantPlan, batch: int) -> Tenants:
-    """In turns within one run."""
-    alone: list[Heard] = []
-    flooded: list[Heard] = []
+async def measure_tenants(address: str, lines: RequestLines, plan: TenantPlan, batch: int) -> Tenants:
+    """With and without the flood, in turns."""
+    alone: list[StreamTimes] = []
+    flooded: list[StreamTimes] = []
     async with aio.insecure_channel(address) as channel, aio.insecure_channel(address) as other:
         quiet = GenerationServiceStub(channel)
         await _ask(quiet, "warm", 0, plan)
@@ -65,30 +63,30 @@ async def tenants(address: str, lines: Lines, plan: TenantPlan, batch: int) -> T
     return Tenants(
         plan,
         batch,
-        _asked(alone, await lines.of_requests("alone", count)),
-        _asked(flooded, await lines.of_requests("flooded", count)),
+        _asked(alone, await lines.until(REQUEST, "alone", count)),
+        _asked(flooded, await lines.until(REQUEST, "flooded", count)),
     )
 
 
-async def _ask(stub: GenerationServiceStub, name: str, round_: int, plan: TenantPlan) -> list[Heard]:
+async def _ask(stub: GenerationServiceStub, name: str, round_: int, plan: TenantPlan) -> list[StreamTimes]:
     found = []
     for i in range(plan.requests):
         request_id = f"{name}-{round_ * plan.requests + i}"
-        # No prompt is found in the cache.
+        # A salt of its own: no prompt may be found in the cache.
         asked = spec(
             [100] * plan.prompt_tokens, plan.output_tokens, request_id, kv_cache=pb.KvCacheOptions(salt=request_id)
         )
-        found.append(await listen(stub, asked, "quiet"))
+        found.append(await time_stream(stub, asked, "quiet"))
     return found
 
 
 @asynccontextmanager
 async def _flood(stub: GenerationServiceStub, plan: TenantPlan, batch: int) -> AsyncIterator[None]:
-    """So many requests at any time, the next as soon as one has ended."""
+    """`plan.flood` requests in flight, from when half a batch of them generates."""
     running = 0
     full = asyncio.Event()
 
-    async def again_and_again(number: int) -> None:
+    async def repeat(number: int) -> None:
         nonlocal running
         while True:
             started = False
@@ -98,12 +96,12 @@ async def _flood(stub: GenerationServiceStub, plan: TenantPlan, batch: int) -> A
                 if running >= batch // 2:
                     full.set()
 
-    tasks = [asyncio.create_task(again_and_again(number)) for number in range(plan.flood)]
+    tasks = [asyncio.create_task(repeat(number)) for number in range(plan.flood)]
     try:
         waiting = asyncio.create_task(full.wait())
         await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
         if not full.is_set():
-            raise RuntimeError("the flood did not begin")
+            raise RuntimeError("the flood did not start")
         await asyncio.sleep(SETTLING_SECONDS)
         yield
     finally:
@@ -113,9 +111,9 @@ async def _flood(stub: GenerationServiceStub, plan: TenantPlan, batch: int) -> A
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _asked(heard: list[Heard], told: list[dict[str, float]]) -> Asked:
-    return Asked(
-        thinned([MILLISECONDS * found.first_token for found in heard]),
-        thinned([MILLISECONDS * line["queue_seconds"] for line in told]),
-        thinned([MILLISECONDS * gap for found in heard for gap in found.gaps]),
+def _asked(streams: list[StreamTimes], lines: list[dict[str, float]]) -> TenantTimes:
+    return TenantTimes(
+        thinned([MILLISECONDS * found.first_token for found in streams]),
+        thinned([MILLISECONDS * line["queue_seconds"] for line in lines]),
+        thinned([MILLISECONDS * gap for found in streams for gap in found.gaps]),
     )

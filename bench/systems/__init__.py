@@ -1,1 +1,1 @@
-"""What is measured. Each system answers a `Load` with a `Run`."""
+"""The systems under test. Each answers a load with a run."""

@@ -1,4 +1,4 @@
-"""The engine's core in a process of its own, without the ring: no sockets, no serialisation, no text.
+"""The engine's core in its own process, without the ring: no sockets, no serialisation, no text.
 
 python -m bench.systems.engine_alone [the engine's own flags, such as --model]
 """
@@ -12,11 +12,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from bench.arrivals import Arrivals
-from bench.children import Child, serve
-from bench.engine_load import EngineAsk, EngineLoad, EngineRun
-from bench.load import Trace
-from bench.systems.share import Share
+from bench.harness.children import SystemProcess, serve
+from bench.harness.load import Arrivals, EngineAsk, EngineLoad, EngineRun, Trace
+from bench.systems.submits import ATTEMPT, submit
 from engine_worker.__main__ import load
 from engine_worker.config import EngineSettings, read_settings
 from engine_worker.core.assembly import Batching, assemble, longest_sequence
@@ -26,28 +24,38 @@ from engine_worker.hooks import Hooks, Opened, Report, Responses, Stop
 from engine_worker.step import Runner
 from sluice.launch.plan import child_environment
 from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.wire import Submit, TokenRow
 from sluice.telemetry import configure
 
 NAME = "Sluice, engine alone"
-HERE = "inproc://here"
-EPOCH = 1
-ATTEMPT = 0
 IDLE_SECONDS = 0.001
 
-Heard = tuple[float, list[tuple[int, TokenRow]]]
-"""When, and what of which request of the load."""
+IndexedRows = tuple[float, list[tuple[int, TokenRow]]]
+"""When rows came out of the engine, each with the index of its request in the load."""
+
+
+class RunnerShare:
+    """A runner with smaller memories: those that the settings ask for."""
+
+    def __init__(self, runner: Runner, settings: EngineSettings) -> None:
+        self._runner = runner
+        tokens = settings.kv_cache_tokens
+        wanted = runner.num_blocks if tokens is None else tokens // runner.tokens_per_block
+        self.num_blocks = min(runner.num_blocks, wanted)
+        self.num_host_blocks = runner.num_host_blocks if settings.kv_host_memory else 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
 
 
 class EngineAlone:
-    """Puts loads on an engine of its own."""
+    """Serves loads by the engine's core, in this process."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._checkpoint = open_checkpoint(settings.model)
         self._log = configure("engine alone", "warning")
-        # Other ranks, if there are any, end with this process.
+        # Nothing unwinds this stack: other ranks, if any, end with this process.
         self._runner = load(settings, self._checkpoint, self._log, ExitStack())
         self._ahead = 0.0
         self._submitted: list[Submit] = []
@@ -58,22 +66,22 @@ class EngineAlone:
         self._next_number = 0
         self._engine = self._assemble(settings, self._runner)
         gc.collect()
-        gc.freeze()  # as the engine's own process does
+        gc.freeze()  # As the engine's own process does.
 
     def answer(self, load: EngineLoad) -> EngineRun:
-        """Serve the load. Rows are only counted while the clock runs, and looked at afterwards."""
+        """Rows are only collected while the clock runs, and evaluated afterwards."""
         engine = self._engine if load.settings is None else self._changed(load.settings)
         arrivals, base = Arrivals(load), self._next_number
         self._next_number += len(load.asks)
         submitted: dict[int, float] = {}
-        heard: list[Heard] = []
+        heard: list[IndexedRows] = []
         self._opened.clear()
         self._steps = 0
         cpu, began = time.process_time(), time.perf_counter()
         while True:
             for i, at in arrivals.due(time.perf_counter() - began):
                 self._ahead += load.asks[i].passed
-                self._submitted.append(_submit(base + i, load.asks[i], load))
+                self._submitted.append(_submit(base + i, load.asks[i], load.salt))
                 submitted[i] = at
             if arrivals.over:
                 break
@@ -83,17 +91,17 @@ class EngineAlone:
                 some = [(row.request - base, row) for row in rows]
                 self._stops += [Stop(base + i, ATTEMPT) for i, row in some if _is_enough(load.asks[i], row)]
                 heard.append((at - began, some))
-                arrivals.heard(at - began, some)
+                arrivals.on_rows(at - began, some)
             self._sent.clear()
         used = {"engine": time.process_time() - cpu}
         while engine.step():
-            pass  # steps that were begun ahead: the next load's engine may be another
+            pass  # Steps launched ahead must end now: the next load may get a new engine.
         cached = {opened.spec.request - base: opened.cached_tokens for opened in self._opened}
         return EngineRun(heard[-1][0], used, _traces(submitted, cached, heard), self._steps)
 
     def _changed(self, settings: dict[str, Any]) -> Engine:
         changed = EngineSettings.model_validate(self._settings.model_dump() | settings)
-        return self._assemble(changed, Share(self._runner, changed))
+        return self._assemble(changed, RunnerShare(self._runner, changed))
 
     def _assemble(self, settings: EngineSettings, runner: Runner) -> Engine:
         checkpoint = self._checkpoint
@@ -133,8 +141,8 @@ def _batching(settings: EngineSettings) -> Batching:
     return Batching(**{field.name: getattr(settings, field.name) for field in fields(Batching)})
 
 
-def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], heard: list[Heard]) -> list[Trace]:
-    """In the order of the load."""
+def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], heard: list[IndexedRows]) -> list[Trace]:
+    """In the order of the load's requests."""
     traces = [Trace(at, [], [], [], cached[i]) for i, at in sorted(submitted.items())]
     for at, rows in heard:
         for i, row in rows:
@@ -147,33 +155,16 @@ def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], heard: li
     return traces
 
 
-def _submit(number: int, ask: EngineAsk, load: EngineLoad) -> Submit:
-    """What a router would have sent."""
-    return Submit(
-        request=number,
-        attempt=ATTEMPT,
-        engine_epoch=EPOCH,
-        name=str(number),
-        prompt=ask.prompt,
-        n=1,
-        sampling=SamplingParams(temperature=0.0),
-        stopping=StopParams(max_tokens=ask.max_tokens),
-        text=TextParams(),
-        priority=2,
-        salt=load.salt,
-        time_limit=None,
-        detokenizer=HERE,
-        router=HERE,
-        retention=ask.retention,
-    )
+def _submit(number: int, ask: EngineAsk, salt: str) -> Submit:
+    return submit(number, ask.prompt, ask.max_tokens, salt=salt, retention=ask.retention)
 
 
-def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> Child[EngineRun]:
-    """A process whose engine has these settings, in the environment that a ring's engine has."""
+def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> SystemProcess[EngineRun]:
+    """A child process with these engine settings, in the environment of a ring's engine."""
     settings = {"model": model, **engine}
     flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     log = logs / "engine-alone.log"
-    return Child(NAME, "bench.systems.engine_alone", flags, log, EngineRun, child_environment())
+    return SystemProcess(NAME, "bench.systems.engine_alone", flags, log, EngineRun, child_environment())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A gRPC client process that puts a load on a ring.
 
-Messages stay bytes while the clock runs and are parsed afterwards: what is left is the cost of Python's gRPC.
+Messages stay bytes while the clock runs and are parsed afterwards, so that only Python's gRPC is measured.
 
 python -m bench.systems.ring_client ADDRESS
 """
@@ -13,19 +13,19 @@ from typing import Any
 import uvloop
 from grpc import aio
 
-from bench.children import serve
-from bench.load import Ask, Feed, Load, Run, Trace
+from bench.harness.calls import spec
+from bench.harness.children import serve
+from bench.harness.load import Ask, Feed, Load, Run, Trace
 from sluice.v1 import generation_pb2 as pb
-from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
 
 METHOD = "/sluice.v1.GenerationService/GenerateStream"
 
 Arrival = tuple[float, bytes]
-"""When a message came, and the message."""
+"""Seconds, and the message."""
 
 
 class RingClient:
-    """One connection for all streams. Lives in one event loop."""
+    """One connection for all streams, in one event loop."""
 
     def __init__(self, address: str) -> None:
         self._loop = uvloop.new_event_loop()
@@ -34,11 +34,9 @@ class RingClient:
         self._stream: Any = self._channel.unary_stream(METHOD)
 
     def answer(self, load: Load) -> Run:
-        """Serve the load."""
         return self._loop.run_until_complete(self._answer(load))
 
     def close(self) -> None:
-        """Close the connection."""
         self._loop.run_until_complete(self._channel.close())
 
     async def _answer(self, load: Load) -> Run:
@@ -60,21 +58,16 @@ class RingClient:
             ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()
-            feed.ended(len(ended))
+            feed.on_ended(len(ended))
         used = {"client": time.process_time() - cpu}
         traces = [_trace(began, at, messages) for at, messages in zip(submitted, seen, strict=True)]
         return Run(max(trace.arrivals[-1] for trace in traces), used, traces)
 
 
 def _request(ask: Ask, load: Load) -> bytes:
-    spec = pb.GenerationSpec(
-        token_ids=pb.TokenIds(ids=ask.prompt),
-        stopping=StoppingCriteria(max_tokens=ask.max_tokens, ignore_eos=True),
-        sampling=SamplingParams(temperature=0.0),
-        kv_cache=pb.KvCacheOptions(salt=load.salt),
-        output=pb.OutputOptions(token_ids=load.ids),
-    )
-    return pb.GenerateStreamRequest(spec=spec).SerializeToString()
+    cache, output = pb.KvCacheOptions(salt=load.salt), pb.OutputOptions(token_ids=load.ids)
+    asked = spec(ask.prompt, ask.max_tokens, kv_cache=cache, output=output)
+    return pb.GenerateStreamRequest(spec=asked).SerializeToString()
 
 
 def _trace(began: float, submitted: float, messages: list[Arrival]) -> Trace:
@@ -90,7 +83,6 @@ def _trace(began: float, submitted: float, messages: list[Arrival]) -> Trace:
 
 
 def main() -> None:
-    """Connect and answer loads."""
     parser = argparse.ArgumentParser()
     parser.add_argument("address")
     client = RingClient(parser.parse_args().address)

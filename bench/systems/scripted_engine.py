@@ -1,16 +1,16 @@
-"""The engine's core around a runner without a model."""
+"""The engine's core around a runner without a model, to time everything but the model."""
 
 import time
 from typing import NamedTuple
 
 import structlog
 
+from bench.systems.submits import submit
 from engine_worker.core.assembly import Batching, assemble
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks
 from engine_worker.scheduling.build import SchedulerNames
 from engine_worker.step import Drawn, Step
-from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.wire import Submit
 
 TOKENS_PER_BLOCK = 16
@@ -19,7 +19,7 @@ SETTLING_STEPS = 20
 
 
 class ScriptedRunner:
-    """Draws the same token for everybody, and notes when it was called and when it returned."""
+    """Draws the same token for every sequence, and records when it was called and when it returned."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -36,7 +36,6 @@ class ScriptedRunner:
         self._drawn = Drawn(1)
 
     def launch(self, step: Step) -> "Done":
-        """See `Runner.launch`."""
         self.called = time.thread_time()
         self.slices = len(step.slices)
         drawn = [self._drawn] * sum(len(part.draws) for part in step.slices)
@@ -44,21 +43,18 @@ class ScriptedRunner:
         return Done(drawn)
 
     def check(self) -> None:
-        """See `Runner.check`: there is no device."""
+        """There is no device."""
 
 
 class Done(NamedTuple):
-    """A step that was computed at once."""
-
     drawn: list[Drawn]
 
     def collect(self) -> list[Drawn]:
-        """See `Launched.collect`."""
         return self.drawn
 
 
-class Load(NamedTuple):
-    """So many sequences generate while so many requests wait for a place."""
+class ScriptedLoad(NamedTuple):
+    """Sequences that generate while other requests wait for a slot."""
 
     policy: str
     running: int
@@ -68,13 +64,13 @@ class Load(NamedTuple):
 
 
 class ScriptedEngine:
-    """An engine under a load. Raises RuntimeError if it does not come to that."""
+    """Raises RuntimeError if a step runs other than `running` sequences."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: ScriptedLoad) -> None:
         self._load = load
         self._taken = 0.0
         max_tokens = SETTLING_STEPS + load.samples + TOKENS_PER_BLOCK
-        self._requests = [_submit(number, max_tokens) for number in range(load.running + load.waiting)]
+        self._requests = [submit(number, _prompt(number), max_tokens) for number in range(load.running + load.waiting)]
         blocks = load.running * -(-(PROMPT_TOKENS + max_tokens) // TOKENS_PER_BLOCK)
         self._runner = ScriptedRunner(2 * blocks + TOKENS_PER_BLOCK)
         self._engine = assemble(
@@ -91,12 +87,13 @@ class ScriptedEngine:
         )
 
     def timed_steps(self) -> list[tuple[float, float]]:
-        """For each step, seconds of scheduling and of all but the runner."""
+        """For each step, CPU seconds of scheduling, and of everything but the runner."""
         for _ in range(SETTLING_STEPS):
             self._engine.step()
         return [self._timed_step() for _ in range(self._load.samples)]
 
     def _timed_step(self) -> tuple[float, float]:
+        # CPU time of this thread: other processes on the machine must not count.
         began = time.thread_time()
         self._engine.step()
         ended, runner = time.thread_time(), self._runner
@@ -110,21 +107,6 @@ class ScriptedEngine:
         return taken
 
 
-def _submit(number: int, max_tokens: int) -> Submit:
-    """No two prompts begin alike."""
-    return Submit(
-        request=number,
-        attempt=0,
-        engine_epoch=0,
-        name=str(number),
-        prompt=list(range(number * PROMPT_TOKENS, (number + 1) * PROMPT_TOKENS)),
-        n=1,
-        sampling=SamplingParams(),
-        stopping=StopParams(max_tokens=max_tokens),
-        text=TextParams(),
-        priority=2,
-        salt="",
-        time_limit=None,
-        detokenizer="",
-        router="",
-    )
+def _prompt(number: int) -> list[int]:
+    """No two prompts share a prefix."""
+    return list(range(number * PROMPT_TOKENS, (number + 1) * PROMPT_TOKENS))

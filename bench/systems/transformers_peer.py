@@ -13,8 +13,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-from bench.children import serve
-from bench.load import Ask, Feed, Load, Run, Trace
+from bench.harness.children import serve
+from bench.harness.load import Ask, Feed, Load, Run, Trace
 
 PAD = 0
 PAGE_TOKENS = 32
@@ -22,7 +22,7 @@ CACHE_PAGES = 1024
 
 
 class PaddedGenerate:
-    """Groups of at most `width`, padded on the left, each as long as its longest output."""
+    """Groups of at most `width`, padded on the left; each runs as long as its longest output."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -35,7 +35,7 @@ class PaddedGenerate:
         return traces
 
     def close(self) -> None:
-        """Nothing to end."""
+        pass
 
     def _generate(self, asks: Sequence[Ask], clock: Callable[[], float]) -> list[Trace]:
         begun = clock()
@@ -57,7 +57,7 @@ class PaddedGenerate:
 
 
 class ContinuousBatching:
-    """The library's own scheduler over a paged cache; all requests are handed in at once, `width` run at a time."""
+    """The library's own scheduler over a paged cache, at most `width` requests at a time."""
 
     def __init__(self, model: Any, width: int) -> None:
         self._manager = model.init_continuous_batching(
@@ -84,7 +84,7 @@ class ContinuousBatching:
                 raise RuntimeError(f"continuous batching failed: {result and result.error}")
             if result.is_finished():
                 results[result.request_id] = result
-                feed.ended()
+                feed.on_ended()
         return [self._trace(at, results[name], began) for name, at in submitted.items()]
 
     def close(self) -> None:
@@ -100,7 +100,6 @@ class ContinuousBatching:
 
 
 def main() -> None:
-    """Load the model and answer loads."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
     parser.add_argument("mode", choices=["generate", "continuous"])
@@ -111,7 +110,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
-    # An EOS id that never comes: outputs are as long as they are asked to be.
+    # An EOS id that is never sampled: every output runs to max_tokens.
     model.generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=PAD)
     peer = PaddedGenerate(model) if arguments.mode == "generate" else ContinuousBatching(model, arguments.width)
 

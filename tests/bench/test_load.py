@@ -1,9 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.arrivals import Arrivals
-from bench.engine_load import EngineAsk, EngineLoad
-from bench.load import Ask, Feed, Load
+from bench.harness.load import Arrivals, Ask, EngineAsk, EngineLoad, Feed, Load
 from sluice.ring.errors import FinishReason
 from sluice.ring.wire import End, Times, TokenRow
 
@@ -23,7 +21,7 @@ def test_feed_hands_out_each_request_once_in_order_and_never_more_than_width(cou
         if not live:
             break
         out = random.randint(1, live)
-        feed.ended(out)
+        feed.on_ended(out)
         live -= out
     assert given_ == list(range(count))
 
@@ -36,15 +34,15 @@ def row(i: int, offset: int, last: bool = False) -> tuple[int, TokenRow]:
 def test_late_requests_come_at_their_time_after_the_first_tokens_of_those_from_the_start():
     arrivals = Arrivals(EngineLoad([EngineAsk([1], 2), EngineAsk([2], 2), EngineAsk([3], 1, 0.5)], width=2))
     assert list(arrivals.due(0.0)) == [(0, 0.0), (1, 0.0)]
-    arrivals.heard(1.0, [row(0, 0)])
+    arrivals.on_rows(1.0, [row(0, 0)])
     assert list(arrivals.due(9.0)) == []
-    arrivals.heard(2.0, [row(0, 1, last=True), row(1, 0)])
+    arrivals.on_rows(2.0, [row(0, 1, last=True), row(1, 0)])
     assert list(arrivals.due(2.4)) == []
     assert not arrivals.over
     assert list(arrivals.due(2.9)) == [(2, 2.5)]
-    arrivals.heard(3.0, [row(1, 1, last=True)])
+    arrivals.on_rows(3.0, [row(1, 1, last=True)])
     assert not arrivals.over
-    arrivals.heard(4.0, [row(2, 0, last=True)])
+    arrivals.on_rows(4.0, [row(2, 0, last=True)])
     assert list(arrivals.due(4.0)) == []
     assert arrivals.over
 
@@ -54,6 +52,6 @@ def test_without_late_requests_the_load_is_over_when_the_last_one_has_ended():
     for i in range(2):
         assert list(arrivals.due(float(i))) == [(i, float(i))]
         assert not arrivals.over
-        arrivals.heard(float(i), [row(i, 0, last=True)])
+        arrivals.on_rows(float(i), [row(i, 0, last=True)])
     assert list(arrivals.due(2.0)) == []
     assert arrivals.over

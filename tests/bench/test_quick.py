@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.catalog import PARTS, load
+from bench.catalog import TOPICS
+from bench.page import load
 
 ROOT = Path(__file__).parents[2]
 SERVED = ("ring", "prefix", "peers")
@@ -31,7 +32,7 @@ def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def test_every_part_has_its_quick_bench():
-    assert set(PARTS) == {*SERVED, *ALONE, *CROWDED, *DEADLY}
+    assert set(TOPICS) == {*SERVED, *ALONE, *CROWDED, *DEADLY}
 
 
 def test_quick_through_the_ring_and_beside_transformers(tmp_path):
@@ -84,7 +85,7 @@ def test_what_other_parts_found_is_written_down_when_one_fails(tmp_path):
     code = (
         "import bench.__main__ as main\n"
         "def broken(*_): raise RuntimeError('no luck')\n"
-        "main.PARTS = {**main.PARTS, 'host': main.PARTS['host']._replace(measure=broken)}\n"
+        "main.TOPICS = {**main.TOPICS, 'host': main.TOPICS['host']._replace(measure=broken)}\n"
         f"main.main(['host', 'scheduler', '--quick', '--out', {str(tmp_path)!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=580)

@@ -1,13 +1,13 @@
 import pytest
 from rich.console import Console
 
-from bench import report
-from bench.catalog import PARTS, Measured, load, save
-from bench.machine import origin
+from bench.catalog import TOPICS
+from bench.harness.origin import origin
+from bench.page import Measured, load, save, show, write_page
 from tests.fakes.measurements import RESULTS
 
 
-@pytest.fixture(params=list(PARTS))
+@pytest.fixture(params=list(TOPICS))
 def part(request):
     return request.param
 
@@ -23,12 +23,12 @@ def test_what_was_saved_is_loaded(part, measured, tmp_path):
 
 
 def test_a_picture_of_each_part(part, measured, tmp_path):
-    PARTS[part].draw(measured.result).savefig(tmp_path / "picture.png")
+    TOPICS[part].draw(measured.result).savefig(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_table_is_as_wide_as_its_header(part, measured):
-    section = PARTS[part].section(measured.result)
+    section = TOPICS[part].section(measured.result)
     assert section.answers
     assert section.tables
     for table in section.tables:
@@ -37,26 +37,26 @@ def test_every_table_is_as_wide_as_its_header(part, measured):
 
 
 def test_page_and_summary_say_what_was_found_and_how(part, measured, tmp_path):
-    report.write_page(tmp_path, {part: measured})
+    write_page(tmp_path, {part: measured})
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
-    section = PARTS[part].section(measured.result)
+    section = TOPICS[part].section(measured.result)
     assert all(answer in page for answer in section.answers)
     assert f"{part}.png" in page
     assert "python -m bench --quick" in page
     assert measured.origin.machine in page
-    assert "none has come to hand" in page
+    assert "no such results are committed" in page
     console = Console(record=True, width=200)
-    report.show(console, {part: measured})
+    show(console, {part: measured})
     assert section.title in console.export_text()
 
 
 def test_page_names_the_one_about_a_gpu_where_there_is_one(tmp_path):
     (tmp_path / "gpu.md").touch()
-    report.write_page(tmp_path, {})
+    write_page(tmp_path, {})
     assert "[gpu.md](gpu.md)" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_rings_share_is_that_of_router_and_detokenizers_in_the_servers_cpu_time():
-    section = PARTS["ring"].section(RESULTS["ring"]())
+    section = TOPICS["ring"].section(RESULTS["ring"]())
     assert "90% to 95%" in section.answers[0]
     assert "9.1%" in section.answers[0]

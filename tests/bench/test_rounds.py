@@ -1,5 +1,5 @@
-from bench.load import Ask, Load, Run, Trace
-from bench.rounds import interleave
+from bench.harness.load import Ask, Load, Run, Trace
+from bench.harness.topic import interleave
 
 
 class Recorder:

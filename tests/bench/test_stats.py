@@ -1,7 +1,7 @@
 import pytest
 
-from bench.load import Run, Trace
-from bench.stats import figures, ratio
+from bench.harness.load import Run, Trace
+from bench.harness.stats import figures, ratio
 
 
 def run(seconds: float, start: float = 0.0) -> Run:

@@ -2,17 +2,16 @@
 
 import pytest
 
-from bench.deaths.left import Left
-from bench.parts.restart import GOES_ON, QUIET, RESTARTS, STOPPED, measure
-from bench.trouble import restart_plan
+from bench.deaths.leftovers import Leftovers
+from bench.deaths.restart import GOES_ON, QUIET, RESTARTS, STOPPED, measure, plan
 
 
 @pytest.mark.timeout(600)
 def test_nobody_can_tell_restarts_and_a_freeze(tmp_path):
-    plan = restart_plan(True, 1, tmp_path)
+    quick = plan(True, 1, tmp_path)
     steps = []
-    result = measure(plan, tmp_path, steps.append)
-    assert len(steps) == plan.steps
+    result = measure(quick, tmp_path, steps.append)
+    assert len(steps) == quick.steps
     assert [phase.name for phase in result.phases] == [QUIET, RESTARTS, STOPPED, GOES_ON]
     for phase in result.phases:
         assert phase.streams
@@ -23,4 +22,4 @@ def test_nobody_can_tell_restarts_and_a_freeze(tmp_path):
     assert {restart.ending for restart in result.restarts} == {"ended with code 0"}
     assert result.frozen.held >= result.frozen.late
     assert result.frozen.new
-    assert result.left == Left([])
+    assert result.left == Leftovers([])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.catalog import load
+from bench.page import load
 
 ROOT = Path(__file__).parents[2]
 

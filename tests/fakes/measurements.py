@@ -2,104 +2,99 @@
 
 import msgspec
 
-from bench.deaths.frozen import Frozen
-from bench.deaths.killer import Death
-from bench.deaths.left import Left
-from bench.memory import Trail
+from bench.deaths import kills, restart
+from bench.deaths.freeze import Frozen
+from bench.deaths.leftovers import Leftovers
+from bench.harness.memory import Trail
+from bench.harness.stats import Figures
+from bench.overload.overload import OverloadResult
 from bench.overload.refusals import Burst, Retried
-from bench.overload.tenants import Asked, TenantPlan, Tenants
-from bench.parts import (
-    chunked,
-    deaths,
-    host,
-    overload,
-    peers,
-    policies,
-    prefix,
-    restart,
-    retention,
-    ring,
-    scheduler,
-    slow_reader,
-)
-from bench.stats import Figures
-from bench.systems import engine_alone, through_ring
+from bench.overload.tenants import TenantPlan, Tenants, TenantTimes
+from bench.systems import engine_alone
+from bench.systems import ring as ring_system
+from bench.topics import chunked, host, peers, policies, prefix, retention, ring, scheduler, slow_reader
 
 
 def figures(rate: float, cpu: dict[str, float] | None = None, gap: float | None = 4.0) -> Figures:
     return Figures(rate, (rate * 0.9, rate * 1.1), 5.0, 9.0, gap, gap, 1.0, cpu or {"engine": 1e6 / rate}, 5)
 
 
-def ring_result() -> ring.Result:
+def ring_result() -> ring.RingResult:
     through = {"engine": 600.0, "router": 50.0, "detok": 10.0, "client": 40.0}
     points = [
-        ring.Point(ring.Shape(1, 64, 128), figures(200, gap=None), figures(190, through), 0.95),
-        ring.Point(ring.Shape(16, 64, 128), figures(2000), figures(1800, through), 0.90),
+        ring.RingPoint(ring.StreamShape(1, 64, 128), figures(200, gap=None), figures(190, through), 0.95),
+        ring.RingPoint(ring.StreamShape(16, 64, 128), figures(2000), figures(1800, through), 0.90),
     ]
-    return ring.Result([ring.Points("tiny model", points), ring.Points("large model", points)])
+    return ring.RingResult([ring.RingModel("tiny model", points), ring.RingModel("large model", points)])
 
 
-def policies_result() -> policies.Result:
+def policies_result() -> policies.PoliciesResult:
     lives = [policies.Life(at + 0.1, at + 1 + i) for at in (0.0, 2.0) for i in (0, 1)]
     steps = {"max_utilization": 50, "guaranteed_no_evict": 50, "static_batch": 100}
     entries = [
-        policies.Entry(policy, figures(40000 / count), 100 / count, count, 7.0, lives, 70.0)
+        policies.PolicyEntry(policy, figures(40000 / count), 100 / count, count, 7.0, lives, 70.0)
         for policy, count in steps.items()
     ]
     mixes = [policies.Mix("2 at a time", True, 2), policies.Mix("3 at a time", False, 3, pool=64)]
     outcomes = [policies.Outcome(mix, 400, entries) for mix in mixes]
-    return policies.Result(4, 32, 8, 256, outcomes)
+    return policies.PoliciesResult(4, 32, 8, 256, outcomes)
 
 
-def chunked_result() -> chunked.Result:
-    def entry(mode: str, slower: float) -> chunked.Entry:
+def chunked_result() -> chunked.ChunkedResult:
+    def entry(mode: str, slower: float) -> chunked.ChunkedEntry:
         streams = [[0.01 * i + 0.003 * stream for i in range(-5, 40)] for stream in range(3)]
         newcomers = [chunked.Arrival(0.05 * i, 0.05 * i + 0.04 * slower) for i in range(4)]
         episode = chunked.Episode(streams, chunked.Arrival(0.0, 0.35), newcomers)
-        return chunked.Entry(mode, 20.0 * slower, 40.0 * slower, 8.0, 60.0 * slower, 350.0, 32, episode)
+        return chunked.ChunkedEntry(mode, 20.0 * slower, 40.0 * slower, 8.0, 60.0 * slower, 350.0, 32, episode)
 
-    return chunked.Result(3, 2000, 16, 256, [entry(mode, i) for mode, i in zip(chunked.MODES, (8, 7, 1), strict=True)])
+    entries = [entry(mode, i) for mode, i in zip(chunked.MODES, (8, 7, 1), strict=True)]
+    return chunked.ChunkedResult(3, 2000, 16, 256, entries)
 
 
-def scheduler_result() -> scheduler.Result:
+def scheduler_result() -> scheduler.SchedulerResult:
+    def costs(running: int) -> scheduler.StepCosts:
+        return scheduler.StepCosts(running + 10.0, running + 20.0, 3.0 * running, 999.0)
+
     points = [
-        scheduler.Point(policy, running, waiting, scheduler.Costs(running + 10.0, running + 20.0, 3.0 * running, 999.0))
+        scheduler.SchedulerPoint(
+            policy, running, waiting, scheduler.StepCosts(running + 10.0, running + 20.0, 3.0 * running, 999.0)
+        )
         for policy in policies.POLICIES
         for waiting in (0, 1000)
         for running in (1, 64, 256)
     ]
-    return scheduler.Result(100, 3, points)
+    return scheduler.SchedulerResult(100, 3, points)
 
 
-def retention_result() -> retention.Result:
+def retention_result() -> retention.RetentionResult:
     plain, kept = retention.Hits(0.0, 0.0, 50.0, 51.0), retention.Hits(1.0, 0.0, 8.0, 52.0)
-    points = [retention.Point(flood, plain, kept) for flood in (0.5, 2.0)]
-    return retention.Result(4096, 512, 3, 3600.0, 1, points)
+    points = [retention.RetentionPoint(flood, plain, kept) for flood in (0.5, 2.0)]
+    return retention.RetentionResult(4096, 512, 3, 3600.0, 1, points)
 
 
-def host_result() -> host.Result:
+def host_result() -> host.HostResult:
     def revisits(recomputed: int, time: float) -> host.Revisits:
         return host.Revisits(12000, recomputed, time, 2 * time, [time * i / 10 for i in range(5, 21)])
 
-    points = [host.Point(0.5, 4, revisits(600, 5.0), revisits(600, 5.0), 12, 12, 0.0)]
-    points.append(host.Point(3.0, 24, revisits(12000, 50.0), revisits(600, 6.0), 72, 72, 0.95))
-    return host.Result(4096, 10240, 500, 2, 3, points)
+    points = [host.HostPoint(0.5, 4, revisits(600, 5.0), revisits(600, 5.0), 12, 12, 0.0)]
+    points.append(host.HostPoint(3.0, 24, revisits(12000, 50.0), revisits(600, 6.0), 72, 72, 0.95))
+    return host.HostResult(4096, 10240, 500, 2, 3, points)
 
 
-def prefix_result() -> prefix.Result:
-    points = [prefix.Point(256, 224, 50.0, 10.0, 5.0), prefix.Point(1024, 912, 200.0, 25.0, 8.0)]
-    return prefix.Result(0.9, 3, points)
+def prefix_result() -> prefix.PrefixResult:
+    points = [prefix.PrefixPoint(256, 224, 50.0, 10.0, 5.0), prefix.PrefixPoint(1024, 912, 200.0, 25.0, 8.0)]
+    return prefix.PrefixResult(0.9, 3, points)
 
 
-def peers_result() -> peers.Result:
+def peers_result() -> peers.PeersResult:
     work = peers.Work("32 requests, 8 at a time", 32, 8, 32, 8, 256)
-    names = ("transformers generate", "transformers continuous batching", engine_alone.NAME, through_ring.NAME)
-    entries = [peers.Entry(name, figures(100.0 * i), float(i), 32) for i, name in enumerate(names, 1)]
-    return peers.Result([peers.Table(work, entries)])
+    names = ("transformers generate", "transformers continuous batching", engine_alone.NAME, ring_system.NAME)
+    entries = [peers.PeerEntry(name, figures(100.0 * i), float(i), 32) for i, name in enumerate(names, 1)]
+    return peers.PeersResult([peers.PeerTable(work, entries)])
 
 
-def deaths_result() -> deaths.Result:
-    found = [Death("router-0", 1.5), Death("detok-1", 3.0)]
+def deaths_result() -> kills.KillResult:
+    found = [kills.Death("router-0", 1.5), kills.Death("detok-1", 3.0)]
     times = [0.1, 0.2, 0.4]
     memory = [
         Trail("router-0", [0.0, 1.0, 2.0, 3.0], [80.0, 81.0, 82.0, 82.0]),
@@ -107,26 +102,40 @@ def deaths_result() -> deaths.Result:
         Trail("detok-1", [0.0, 1.0, 6.0], [60.0, 60.0, 60.0]),
     ]
     slow = [0.1, 0.3, 2.5, 2.6]
-    return deaths.Result(deaths.Plan(), found, 2.0, 4.0, 4, 0, 0, 1, times, times, slow, slow, [], memory)
+    return kills.KillResult(
+        plan=kills.KillPlan(),
+        deaths=found,
+        quiet_seconds=2.0,
+        seconds=4.0,
+        streams=4,
+        resumed=1,
+        quiet_first=times,
+        quiet_stall=times,
+        first=slow,
+        stall=slow,
+        memory=memory,
+    )
 
 
-def restart_result() -> restart.Result:
-    def phase(name: str, stall: float) -> restart.Phase:
-        return restart.Phase(name, 30.0, 3, 0, 0, 0, 1, [0.1, 0.2, 0.3], [0.1, 0.2, stall], [])
+def restart_result() -> restart.RestartResult:
+    def phase(name: str, stall: float) -> restart.RestartPhase:
+        return restart.RestartPhase(
+            name=name, seconds=30.0, streams=3, resumed=1, first=[0.1, 0.2, 0.3], stall=[0.1, 0.2, stall]
+        )
 
     names = (restart.QUIET, restart.RESTARTS, restart.STOPPED, restart.GOES_ON)
     phases = [phase(name, stall) for name, stall in zip(names, (0.3, 1.5, 4.0, 0.4), strict=True)]
     services = (("engine-0", 0.9), ("detok-0", 1.1), ("router-0", 3.4))
     restarts = [restart.Restart(service, drain, 2.5, "ended with code 0") for service, drain in services]
     frozen = Frozen("engine-0", 30.0, 16, 9, 40)
-    return restart.Result(restart.Plan(), 2.0, phases, restarts, frozen, Left([]))
+    return restart.RestartResult(restart.RestartPlan(), 2.0, phases, restarts, frozen, Leftovers([]))
 
 
-def overload_result() -> overload.Result:
+def overload_result() -> OverloadResult:
     bursts = [Burst(100, at, 20, 80, 80, [5.0, 9.0], [0.3, 0.8], {"client": 0.4, "router": 0.5}) for at in (0.0, 1.0)]
     bursts.append(msgspec.structs.replace(bursts[0], requests=400, connections=8, unexplained={"CANCELLED": 3}))
-    alone, flooded = Asked([10.0, 12.0], [1.0, 2.0], [5.0]), Asked([15.0, 31.0], [1.0, 2.0], [9.0, 10.0])
-    return overload.Result(
+    alone, flooded = TenantTimes([10.0, 12.0], [1.0, 2.0], [5.0]), TenantTimes([15.0, 31.0], [1.0, 2.0], [9.0, 10.0])
+    return OverloadResult(
         8,
         16,
         bursts,
@@ -135,9 +144,9 @@ def overload_result() -> overload.Result:
     )
 
 
-def slow_reader_result() -> slow_reader.Result:
+def slow_reader_result() -> slow_reader.SlowReaderResult:
     memory = [Trail(name, [0.0, 5.0, 10.0], [60.0, 61.0, 61.0]) for name in ("router", "engine-0", "detok-0")]
-    return slow_reader.Result(32, 256, 10.0, 600.0, [900.0, 1000.0], [890.0, 1010.0], 900, 850, 5.0, memory)
+    return slow_reader.SlowReaderResult(32, 256, 10.0, 600.0, [900.0, 1000.0], [890.0, 1010.0], 900, 850, 5.0, memory)
 
 
 RESULTS = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 import pytest
 
-from bench.deaths.left import Left, left
+from bench.deaths.leftovers import Leftovers, leftovers
 from sluice import AsyncClient
 from sluice.launch import Ring
 from sluice.v1 import generation_pb2 as pb
@@ -20,7 +20,7 @@ PEER_TIMEOUT = 5.0
 """Seconds: those that live must not be taken for dead on a machine that has much else to do."""
 STREAMS = 16
 TOKENS = 300
-NOTHING = Left([])
+NOTHING = Leftovers([])
 
 
 @pytest.fixture
@@ -112,11 +112,11 @@ async def test_streams_go_on_elsewhere(doomed_ring, victim, death):
 
     await check_same(ring, die)
     async with AsyncClient(ring.address, timeout=200) as client:
-        assert await left(client, ring, but=[victim]) == NOTHING
+        assert await leftovers(client, ring, but=[victim]) == NOTHING
         if death is signal.SIGSTOP:
             # What it still says of the streams that went on elsewhere changes nothing.
             os.kill(pid, signal.SIGCONT)
-            assert await left(client, ring) == NOTHING
+            assert await leftovers(client, ring) == NOTHING
 
 
 @pytest.mark.timeout(300)
@@ -127,4 +127,4 @@ async def test_alone_it_is_restarted_and_the_streams_wait_for_it(lone_ring, vict
 
     await check_same(lone_ring, die)
     async with AsyncClient(lone_ring.address, timeout=200) as client:
-        assert await left(client, lone_ring) == NOTHING
+        assert await leftovers(client, lone_ring) == NOTHING

@@ -17,35 +17,35 @@ from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.attention.reference import ReferenceAttention
 
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-"""Of an output, absolute and relative: the reference computes in float32 and rounds once, others in between."""
+"""Absolute and relative: the reference computes in float32 and rounds once, others round in between."""
 PADDING = 3
 """At the end of every other step, as the engine pads: tokens of no sequence, or in generation steps, which graphs pad,
-sequences without a context. FlashAttention-2 refuses the former where every sequence has one token."""
+sequences without a context. FlashAttention-2 rejects the former if every sequence has one token."""
 BATCHES = (3, 17)
-"""Sequences: kernels split the keys of the former over the device, those of the latter less or not at all. These and
-the windows are few, and the longest context is the same in all cases, for a kernel may be compiled for each."""
+"""Sequences: kernels split the keys of a small batch over the device, those of a large one less or not at all. Few of
+them, few windows and one longest context, because each may compile another kernel."""
 WINDOWS = (None, 1, 100)
 GENERATION_FIRST = 0.5
-"""Share of the cases in which sequences of one token come first, as the engine has them."""
+"""Share of the cases that begin with the sequences of one token, as the engine orders them."""
 
 Query = Callable[[random.Random, int], int]
-"""Tokens of the step, of so many in all."""
+"""(random source, context) → tokens of the sequence in this step."""
 
 
 class Rows(NamedTuple):
-    """One sequence of a step."""
+    """One sequence of a step, in tokens."""
 
     query: int
     context: int
 
 
 EMPTY = Rows(1, 0)
-"""Padding of a graph."""
+"""As graphs pad."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A step of one layer."""
+    """One step of one layer."""
 
     heads: HeadShape
     tokens_per_block: int
@@ -57,12 +57,12 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Of sequences that have a context; padding comes after them."""
+        """Of sequences with a context; padding comes after them."""
         return sum(row.query for row in self.rows if row.context)
 
 
 def cases(heads: Sequence[HeadShape], pages: Sequence[int], longest: int, rounds: int) -> list[Case]:
-    """For each of the heads and sizes of a block: steps of generation, of whole prompts, of chunks, and mixed ones."""
+    """For each head shape and block size: steps of generation, of whole prompts, of chunks, and mixed ones."""
     source = random.Random(5)
     kinds = (_one, _all, _chunk, _any)
     return [
@@ -85,7 +85,7 @@ def _case(
 
 
 def _padded(rows: list[Rows], padding: int) -> list[Rows]:
-    """With so many of them empty, as long as the longest is left."""
+    """The last `padding` become empty, but never the longest."""
     count = len(rows) - min(padding, len(rows) - 1)
     longest = max(rows)
     rest = [row for row in rows if row is not longest]
@@ -93,8 +93,8 @@ def _padded(rows: list[Rows], padding: int) -> list[Rows]:
 
 
 def check(candidate: Candidate, given: Sequence[Case], dtype: torch.dtype, device: torch.device) -> Check:
-    """All of these but those that the backend is not for. Raises Skip where it is for none, and what the backend
-    raises, with the case in a note."""
+    """All cases that the backend is meant for. Raises Skip without any, and what the backend raises, with the case
+    in a note."""
     name, refused, most, count = f"{candidate.title} = reference", "", 0.0, 0
     for case in given:
         try:
@@ -119,7 +119,7 @@ def check(candidate: Candidate, given: Sequence[Case], dtype: torch.dtype, devic
 
 @torch.inference_mode()
 def deviation(backend: AttentionBackend, case: Case, dtype: torch.dtype, device: torch.device) -> tuple[float, bool]:
-    """The largest from the reference, as a share of what is allowed; and whether both caches hold the same."""
+    """The largest, as a share of the allowed one; and whether both caches hold the same."""
     generator = torch.Generator(device).manual_seed(case.seed)
     inputs = _inputs(case, device)
     heads, count = case.heads, len(inputs.slots)
@@ -154,7 +154,7 @@ def _any(source: random.Random, context: int) -> int:
 
 
 def _inputs(case: Case, device: torch.device) -> AttentionInputs:
-    """Blocks in random order; entries past a sequence's own are some block of the others."""
+    """Blocks in random order; table entries past a sequence's own point at another's block."""
     source, size = random.Random(case.seed), case.tokens_per_block
     counts = [-(-row.context // size) for row in case.rows]
     blocks = list(range(sum(counts)))
@@ -181,7 +181,7 @@ def _inputs(case: Case, device: torch.device) -> AttentionInputs:
 
 
 def _cache(case: Case, blocks: int, dtype: torch.dtype, device: torch.device) -> KVCache:
-    """Full of what came before; equal for equal cases."""
+    """Filled with random values, equal for equal cases."""
     heads = case.heads
     cache = KVCache(1, blocks, case.tokens_per_block, heads.num_kv_heads, heads.head_dim, dtype, device)
     generator = torch.Generator(device).manual_seed(case.seed + 1)

@@ -1,35 +1,36 @@
-"""Attention backends that may be here, each kernel of them by itself."""
+"""Attention backends that may be installed, kernel by kernel, and Triton's store of keys and values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import torch
 
-from bench.gpu.findings import Skip
+from bench.gpu.findings import Check, Skip
 from engine_worker.attention import flash, varlen
 from engine_worker.attention.backend import AttentionBackend, HeadShape
 from engine_worker.attention.choice import KERNELS, Site, try_kernel
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.paged import Kernel
 from engine_worker.attention.refusal import Refusal, RefusedError
+from engine_worker.attention.store import Store, fused
+from engine_worker.attention.trial import try_store
 
 Make = Callable[[HeadShape, int | None, int], AttentionBackend]
-"""(heads, window, tokens per block) → a backend. Raises Skip where it is not here or not for these, and RefusedError
-where it is and fails."""
+"""(heads, window, tokens per block) → a backend. Raises Skip if it is not installed or not meant for these, and
+RefusedError if it fails."""
+STORE = "Triton's store"
+STORE_CHECK = f"{STORE} = torch's"
 COMPILED = {kernel.title for kernel in (*flash.KERNELS, varlen.KERNEL)} - {"FlashAttention-4"}
-"""Before they come to this machine; the others are compiled where they are first used."""
+"""Ahead of time; the others compile on first use."""
 
 
 class Candidate(NamedTuple):
-    """A backend, made where it is asked for."""
-
     title: str
     make: Make
 
     @property
     def compiles(self) -> bool:
-        """Whether that takes time when it is first used."""
         return self.title not in COMPILED
 
 
@@ -42,7 +43,6 @@ def candidates(device: torch.device, dtype: torch.dtype) -> list[Candidate]:
 
 
 def paged(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Candidate:
-    """One kernel."""
 
     @cache
     def tried(heads: HeadShape, windowed: bool, tokens_per_block: int) -> AttentionBackend:
@@ -55,3 +55,21 @@ def paged(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Candidate
             raise
 
     return Candidate(kernel.title, lambda heads, window, size: tried(heads, window is not None, size))
+
+
+def check_store(heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) -> Check:
+    """Raises Skip without Triton or a GPU, and what `compare_stores` raises."""
+    if device.type == "cpu":
+        raise Skip("it needs a CUDA device")
+    try:
+        store = fused()
+    except ModuleNotFoundError as error:
+        raise Skip(str(error)) from error
+    return compare_stores(store, heads, dtype, device)
+
+
+def compare_stores(store: Store, heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) -> Check:
+    """The engine falls back to torch's store if Triton's is wrong. Raises RefusedError then, and what it raises."""
+    for one in heads:
+        try_store(store, one, dtype, device)
+    return Check(STORE_CHECK, passed=True, detail=f"{len(heads)} shapes of heads")

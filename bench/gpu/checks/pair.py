@@ -1,4 +1,4 @@
-"""python -m bench.gpu.checks.pair WORK: compares two ranks with one, and says what came of it as a line of JSON."""
+"""python -m bench.gpu.checks.pair WORK: compares two ranks with one, and prints the result as a line of JSON."""
 
 import json
 import os
@@ -10,13 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from bench.gpu.checks.chosen import fallbacks
-from bench.gpu.checks.overlap import same_loops
-from bench.gpu.checks.ranks import MARK, RANKS, Work, title
-from bench.gpu.checks.steps import same_steps
-from bench.gpu.core import Log
+from bench.gpu.checks.engine import fallbacks, same_loops, same_steps
+from bench.gpu.checks.ranks import MARK, RANKS, RanksWork, title
+from bench.gpu.engine import Served, StderrLog, served
 from bench.gpu.findings import Check
-from bench.gpu.served import Served, served
 from bench.gpu.shapes import Shape
 from engine_worker.parallel.leader import Lead
 from engine_worker.parallel.rank_env import Place
@@ -26,30 +23,30 @@ from engine_worker.step import Runner
 from sluice.ring.checkpoint import Checkpoint
 
 SLACK = 2.0
-"""Of the tolerance: each rank rounds its part of a sum."""
+"""Times the tolerance: each rank rounds its part of a sum."""
 START_SECONDS, STEP_SECONDS = 120.0, 30.0
-"""For the ranks to load, and for each of their steps."""
+"""Limits for loading the ranks, and for each of their steps."""
 CLOSE_SECONDS = 10.0
-"""In which they have to end."""
+"""In which they must end."""
 
 
 def main() -> None:
-    """Exit status 1 where they differ."""
+    """Exit status 1 if they differ."""
     given = json.loads(sys.argv[1])
-    work = Work(given["model"], given["options"], tuple(given["sizes"]), tuple(given["requests"]))
+    work = RanksWork(given["model"], given["options"], tuple(given["sizes"]), tuple(given["requests"]))
     with ExitStack() as stack:
         found = pair(work, stack)
         print(MARK + json.dumps(asdict(found)), flush=True)
         if not found.passed:
-            # What does not end would be waited for.
+            # Ranks that do not end would block a regular exit.
             os._exit(1)
 
 
-def pair(work: Work, stack: ExitStack) -> Check:
-    """Load both, onto the stack; the ranks as the worker does."""
+def pair(work: RanksWork, stack: ExitStack) -> Check:
+    """Load both, the ranks as the engine worker does."""
     model = Path(work.model)
     shape, folder = Shape.read(model), model.parent
-    lead = Lead(Place(0, RANKS, 0, RANKS), START_SECONDS, STEP_SECONDS, cast(Any, Log()))
+    lead = Lead(Place(0, RANKS, 0, RANKS), START_SECONDS, STEP_SECONDS, cast(Any, StderrLog()))
 
     def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> Runner:
         return lead.load(str(checkpoint.path), checkpoint, config, progress, lambda *_: None)
@@ -59,8 +56,8 @@ def pair(work: Work, stack: ExitStack) -> Check:
     return compare(ranks, one, lead.close, work)
 
 
-def compare(ranks: Served, one: Served, close: Callable[[], None], work: Work) -> Check:
-    """The same steps, and the same requests through the engine's loop; then `close`, which has CLOSE_SECONDS."""
+def compare(ranks: Served, one: Served, close: Callable[[], None], work: RanksWork) -> Check:
+    """The same steps, and the same requests through the engine's loop; then `close` within CLOSE_SECONDS."""
     name = title(ranks.shape.name)
     if missing := fallbacks(ranks.runner.choices):
         return Check(name, passed=False, detail="; ".join(missing.values()))
@@ -76,7 +73,7 @@ def compare(ranks: Served, one: Served, close: Callable[[], None], work: Work) -
 
 
 def ends(close: Callable[[], None], seconds: float) -> bool:
-    """Whether it does in so many seconds. Raises what it raises."""
+    """Whether `close` returns in time. Raises what it raises."""
     try:
         ThreadPoolExecutor(1).submit(close).result(seconds)
     except TimeoutError:

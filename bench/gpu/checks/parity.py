@@ -1,7 +1,7 @@
 """Greedy continuations against transformers on the same random weights.
 
-Both round; transformers in float32 hardly does. So it is asked twice, in the model's dtype and in float32: how far the
-former is off is what rounding does, and the engine may be off three times as far.
+Transformers computes them twice, in the model's dtype and in float32: the difference is the effect of rounding, and the
+engine may deviate three times as far.
 """
 
 from collections.abc import Sequence
@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.gpu.compare import TOLERANCES, alternatives
-from bench.gpu.core import random_prompts
+from bench.gpu.checks.engine import TOLERANCES, Walk, alternatives
+from bench.gpu.engine import SEED, Served, random_prompts
 from bench.gpu.findings import Check
-from bench.gpu.served import Served
-from bench.gpu.twin import twin
-from bench.gpu.walk import Walk
+from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.models.qwen3 import Qwen3
+from engine_worker.runner.weights import random_weights
 from engine_worker.step import Drawn
 
 SLACK = 3.0
-"""How far the engine may be off, by how far transformers in the same dtype is."""
+"""Allowed deviation of the engine, by that of transformers in the same dtype."""
 CHUNK = 100
-"""Of prompts: longer ones come in several steps."""
+"""Of prompts: longer ones take several steps."""
 
 
-def check(served: Served, device: torch.device, lengths: Sequence[int], steps: int) -> Check:
-    """Prompts of these lengths, and so many tokens after each."""
+def check_parity(served: Served, device: torch.device, lengths: Sequence[int], steps: int) -> Check:
+    """Prompts of these lengths, and `steps` tokens after each."""
     prompts = [random_prompts(1, length, served.shape.vocab_size, seed)[0] for seed, length in enumerate(lengths)]
     walk = Walk(served.runner, prompts, steps + 1)
     drawn = [walk.read_prompts(CHUNK)]
@@ -62,7 +62,7 @@ def _judge(served: Served, ours: list[list[Drawn]], rounded: list[Tensor], exact
 
 
 def _largest(differences: Tensor) -> float:
-    """Infinite where there is none to look at, for nothing was drawn then."""
+    """Infinite without any: then nothing was drawn."""
     return float(differences.abs().nan_to_num(nan=torch.inf).max()) if len(differences) else torch.inf
 
 
@@ -71,3 +71,24 @@ def _logprobs(model: Any, tokens: list[int], count: int, device: torch.device) -
     """[count, vocab] float32: after each of the last `count` tokens."""
     logits = model(torch.tensor([tokens], device=device), logits_to_keep=count).logits[0]
     return logits.float().log_softmax(dim=-1)
+
+
+def blank(path: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """transformers' model of a folder's config.json, with weights of its own."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with device:
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype).eval()
+
+
+@torch.inference_mode()
+def twin(served: Served, device: torch.device) -> Any:
+    """transformers' model with the weights of a runner, drawn in the same order from the same seed."""
+    model = blank(str(served.checkpoint.path), device, served.dtype)
+    raw = served.checkpoint.config
+    shape = Qwen3.read_config(raw)
+    ours = Qwen3(shape, ReferenceAttention(shape.heads), dtype=served.dtype, device=torch.device("meta"))
+    theirs = dict(model.named_parameters())
+    targets = {name: theirs[name] for name in ours.targets()}
+    random_weights(targets, SEED, float(raw.get("initializer_range", 0.02)), lambda *_: None)
+    return model

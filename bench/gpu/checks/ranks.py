@@ -1,4 +1,4 @@
-"""Tensor parallel: two ranks against one, in a process of their own, for whoever loses a rank ends with it."""
+"""Tensor parallel: two ranks against one, in a child process, because losing a rank ends the leader's process."""
 
 import json
 import sys
@@ -15,31 +15,28 @@ from bench.gpu.shapes import Shape
 
 RANKS = 2
 SECONDS = 150.0
-"""For that process, at most."""
+"""Time limit of that process."""
 MARK = "checked: "
-"""Before its line of JSON: libraries print too."""
+"""Prefix of its line of JSON: libraries print too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What is compared."""
-
+class RanksWork:
     model: str
     """Folder."""
     options: dict[str, Any]
     """Of RunnerConfig."""
     sizes: tuple[int, ...]
-    """Of the batches; see `checks.steps`."""
+    """Of the batches; see `same_steps`."""
     requests: tuple[int, int]
-    """How many, and how long at most; see `checks.overlap`."""
+    """How many, and how long at most; see `same_loops`."""
 
 
 def title(shape: str) -> str:
-    """Of the check."""
     return f"{RANKS} ranks = one, {shape}"
 
 
-def check(
+def check_ranks(
     shape: Shape,
     folder: Path,
     device: torch.device,
@@ -48,22 +45,21 @@ def check(
     requests: tuple[int, int],
     children: Children,
 ) -> Check:
-    """`folder`: for scratch. Raises Skip where there are too few GPUs, or where a package is missing that ranks speak
-    with."""
+    """`folder`: scratch space. Raises Skip with too few GPUs, or without the packages by which ranks communicate."""
     if device.type == "cuda" and (found := torch.cuda.device_count()) < RANKS:
         raise Skip("one GPU" if found == 1 else "no GPU")
     if missing := standins.installed():
-        raise Skip(f"no {', '.join(missing)}: ranks speak with each other by the real ones")
-    work = Work(str(shape.write(folder)), options | {"device": device.type}, sizes, requests)
+        raise Skip(f"no {', '.join(missing)}: ranks communicate by the real ones")
+    work = RanksWork(str(shape.write(folder)), options | {"device": device.type}, sizes, requests)
     command = [sys.executable, "-m", "bench.gpu.checks.pair", json.dumps(asdict(work))]
     output, why = children.run(command, folder / "ranks.log", SECONDS)
     return _judge(title(shape.name), output, why)
 
 
 def _judge(name: str, output: str, why: str) -> Check:
-    """Of what the process wrote, and how it ended."""
+    """`output` of the process, and how it ended."""
     lines = [line for line in output.splitlines() if line.startswith(MARK)]
     if not lines:
-        return Check(name, passed=False, detail=why or "the process ended and said nothing")
+        return Check(name, passed=False, detail=why or "the process ended without a result")
     told = Check(**json.loads(lines[-1].removeprefix(MARK)))
     return replace(told, passed=False, detail=f"{told.detail}; {why}") if told.passed and why else told

@@ -1,1 +1,1 @@
-"""`python -m bench.gpu first`: what a machine with a GPU, rented by the minute, has to show, most important first."""
+"""`python -m bench.gpu first`: what to know about a new GPU machine, rented by the minute, most important first."""

@@ -1,5 +1,4 @@
-"""Where a check of the whole engine does not hold: the same without one layer at a time. The layer without which it
-holds is at fault."""
+"""The layer at fault if a check of the whole engine fails: the check is repeated without one layer at a time."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +6,7 @@ from typing import Any
 from bench.gpu.findings import Check
 
 Recheck = Callable[[Mapping[str, Any]], Check]
-"""The check again, with these options of RunnerConfig."""
+"""Repeats the check with these options of RunnerConfig."""
 
 WITHOUT: Mapping[str, Mapping[str, Any]] = {
     "CUDA graphs": {"cuda_graphs": False},
@@ -19,22 +18,22 @@ WITHOUT: Mapping[str, Mapping[str, Any]] = {
 
 
 def blame(recheck: Recheck) -> tuple[str, list[str]]:
-    """What is at fault, as far as can be told, and what came of each trial."""
+    """The layer at fault, if found, and the outcome of each trial."""
     told, holds = [], []
     for layer, options in WITHOUT.items():
         try:
             check = recheck(options)
-        except Exception as error:  # noqa: BLE001 - the other layers are still to be tried
+        except Exception as error:  # noqa: BLE001 - the other layers must still be tried
             told.append(f"without {layer}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
             continue
         told.append(f"without {layer}: {'holds' if check.passed else 'does not hold'}: {check.detail}")
         if check.passed:
             holds.append(layer)
-    return verdict(holds), told
+    return _verdict(holds), told
 
 
-def verdict(holds: list[str]) -> str:
-    """Of the layers without which the check holds."""
+def _verdict(holds: list[str]) -> str:
+    """`holds`: layers without which the check holds."""
     alone = [layer for layer in holds if layer != "all of these"]
     if len(alone) == 1:
         return alone[0]

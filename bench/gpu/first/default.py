@@ -1,4 +1,4 @@
-"""The path that users get: a KV cache sized by the free memory, graphs, overlap; many requests of two kinds."""
+"""The default path of users: a KV cache sized by the free memory, graphs, overlap; many requests of two kinds."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,23 +7,23 @@ from typing import Any
 
 import torch
 
-from bench.gpu.core import GREEDY, Ask, Core, random_prompts
-from bench.gpu.findings import Memory
-from bench.gpu.measures.generation import PEAKED, SAMPLING
-from bench.gpu.served import Served, served
+from bench.gpu.engine import Core, CoreAsk, Served, random_prompts, served
+from bench.gpu.findings import DeviceMemory
+from bench.gpu.measures import PEAKED, SAMPLING
 from bench.gpu.shapes import Shape
+from bench.systems.submits import GREEDY
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.machine import free_memory
 from sluice.ring.params import SamplingParams
 
 REQUESTS = 64
 KINDS: dict[str, SamplingParams] = {"greedy": GREEDY, "top-p": SAMPLING[PEAKED]}
-Record = Callable[[Memory], None]
+Record = Callable[[DeviceMemory], None]
 
 
 @contextmanager
 def loaded(shape: Shape, folder: Path, device: torch.device, record: Record, **options: Any) -> Iterator[Served]:
-    """With no option of a KV cache's size; `record` gets the memory after each phase of the start."""
+    """Without a KV cache size in the options; `record` gets the memory after each phase of the start."""
 
     def load(checkpoint: Any, config: Any, progress: Any) -> Any:
         def loading(done: int, total: int) -> None:
@@ -45,11 +45,10 @@ def loaded(shape: Shape, folder: Path, device: torch.device, record: Record, **o
 
 
 def serve(found: Served, kind: str, prompt: int, output: int) -> str:
-    """All requests of a kind at once, to their ends. Raises RuntimeError where one of them fails or tokens are
-    missing."""
+    """All requests of a kind at once, to their ends. Raises RuntimeError if one fails or tokens are missing."""
     core = Core(found, KINDS[kind])
     prompts = random_prompts(REQUESTS, prompt, found.shape.vocab_size, seed=len(kind))
-    numbers = core.submit([Ask(tokens, output) for tokens in prompts])
+    numbers = core.submit([CoreAsk(tokens, output) for tokens in prompts])
     seconds = core.finish()
     short = [number for number in numbers if len(core.drawn[number]) != output]
     if short:
@@ -57,11 +56,11 @@ def serve(found: Served, kind: str, prompt: int, output: int) -> str:
     return f"{REQUESTS} requests, {REQUESTS * output / seconds:,.0f} tokens/s"
 
 
-def memory(phase: str, device: torch.device) -> Memory:
-    """Now. On a CPU there is only what is free."""
+def memory(phase: str, device: torch.device) -> DeviceMemory:
+    """Now. On a CPU only the free memory is known."""
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(device)
     allocated = torch.cuda.memory_allocated(device) if cuda else 0
     reserved = torch.cuda.memory_reserved(device) if cuda else 0
-    return Memory(phase, allocated, reserved, free_memory(device))
+    return DeviceMemory(phase, allocated, reserved, free_memory(device))

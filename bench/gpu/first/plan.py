@@ -1,4 +1,4 @@
-"""The first minutes on a machine, in the order of what one has to know: does it run, is it right, is it fast."""
+"""The first ten minutes on a machine: does it run, is it right, is it fast."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -6,38 +6,36 @@ from functools import partial
 from typing import Any
 
 from bench.gpu import times
-from bench.gpu.checks import graphs, overlap, ranks
+from bench.gpu.checks import ranks
+from bench.gpu.checks.engine import check_graphs, check_overlap
+from bench.gpu.engine import Served, served
 from bench.gpu.findings import RUNS, Check
 from bench.gpu.first import default
 from bench.gpu.first.blame import blame
-from bench.gpu.first.machine import facts
-from bench.gpu.first.subjects import subjects
-from bench.gpu.first.trials import avoiding, places, try_apart
-from bench.gpu.measures.generation import AS_SERVED, EAGER
+from bench.gpu.first.trial import subjects
+from bench.gpu.first.trials import avoiding, places, try_in_child
+from bench.gpu.machine import facts
+from bench.gpu.measures import AS_SERVED, EAGER
 from bench.gpu.scale import Scale
-from bench.gpu.served import Served, served
-from bench.gpu.session import Session
+from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape
 from bench.gpu.stages import Stages
 from engine_worker.runner import compiler
 
 TRIAL, DEFAULT = 20.0, 45.0
-"""About how many seconds a kernel's trials take, and a load of the default path with its requests."""
+"""Estimated seconds of a kernel's trials, and of loading and using the default path."""
 TRIAL_LIMIT = 60.0
-"""Seconds after which a kernel that is tried hangs."""
-NO_COMPILER = "**Triton cannot compile here: what this run says about speed means nothing.**"
+"""Seconds after which a kernel's process is killed."""
+NO_COMPILER = "**Triton cannot compile here: the speeds of this run mean nothing.**"
 
 
 class First(Stages):
-    """One run of it."""
-
-    def __init__(self, session: Session, scale: Scale) -> None:
+    def __init__(self, session: GpuSession, scale: Scale) -> None:
         super().__init__(session, scale)
         self._avoided: frozenset[str] = frozenset()
         """Titles of kernels whose process died."""
 
     def run(self) -> None:
-        """All, most important first."""
         small, large = self._scale.small, self._scale.large
         self._measure("the machine", 0, self._facts)
         for title in subjects():
@@ -68,19 +66,19 @@ class First(Stages):
         session = self._session
         seconds = min(TRIAL_LIMIT, max(1.0, session.budget.left))
         given = places(self._scale, self._dtype, self._device)
-        found = try_apart(title, given, session.children, session.folder / "trial.log", seconds)
+        found = try_in_child(title, given, session.children, session.folder / "trial.log", seconds)
         self._findings.tried += found
         ended = {one.ended for one in found}
         slowest = max((one.first for one in found), default=0.0)
         return f"runs on {len(found)} kinds of heads, {slowest:.1f} s at first" if ended == {RUNS} else "; ".join(ended)
 
     def _avoid(self) -> None:
-        """From here on kernels run in this process."""
+        """Disable crashed kernels: from here on kernels run in this process."""
         self._forced = avoiding(self._findings.tried)
         self._avoided = frozenset(one.kernel for one in self._findings.tried if one.crashed)
         if self._forced:
             said = ", ".join(f"{name} = {value}" for name, value in self._forced.items())
-            self._findings.notes.append(f"**A kernel took its process with it; everything else ran with {said}.**")
+            self._findings.notes.append(f"**A kernel crashed its process; everything else ran with {said}.**")
             self._session.say(self._findings.notes[-1])
 
     def _default(self, shape: Shape) -> None:
@@ -102,7 +100,7 @@ class First(Stages):
         return told
 
     def _goals(self, stack: ExitStack, shape: Shape) -> None:
-        """Right, and as fast as was meant, where launches count."""
+        """Correctness and the performance goals, bound by launches."""
         batch, few = max(self._scale.batches), max(*self._scale.gap_batches, *self._scale.graph_sizes)
         fast = self._enter(stack, AS_SERVED, shape, batch, overlap=True)
         if fast is None:
@@ -118,14 +116,14 @@ class First(Stages):
         eager = self._enter(stack, EAGER, shape, few, overlap=True, cuda_graphs=False)
         if eager is not None:
             self._decode(eager, EAGER, (1,))
-            check = partial(graphs.check, fast, eager, self._scale.graph_sizes, self._scale.requests[1])
+            check = partial(check_graphs, fast, eager, self._scale.graph_sizes, self._scale.requests[1])
             again = partial(self._again, shape, self._parity)
             self._blaming(f"graphs = eager, {shape.name}", times.LOOPS, check, again)
         plain = self._enter(stack, "no overlap", shape, few, overlap=False)
         if plain is not None:
             self._gaps(AS_SERVED, fast, plain)
-            check = partial(overlap.check, fast, plain, *self._scale.requests)
-            again = partial(self._again, shape, lambda one: overlap.check(one, plain, *self._scale.requests))
+            check = partial(check_overlap, fast, plain, *self._scale.requests)
+            again = partial(self._again, shape, lambda one: check_overlap(one, plain, *self._scale.requests))
             self._blaming(f"overlap = none, {shape.name}", times.LOOPS, check, again)
 
     def _rest(self, stack: ExitStack, shape: Shape) -> None:
@@ -139,20 +137,20 @@ class First(Stages):
     def _blaming(
         self, name: str, seconds: float, task: Callable[[], Check], again: Callable[[Mapping[str, Any]], Check]
     ) -> None:
-        """A check; where it does not hold, the search for the layer at fault."""
+        """A check; if it fails, find the layer at fault."""
         self._check(name, seconds, task)
         if all(check.passed for check in self._findings.checks if check.name == name):
             return
 
         def search() -> str:
             found, told = blame(again)
-            self._findings.blamed[name] = "; ".join([f"{found}", *told])
+            self._findings.blamed[name] = "; ".join([found, *told])
             return f"at fault: {found}"
 
         self._session.do(f"{name}: what is at fault", times.AGAIN * self._scale.pace, search)
 
     def _again(self, shape: Shape, check: Callable[[Served], Check], options: Mapping[str, Any]) -> Check:
-        """On a runner of its own with these options."""
+        """On a new runner with these options."""
         few = len(self._scale.parity_lengths)
         wanted = self._options(max(few, max(self._scale.graph_sizes))) | {"device": self._device.type, "overlap": True}
         with served(shape, self._session.folder, **(wanted | self._forced | dict(options))) as one:

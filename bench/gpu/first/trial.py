@@ -1,18 +1,86 @@
-"""python -m bench.gpu.first.trial WORK: tries one kernel out, in this process, and writes a line of JSON per place."""
+"""Kernels to try one by one.
+
+python -m bench.gpu.first.trial WORK: tries one of them in this process and prints a line of JSON per place.
+"""
 
 import json
 import sys
 import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 
+from bench.gpu.checks.kernels import STORE
 from bench.gpu.findings import RUNS
-from bench.gpu.first.subjects import Place, Trial, subjects
 from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.choice import KERNELS, Site, try_kernel
+from engine_worker.attention.cpu import CpuAttention
+from engine_worker.attention.paged import Kernel
 from engine_worker.attention.refusal import Refusal, RefusedError
+from engine_worker.attention.store import fused
+from engine_worker.attention.trial import WINDOW, try_out, try_store
+from engine_worker.runner.fusing import by_triton, try_layers, try_race
 
 BEGUN, MARK = "begun: ", "tried: "
-"""Before each line: libraries print too."""
+"""Prefix of each line: libraries print too."""
+PAGE = 16
+"""Tokens per block on a CPU."""
+
+
+class TrialPlace(NamedTuple):
+    heads: HeadShape
+    hidden_size: int
+    windowed: bool
+    dtype: torch.dtype
+    device: torch.device
+
+    def __str__(self) -> str:
+        heads, window = self.heads, "with a window" if self.windowed else "no window"
+        return f"{heads.num_heads} heads over {heads.num_kv_heads} of {heads.head_dim}, {window}"
+
+
+LAYERS = "fused layers and sampling"
+FUSED = frozenset({STORE, LAYERS})
+"""Disabled by `fused_kernels` = false."""
+
+Trial = Callable[[TrialPlace], None]
+"""Raises RefusedError if the kernel is not installed, not meant for this place or wrong, and what it raises."""
+
+
+def subjects() -> Mapping[str, Trial]:
+    """By title, in the order in which an engine depends on them."""
+    attention = {kernel.title: _paged(kernel) for kernel in KERNELS}
+    return {STORE: _store, LAYERS: _fused, **attention, "cpu": _cpu}
+
+
+def _paged(kernel: Kernel) -> Trial:
+    def trial(place: TrialPlace) -> None:
+        windows = (None, WINDOW) if place.windowed else (None,)
+        try_kernel(kernel, Site.of(place.device, place.dtype, place.heads, windows, 0, fused=False))
+
+    return trial
+
+
+def _cpu(place: TrialPlace) -> None:
+    if place.device.type != "cpu":
+        raise RefusedError(Refusal.ABSENT, "it needs a CPU")
+    windows = (None, WINDOW) if place.windowed else (None,)
+    try_out(CpuAttention(place.heads, windows), place.heads, windows, PAGE, place.dtype, place.device)
+
+
+def _store(place: TrialPlace) -> None:
+    if place.device.type != "cuda":
+        raise RefusedError(Refusal.ABSENT, "it needs a CUDA device")
+    try_store(fused(), place.heads, place.dtype, place.device)
+
+
+def _fused(place: TrialPlace) -> None:
+    if place.device.type != "cuda":
+        raise RefusedError(Refusal.ABSENT, "it needs a CUDA device")
+    kernels, race = by_triton(place.device)
+    try_race(race, place.device)
+    try_layers(kernels, place.hidden_size, place.heads, place.dtype, place.device)
 
 
 def main(arguments: list[str]) -> None:
@@ -21,15 +89,15 @@ def main(arguments: list[str]) -> None:
     trial = subjects()[work["title"]]
     device, dtype = torch.device(work["device"]), getattr(torch, work["dtype"])
     for heads, hidden_size, windowed in work["places"]:
-        place = Place(HeadShape(*heads), hidden_size, windowed, dtype, device)
+        place = TrialPlace(HeadShape(*heads), hidden_size, windowed, dtype, device)
         print(BEGUN + str(place), flush=True)
         told = {"place": str(place), **run(trial, place, work["rounds"])}
         print(MARK + json.dumps(told), flush=True)
 
 
 @torch.inference_mode()
-def run(trial: Trial, place: Place, rounds: int) -> dict[str, str | float | int]:
-    """How it ended, and how long the first round, which compiles, and the fastest took."""
+def run(trial: Trial, place: TrialPlace, rounds: int) -> dict[str, str | float | int]:
+    """How it ended, and seconds of the first round, compilation included, and of the fastest."""
     seconds: list[float] = []
     for _ in range(rounds):
         began = time.perf_counter()
@@ -37,7 +105,7 @@ def run(trial: Trial, place: Place, rounds: int) -> dict[str, str | float | int]
             trial(place)
         except RefusedError as error:
             return {"ended": str(error), "absent": error.kind is Refusal.ABSENT}
-        except Exception as error:  # noqa: BLE001 - what a foreign package raises is what is to be found out
+        except Exception as error:  # noqa: BLE001 - a foreign package may raise anything, and this is the result
             return {"ended": str(RefusedError.of(error)), "absent": isinstance(error, ModuleNotFoundError)}
         seconds.append(time.perf_counter() - began)
     return {"ended": RUNS, "absent": False, "first": seconds[0], "fastest": min(seconds)}

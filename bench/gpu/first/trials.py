@@ -1,4 +1,4 @@
-"""Each kernel in a process of its own: one that breaks the CUDA context, or the process, takes nothing with it."""
+"""Each kernel in its own process: one that breaks the CUDA context, or crashes, affects no other."""
 
 import json
 import sys
@@ -10,31 +10,30 @@ import torch
 
 from bench.gpu.children import Children
 from bench.gpu.findings import RUNS, Tried
-from bench.gpu.first.subjects import FUSED, Place
-from bench.gpu.first.trial import BEGUN, MARK
+from bench.gpu.first.trial import BEGUN, FUSED, MARK, TrialPlace
 from bench.gpu.scale import Scale
 from engine_worker.attention.choice import KERNELS
 from engine_worker.attention.reference import ReferenceAttention
 
 ROUNDS = 20
-"""Of each place: an illegal access need not show the first time."""
+"""Per place: an illegal access may not show at first."""
 
 
-def places(scale: Scale, dtype: torch.dtype, device: torch.device) -> list[Place]:
-    """Every kind of heads, without a window and with one."""
+def places(scale: Scale, dtype: torch.dtype, device: torch.device) -> list[TrialPlace]:
+    """Every head shape, without a window and with one."""
     size = int(scale.small.config["hidden_size"])
-    return [Place(heads, size, windowed, dtype, device) for windowed in (False, True) for heads in scale.heads]
+    return [TrialPlace(heads, size, windowed, dtype, device) for windowed in (False, True) for heads in scale.heads]
 
 
-def try_apart(title: str, given: Iterable[Place], children: Children, log: Path, seconds: float) -> list[Tried]:
-    """Of one kernel, as far as its process came."""
+def try_in_child(title: str, given: Iterable[TrialPlace], children: Children, log: Path, seconds: float) -> list[Tried]:
+    """One kernel, as far as its process got."""
     work = _work(title, list(given))
     command = [sys.executable, "-m", "bench.gpu.first.trial", json.dumps(work)]
     return judge(title, *children.run(command, log, seconds))
 
 
 def judge(title: str, output: str, why: str) -> list[Tried]:
-    """Of what a process wrote, and how it ended: "" where it ended well."""
+    """`output` of a process, and how it ended: "" on success."""
     found, begun = [], "its start"
     for line in output.splitlines():
         if line.startswith(BEGUN):
@@ -52,7 +51,7 @@ def judge(title: str, output: str, why: str) -> list[Tried]:
 
 
 def avoiding(tried: Iterable[Tried]) -> dict[str, Any]:
-    """Options of RunnerConfig with which no kernel runs whose process died; none where none died."""
+    """Options of RunnerConfig that disable every kernel whose process died."""
     tried = list(tried)
     crashed = {one.kernel for one in tried if one.crashed}
     names = {kernel.name for kernel in KERNELS if kernel.title in crashed}
@@ -64,7 +63,7 @@ def avoiding(tried: Iterable[Tried]) -> dict[str, Any]:
     return options
 
 
-def _work(title: str, given: list[Place]) -> dict[str, Any]:
+def _work(title: str, given: list[TrialPlace]) -> dict[str, Any]:
     heads = ((one.heads.num_heads, one.heads.num_kv_heads, one.heads.head_dim) for one in given)
     return {
         "title": title,

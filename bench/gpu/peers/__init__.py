@@ -1,1 +1,1 @@
-"""Other systems on the same shape with random weights, each in a process of its own."""
+"""Other systems on the same shape with random weights, each in its own process."""

@@ -1,5 +1,4 @@
-"""python -m bench.gpu.peers.child PACKAGE: one peer, which reads its work from its arguments and writes a line of JSON
-for each batch."""
+"""python -m bench.gpu.peers.child PACKAGE: measures one peer and prints a line of JSON for each batch."""
 
 import argparse
 import json
@@ -8,21 +7,21 @@ import time
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 MARK = "measured: "
-"""Before each line of JSON: libraries print too."""
+"""Prefix of each line of JSON: libraries print too."""
 WARM_TOKENS = 4
 
 
 def main() -> None:
-    """Load, warm up at each batch, measure."""
+    """Warms up at each batch size."""
     options = _options()
     os.environ.update(OFFLINE)
-    from bench.gpu.core import random_prompts
-    from bench.gpu.peers.catalog import ENTRIES
-    from bench.gpu.peers.options import Options
-    from bench.gpu.workload import Workload
+    # Libraries read the environment when they are imported.
+    from bench.gpu.engine import random_prompts
+    from bench.gpu.peers.systems import PEERS, PeerOptions
+    from bench.gpu.shapes import Workload
 
     longest = options.prompt + options.output
-    peer = ENTRIES[options.package].load(Options(options.model, options.device, max(options.batches), longest))
+    peer = PEERS[options.package].load(PeerOptions(options.model, options.device, max(options.batches), longest))
     for batch in options.batches:
         work = Workload(batch, options.prompt, options.output)
         peer.run(random_prompts(batch, work.prompt_tokens, options.vocab, seed=batch), WARM_TOKENS)
@@ -33,7 +32,7 @@ def main() -> None:
             tokens = peer.run(prompts, work.output_tokens)
             found.append(time.perf_counter() - began)
             if tokens != batch * work.output_tokens:
-                raise RuntimeError(f"{tokens} tokens came, {batch * work.output_tokens} were asked for")
+                raise RuntimeError(f"{tokens} tokens came instead of {batch * work.output_tokens}")
         print(MARK + json.dumps({"batch": batch, "seconds": min(found)}), flush=True)
     peer.close()
 
@@ -41,11 +40,8 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("package")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--vocab", type=int, required=True)
-    parser.add_argument("--prompt", type=int, required=True)
-    parser.add_argument("--output", type=int, required=True)
+    for name, kind in (("model", str), ("device", str), ("vocab", int), ("prompt", int), ("output", int)):
+        parser.add_argument(f"--{name}", type=kind, required=True)
     parser.add_argument("--batches", type=int, nargs="+", required=True)
     return parser.parse_args()
 

@@ -14,17 +14,24 @@ from hypothesis import strategies as st
 from torch.nn.attention import varlen as torch_varlen
 from torch.torch_version import TorchVersion
 
-from bench.gpu import times
-from bench.gpu.checks import attention, chosen, graphs, kernels, overlap, pair, parity, ranks, store
+from bench.gpu import measures, times
+from bench.gpu.checks import attention, kernels, pair, ranks
+from bench.gpu.checks.engine import (
+    Verdict,
+    check_choices,
+    check_graphs,
+    check_overlap,
+    difference,
+    together,
+    verdict,
+)
 from bench.gpu.checks.kernels import Candidate, candidates
-from bench.gpu.compare import Verdict, difference, together, verdict
+from bench.gpu.checks.parity import check_parity, twin
+from bench.gpu.engine import Served, served
 from bench.gpu.findings import Skip
-from bench.gpu.measures import generation
-from bench.gpu.measures.idle import SHORTEST, between
+from bench.gpu.measures import SHORTEST_GAP, uncovered
 from bench.gpu.scale import FULL, tiny_scale
-from bench.gpu.served import Served, served
 from bench.gpu.shapes import LARGE, SMALL, tiny
-from bench.gpu.twin import twin
 from engine_worker.attention import store as store_module
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache
@@ -199,17 +206,17 @@ def shifted(cache, key, value, slots):
 
 
 def test_a_store_that_is_wrong_is_found():
-    assert store.compare(store_module.plain, FULL.heads, torch.float32, CPU).passed
+    assert kernels.compare_stores(store_module.plain, FULL.heads, torch.float32, CPU).passed
     with pytest.raises(RefusedError, match="not where they belong"):
-        store.compare(shifted, FULL.heads, torch.float32, CPU)
+        kernels.compare_stores(shifted, FULL.heads, torch.float32, CPU)
 
 
 def test_a_store_that_is_not_here_is_skipped(monkeypatch):
     with pytest.raises(Skip, match="a CUDA device"):
-        store.check(FULL.heads, torch.float32, CPU)
-    monkeypatch.setattr(store, "fused", raising(ModuleNotFoundError("No module named 'triton'")))
+        kernels.check_store(FULL.heads, torch.float32, CPU)
+    monkeypatch.setattr(kernels, "fused", raising(ModuleNotFoundError("No module named 'triton'")))
     with pytest.raises(Skip, match="No module named 'triton'"):
-        store.check(FULL.heads, torch.float32, torch.device("cuda"))
+        kernels.check_store(FULL.heads, torch.float32, torch.device("cuda"))
 
 
 def test_cases_ask_for_few_kernels_to_be_compiled():
@@ -250,15 +257,15 @@ GRAPHS = {"cuda_graphs": "none: the model waits for the device"}
     ],
 )
 def test_a_gpu_that_falls_back_is_found(others, told):
-    assert chosen.check(chose()).passed
-    assert chosen.check(chose(**others, device="cpu")).passed
-    found = chosen.check(chose(**others))
+    assert check_choices(chose()).passed
+    assert check_choices(chose(**others, device="cpu")).passed
+    found = check_choices(chose(**others))
     assert not found.passed
     assert told in found.detail
 
 
 def test_graphs_that_are_not_there_are_not_as_eager_steps():
-    found = graphs.check(chose(**GRAPHS), chose(), (1, 3), 30)
+    found = check_graphs(chose(**GRAPHS), chose(), (1, 3), 30)
     assert not found.passed
     assert "the model waits" in found.detail
 
@@ -288,7 +295,7 @@ def test_continuations_are_compared_until_they_part():
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 60)), min_size=1, max_size=30), st.randoms())
 def test_idle_time_is_what_no_span_covers(pairs, source: random.Random):
-    scale = 1000  # of nanoseconds: SHORTEST is 5 of these
+    scale = 1000  # of nanoseconds: SHORTEST_GAP is 5 of these
     spans = [(start * scale, (start + length) * scale) for start, length in pairs]
     covered = {at for start, length in pairs for at in range(start, start + length)}
     gaps, run = [], 0
@@ -297,9 +304,9 @@ def test_idle_time_is_what_no_span_covers(pairs, source: random.Random):
             gaps, run = [*gaps, run], 0
         else:
             run += 1
-    counted = [gap * scale * 1e-9 for gap in gaps if gap * scale * 1e-9 >= SHORTEST]
+    counted = [gap * scale * 1e-9 for gap in gaps if gap * scale * 1e-9 >= SHORTEST_GAP]
     source.shuffle(spans)
-    found = between(spans)
+    found = uncovered(spans)
     assert found.total == pytest.approx(sum(counted))
     assert found.longest == pytest.approx(max(counted, default=0))
 
@@ -319,15 +326,15 @@ def runners(tmp_path_factory):
 
 def test_a_runner_that_differs_is_found(runners: tuple[Served, Served, Served]):
     ahead, plain, other = runners
-    assert graphs.check(ahead, plain, (1, 3), 30).passed
-    assert not graphs.check(ahead, other, (1, 3), 30).passed
-    assert overlap.check(ahead, plain, 4, 30).passed
-    assert not overlap.check(ahead, other, 4, 30).passed
-    assert parity.check(plain, CPU, (3, 20), 3).passed
-    assert not parity.check(other, CPU, (3, 20), 3).passed
+    assert check_graphs(ahead, plain, (1, 3), 30).passed
+    assert not check_graphs(ahead, other, (1, 3), 30).passed
+    assert check_overlap(ahead, plain, 4, 30).passed
+    assert not check_overlap(ahead, other, 4, 30).passed
+    assert check_parity(plain, CPU, (3, 20), 3).passed
+    assert not check_parity(other, CPU, (3, 20), 3).passed
 
 
-WORK = ranks.Work("", {}, (1, 3), (4, 30))
+WORK = ranks.RanksWork("", {}, (1, 3), (4, 30))
 
 
 def test_ranks_that_differ_are_found(runners: tuple[Served, Served, Served]):
@@ -349,23 +356,23 @@ def test_ranks_that_do_not_end_are_found(runners: tuple[Served, Served, Served],
 
 
 def outputs(one: Served, mode: str) -> list[int]:
-    core = generation._settled(one, mode, 1, 8, 4)
+    core = measures._settled(one, mode, 1, 8, 4)
     core.advance(4)
     core.stop()
     return [drawn.token for drawn in core.drawn[0]][:5]
 
 
 def test_modes_sample(runners: tuple[Served, Served, Served]):
-    greedy, *others = (outputs(runners[1], mode) for mode in (generation.AS_SERVED, generation.FREE, generation.FLAT))
-    assert greedy == outputs(runners[1], generation.EAGER)
+    greedy, *others = (outputs(runners[1], mode) for mode in (measures.AS_SERVED, measures.FREE, measures.FLAT))
+    assert greedy == outputs(runners[1], measures.EAGER)
     assert all(other != greedy for other in others)
 
 
 def test_peaked_and_flat_are_what_they_say():
     """Logits as random weights of the smaller shape make them: hidden states of length 32, and rows of 0.02 each."""
     scores = 0.64 * torch.randn(3, SMALL.vocab_size, generator=torch.Generator().manual_seed(0))
-    for mode, short in ((generation.PEAKED, False), (generation.FLAT, True)):
-        draws = [Draw(generation.SAMPLING[mode], i, 0, [], []) for i in range(3)]
+    for mode, short in ((measures.PEAKED, False), (measures.FLAT, True)):
+        draws = [Draw(measures.SAMPLING[mode], i, 0, [], []) for i in range(3)]
         assert Filtered.of(draws)(scores, widen=False).short.tolist() == [short] * 3
 
 

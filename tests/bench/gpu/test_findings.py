@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from bench.gpu.findings import Check, Context, Decode, Findings, Gaps, Memory, Rates, Throughput, Tried
+from bench.gpu.findings import Check, Decode, DeviceMemory, Findings, Gaps, PromptRate, Rates, Throughput, Tried
 from bench.gpu.goals import goals
 from bench.gpu.page import markdown, tables, text
-from bench.gpu.picture import of_findings
+from bench.gpu.picture import draw
 
 STEP = Decode("Qwen3-8B", "as served", 1, 560, 0.006, 166.0, 2.8e12)
 SMALL = replace(STEP, shape="Qwen3-0.6B", step_seconds=0.001)
@@ -18,7 +18,7 @@ def found():
     found = Findings({"date": "today", "command": "python -m bench.gpu", "device": "a GPU"}, Rates(3.5e12, 7e14))
     found.checks.append(Check("flash = reference", True, "96 steps | all"))
     found.decode += [STEP, SMALL, replace(SMALL, mode="eager", step_seconds=0.0016)]
-    found.context.append(Context("Qwen3-8B", 8, 4096, 30000.0, 4.9e14))
+    found.context.append(PromptRate("Qwen3-8B", 8, 4096, 30000.0, 4.9e14))
     found.gaps += [
         Gaps("Qwen3-0.6B", "as served", 64, overlap, 2e-3, idle, 1e-4)
         for overlap, idle in ((True, 1e-5), (False, 4e-4))
@@ -31,7 +31,7 @@ def found():
     found.facts["compiler"] = "Triton can compile"
     found.notes.append("**Read this first.**")
     found.tried.append(Tried("Triton", "4 heads", "its process ended with status -11", crashed=True))
-    found.memory.append(Memory("ready", 1 << 30, 2 << 30, 3 << 30))
+    found.memory.append(DeviceMemory("ready", 1 << 30, 2 << 30, 3 << 30))
     found.blamed["graphs = eager"] = "CUDA graphs"
     found.failed["gaps"] = "Traceback\nValueError: no luck"
     return found
@@ -95,12 +95,12 @@ def test_tables_hold_everything(found):
     assert "**Read this first.**" in page
     assert "| Triton | 4 heads | **its process ended with status -11** |" in page
     assert "| ready | 1.00 | 2.00 | 3.00 |" in page
-    assert "Not through" not in page
+    assert "Incomplete" not in page
 
 
 def test_a_page_in_between_says_what_was_under_way(found):
     found.doing = "gaps, tiny"
-    assert "Not through: it was at *gaps, tiny* when this was written." in markdown(found)
+    assert "Incomplete: *gaps, tiny* was running when this was written." in markdown(found)
 
 
 def test_a_kernel_that_crashed_is_no_pass():
@@ -111,5 +111,5 @@ def test_a_kernel_that_crashed_is_no_pass():
 
 
 def test_the_picture_shows_it(found, tmp_path):
-    of_findings(found).savefig(tmp_path / "gpu.png")
+    draw(found).savefig(tmp_path / "gpu.png")
     assert (tmp_path / "gpu.png").stat().st_size > 10_000

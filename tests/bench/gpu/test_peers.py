@@ -9,19 +9,18 @@ import torch
 from bench.gpu.children import Children
 from bench.gpu.findings import Skip
 from bench.gpu.peers import ask as asking
-from bench.gpu.peers.ask import ask
-from bench.gpu.peers.catalog import ENTRIES, Entry
+from bench.gpu.peers.ask import measure_peer
 from bench.gpu.peers.child import MARK
-from bench.gpu.shapes import tiny
-from bench.gpu.workload import Workload
+from bench.gpu.peers.systems import PEERS, PeerKind
+from bench.gpu.shapes import Workload, tiny
 
 WORKS = [Workload(1, 2, 10), Workload(4, 2, 10)]
 CPU = torch.device("cpu")
 LINE = f"print('{MARK}' + '{{\"batch\": %d, \"seconds\": 2.0}}', flush=True);"
 
 
-def entry(package: str, cpu: bool = True) -> Entry:
-    return Entry("a peer", package, lambda options: None, cpu)
+def entry(package: str, cpu: bool = True) -> PeerKind:
+    return PeerKind("a peer", package, lambda options: None, cpu)
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def does(monkeypatch):
 
 def test_lines_are_read_between_whatever_libraries_print(does, tmp_path):
     does(f"print('hello'); {LINE % 1} print('loading'); {LINE % 4}")
-    found, why = ask(entry("json"), tiny(), tmp_path, CPU, WORKS, Children(), 30)
+    found, why = measure_peer(entry("json"), tiny(), tmp_path, CPU, WORKS, Children(), 30)
     assert [(one.system, one.batch, one.tokens_per_second) for one in found] == [
         ("a peer", 1, 5.0),
         ("a peer", 4, 20.0),
@@ -46,7 +45,7 @@ def test_lines_are_read_between_whatever_libraries_print(does, tmp_path):
 
 def test_one_that_breaks_keeps_what_it_had(does, tmp_path):
     does(f"{LINE % 1} raise SystemExit('no memory')")
-    found, why = ask(entry("json"), tiny(), tmp_path, CPU, WORKS, Children(), 30)
+    found, why = measure_peer(entry("json"), tiny(), tmp_path, CPU, WORKS, Children(), 30)
     assert [one.batch for one in found] == [1]
     assert "status 1" in why
     assert "no memory" in why
@@ -56,7 +55,7 @@ def test_one_that_hangs_is_ended_with_what_it_started(does, tmp_path):
     code = f"{LINE % 4} import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
     does(code)
     began = time.monotonic()
-    found, why = ask(entry("json"), tiny(), tmp_path, CPU, WORKS, Children(), 3)
+    found, why = measure_peer(entry("json"), tiny(), tmp_path, CPU, WORKS, Children(), 3)
     assert time.monotonic() - began < 30
     assert [one.batch for one in found] == [4]
     assert "not through after 3 s" in why
@@ -64,10 +63,10 @@ def test_one_that_hangs_is_ended_with_what_it_started(does, tmp_path):
 
 def test_one_that_is_not_there_is_skipped(tmp_path):
     with pytest.raises(Skip, match="not installed"):
-        ask(entry("no_such_package"), tiny(), tmp_path, CPU, WORKS, Children(), 30)
+        measure_peer(entry("no_such_package"), tiny(), tmp_path, CPU, WORKS, Children(), 30)
     with pytest.raises(Skip, match="CPU"):
-        ask(entry("json", cpu=False), tiny(), tmp_path, CPU, WORKS, Children(), 30)
+        measure_peer(entry("json", cpu=False), tiny(), tmp_path, CPU, WORKS, Children(), 30)
 
 
 def test_peers_are_known_by_the_package_that_they_import():
-    assert list(ENTRIES) == ["transformers", "vllm", "sglang", "nanovllm"]
+    assert list(PEERS) == ["transformers", "vllm", "sglang", "nanovllm"]

@@ -18,7 +18,7 @@ OPTIONS = tiny_scale().options(3, 100) | {"overlap": True}
 
 
 def check(folder: Path, device: torch.device = CPU) -> Check:
-    return ranks.check(tiny(), folder, device, OPTIONS, (1, 3), (4, 30), Children())
+    return ranks.check_ranks(tiny(), folder, device, OPTIONS, (1, 3), (4, 30), Children())
 
 
 @pytest.mark.timeout(200)
@@ -57,7 +57,7 @@ LINE = MARK + '{"name": "ranks", "passed": %s, "detail": "so"}'
         (f"hello\n{LINE % 'false'}", "ended with status 1: a log", False, "so"),
         (LINE % "true", "not through after 150 s: a log", False, "so; not through after 150 s: a log"),
         ("hello", "ended with status 1: rank_lost", False, "ended with status 1: rank_lost"),
-        ("", "", False, "the process ended and said nothing"),
+        ("", "", False, "the process ended without a result"),
     ],
 )
 def test_what_the_process_said_is_judged(output, why, passed, told):

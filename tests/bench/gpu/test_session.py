@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu.budget import Budget
 from bench.gpu.findings import Check, Findings, Skip
-from bench.gpu.session import Session
+from bench.gpu.session import Budget, GpuSession
 from tests.fakes.clock import Clock
 from tests.fakes.processes import is_alive, wait_until
 
@@ -16,12 +15,11 @@ HANGS = """
 import sys, time
 from pathlib import Path
 import torch
-from bench.gpu.budget import Budget
 from bench.gpu.findings import Findings
-from bench.gpu.session import Session
+from bench.gpu.session import Budget, GpuSession
 
 out = Path(sys.argv[1])
-session = Session(Findings({}), Budget(0.5), torch.device("cpu"), out, out / "gpu.json")
+session = GpuSession(Findings({}), Budget(0.5), torch.device("cpu"), out, out / "gpu.json")
 session.watch(lambda: (out / "page").write_text(str(session.findings)), grace=0.5)
 session.do("first", 0.1, lambda: "done")
 session.do("second", 0.1, lambda: HANGING)
@@ -40,7 +38,7 @@ def clock():
 
 @pytest.fixture
 def session(tmp_path, clock):
-    return Session(Findings({}), Budget(10, clock), torch.device("cpu"), tmp_path, tmp_path / "gpu.json")
+    return GpuSession(Findings({}), Budget(10, clock), torch.device("cpu"), tmp_path, tmp_path / "gpu.json")
 
 
 def raises(error: Exception):

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from bench.gpu import stages
-from bench.gpu.budget import Budget
 from bench.gpu.findings import Check, Findings, Skip
 from bench.gpu.scale import FULL, tiny_scale
-from bench.gpu.session import Session
+from bench.gpu.session import Budget, GpuSession
 from bench.gpu.shapes import LARGE, tiny
 from bench.gpu.stages import Stages
 from engine_worker.attention.refusal import Refusal, RefusedError
@@ -26,7 +25,7 @@ def findings():
 
 @pytest.fixture
 def session(findings, tmp_path):
-    return Session(findings, Budget(1000), torch.device("cpu"), tmp_path, tmp_path / "gpu.json")
+    return GpuSession(findings, Budget(1000), torch.device("cpu"), tmp_path, tmp_path / "gpu.json")
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.gpu.standins import structs
-from bench.gpu.standins.structs import msgspec as stand_in
+from bench.gpu import standins
+from bench.gpu.standins import msgspec as stand_in
 
 
 def kinds(package: Any) -> tuple[Any, Any]:
@@ -91,4 +91,4 @@ def test_a_struct_does_not_share_a_default():
     first = more(1)
     first.many.append(2)
     assert more(1).many == []
-    assert structs.asdict(first)["many"] == [2]
+    assert standins.asdict(first)["many"] == [2]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.findings import Findings
-from bench.gpu.first.subjects import subjects
+from bench.gpu.first.trial import subjects
 from bench.gpu.page import markdown
 
 ROOT = Path(__file__).parents[3]

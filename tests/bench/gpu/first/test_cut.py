@@ -37,15 +37,15 @@ def test_the_page_is_whole(tmp_path, seconds, number):
     found = tmp_path / "gpu.json"
     if found.exists() and " …" in output:
         Findings.load(found)
-        assert "Not through: it was at *" in text
+        assert "Incomplete: *" in text
 
 
 def test_a_file_is_replaced_in_one_piece(tmp_path, monkeypatch):
-    from bench.gpu import files
+    from bench.gpu import findings
 
     file = tmp_path / "page"
-    files.write_whole(file, "first")
-    monkeypatch.setattr(files.os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    findings.write_whole(file, "first")
+    monkeypatch.setattr(findings.os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        files.write_whole(file, "second")
+        findings.write_whole(file, "second")
     assert file.read_text() == "first"

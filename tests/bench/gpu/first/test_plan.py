@@ -5,13 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.gpu.budget import Budget
 from bench.gpu.findings import Check, Findings, Tried
 from bench.gpu.first import plan
 from bench.gpu.first.plan import NO_COMPILER, First
 from bench.gpu.page import markdown
 from bench.gpu.scale import tiny_scale
-from bench.gpu.session import Session
+from bench.gpu.session import Budget, GpuSession
 from bench.gpu.shapes import tiny
 
 
@@ -22,7 +21,7 @@ def findings():
 
 @pytest.fixture
 def made(findings, tmp_path):
-    session = Session(findings, Budget(1000), torch.device("cpu"), tmp_path, tmp_path / "gpu.json")
+    session = GpuSession(findings, Budget(1000), torch.device("cpu"), tmp_path, tmp_path / "gpu.json")
     return First(session, tiny_scale())
 
 
@@ -47,7 +46,7 @@ def test_a_kernel_whose_process_died_does_not_run_in_this_one(made, findings, mo
     made._enter(SimpleNamespace(enter_context=lambda _: None), "as served", tiny(), 1, overlap=True)
     assert loaded[0]["fused_kernels"] is False
     assert not findings.passed
-    assert "took its process with it" in markdown(findings)
+    assert "crashed its process" in markdown(findings)
 
 
 def test_a_check_that_does_not_hold_is_searched_for_the_layer_at_fault(made, findings):

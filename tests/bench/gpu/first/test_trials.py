@@ -8,14 +8,14 @@ import torch
 from bench.gpu.children import Children
 from bench.gpu.findings import RUNS, Tried
 from bench.gpu.first import trial, trials
-from bench.gpu.first.subjects import LAYERS, Place, subjects
-from bench.gpu.first.trials import avoiding, judge, places, try_apart
+from bench.gpu.first.trial import LAYERS, TrialPlace, subjects
+from bench.gpu.first.trials import avoiding, judge, places, try_in_child
 from bench.gpu.scale import tiny_scale
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.refusal import Refusal, RefusedError
 
 CPU = torch.device("cpu")
-PLACE = Place(HeadShape(2, 1, 16), 32, False, torch.float32, CPU)
+PLACE = TrialPlace(HeadShape(2, 1, 16), 32, False, torch.float32, CPU)
 GOOD = {"ended": RUNS, "absent": False, "first": 0.5, "fastest": 0.001}
 
 
@@ -78,12 +78,12 @@ def test_each_place_is_tried_many_times():
 def test_in_a_real_process(tmp_path, monkeypatch, title, ended):
     monkeypatch.setattr(trials, "ROUNDS", 2)
     given = places(tiny_scale(), torch.float32, CPU)
-    found = try_apart(title, given, Children(), tmp_path / "log", 200)
+    found = try_in_child(title, given, Children(), tmp_path / "log", 200)
     assert {one.ended for one in found} == {ended}
 
 
 def test_a_process_that_cannot_begin_is_a_crash(tmp_path):
-    (found,) = try_apart("no such kernel", [PLACE], Children(), tmp_path / "log", 100)
+    (found,) = try_in_child("no such kernel", [PLACE], Children(), tmp_path / "log", 100)
     assert found.crashed
     assert "KeyError" in found.ended
 

@@ -1,0 +1,292 @@
+"""Every service restarted, one after the other, then an engine stopped for a while: what streams notice of it."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from msgspec.structs import replace
+
+from bench.deaths.freeze import CALLBACK, EngineLines, Frozen, freeze
+from bench.deaths.leftovers import Leftovers, leftovers
+from bench.deaths.streams import (
+    ENGINE,
+    MIXED,
+    PEER_SECONDS,
+    StreamCounter,
+    StreamSeen,
+    StreamTotals,
+    connect,
+    mixed,
+    undisturbed,
+    without_pause,
+)
+from bench.harness.stats import percentile
+from bench.harness.style import (
+    BEHIND,
+    BLUE,
+    FAINT,
+    GREY,
+    ORANGE,
+    TEAL,
+    Waits,
+    canvas,
+    dashed,
+    distribution,
+    frame,
+    right,
+)
+from bench.harness.tables import Section, Table, number, short, table
+from bench.harness.topic import Step, Topic
+from sluice.launch import Ring
+
+QUIET, RESTARTS, STOPPED, GOES_ON = "undisturbed", "rolling restart", "an engine stands still", "it goes on"
+LOOKS = {QUIET: (GREY, 30), RESTARTS: (ORANGE, 75), STOPPED: (BLUE, 92), GOES_ON: (TEAL, 52)}
+"""Colour of each phase, and the percent at which its name is written."""
+ON_BAR = BEHIND | {"facecolor": FAINT, "alpha": 1}
+MOST_SECONDS = 5.0
+"""That a drain may take."""
+POLL_SECONDS = 0.01
+
+
+class RestartPlan(msgspec.Struct, frozen=True):
+    streams: int = 32
+    """At a time."""
+    max_tokens: int = 200
+    routers: int = 2
+    engines: int = 2
+    detokenizers: int = 3
+    drain_timeout: float = 3.0
+    stopped_seconds: float = 30.0
+    after_seconds: float = 10.0
+    """That streams run at least after the engine continues."""
+    threads: int = 1
+    """Of each engine."""
+
+    @property
+    def steps(self) -> int:
+        return self.streams + self.routers + self.engines + self.detokenizers + 2
+
+
+class Restart(msgspec.Struct, frozen=True):
+    """Of one service. Seconds."""
+
+    service: str
+    drain: float
+    """From the call until its process had ended."""
+    back: float
+    """From then until the next one served, and all routers knew."""
+    ending: str
+    """How the process ended."""
+
+
+class RestartPhase(StreamTotals, frozen=True, kw_only=True):
+    """Streams that ended in it."""
+
+    name: str
+    seconds: float
+
+
+class RestartResult(msgspec.Struct, frozen=True):
+    plan: RestartPlan
+    peer_seconds: float
+    """Silence after which routers consider a peer dead."""
+    phases: list[RestartPhase]
+    restarts: list[Restart]
+    frozen: Frozen
+    left: Leftovers
+    """At the end."""
+
+    def phase(self, name: str) -> RestartPhase:
+        return next(phase for phase in self.phases if phase.name == name)
+
+
+def plan(quick: bool, threads: int, _: Path) -> RestartPlan:
+    made = RestartPlan()
+    if quick:
+        made = replace(made, streams=6, max_tokens=60, stopped_seconds=5.0, after_seconds=3.0)
+    return replace(made, threads=max(1, threads // made.engines))
+
+
+def measure(plan: RestartPlan, _: Path, step: Step) -> RestartResult:
+    """In one ring. Raises ValueError if the launcher would restart the frozen engine."""
+    lines = EngineLines()
+    with Ring(
+        engines=plan.engines,
+        detokenizers=plan.detokenizers,
+        routers=plan.routers,
+        drain_timeout=plan.drain_timeout,
+        engine_args={**ENGINE, "threads": plan.threads, "stats_callback": CALLBACK},
+        router_args={"peer_timeout": PEER_SECONDS},
+        observe=lines,
+    ) as ring:
+        if plan.stopped_seconds >= ring.plan.freeze_timeout:
+            raise ValueError(
+                f"stopped_seconds is {plan.stopped_seconds:g}, but the launcher restarts an engine after "
+                f"{ring.plan.freeze_timeout:g} s without progress"
+            )
+        return asyncio.run(_measure(ring, lines, plan, step))
+
+
+async def _measure(ring: Ring, lines: EngineLines, plan: RestartPlan, step: Step) -> RestartResult:
+    asked = mixed(plan.streams, plan.max_tokens)
+    phases = _Phases()
+
+    def on_continue() -> None:
+        phases.begin(GOES_ON)
+        step(STOPPED)
+
+    async with connect(ring.addresses) as client:
+        quiet = await undisturbed(client, asked, lambda: step(QUIET))
+        for found in quiet:
+            phases.add(found, found)
+        phases.begin(RESTARTS)
+        restarting = asyncio.create_task(_restart_all(ring, step))
+        await without_pause(client, asked, quiet, restarting, phases.add)
+        phases.begin(STOPPED)
+        name = next(name for name, child in ring.children.items() if child.role == "engine")
+        seconds = (plan.stopped_seconds, plan.after_seconds)
+        freezing = asyncio.create_task(freeze(ring, lines, name, *seconds, on_continue))
+        await without_pause(client, asked, quiet, freezing, phases.add)
+        ended = phases.end()
+        step(GOES_ON)
+        left = await leftovers(client, ring)
+        return RestartResult(plan, PEER_SECONDS, ended, await restarting, await freezing, left)
+
+
+async def _restart_all(ring: Ring, step: Step) -> list[Restart]:
+    found = []
+    for name in ring.children:
+        found.append(await _restart(ring, name))
+        step(f"{name} restarted")
+    return found
+
+
+async def _restart(ring: Ring, name: str) -> Restart:
+    clock = asyncio.get_running_loop().time
+    child, began = ring.children[name], clock()
+    restarting = asyncio.create_task(asyncio.to_thread(ring.restart, name))
+    while child.alive and not restarting.done():
+        await asyncio.sleep(POLL_SECONDS)
+    ended = clock()
+    await restarting
+    return Restart(name, round(ended - began, 3), round(clock() - ended, 3), child.ending)
+
+
+class _Phases:
+    """One after the other, each with the streams that ended in it."""
+
+    def __init__(self) -> None:
+        self._found: list[RestartPhase] = []
+        self._enter(QUIET)
+
+    def add(self, found: StreamSeen, truth: StreamSeen) -> None:
+        self._counter.add(found, truth)
+
+    def begin(self, name: str) -> None:
+        self.end()
+        self._enter(name)
+
+    def end(self) -> list[RestartPhase]:
+        """All phases, the current one included."""
+        seconds = round(asyncio.get_running_loop().time() - self._began, 2)
+        self._found.append(RestartPhase(name=self._name, seconds=seconds, **self._counter.totals()))
+        return self._found
+
+    def _enter(self, name: str) -> None:
+        self._name, self._counter, self._began = name, StreamCounter(), asyncio.get_running_loop().time()
+
+
+def section(result: RestartResult) -> Section:
+    plan = result.plan
+    return Section(
+        "Streams while services are restarted, and while an engine is stopped",
+        f"{plan.streams} streams without pause: {MIXED}, "
+        f"through {plan.routers} routers, {plan.engines} engines and {plan.detokenizers} detokenizers; routers "
+        f"consider a peer dead after {result.peer_seconds:g} s of silence. Every service is restarted, one after the "
+        f"other, with a drain timeout of {plan.drain_timeout:g} s; then {result.frozen.service} gets SIGSTOP, and "
+        f"SIGCONT {plan.stopped_seconds:g} s later. Each stream is compared with its undisturbed run, and counted "
+        "in the phase in which it ended. *Serves again*: from the end of the process until the next one serves and all "
+        "routers know.",
+        [_restart_answer(result), _freeze_answer(result)],
+        [_phases_table(result), _drains_table(result)],
+    )
+
+
+def _restart_answer(result: RestartResult) -> str:
+    longest = max(result.restarts, key=lambda restart: restart.drain)
+    phase = result.phase(RESTARTS)
+    return (
+        f"{len(result.restarts)} services restarted in {phase.seconds:.0f} s: "
+        f"{_streams(phase)}. The longest drain took **{longest.drain:.2f} s** ({longest.service}; "
+        f"limit: {MOST_SECONDS:g} s)."
+    )
+
+
+def _freeze_answer(result: RestartResult) -> str:
+    frozen, left = result.frozen, result.left
+    what = f"{left.requests} requests, {left.blocks} blocks and {left.streams} streams are left in the ring"
+    unheard = f"; no heartbeat of {', '.join(left.unheard)}" if left.unheard else ""
+    return (
+        f"{frozen.service} is stopped for {frozen.seconds:g} s: {_streams(result.phase(STOPPED))}. It held "
+        f"{frozen.held} requests; when it continued it drew late tokens of {frozen.late} of them, and received "
+        f"{frozen.new} new ones: {_streams(result.phase(GOES_ON))}. At the end {what}{unheard}."
+    )
+
+
+def _streams(phase: RestartPhase) -> str:
+    return f"**{phase.streams} streams, {phase.failed} failed, {phase.wrong} wrong, {phase.repeated} repeated**"
+
+
+def _phases_table(result: RestartResult) -> Table:
+    rows = []
+    for p in result.phases:
+        waits = (number(1000 * percentile(times, percent)) for times in (p.first, p.stall) for percent in (50, 99))
+        counts = map(str, (p.streams, p.failed, p.wrong, p.repeated, p.resumed))
+        rows.append(" | ".join([p.name, *counts, *waits]))
+    return table(
+        "| streams | failed | wrong | repeated | at another router | first token p50, ms | first token p99 | "
+        "longest pause p50 | longest pause p99",
+        rows,
+    )
+
+
+def _drains_table(result: RestartResult) -> Table:
+    rows = (f"{r.service} | {number(r.drain)} | {number(r.back)} | {r.ending}" for r in result.restarts)
+    return table("restarted | drain, s | serves again after, s | the process", rows)
+
+
+def draw(result: RestartResult) -> Figure:
+    """Restarts on the left, pauses on the right."""
+    disturbed = [phase for phase in result.phases if phase.name != QUIET]
+    streams, failed, wrong = (
+        sum(getattr(phase, name) for phase in disturbed) for name in ("streams", "failed", "wrong")
+    )
+    figure, ((restarts, pauses),) = canvas(
+        (1, 2),
+        (12, 4.8),
+        "Services are restarted, an engine is stopped, streams go on",
+        f"{streams:,} streams, {failed} failed, {wrong} wrong. Each stream's longest wait, as a distribution.",
+    )
+    _draw_restarts(restarts, result.restarts)
+    kinds = [Waits(phase.name, phase.stall, *LOOKS[phase.name]) for phase in result.phases]
+    distribution(pauses, "Longest pause", kinds)
+    return figure
+
+
+def _draw_restarts(axes: Axes, restarts: list[Restart]) -> None:
+    names = [restart.service for restart in restarts]
+    drains = [restart.drain for restart in restarts]
+    axes.barh(names, drains, 0.6, color=ORANGE, label="drains")
+    axes.barh(names, [restart.back for restart in restarts], 0.6, left=drains, color=FAINT, label="starts again")
+    for row, drain in enumerate(drains):
+        right(axes, f"{short(drain)} s", (drain, row), bbox=ON_BAR)
+    dashed(axes, MOST_SECONDS)
+    axes.set_xlim(0, 1.1 * max(MOST_SECONDS, *(restart.drain + restart.back for restart in restarts)))
+    axes.set_ylim(len(names) - 0.4, -1.4)
+    axes.legend(loc="upper right", ncols=2, frameon=False)
+    frame(axes, "Rolling restart", f"a drain may take {MOST_SECONDS:g} s", x="seconds")
+
+
+TOPIC = Topic(plan, measure, RestartResult, section, draw)

@@ -1,0 +1,208 @@
+"""Two runners against each other: step by step, and through the engine's loop; and whether one fell back.
+
+Random weights make near-ties common, and rounding decides those. So logprobs are compared, and tokens only where one
+leads clearly.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from bench.gpu.engine import Core, CoreAsk, Served, random_prompts
+from bench.gpu.findings import Check
+from engine_worker.step import Draw, Drawn, Runner, Slice, Step
+from sluice.ring.params import SamplingParams
+
+TOLERANCES = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.02}
+"""Of logprobs, between two ways to compute the same: bfloat16 keeps 8 bits, so a logit of 2 to 4 moves in steps of
+1/64. Unrelated logits of a random model differ by about 1, and have no likely tokens in common."""
+COMMON = 0.5
+"""Share of the likeliest tokens that both must name."""
+ALTERNATIVES = 20
+"""Logprobs reported with each token."""
+GREEDY = SamplingParams(temperature=0.0, logprobs=ALTERNATIVES)
+CHUNK = 256
+"""Of prompts."""
+FALLBACKS = {"attention": "reference", "fused": "no:", "cuda_graphs": "none:"}
+"""How a choice begins if it is a slow fallback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of many pairs of draws."""
+
+    pairs: int
+    clear: int
+    """Where one token leads by more than twice the tolerance."""
+    agreed: int
+    """Of these, where both drew it."""
+    difference: float
+    """The largest, of logprobs."""
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        return self.pairs > 0 and self.agreed == self.clear and self.difference <= self.tolerance
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pairs} tokens: logprobs differ by {self.difference:.2g} at most (allowed {self.tolerance:.2g}); "
+            f"{self.agreed} of {self.clear} clear choices agree"
+        )
+
+
+def verdict(pairs: Iterable[tuple[Drawn, Drawn]], tolerance: float) -> Verdict:
+    """Of draws with alternatives, after the same tokens."""
+    count, clear, agreed, most = 0, 0, 0, 0.0
+    for ours, theirs in pairs:
+        count += 1
+        most = max(most, difference(alternatives(ours), alternatives(theirs)))
+        if _lead(theirs) > 2 * tolerance:
+            clear += 1
+            agreed += ours.token == theirs.token
+    return Verdict(count, clear, agreed, most, tolerance)
+
+
+def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
+    """The largest, of the tokens that both name; infinite if they have few in common."""
+    both = ours.keys() & theirs.keys()
+    if len(both) < COMMON * min(len(ours), len(theirs)):
+        return inf
+    return max((abs(ours[token] - theirs[token]) for token in both), default=inf)
+
+
+def alternatives(drawn: Drawn) -> dict[int, float]:
+    """Logprobs of the likeliest tokens; empty if the draw failed."""
+    return {} if drawn.logprob is None else dict(drawn.logprob.top)
+
+
+def _lead(drawn: Drawn) -> float:
+    """Logprob of the likeliest token minus that of the next."""
+    top = sorted(alternatives(drawn).values(), reverse=True)
+    return top[0] - top[1] if len(top) > 1 else 0.0
+
+
+def together(ours: Sequence[Drawn], theirs: Sequence[Drawn]) -> Iterator[tuple[Drawn, Drawn]]:
+    """Two continuations of the same tokens, up to and including the first pair that differs."""
+    for pair in zip(ours, theirs, strict=True):
+        yield pair
+        if pair[0].token != pair[1].token:
+            return
+
+
+class Walk:
+    """Sequences led through a runner step by step, without a scheduler, their blocks scattered over the pool."""
+
+    def __init__(self, runner: Runner, prompts: Sequence[Sequence[int]], room: int, seed: int = 0) -> None:
+        """`room`: tokens after each prompt. Raises ValueError if the pool is too small."""
+        self._runner = runner
+        self.tokens = [list(prompt) for prompt in prompts]
+        self._prompts = [len(prompt) for prompt in prompts]
+        self._computed = [0] * len(prompts)
+        counts = [-(-(len(prompt) + room) // runner.tokens_per_block) for prompt in prompts]
+        blocks = list(range(sum(counts)))
+        if len(blocks) > runner.num_blocks:
+            raise ValueError(f"{len(blocks)} blocks are needed, the pool has {runner.num_blocks}")
+        random.Random(seed).shuffle(blocks)
+        self._tables = [[blocks.pop() for _ in range(count)] for count in counts]
+
+    def read_prompts(self, chunk: int) -> list[Drawn]:
+        """In chunks, one sequence after the other; the draw after each prompt."""
+        found = []
+        for i in range(len(self.tokens)):
+            while len(self.tokens[i]) - self._computed[i] > chunk:
+                self._runner.launch(Step((self._slice(i, chunk, last=False),))).collect()
+                self._computed[i] += chunk
+            found += self._step([i])
+        return found
+
+    def generate(self, tokens: Mapping[int, int]) -> list[Drawn]:
+        """One step in which these sequences, by index, go on with these tokens; the draw after each."""
+        for i, token in tokens.items():
+            self.tokens[i].append(token)
+        return self._step(list(tokens))
+
+    def _step(self, members: Sequence[int]) -> list[Drawn]:
+        """Everything of these that is not computed yet."""
+        counts = [len(self.tokens[i]) - self._computed[i] for i in members]
+        slices = tuple(self._slice(i, count, last=True) for i, count in zip(members, counts, strict=True))
+        drawn = self._runner.launch(Step(slices)).collect()
+        for i, count in zip(members, counts, strict=True):
+            self._computed[i] += count
+        return drawn
+
+    def _slice(self, i: int, count: int, *, last: bool) -> Slice:
+        start, split = self._computed[i], self._prompts[i]
+        tokens = self.tokens[i]
+        draw = Draw(GREEDY, i, len(tokens) - split, tokens[:split], tokens[split:])
+        return Slice(tokens[start : start + count], start, self._tables[i], (draw,) if last else ())
+
+
+def same_steps(ours: Served, theirs: Served, sizes: tuple[int, ...], longest: int, slack: float = 1.0) -> Verdict:
+    """Generation steps of these sizes, up and down again, with changing members of one pool, so that anything that a
+    padding row wrote would be found. `slack` multiplies the tolerance."""
+    source = random.Random(1)
+    count = max(sizes)
+    lengths = [source.randint(1, longest) for _ in range(count)]
+    prompts = [random_prompts(1, length, ours.shape.vocab_size, i)[0] for i, length in enumerate(lengths)]
+    room = 2 * len(sizes) + 1
+    pairs: list[tuple[Drawn, Drawn]] = []
+    walks = [Walk(one.runner, prompts, room) for one in (ours, theirs)]
+    pairs += zip(*(walk.read_prompts(CHUNK) for walk in walks), strict=True)
+    for size in (*sizes, *sizes[::-1]):
+        members = source.sample(range(count), size)
+        tokens = {i: source.randrange(ours.shape.vocab_size) for i in members}
+        pairs += zip(*(walk.generate(tokens) for walk in walks), strict=True)
+    return verdict(pairs, slack * TOLERANCES[ours.runner.choices["dtype"]])
+
+
+def same_loops(ours: Served, theirs: Served, requests: int, longest: int, slack: float = 1.0) -> tuple[Verdict, int]:
+    """Two engines, each by its own loop, and how many continuations part. They may at a near-tie; what follows has no
+    counterpart. `slack` multiplies the tolerance."""
+    source = random.Random(2)
+    prompts = random_prompts(requests, longest, ours.shape.vocab_size, seed=3)
+    asks = [CoreAsk(prompt[: source.randint(1, longest)], source.randint(1, longest)) for prompt in prompts]
+    cores = [Core(served, GREEDY) for served in (ours, theirs)]
+    for core in cores:
+        core.submit(asks)
+        core.finish()
+    both = [[core.drawn[number] for core in cores] for number in range(requests)]
+    parted = sum(any(a.token != b.token for a, b in zip(*pair, strict=True)) for pair in both)
+    tolerance = slack * TOLERANCES[theirs.runner.choices["dtype"]]
+    return verdict((pair for mine, other in both for pair in together(mine, other)), tolerance), parted
+
+
+def check_overlap(ahead: Served, plain: Served, requests: int, longest: int) -> Check:
+    """The loop with overlap against without: greedy requests of many lengths."""
+    found, parted = same_loops(ahead, plain, requests, longest)
+    detail = f"{requests} requests, {parted} part at a near-tie; {found}"
+    return Check(f"overlap = none, {ahead.shape.name}", found.passed, detail)
+
+
+def check_graphs(graphs: Served, eager: Served, sizes: tuple[int, ...], longest: int) -> Check:
+    """Generation steps by CUDA graphs against eager ones, batches that fit a graph and padded ones. Fails on a GPU
+    without graphs."""
+    name = f"graphs = eager, {graphs.shape.name}"
+    if missing := fallbacks(graphs.runner.choices).get("cuda_graphs"):
+        return Check(name, passed=False, detail=missing)
+    found = same_steps(graphs, eager, sizes, longest)
+    batches = ", ".join(map(str, sizes))
+    detail = f"graphs: {graphs.runner.choices['cuda_graphs']}; batches of {batches}; {found}"
+    return Check(name, found.passed, detail)
+
+
+def check_choices(served: Served) -> Check:
+    """No slow fallback: on a GPU, kernels for attention and between matrix products, and CUDA graphs."""
+    choices = served.runner.choices
+    missing = fallbacks(choices)
+    taken = ", ".join(f"{name} = {choices[name]}" for name in FALLBACKS)
+    return Check(f"no fallback, {served.shape.name}", not missing, "; ".join(missing.values()) or taken)
+
+
+def fallbacks(choices: Mapping[str, str]) -> dict[str, str]:
+    """The fallback and its reason, by choice; empty on a CPU."""
+    if choices["device"] == "cpu":
+        return {}
+    said = {**choices, "attention": f"{choices['attention']}: {choices['attention_because']}"}
+    return {name: f"{name} = {said[name]}" for name, no in FALLBACKS.items() if said[name].startswith(no)}

@@ -1,0 +1,207 @@
+"""A shape with random weights in memory, and the engine's core around it, without a ring."""
+
+import gc
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from bench.gpu.shapes import Shape
+from bench.systems.submits import ATTEMPT, GREEDY, submit
+from engine_worker.core.assembly import Batching, assemble, longest_sequence
+from engine_worker.core.intake import Terms
+from engine_worker.hooks import Hooks, Responses, Stop
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.load import load_runner
+from engine_worker.runner.weights import Progress
+from engine_worker.step import Drawn, Runner
+from sluice.ring.checkpoint import Checkpoint, open_checkpoint
+from sluice.ring.params import SamplingParams
+from sluice.ring.wire import Submit
+
+SEED = 7
+
+LoadRunner = Callable[[Checkpoint, RunnerConfig, Progress], Runner]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A runner, and what its steps read."""
+
+    shape: Shape
+    checkpoint: Checkpoint
+    config: RunnerConfig
+    runner: Runner
+    dtype: torch.dtype
+    weight_bytes: int
+    """Read by each step; of several ranks, by this one."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Of one token in the KV cache."""
+        return self.shape.kv_elements * self.dtype.itemsize
+
+
+@contextmanager
+def served(shape: Shape, folder: Path, load: LoadRunner = load_runner, **options: Any) -> Iterator[Served]:
+    """Loaded with these options of RunnerConfig; its memory is freed afterwards."""
+    free_unused()
+    checkpoint = open_checkpoint(str(shape.write(folder)))
+    config = RunnerConfig(weights="random", weights_seed=SEED, **options)
+    sizes = [0]
+    runner = load(checkpoint, config, lambda _, total: sizes.append(total))
+    dtype = getattr(torch, runner.choices["dtype"])
+    try:
+        weight_bytes = sizes[-1] - shape.embedding * dtype.itemsize
+        yield Served(shape, checkpoint, config, runner, dtype, weight_bytes)
+    finally:
+        del runner
+        free_unused()
+
+
+def free_unused() -> None:
+    gc.unfreeze()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class CoreAsk(NamedTuple):
+    """A request; it ignores any end of sequence."""
+
+    prompt: list[int]
+    max_tokens: int
+
+
+class StepWindow(NamedTuple):
+    """Consecutive steps."""
+
+    steps: int
+    seconds: float
+    tokens: int
+    """Drawn."""
+    context: int
+    """Tokens in the KV cache, summed over sequences and steps."""
+
+
+class StderrLog:
+    """The core's log on standard error: structlog may be missing."""
+
+    def __getattr__(self, level: str) -> Any:
+        def write(event: str, **values: Any) -> None:
+            print(f"engine, {level}: {event} {values or ''}", file=sys.stderr)
+            if level == "exception":
+                traceback.print_exc()
+
+        return write
+
+
+class Core:
+    """Submits requests, steps as often as asked, and keeps what was drawn."""
+
+    def __init__(self, served: Served, sampling: SamplingParams = GREEDY) -> None:
+        """`sampling`: of all requests."""
+        config, checkpoint = served.config, served.checkpoint
+        batching = Batching(config.max_batch_size, config.max_tokens_per_step)
+        longest = longest_sequence(served.runner, batching, checkpoint.max_context_tokens)
+        terms = Terms(checkpoint.fingerprint, checkpoint.vocab_size, longest, config.max_batch_size)
+        hooks = Hooks(self._get_requests, self._on_responses, self._get_stops, lambda _: None)
+        self._engine = assemble(served.runner, terms, batching, hooks, time.monotonic, cast(Any, StderrLog()))
+        self._sampling = sampling
+        self._inbox: list[Submit] = []
+        self._stops: list[Stop] = []
+        self._prompts: dict[int, int] = {}
+        self._live: set[int] = set()
+        self._number = 0
+        self._ticks = self._drawn = self._context = 0
+        self.drawn: dict[int, list[Drawn]] = {}
+        """By request number."""
+
+    def submit(self, asks: Sequence[CoreAsk]) -> range:
+        """Returns the requests' numbers."""
+        numbers = range(self._number, self._number + len(asks))
+        self._number = numbers.stop
+        for number, ask in zip(numbers, asks, strict=True):
+            self._inbox.append(submit(number, ask.prompt, ask.max_tokens, self._sampling))
+            self._prompts[number] = len(ask.prompt)
+            self.drawn[number] = []
+        self._live.update(numbers)
+        return numbers
+
+    def settle(self) -> None:
+        """Until all live requests generate, and some steps longer."""
+        while any(not self.drawn[number] for number in self._live):
+            self._step()
+        self.advance(4)
+
+    def advance(self, steps: int) -> StepWindow:
+        """Counts only steps that drew something."""
+        end, drawn, context = self._ticks + steps, self._drawn, self._context
+        began = time.perf_counter()
+        while self._ticks < end:
+            self._step()
+        seconds = time.perf_counter() - began
+        return StepWindow(steps, seconds, self._drawn - drawn, self._context - context)
+
+    def finish(self) -> float:
+        """Until every request has ended; returns seconds."""
+        began = time.perf_counter()
+        while self._live:
+            self._step()
+        seconds = time.perf_counter() - began
+        while self._engine.step():
+            pass  # Steps that were launched ahead.
+        return seconds
+
+    def stop(self) -> None:
+        """End all live requests."""
+        self._stops += [Stop(number, ATTEMPT) for number in self._live]
+        self.finish()
+
+    def _step(self) -> None:
+        if not self._engine.step() and self._live and not self._inbox:
+            raise RuntimeError(f"the engine has nothing to do, but {len(self._live)} requests have not ended")
+
+    def _get_requests(self, limit: int) -> list[Submit]:
+        taken, self._inbox = self._inbox[:limit], self._inbox[limit:]
+        return taken
+
+    def _get_stops(self) -> list[Stop]:
+        taken, self._stops = self._stops, []
+        return taken
+
+    def _on_responses(self, responses: Responses) -> None:
+        for _, fault in responses.refused:
+            raise RuntimeError(f"the engine refused: {fault.message}")
+        drawn = 0
+        for row in responses.rows:
+            if row.end is not None:
+                self._live.discard(row.request)
+                if row.end.fault is not None:
+                    raise RuntimeError(f"the engine failed: {row.end.fault.message}")
+            mine = self.drawn[row.request]
+            mine += map(Drawn, row.tokens, row.logprobs or repeat(None))
+            drawn += len(row.tokens)
+            self._context += self._prompts[row.request] + len(mine)
+        self._drawn += drawn
+        self._ticks += bool(drawn)
+
+
+def random_prompts(count: int, tokens: int, vocab_size: int, seed: int) -> list[list[int]]:
+    """Without common prefixes, almost surely."""
+    source = random.Random(seed)
+    return [[source.randrange(vocab_size) for _ in range(tokens)] for _ in range(count)]
+
+
+def freeze_heap() -> None:
+    """The garbage collector ignores existing objects from here on, as in the engine's own process."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,61 @@
+"""The machine: where figures were measured, what it has, and what is missing."""
+
+import platform
+import shutil
+import sys
+from importlib.util import find_spec
+
+import torch
+
+from bench.gpu import standins
+from bench.harness.origin import command, now, packages_text, versions
+from engine_worker.runner import compiler
+
+PACKAGES = ("torch", "triton", "transformers", "flash-attn", "flash-attn-3", "flash-attn-4", "numpy", "safetensors")
+OPTIONAL = ("msgspec", "structlog", "matplotlib", "vllm", "sglang", "nanovllm")
+"""Module names; without the first two, stand-ins are used and ranks are not compared."""
+SIDE_BY_SIDE = ("torch", "triton", "transformers", "flash-attn", "vllm", "sglang", "nano-vllm")
+
+
+def origin(arguments: list[str], device: torch.device) -> dict[str, str]:
+    found = {
+        "date": now(),
+        "command": command("bench.gpu", arguments),
+        "device": _short_device(device),
+        "software": f"Python {platform.python_version()}, {packages_text(versions(SIDE_BY_SIDE))}",
+    }
+    stood_in = ", ".join(standins.installed())
+    return found | ({"stood in for": stood_in} if stood_in else {})
+
+
+def facts(device: torch.device) -> dict[str, str]:
+    """Most important first."""
+    present = versions(PACKAGES)
+    absent = [name for name in OPTIONAL if name in standins.installed() or find_spec(name) is None]
+    return {
+        "device": _device(device),
+        "compiler": compiler.missing() or "Triton can compile",
+        "packages": packages_text(present),
+        "not installed": ", ".join([name for name in PACKAGES if name not in present] + absent) or "nothing",
+        "CUDA of torch": str(torch.version.cuda),
+        "Python": f"{platform.python_version()}, {sys.platform}, {platform.machine()}",
+        "free disk": f"{shutil.disk_usage('.').free >> 30} GiB",
+    }
+
+
+def _short_device(device: torch.device) -> str:
+    if device.type != "cuda":
+        return f"CPU, {torch.get_num_threads()} threads"
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+
+
+def _device(device: torch.device) -> str:
+    if device.type != "cuda":
+        return f"a CPU, {torch.get_num_threads()} threads: its figures say nothing about a GPU"
+    found = torch.cuda.get_device_properties(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return (
+        f"{found.name}, compute capability {found.major}.{found.minor}, {found.multi_processor_count} multiprocessors, "
+        f"{free >> 30} of {total >> 30} GiB free; {torch.cuda.device_count()} of them"
+    )

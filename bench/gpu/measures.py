@@ -1,0 +1,165 @@
+"""What is measured: generation, prompts, idle time and throughput, beside what the device can do in the same run."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from bench.gpu.engine import Core, CoreAsk, Served, StepWindow, freeze_heap, random_prompts
+from bench.gpu.findings import Decode, Gaps, PromptRate, Rates, Skip, Throughput
+from bench.gpu.shapes import Workload
+from bench.systems.submits import GREEDY
+from sluice.ring.params import SamplingParams
+
+SLUICE = "Sluice"
+AS_SERVED, EAGER, FREE = "as served", "eager", "temperature 1"
+PEAKED, FLAT = "top-p 0.9, peaked", "top-p 0.9, flat"
+"""Modes. Random weights predict nearly flat distributions: top-p then passes half of the vocabulary, far more than the
+sampler examines in its first pass, which is the worst case. At a low temperature only a few tokens pass, as with a
+confident trained model."""
+SAMPLING: Mapping[str, SamplingParams] = {
+    FREE: SamplingParams(),
+    PEAKED: SamplingParams(temperature=0.05, top_p=0.9),
+    FLAT: SamplingParams(top_p=0.9),
+}
+"""Of the modes that are not greedy."""
+ROUNDS = 3
+SPARE = 32
+"""Steps besides the measured ones."""
+SHORTEST_GAP = 5e-6
+"""Seconds: under the profiler, kernels of one graph are that far apart."""
+
+
+def fastest(device: torch.device, work: Callable[[], object], rounds: int = 5, repeats: int = 4) -> float:
+    """Seconds of one `work`: the least of the rounds, each of `repeats` calls."""
+    work()
+    found = []
+    for _ in range(rounds):
+        wait(device)
+        began = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        wait(device)
+        found.append((time.perf_counter() - began) / repeats)
+    return min(found)
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def rates(device: torch.device, dtype: torch.dtype, copied: int, side: int) -> Rates:
+    """A copy of `copied` bytes, and a product of two square matrices."""
+    return Rates(2 * copied / _copy(device, copied), 2 * side**3 / _product(device, dtype, side))
+
+
+def _copy(device: torch.device, size: int) -> float:
+    source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    return fastest(device, lambda: target.copy_(source))
+
+
+def _product(device: torch.device, dtype: torch.dtype, side: int) -> float:
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return fastest(device, lambda: left @ right)
+
+
+def _serve(served: Served, count: int, tokens: int, output: int, seed: int) -> float:
+    """Seconds for `count` requests at once."""
+    prompts = random_prompts(count, tokens, served.shape.vocab_size, seed)
+    core = Core(served)
+    freeze_heap()
+    began = time.perf_counter()
+    core.submit([CoreAsk(prompt, output) for prompt in prompts])
+    core.finish()
+    return time.perf_counter() - began
+
+
+def prompt_rate(served: Served, count: int, tokens: int) -> PromptRate:
+    """`count` prompts at once, one token after each; the second of two rounds."""
+    _, seconds = [_serve(served, count, tokens, 1, seed) for seed in (1, 2)]
+    flops = count * (2 * served.shape.matrices * tokens + 2 * served.shape.head_sizes * tokens**2)
+    return PromptRate(served.shape.name, count, tokens, count * tokens / seconds, flops / seconds)
+
+
+def throughput(served: Served, work: Workload) -> Throughput:
+    """Requests at once, as the peers get them; the faster of two rounds."""
+    times = [_serve(served, work.batch, work.prompt_tokens, work.output_tokens, seed) for seed in work.seeds]
+    return work.result(SLUICE, served.shape.name, min(times))
+
+
+def decode(served: Served, mode: str, batch: int, prompt: int, steps: int) -> Decode:
+    """The fastest of three windows of `steps`, with all sequences generating."""
+    core = _settled(served, mode, batch, prompt, ROUNDS * steps)
+    window = _fastest_window(core, steps)
+    core.stop()
+    step = window.seconds / window.steps
+    read = served.weight_bytes + served.token_bytes * window.context / window.steps
+    context = window.context // window.tokens
+    return Decode(served.shape.name, mode, batch, context, step, window.tokens / window.seconds, read / step)
+
+
+def gaps(served: Served, mode: str, device: torch.device, batch: int, prompt: int, steps: int) -> Gaps:
+    """Windows for the time, and one for the profiler."""
+    core = _settled(served, mode, batch, prompt, (ROUNDS + 2) * steps)
+    window = _fastest_window(core, steps)
+    found = idle(device, lambda: core.advance(steps))
+    core.stop()
+    step = window.seconds / window.steps
+    return Gaps(served.shape.name, mode, batch, served.runner.overlap, step, found.total / steps, found.longest)
+
+
+def _fastest_window(core: Core, steps: int) -> StepWindow:
+    return min((core.advance(steps) for _ in range(ROUNDS)), key=lambda window: window.seconds)
+
+
+def _settled(served: Served, mode: str, batch: int, prompt: int, steps: int) -> Core:
+    """A core whose sequences all generate, and can for `steps` and some more."""
+    core = Core(served, SAMPLING.get(mode, GREEDY))
+    # Early sequences generate while the prompts of later ones are read, so they need that many tokens more.
+    reading = -(-batch * prompt // served.config.max_tokens_per_step) + batch // served.config.max_batch_size
+    prompts = random_prompts(batch, prompt, served.shape.vocab_size, seed=batch)
+    core.submit([CoreAsk(tokens, reading + steps + SPARE) for tokens in prompts])
+    core.settle()
+    freeze_heap()
+    return core
+
+
+class Idle(NamedTuple):
+    """Seconds without work between a device's first and last activity."""
+
+    total: float
+    longest: float
+
+
+def idle(device: torch.device, work: Callable[[], object]) -> Idle:
+    """By torch's profiler. Raises Skip if it records nothing."""
+    cuda = device.type == "cuda"
+    watched = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
+    # On a CPU the model runs in a thread of the runner's.
+    threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[watched], experimental_config=None if cuda else threads) as profiler:
+        work()
+        wait(device)
+    kind = DeviceType.CUDA if cuda else DeviceType.CPU
+    events = profiler.profiler.kineto_results.events()
+    spans = [(event.start_ns(), event.end_ns()) for event in events if event.device_type() == kind]
+    if not spans:
+        raise Skip("torch's profiler saw nothing on the device")
+    return uncovered(spans)
+
+
+def uncovered(spans: Iterable[tuple[int, int]]) -> Idle:
+    """Gaps between spans given in nanoseconds, in any order."""
+    total = longest = 0.0
+    reached: int | None = None
+    for start, end in sorted(spans):
+        gap = 0.0 if reached is None else (start - reached) * 1e-9
+        if gap >= SHORTEST_GAP:
+            total, longest = total + gap, max(longest, gap)
+        reached = end if reached is None else max(reached, end)
+    return Idle(total, longest)

@@ -1,1 +1,0 @@
-"""What is measured: figures, each beside what the device can do in the same run."""

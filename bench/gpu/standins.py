@@ -1,0 +1,93 @@
+"""Stand-ins for packages that a machine with only torch and transformers lacks: msgspec's Structs as plain Python
+objects, without codecs, and structlog's types.
+
+Nothing checks values nor prevents writes to a frozen Struct: a check in each `__setattr__` would take longer than
+everything else about a Struct, and would count as the engine's own time.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
+from inspect import get_annotations
+from types import ModuleType
+from typing import Any, TypeVar, dataclass_transform
+
+S = TypeVar("S", bound="Struct")
+
+
+class Meta:
+    """Bounds of a type, which `Struct` ignores."""
+
+    def __init__(self, **bounds: Any) -> None:
+        self.bounds = bounds
+
+
+@dataclass_transform()
+class Struct:
+    """Fields are the annotations, those of base classes first; equal by value."""
+
+    def __init_subclass__(cls, *, frozen: bool = False, **options: Any) -> None:
+        """`options` concern encoding only."""
+        super().__init_subclass__()
+        for name in get_annotations(cls):
+            default = cls.__dict__.get(name)
+            if isinstance(default, list | dict | set):
+                setattr(cls, name, field(default_factory=default.copy))
+        dataclass(unsafe_hash=frozen)(cls)
+
+
+def replace(struct: S, **changes: Any) -> S:
+    """A copy with other values. Raises TypeError on an unknown field."""
+    kind = type(struct)
+    values = struct.__dict__ | changes
+    if len(values) != len(struct.__dict__):
+        unknown = ", ".join(sorted(changes.keys() - struct.__dict__.keys()))
+        raise TypeError(f"{kind.__name__} has no field {unknown}")
+    copy = kind.__new__(kind)
+    copy.__dict__.update(values)
+    return copy
+
+
+def asdict(struct: Struct) -> dict[str, Any]:
+    """Values by name, not recursive."""
+    return {entry.name: getattr(struct, entry.name) for entry in fields(struct)}  # type: ignore[arg-type]
+
+
+class BoundLogger:
+    """For signatures only: loggers are passed in."""
+
+
+def msgspec() -> list[ModuleType]:
+    package, structs = ModuleType("msgspec"), ModuleType("msgspec.structs")
+    package.Struct, package.Meta, package.structs = Struct, Meta, structs  # type: ignore[attr-defined]
+    structs.replace, structs.asdict = replace, asdict  # type: ignore[attr-defined]
+    return [package, structs]
+
+
+def structlog() -> list[ModuleType]:
+    package, stdlib, typing = (ModuleType(name) for name in ("structlog", "structlog.stdlib", "structlog.typing"))
+    package.stdlib, package.typing = stdlib, typing  # type: ignore[attr-defined]
+    stdlib.BoundLogger = BoundLogger  # type: ignore[attr-defined]
+    for name in ("EventDict", "ExcInfo", "Processor", "WrappedLogger"):
+        setattr(typing, name, Any)
+    return [package, stdlib, typing]
+
+
+MAKERS: Mapping[str, Callable[[], list[ModuleType]]] = {"msgspec": msgspec, "structlog": structlog}
+STANDS_IN = "stands_in"
+"""An attribute that only stand-ins have."""
+
+
+def install() -> None:
+    """Register stand-ins for missing packages."""
+    for name, make in MAKERS.items():
+        if name not in sys.modules and find_spec(name) is None:
+            for module in make():
+                setattr(module, STANDS_IN, True)
+                sys.modules[module.__name__] = module
+
+
+def installed() -> tuple[str, ...]:
+    """Names of packages that are stood in for."""
+    return tuple(name for name in MAKERS if hasattr(sys.modules.get(name), STANDS_IN))

@@ -1,0 +1,59 @@
+"""Plain gRPC calls, as a client in any language makes them."""
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+from google.rpc import error_details_pb2, status_pb2
+from grpc import aio
+
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1.generation_pb2_grpc import GenerationServiceStub
+from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
+
+TENANT_KEY = "x-sluice-tenant"
+STATUS_KEY = "grpc-status-details-bin"
+
+
+class StreamTimes(msgspec.Struct, frozen=True):
+    """One stream, in seconds since its call."""
+
+    first_token: float
+    gaps: list[float]
+    """Between two deltas."""
+
+
+def spec(prompt: Sequence[int], max_tokens: int, request_id: str = "", **fields: Any) -> pb.GenerationSpec:
+    """Greedy, ignoring EOS."""
+    return pb.GenerationSpec(
+        request_id=request_id,
+        token_ids=pb.TokenIds(ids=prompt),
+        stopping=StoppingCriteria(max_tokens=max_tokens, ignore_eos=True),
+        sampling=SamplingParams(temperature=0.0),
+        **fields,
+    )
+
+
+async def deltas(stub: GenerationServiceStub, asked: pb.GenerationSpec, tenant: str = "") -> AsyncIterator[int]:
+    """Number of tokens of each delta, as it comes. Raises grpc.RpcError."""
+    metadata = ((TENANT_KEY, tenant),) if tenant else ()
+    stream: Any = stub.GenerateStream(pb.GenerateStreamRequest(spec=asked), metadata=metadata)
+    async for event in stream:
+        if event.delta.token_count:
+            yield event.delta.token_count
+
+
+async def time_stream(stub: GenerationServiceStub, asked: pb.GenerationSpec, tenant: str = "") -> StreamTimes:
+    """Read to its end. Raises grpc.RpcError."""
+    began = time.perf_counter()
+    times = [time.perf_counter() async for _ in deltas(stub, asked, tenant)]
+    return StreamTimes(times[0] - began, [b - a for a, b in pairwise(times)])
+
+
+def has_retry_info(error: aio.AioRpcError) -> bool:
+    """Whether the error says when to retry."""
+    found: Mapping[str, Any] = dict(error.trailing_metadata())
+    status = status_pb2.Status.FromString(found.get(STATUS_KEY, b""))
+    return any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in status.details)

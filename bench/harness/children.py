@@ -1,0 +1,94 @@
+"""Systems in child processes: loads on standard input, runs on standard output, one JSON line each."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Generic, Self, TypeVar, cast
+
+import msgspec
+
+from bench.harness.load import Load, R, Run
+
+L = TypeVar("L", bound=Load)
+
+READY = b"ready\n"
+ROOT = Path(__file__).parents[2]
+CLOSE_SECONDS = 20.0
+
+
+class SystemProcess(Generic[R]):
+    """A `python -m module` that serves loads. Raises RuntimeError when the process dies.
+
+    Its first load waits until it is ready, not the constructor, so that several children start at the same time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        log: Path,
+        answers: type[R],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`log` receives standard error; `environment` defaults to ours."""
+        self.name = name
+        self._answers = answers
+        self._log = log
+        command = [sys.executable, "-m", module, *arguments]
+        with log.open("ab") as stream:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream, cwd=ROOT, env=environment
+            )
+        # Never None: both are pipes.
+        self._stdin = cast(IO[bytes], self._process.stdin)
+        self._stdout = cast(IO[bytes], self._process.stdout)
+        self._ready = False
+
+    def run(self, load: Load) -> R:
+        # Loading takes seconds: children start together and are awaited one by one.
+        if not self._ready:
+            self._ready = self._read() == READY
+        self._stdin.write(msgspec.json.encode(load) + b"\n")
+        self._stdin.flush()
+        return msgspec.json.decode(self._read(), type=self._answers)
+
+    def close(self) -> None:
+        """Close its input, and kill it if it does not exit."""
+        self._stdin.close()
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _read(self) -> bytes:
+        line = self._stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} died:\n{self._log.read_text(errors='replace')[-4000:]}")
+        return line
+
+
+def serve(answer: Callable[[L], Run], loads: type[L]) -> None:
+    """The child's side: answer loads of this type until standard input ends."""
+    lines = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # Libraries print to standard output too, and must not corrupt the answers.
+    lines.write(READY)
+    lines.flush()
+    for line in sys.stdin.buffer:
+        lines.write(msgspec.json.encode(answer(msgspec.json.decode(line, type=loads))) + b"\n")
+        lines.flush()
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far, user and system, all threads. From Linux' /proc, in ticks of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,180 @@
+"""A load (requests), what a system made of it (a run), and which request goes in when."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from sluice.ring.params import RetentionParams
+from sluice.ring.wire import TokenRow
+
+
+class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One request: greedy, ignoring EOS, so that its output length is known beforehand."""
+
+    prompt: list[int]
+    max_tokens: int
+
+
+class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    asks: Sequence[Ask]
+    width: int
+    """Most requests in flight; the next is submitted as soon as one ends."""
+    salt: str = ""
+    """Prefix-cache domain: one load must not find what another computed."""
+    ids: bool = False
+    """Return token ids."""
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens of all requests."""
+        return sum(ask.max_tokens for ask in self.asks)
+
+
+class EngineAsk(Ask, frozen=True):
+    """A request with what only the engine alone understands."""
+
+    arrives: float | None = None
+    """Seconds after all initial requests have their first token. None: an initial request."""
+    passed: float = 0.0
+    """Seconds by which the engine's clock is advanced, without waiting, before this request."""
+    retention: RetentionParams = RetentionParams()
+    ends_after: int | None = None
+    """Output tokens after which it is cancelled, as by a stop string. None: it runs to max_tokens."""
+
+
+class EngineLoad(Load, frozen=True):
+    asks: Sequence[EngineAsk]
+    settings: dict[str, Any] | None = None
+    """If given, a new engine with these settings and an empty cache serves this load, within the process's memory."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(ask.max_tokens if ask.ends_after is None else ask.ends_after for ask in self.asks)
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """One request, in seconds since the load began."""
+
+    submitted: float
+    arrivals: list[float]
+    """One per delta."""
+    counts: list[int]
+    """Tokens of each delta."""
+    tokens: list[int]
+    """Output token ids, if requested."""
+    cached_tokens: int = 0
+    """Prompt tokens from the prefix cache, if the system reports them."""
+
+    @property
+    def first_token_ms(self) -> float:
+        return 1000 * (self.arrivals[0] - self.submitted)
+
+
+class Run(msgspec.Struct, frozen=True):
+    seconds: float
+    """From the first submission to the last token."""
+    cpu: dict[str, float]
+    """CPU seconds by process."""
+    traces: list[Trace]
+    """In the order of the load's requests."""
+
+
+class EngineRun(Run, frozen=True):
+    steps: int = 0
+    """Steps with work in them."""
+
+
+R = TypeVar("R", bound=Run)
+R_co = TypeVar("R_co", bound=Run, covariant=True)
+
+
+class System(Protocol[R_co]):
+    """Something that can be measured."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, load: Load) -> R_co: ...
+
+
+class Configured:
+    """The engine alone under given settings: a new engine per load."""
+
+    def __init__(self, name: str, engine: System[EngineRun], settings: dict[str, Any]) -> None:
+        self.name = name
+        self._engine = engine
+        self._settings = settings
+
+    def run(self, load: Load) -> EngineRun:
+        return self._engine.run(replace(load, settings=self._settings))
+
+
+class Feed:
+    """Hands out the requests of a load by index, at most `width` in flight."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._next = 0
+        self._live = 0
+
+    @property
+    def live(self) -> bool:
+        """Some submitted request has not ended."""
+        return self._live > 0
+
+    def due(self) -> range:
+        """Indices of the requests to submit now."""
+        due = range(self._next, min(self._next + self._load.width - self._live, len(self._load.asks)))
+        self._next = due.stop
+        self._live += len(due)
+        return due
+
+    def on_ended(self, count: int = 1) -> None:
+        self._live -= count
+
+
+class Arrivals:
+    """A feed whose load ends with timed requests: these are submitted at their time, whatever else is in flight."""
+
+    def __init__(self, load: EngineLoad) -> None:
+        self._times = [ask.arrives for ask in load.asks if ask.arrives is not None]
+        self._untimed = len(load.asks) - len(self._times)
+        self._feed = Feed(replace(load, asks=load.asks[: self._untimed]))
+        self._silent = self._untimed
+        """Initial requests without a token so far."""
+        self._zero = 0.0
+        """When the last of them got its first token: timed requests count from here."""
+        self._submitted = 0
+        """Timed requests so far."""
+        self._live = 0
+        """Of these, in flight."""
+
+    @property
+    def over(self) -> bool:
+        """Every request was submitted and has ended."""
+        return not self._feed.live and not self._live and self._submitted == len(self._times)
+
+    def due(self, now: float) -> Iterator[tuple[int, float]]:
+        """Requests to submit now, and when each of them arrived; seconds since the load began."""
+        for i in self._feed.due():
+            yield i, now
+        while not self._silent and self._submitted < len(self._times):
+            at = self._zero + self._times[self._submitted]
+            if at > now:
+                break
+            self._submitted += 1
+            self._live += 1
+            yield self._untimed + self._submitted - 1, at
+
+    def on_rows(self, now: float, rows: Iterable[tuple[int, TokenRow]]) -> None:
+        for i, row in rows:
+            if i >= self._untimed:
+                self._live -= row.end is not None
+                continue
+            if row.offset == 0 and row.tokens:
+                self._silent -= 1
+                self._zero = now
+            if row.end is not None:
+                self._feed.on_ended()

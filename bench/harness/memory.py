@@ -1,0 +1,99 @@
+"""Resident memory of a ring's services over time, from Linux' /proc."""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    from sluice.launch import Ring
+
+EVERY_SECONDS = 1.0
+MEBIBYTE = 1 << 20
+
+
+class Trail(msgspec.Struct, frozen=True):
+    """One process, for as long as it lived."""
+
+    service: str
+    seconds: list[float]
+    """Since the watch began."""
+    mebibytes: list[float]
+
+    @property
+    def role(self) -> str:
+        """Such as "engine"."""
+        return self.service.partition("-")[0]
+
+    def after(self, seconds: float) -> "Trail":
+        """Without the first seconds of the process's life."""
+        pairs = zip(self.seconds, self.mebibytes, strict=True)
+        kept = [(at, size) for at, size in pairs if at - self.seconds[0] >= seconds]
+        return Trail(self.service, [at for at, _ in kept], [size for _, size in kept])
+
+
+class MemoryWatch:
+    """Samples every process of a ring; a restarted service begins a new trail."""
+
+    def __init__(self, ring: "Ring") -> None:
+        self.began = time.monotonic()
+        self._ring = ring
+        self._trails: dict[tuple[str, int], Trail] = {}
+
+    @property
+    def trails(self) -> list[Trail]:
+        """By service, then by start."""
+        return sorted(self._trails.values(), key=lambda trail: (trail.service, trail.seconds[0]))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.sample()
+            await asyncio.sleep(EVERY_SECONDS)
+
+    def sample(self) -> None:
+        at = round(time.monotonic() - self.began, 2)
+        for name, pid in self._ring.pids.items():
+            if size := resident_bytes(pid):
+                trail = self._trails.setdefault((name, pid), Trail(name, [], []))
+                trail.seconds.append(at)
+                trail.mebibytes.append(round(size / MEBIBYTE, 2))
+
+
+def resident_bytes(pid: int) -> int:
+    """0 if the process has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def before_and_after(trails: Iterable[Trail], until: float) -> dict[str, tuple[float, float]]:
+    """MiB by service: the last sample before that time, and the last of all, which may be another process's."""
+    found: dict[str, tuple[float, float]] = {}
+    for trail in sorted(trails, key=lambda trail: trail.seconds[0]):
+        early = [size for at, size in zip(trail.seconds, trail.mebibytes, strict=True) if at <= until]
+        before = found.get(trail.service, (trail.mebibytes[0], 0.0))[0]
+        found[trail.service] = (early[-1] if early else before, trail.mebibytes[-1])
+    return found
+
+
+def slope(trails: Sequence[Trail]) -> float | None:
+    """Growth in MiB per minute of process life: least squares, with an offset for each process.
+
+    None if no process was sampled twice.
+    """
+    above = below = 0.0
+    for trail in trails:
+        at, size = np.array(trail.seconds), np.array(trail.mebibytes)
+        if len(at) > 1:
+            at = at - at.mean()
+            above += float(at @ (size - size.mean()))
+            below += float(at @ at)
+    return 60 * above / below if below else None

@@ -1,0 +1,56 @@
+"""Models to serve, the bundled checkpoint and random weights in the shape of Qwen3-0.6B, and prompts for them."""
+
+import argparse
+import inspect
+import json
+import shutil
+import subprocess
+import typing
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+import sluice
+
+TINY = Path(sluice.__file__).parent / "tiny_model" / "checkpoint"
+
+SOURCES = (argparse, inspect, subprocess, typing)
+QWEN3_06B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": True,
+    "vocab_size": 151936,
+    "eos_token_id": 4093,
+}
+
+
+def write_qwen3_06b(folder: Path) -> Path:
+    """A model folder without weights, for `weights="random"`, whose tokenizer has a text for every id."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(QWEN3_06B))
+    shutil.copy(TINY / "tokenizer_config.json", folder)
+    tokenizer = json.loads((TINY / "tokenizer.json").read_text(encoding="utf-8"))
+    known = set(tokenizer["model"]["vocab"].values()) | {token["id"] for token in tokenizer["added_tokens"]}
+    tokenizer["model"]["vocab"] |= {f"w{i}": i for i in range(QWEN3_06B["vocab_size"]) if i not in known}  # type: ignore[call-overload]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    return folder
+
+
+def python_prompts(model: Path, count: int, tokens: int) -> list[list[int]]:
+    """`count` prompts of `tokens` token ids each, stretches of the standard library that differ from their first block
+    on. The tiny model was trained on Python, so its continuations look like real work."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    ids: list[int] = [i for module in SOURCES for i in tokenizer.encode(inspect.getsource(module)).ids]
+    stride = max(1, (len(ids) - tokens) // count)
+    return [ids[at : at + tokens] for at in range(0, count * stride, stride)]

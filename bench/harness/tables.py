@@ -1,0 +1,57 @@
+"""Numbers and tables as text, the same on a page and on a terminal."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Table(NamedTuple):
+    """The first column names the row."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+
+
+class Section(NamedTuple):
+    """A topic's part of the page."""
+
+    title: str
+    question: str
+    answers: list[str]
+    tables: list[Table]
+
+
+def table(columns: str, rows: Iterable[str]) -> Table:
+    """Header and rows as lines of cells separated by bars."""
+    return Table(_cells(columns), [_cells(row) for row in rows])
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")]
+
+
+def short(value: float) -> str:
+    """Three significant digits, without trailing zeros."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, in a column; a dash for None."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def numbers(*values: float | None) -> str:
+    """Such as p50 and p99 in one cell."""
+    return " · ".join(map(number, values))
+
+
+def span(values: Sequence[float], form: str) -> str:
+    """From the least to the greatest."""
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,68 @@
+"""A topic: one question, from how much is measured over the result to words and a picture; and fair rounds."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from matplotlib.figure import Figure
+from msgspec.structs import replace
+
+from bench.harness.load import Load, R, System
+from bench.harness.stats import Figures
+from bench.harness.tables import Section, number, numbers
+
+Step = Callable[[str], None]
+"""Progress: called once per run with what was done."""
+
+
+class Topic(NamedTuple):
+    plan: Callable[[bool, int, Path], Any]
+    """(quick, threads, folder for model files) → how much is measured; has `steps`, the number of progress steps."""
+    measure: Callable[[Any, Path, Step], msgspec.Struct]
+    """(plan, folder for logs, step) → the result."""
+    result: type[msgspec.Struct]
+    section: Callable[[Any], Section]
+    draw: Callable[[Any], Figure]
+
+
+def engine_settings(threads: int, **others: Any) -> dict[str, Any]:
+    """Settings of the tiny model's engine."""
+    return {"threads": threads, "kv_cache_tokens": 65536, **others}
+
+
+def rate_text(figures: Figures) -> str:
+    """Tokens per second with their range over the rounds."""
+    slowest, fastest = figures.tokens_per_second_range
+    return f"{number(figures.tokens_per_second)} ({number(slowest)}–{number(fastest)})"
+
+
+def latency_cells(figures: Figures) -> str:
+    """Two cells: first token and inter-token time, p50 · p99."""
+    first = numbers(figures.first_token_p50, figures.first_token_p99)
+    return f"{first} | {numbers(figures.inter_token_p50, figures.inter_token_p99)}"
+
+
+def interleave(loads: Sequence[tuple[System[R], Load]], repeats: int, step: Step) -> list[list[R]]:
+    """Runs of each system under its load, one list per pair.
+
+    Every second round goes backwards, so that drift of the machine affects all systems alike. A short uncounted round
+    warms up. Each round has a prefix-cache domain of its own.
+    """
+    for system, load in loads:
+        system.run(_brief(load))
+        step(f"{system.name}, warming up")
+    runs: list[list[R]] = [[] for _ in loads]
+    for repeat in range(repeats):
+        order = range(len(loads)) if repeat % 2 == 0 else reversed(range(len(loads)))
+        for i in order:
+            system, load = loads[i]
+            runs[i].append(system.run(replace(load, salt=f"{load.salt}-{repeat}")))
+            step(f"{system.name}, round {repeat + 1} of {repeats}")
+    return runs
+
+
+def _brief(load: Load) -> Load:
+    """The first `width` requests with two tokens each: the same shapes, little time."""
+    asks = [replace(ask, max_tokens=min(ask.max_tokens, 2)) for ask in load.asks[: load.width]]
+    return replace(load, asks=asks, salt=f"{load.salt}-warm")

@@ -1,0 +1,208 @@
+"""Overload: how soon rejected clients know, and what one tenant's flood means to another."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench.harness.log_lines import RequestLines
+from bench.harness.models import TINY
+from bench.harness.stats import percentile
+from bench.harness.style import BLUE, GREY, INK, ORANGE, SOFT, TEAL, canvas, frame, note, shares
+from bench.harness.tables import Section, Table, number, numbers, short, table
+from bench.harness.topic import Step, Topic, engine_settings
+from bench.overload.refusals import Burst, Retried, Volley, measure_burst, measure_retries
+from bench.overload.tenants import TenantPlan, Tenants, measure_tenants
+from sluice.launch import Ring
+
+MOST_TIMES_SLOWER = 2.0
+"""That the other tenant's first token may take."""
+LEAST_MS = 0.01
+ROOM = {"log": 200.0, "linear": 1.6}
+"""Right end of the axis by the longest time: labels stand beside the curves."""
+CLIENT_COLOURS = (GREY, ORANGE, BLUE, INK)
+Curve = tuple[str, Sequence[float], str]
+"""Name, sorted times, colour."""
+
+
+class OverloadPlan(msgspec.Struct, frozen=True):
+    threads: int
+    volleys: list[Volley]
+    """One after the other."""
+    retried: int
+    """Requests at once, of the client that retries."""
+    first_backoff: float
+    """Seconds, of that client, where the server does not say when to retry."""
+    tenants: TenantPlan
+    batch: int
+    """The engine's, shared by the tenants."""
+    max_live: int = 8
+    max_waiting: int = 16
+
+    @property
+    def steps(self) -> int:
+        return len(self.volleys) + 2
+
+
+class OverloadResult(msgspec.Struct, frozen=True):
+    max_live: int
+    max_waiting: int
+    bursts: list[Burst]
+    retried: Retried
+    tenants: Tenants
+
+
+def plan(quick: bool, threads: int, _: Path) -> OverloadPlan:
+    requests = 100 if quick else 1000
+    paced = [Volley(requests, seconds) for seconds in ((0.0, 1.0) if quick else (0.0, 1.0, 5.0))]
+    return OverloadPlan(
+        threads,
+        volleys=[*paced, Volley(4 * requests, connections=8)],
+        retried=requests,
+        first_backoff=1.0 if quick else 4.0,
+        tenants=TenantPlan(1, 3, 16, 100) if quick else TenantPlan(5, 40, 64, 400),
+        batch=8 if quick else 16,
+    )
+
+
+def measure(plan: OverloadPlan, _: Path, step: Step) -> OverloadResult:
+    """A ring with a small queue, then one with a large one."""
+    lines = RequestLines()
+    small = {"max_live": plan.max_live, "max_waiting": plan.max_waiting}
+    with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=small, observe=lines) as ring:
+        bursts, again = asyncio.run(_measure_refusals(ring, lines, plan, step))
+    engine = engine_settings(plan.threads, max_batch_size=plan.batch)
+    with Ring(TINY, engine_args=engine, observe=lines) as ring:
+        shared = asyncio.run(measure_tenants(ring.address, lines, plan.tenants, plan.batch))
+        step("two tenants")
+    return OverloadResult(plan.max_live, plan.max_waiting, bursts, again, shared)
+
+
+async def _measure_refusals(
+    ring: Ring, lines: RequestLines, plan: OverloadPlan, step: Step
+) -> tuple[list[Burst], Retried]:
+    bursts = []
+    for volley in plan.volleys:
+        bursts.append(await measure_burst(ring, lines, volley))
+        step(f"{volley.requests} requests in {volley.seconds:g} s")
+    again = await measure_retries(ring.address, plan.retried, plan.first_backoff)
+    step(f"{plan.retried} at once with a retry policy")
+    return bursts, again
+
+
+def section(result: OverloadResult) -> Section:
+    plan = result.tenants.plan
+    return Section(
+        "Overload",
+        f"A router with {result.max_live} live and {result.max_waiting} waiting requests at most. *At the client*: "
+        "from call to rejection, in one Python event loop that makes all the calls; *in the router*: from when it has "
+        f"read the message. Then an engine that runs {result.tenants.batch} requests at once, where one tenant always "
+        f"has {plan.flood} requests of {plan.flood_tokens} tokens and another sends one small request after the other, "
+        "in turns with and without that flood.",
+        [*map(_refused, result.bursts), _retried(result), _flooded(result.tenants)],
+        [_refusals_table(result.bursts), _tenants_table(result.tenants)],
+    )
+
+
+def _refused(burst: Burst) -> str:
+    unexplained = f" **{_statuses(burst.unexplained)}** without an answer of the router." if burst.unexplained else ""
+    return (
+        f"{burst.requests:,} requests {_within(burst)}: {burst.refused} rejected, {burst.told_when} of them with "
+        f"RetryInfo; they know after **{number(percentile(burst.client, 99))} ms** (p99) at the client, "
+        f"{number(percentile(burst.router, 99))} ms in the router.{unexplained}"
+    )
+
+
+def _retried(result: OverloadResult) -> str:
+    errors = f" (others: {_statuses(result.retried.errors)})" if result.retried.errors else ""
+    return (
+        f"Through gRPC's own retries {result.retried.served:,} of {result.retried.requests:,} at once are answered"
+        f"{errors}, in {result.retried.seconds:.0f} s."
+    )
+
+
+def _statuses(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+
+
+def _flooded(tenants: Tenants) -> str:
+    ratios = [percentile(tenants.flooded.first_token, p) / percentile(tenants.alone.first_token, p) for p in (50, 99)]
+    return (
+        f"In the other's flood a tenant's first token takes {ratios[0]:.1f} times as long as alone (p50), and "
+        f"**{ratios[1]:.1f} times** at p99 (limit: {MOST_TIMES_SLOWER:g})."
+    )
+
+
+def _within(burst: Burst) -> str:
+    when = f"within {burst.seconds:g} s" if burst.seconds else "at once"
+    return when if burst.connections == 1 else f"{when} over {burst.connections} connections"
+
+
+def _refusals_table(bursts: Sequence[Burst]) -> Table:
+    return table(
+        "requests | served | rejected | at the client p50 · p99, ms | in the router p50 · p99, ms | "
+        "CPU of client · router, ms each",
+        (
+            f"{each.requests:,} {_within(each)} | {each.served} | {each.refused} | {_percentiles(each.client)} | "
+            f"{_percentiles(each.router)} | {numbers(each.cpu['client'], each.cpu['router'])}"
+            for each in bursts
+        ),
+    )
+
+
+def _tenants_table(tenants: Tenants) -> Table:
+    return table(
+        "p50 · p99, ms | first token | of that in the router | between two tokens",
+        (
+            f"{name} | {_percentiles(asked.first_token)} | {_percentiles(asked.queue)} | {_percentiles(asked.gaps)}"
+            for name, asked in (("alone", tenants.alone), ("in the flood", tenants.flooded))
+        ),
+    )
+
+
+def _percentiles(times: Sequence[float]) -> str:
+    return numbers(percentile(times, 50), percentile(times, 99))
+
+
+def draw(result: OverloadResult) -> Figure:
+    """Distributions of rejections and of the other tenant's first token."""
+    tenants = result.tenants
+    figure, ((left, right),) = canvas(
+        (1, 2),
+        (12, 4.8),
+        "Too much at once",
+        f"{result.max_live} live and {result.max_waiting} waiting requests at most; then two tenants, one of which "
+        f"floods with {tenants.plan.flood} requests at a time.",
+    )
+    clients = zip(result.bursts, CLIENT_COLOURS, strict=False)
+    refusals: list[Curve] = [("in the router", result.bursts[0].router, TEAL)]
+    refusals += [(_name(burst), burst.client, colour) for burst, colour in clients]
+    _draw_curves(left, refusals, "log")
+    frame(left, "The rejected know", "% of the rejections, at the client", grid="x")
+    waits = [("alone", tenants.alone.first_token, BLUE), ("flood", tenants.flooded.first_token, ORANGE)]
+    _draw_curves(right, waits, "linear")
+    frame(right, "The other tenant's first token", "% of its requests", grid="x")
+    return figure
+
+
+def _name(burst: Burst) -> str:
+    return f"{burst.requests:,} {f'in {burst.seconds:g} s' if burst.seconds else 'at once'}"
+
+
+def _draw_curves(axes: Axes, curves: Sequence[Curve], scale: str) -> None:
+    longest = max((times[-1] for _, times, _ in curves if times), default=LEAST_MS)
+    axes.set_xscale(scale)
+    axes.set_xlim(LEAST_MS if scale == "log" else 0, ROOM[scale] * longest)
+    for place, (name, times, colour) in enumerate(curves):
+        if not times:
+            continue
+        shares(axes, times, colour, LEAST_MS)
+        label = f"{name}\np50 {short(percentile(times, 50))}, p99 {short(percentile(times, 99))} ms"
+        note(axes, label, (longest, 98 - 18 * place), (14, 0), ha="left", va="top", color=colour)
+    axes.set_xlabel("ms", color=SOFT)
+
+
+TOPIC = Topic(plan, measure, OverloadResult, section, draw)

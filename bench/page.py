@@ -1,0 +1,98 @@
+"""Results on disk, the page under docs/measurements, and the summary on the terminal."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table as RichTable
+
+from bench.catalog import TOPICS
+from bench.harness.origin import Origin
+from bench.harness.tables import Table, plural
+
+OUT = Path(__file__).parents[1] / "docs" / "measurements"
+INTRODUCTION = """# Measurements
+
+Results of `make bench`; `make bench PARTS="policies host"` runs a part of it. Figures of one table come from one run in
+which the systems took turns; each is the median of several rounds, and ratios are medians of the rounds' own ratios.
+Client, router, detokenizers and engine share the cores of one machine, so CPU time per token says more about the cost
+of each part than wall-clock time. Topics about scheduling and the cache drive the engine in process, without the ring.
+"""
+ON_GPUS = """All figures are from CPUs. [gpu.md](gpu.md) holds the results of `python -m bench.gpu` on a GPU.
+"""
+NO_GPU = """All figures are from CPUs. `python -m bench.gpu` measures [on a GPU](../gpu.md#check-and-measure); none was
+available so far, so no such results are committed. Statements in the docs about GPUs are tested with fakes, those about
+several GPUs with gloo; NCCL uses the same code and is unproven.
+"""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A topic's result and where it comes from. On disk, one JSON file per topic."""
+
+    origin: Origin
+    result: Any
+
+
+def save(folder: Path, name: str, measured: Measured) -> None:
+    """<name>.json and <name>.png."""
+    data = msgspec.json.format(msgspec.json.encode(measured), indent=1)
+    (folder / f"{name}.json").write_bytes(data + b"\n")
+    TOPICS[name].draw(measured.result).savefig(folder / f"{name}.png")
+
+
+def load(folder: Path) -> dict[str, Measured]:
+    """Every result in the folder, by topic."""
+    found = {}
+    for name, topic in TOPICS.items():
+        file = folder / f"{name}.json"
+        if file.is_file():
+            measured = msgspec.json.decode(file.read_bytes(), type=Measured)
+            found[name] = Measured(measured.origin, msgspec.convert(measured.result, topic.result))
+    return found
+
+
+def write_page(folder: Path, measured: Mapping[str, Measured]) -> None:
+    """README.md."""
+    parts = [_markdown(name, found) for name, found in measured.items()]
+    gpus = ON_GPUS if (folder / "gpu.md").is_file() else NO_GPU
+    (folder / "README.md").write_text("\n".join([INTRODUCTION, gpus, *parts]), encoding="utf-8")
+
+
+def show(console: Console, measured: Mapping[str, Measured]) -> None:
+    """Tables and answers on the terminal."""
+    for name, found in measured.items():
+        section = TOPICS[name].section(found.result)
+        console.rule(f"[bold]{section.title}")
+        for table in section.tables:
+            console.print(_for_terminal(table))
+        for answer in section.answers:
+            console.print(Markdown(answer))
+
+
+def _markdown(name: str, found: Measured) -> str:
+    section = TOPICS[name].section(found.result)
+    origin = found.origin
+    answers = "\n".join(f"- {answer}" for answer in section.answers)
+    tables = "\n\n".join(_table(table) for table in section.tables)
+    return (
+        f"## {section.title}\n\n{section.question}\n\n{answers}\n\n![{section.title}]({name}.png)\n\n{tables}\n\n"
+        f"`{origin.command}` on {origin.date}, {plural(origin.threads, 'thread')} for each "
+        f"engine and peer, {origin.machine}; {origin.software}. Data: [{name}.json]({name}.json).\n"
+    )
+
+
+def _table(table: Table) -> str:
+    lines = [table.columns, ["---", *["---:" for _ in table.columns[1:]]], *table.rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _for_terminal(table: Table) -> RichTable:
+    shown = RichTable(header_style="bold")
+    for i, column in enumerate(table.columns):
+        shown.add_column(column, justify="right" if i else "left")
+    for row in table.rows:
+        shown.add_row(*(cell.replace("**", "") for cell in row))
+    return shown

@@ -1,1 +1,0 @@
-"""The questions that are asked. Each part returns plain data for the report, the JSON file and the plots."""

@@ -1,0 +1,1 @@
+"""One question per module: how it is measured, and its words and picture."""

@@ -1,0 +1,248 @@
+"""A long prompt arrives while others generate and short prompts follow: who waits, with and without chunking."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System, Trace
+from bench.harness.models import TINY, python_prompts
+from bench.harness.stats import percentile
+from bench.harness.style import BLUE, FAINT, GREY, ORANGE, SOFT, canvas, frame, right
+from bench.harness.tables import Section, number, numbers, short, table
+from bench.harness.topic import Step, Topic, engine_settings, interleave
+from bench.systems.engine_alone import engine_alone
+
+WHOLE, ORDERED, EQUAL = "in one piece", "chunked, first come first served", "chunked, equal progress"
+MODES: Mapping[str, Mapping[str, Any]] = {
+    WHOLE: {"chunked_context": False},
+    ORDERED: {"context_chunking_policy": "first_come_first_served"},
+    EQUAL: {"context_chunking_policy": "equal_progress"},
+}
+BEFORE = 60.0
+"""Milliseconds shown before the long prompt arrives."""
+
+
+class ChunkedPlan(msgspec.Struct, frozen=True):
+    threads: int
+    streams: int = 8
+    stream_tokens: int = 96
+    context_tokens: int = 2000
+    """Of the long prompt: nearly the tiny model's whole context."""
+    newcomers: int = 8
+    newcomer_tokens: int = 16
+    """Of their prompts."""
+    output_tokens: int = 4
+    """Of long prompt and newcomers."""
+    tokens_per_step: int = 256
+    repeats: int = 15
+
+    @property
+    def steps(self) -> int:
+        return len(MODES) * (1 + self.repeats) + 1
+
+    def load(self, seconds: float) -> EngineLoad:
+        """The long prompt arrives once all streams run, the newcomers evenly within the `seconds` after it."""
+        streams = python_prompts(TINY, self.streams, 32)
+        (long,) = python_prompts(TINY, 1, self.context_tokens)
+        brief = python_prompts(TINY, self.newcomers + 1, self.newcomer_tokens)[1:]
+        pause = seconds / self.newcomers
+        asks = [EngineAsk(prompt, self.stream_tokens) for prompt in streams]
+        asks.append(EngineAsk(long, self.output_tokens, 0.0))
+        asks += (EngineAsk(prompt, self.output_tokens, (i + 0.5) * pause) for i, prompt in enumerate(brief))
+        return EngineLoad(asks, self.streams)
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    came: float
+    first_token: float
+
+
+class Episode(msgspec.Struct, frozen=True):
+    """One run, in seconds since the long prompt arrived."""
+
+    streams: list[list[float]]
+    """Arrival times of each stream's tokens."""
+    long: Arrival
+    newcomers: list[Arrival]
+
+
+class ChunkedEntry(msgspec.Struct, frozen=True):
+    """One mode; milliseconds. Percentiles are over all rounds."""
+
+    mode: str
+    newcomer_p50: float
+    newcomer_p99: float
+    stream_p50: float
+    """Between two tokens of a stream while the long prompt is computed."""
+    stream_p99: float
+    long: float
+    """First token of the long prompt: median of the rounds."""
+    newcomers: int
+    """Sample size of the percentiles."""
+    episode: Episode
+    """The median round."""
+
+
+class ChunkedResult(msgspec.Struct, frozen=True):
+    streams: int
+    context_tokens: int
+    newcomer_tokens: int
+    tokens_per_step: int
+    entries: list[ChunkedEntry]
+
+    def of(self, mode: str) -> ChunkedEntry:
+        return next(entry for entry in self.entries if entry.mode == mode)
+
+
+def plan(quick: bool, threads: int, _: Path) -> ChunkedPlan:
+    if not quick:
+        return ChunkedPlan(threads)
+    sizes = {"streams": 2, "stream_tokens": 16, "context_tokens": 300, "newcomers": 2}
+    return ChunkedPlan(threads, **sizes, tokens_per_step=64, repeats=1)
+
+
+def measure(plan: ChunkedPlan, logs: Path, step: Step) -> ChunkedResult:
+    """The long prompt is first timed alone, in one piece: the newcomers arrive within that time."""
+    common = {"max_tokens_per_step": plan.tokens_per_step, "block_reuse": False}
+    with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
+        systems = [Configured(mode, engine, {**common, **settings}) for mode, settings in MODES.items()]
+        seconds = _context_seconds(systems[0], plan)
+        step("the long prompt alone")
+        load = plan.load(seconds)
+        runs = interleave([(system, load) for system in systems], plan.repeats, step)
+    modes = zip(MODES, runs, strict=True)
+    entries = [_entry(mode, [_episode(run, plan) for run in own]) for mode, own in modes]
+    return ChunkedResult(plan.streams, plan.context_tokens, plan.newcomer_tokens, plan.tokens_per_step, entries)
+
+
+def _context_seconds(system: System[EngineRun], plan: ChunkedPlan) -> float:
+    prompts = python_prompts(TINY, 2, plan.context_tokens)
+    # The first of the two warms up.
+    (*_, trace) = system.run(EngineLoad([EngineAsk(prompt, 1) for prompt in prompts], 1)).traces
+    return trace.arrivals[0] - trace.submitted
+
+
+def _episode(run: EngineRun, plan: ChunkedPlan) -> Episode:
+    streams, (long, *newcomers) = run.traces[: plan.streams], run.traces[plan.streams :]
+    zero = long.submitted
+
+    def arrival(trace: Trace) -> Arrival:
+        return Arrival(trace.submitted - zero, trace.arrivals[0] - zero)
+
+    tokens = [[at - zero for at in trace.arrivals] for trace in streams]
+    return Episode(tokens, arrival(long), [arrival(trace) for trace in newcomers])
+
+
+def _entry(mode: str, episodes: Sequence[Episode]) -> ChunkedEntry:
+    waits = [new.first_token - new.came for episode in episodes for new in episode.newcomers]
+    gaps = [
+        after - before
+        for episode in episodes
+        for stream in episode.streams
+        for before, after in pairwise(stream)
+        if after > 0 and before < episode.long.first_token
+    ]
+    return ChunkedEntry(
+        mode,
+        1000 * percentile(waits, 50),
+        1000 * percentile(waits, 99),
+        1000 * percentile(gaps, 50),
+        1000 * percentile(gaps, 99),
+        1000 * statistics.median(episode.long.first_token for episode in episodes),
+        len(waits),
+        sorted(episodes, key=lambda episode: episode.long.first_token)[len(episodes) // 2],
+    )
+
+
+def section(result: ChunkedResult) -> Section:
+    whole, ordered, equal = (result.of(mode) for mode in MODES)
+    return Section(
+        "A long prompt among others, chunked and in one piece",
+        f"A prompt of {result.context_tokens:,} tokens arrives while {result.streams} streams generate; newcomers of "
+        f"{result.newcomer_tokens} tokens arrive evenly within the time that it takes in one piece. Chunked, a step "
+        f"computes {result.tokens_per_step} tokens at most. First come first served gives the whole step to the long "
+        "prompt until it is done; equal progress lets newcomers pass. A stream's p99 is that of the time between two "
+        "tokens while the long prompt is computed.",
+        [
+            f"A newcomer's first token, p99: **{whole.newcomer_p99 / equal.newcomer_p99:.1f}×** sooner with equal "
+            f"progress than in one piece ({number(equal.newcomer_p99)} instead of {number(whole.newcomer_p99)} ms).",
+            f"Between two tokens of a running stream, p99: {number(ordered.stream_p99)} ms chunked instead of "
+            f"{number(whole.stream_p99)} ms, **{whole.stream_p99 / ordered.stream_p99:.1f}×** less.",
+            f"The long prompt itself has its first token after {number(whole.long)} ms in one piece, "
+            f"{number(ordered.long)} ms chunked first come first served, {number(equal.long)} ms with equal progress.",
+        ],
+        [
+            table(
+                "the long prompt | newcomers: first token p50 · p99, ms | streams: inter-token p50 · p99, ms | "
+                "its own first token, ms | newcomers measured",
+                (
+                    f"{entry.mode} | {numbers(entry.newcomer_p50, entry.newcomer_p99)} | "
+                    f"{numbers(entry.stream_p50, entry.stream_p99)} | {number(entry.long)} | {entry.newcomers}"
+                    for entry in result.entries
+                ),
+            )
+        ],
+    )
+
+
+def draw(result: ChunkedResult) -> Figure:
+    """A row per mode: the median run on the left, percentiles over all runs on the right."""
+    figure, grid = canvas(
+        (len(result.entries), 3),
+        (13.5, 1.2 + 2.5 * len(result.entries)),
+        f"A prompt of {result.context_tokens:,} tokens arrives",
+        f"Grey ticks: tokens of {result.streams} running streams. Orange: the long prompt until its first token. Blue: "
+        "newcomers with short prompts, from their arrival to their first token.",
+        widths=[3.4, 1, 1],
+    )
+    end = 1080 * max(
+        arrival.first_token for entry in result.entries for arrival in [entry.episode.long, *entry.episode.newcomers]
+    )
+    slowest = max(entry.newcomer_p99 for entry in result.entries)
+    widest = max(entry.stream_p99 for entry in result.entries)
+    for row, entry in zip(grid, result.entries, strict=True):
+        head = entry is result.entries[0]
+        _draw_episode(row[0], entry, end)
+        newcomer, stream = (entry.newcomer_p50, entry.newcomer_p99), (entry.stream_p50, entry.stream_p99)
+        _draw_pair(row[1], newcomer, slowest, BLUE, "newcomer: first token" if head else "")
+        _draw_pair(row[2], stream, widest, GREY, "stream: between tokens" if head else "")
+    grid[-1][0].set_xlabel("milliseconds since the long prompt arrived")
+    return figure
+
+
+def _draw_episode(axes: Axes, entry: ChunkedEntry, end: float) -> None:
+    episode = entry.episode
+    for place, stream in enumerate(episode.streams):
+        axes.plot([1000 * at for at in stream], [place] * len(stream), "|", color=SOFT, markersize=6, mew=1.1)
+    at = len(episode.streams)
+    long = 1000 * episode.long.first_token
+    axes.barh(at, long, 0.8, color=ORANGE)
+    right(axes, f"{short(long)} ms", (long, at), color=ORANGE, weight="bold")
+    for place, arrival in enumerate(episode.newcomers, at + 1):
+        came, first = 1000 * arrival.came, 1000 * arrival.first_token
+        axes.barh(place, first - came, 0.55, came, color=BLUE)
+    axes.axvline(0, color=FAINT, linewidth=1, zorder=0)
+    axes.set_xlim(-BEFORE, end)
+    axes.invert_yaxis()
+    axes.set_yticks([])
+    frame(axes, entry.mode[0].upper() + entry.mode[1:])
+
+
+def _draw_pair(axes: Axes, values: tuple[float, float], widest: float, colour: str, heading: str) -> None:
+    for row, (value, alpha) in enumerate(zip(values, (0.55, 1), strict=True)):
+        axes.barh(row, value, 0.6, color=colour, alpha=alpha)
+        right(axes, f"{short(value)} ms", (value, row))
+    axes.set_yticks([0, 1], ["p50", "p99"])
+    axes.set_ylim(2.2, -1.2)
+    axes.set_xlim(0, 1.35 * widest)
+    axes.set_xticks([])
+    frame(axes, heading, bare="bottom")
+
+
+TOPIC = Topic(plan, measure, ChunkedResult, section, draw)

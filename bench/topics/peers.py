@@ -1,0 +1,180 @@
+"""Side by side with transformers' `generate` and its continuous batching: same checkpoint, same requests."""
+
+import random
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench.harness.children import SystemProcess
+from bench.harness.load import Ask, Load, Run, System
+from bench.harness.models import TINY, python_prompts
+from bench.harness.stats import Figures, figures, ratio
+from bench.harness.style import BLUE, GREY, canvas, frame, note
+from bench.harness.tables import Section, Table, short, table
+from bench.harness.topic import Step, Topic, engine_settings, interleave, latency_cells, rate_text
+from bench.systems.engine_alone import NAME as ALONE
+from bench.systems.engine_alone import engine_alone
+from bench.systems.ring import NAME as RING
+from bench.systems.ring import through_ring
+
+BASE = "transformers generate"
+
+
+class Work(msgspec.Struct, frozen=True):
+    """Requests of one kind. Output lengths are drawn evenly from `shortest` to `longest`."""
+
+    title: str
+    requests: int
+    width: int
+    prompt_tokens: int
+    shortest: int
+    longest: int
+
+    def load(self) -> Load:
+        """The same requests each time."""
+        lengths = random.Random(0)
+        prompts = python_prompts(TINY, self.requests, self.prompt_tokens)
+        asks = [Ask(prompt, lengths.randint(self.shortest, self.longest)) for prompt in prompts]
+        return Load(asks, self.width, ids=True)
+
+
+class PeersPlan(msgspec.Struct, frozen=True):
+    works: list[Work]
+    repeats: int
+    threads: int
+
+    @property
+    def steps(self) -> int:
+        return 4 * len(self.works) * (1 + self.repeats)
+
+
+class PeerEntry(msgspec.Struct, frozen=True):
+    """One system under one kind of work."""
+
+    system: str
+    figures: Figures
+    ratio: float
+    """Tokens per second by those of transformers' generate: median of the rounds' ratios."""
+    same: int
+    """Requests whose greedy tokens are those of transformers' generate."""
+
+
+class PeerTable(msgspec.Struct, frozen=True):
+    """All systems under one kind of work."""
+
+    work: Work
+    entries: list[PeerEntry]
+
+
+class PeersResult(msgspec.Struct, frozen=True):
+    tables: list[PeerTable]
+
+
+def plan(quick: bool, threads: int, _: Path) -> PeersPlan:
+    """A batch, a mixed batch, and a single stream."""
+    works = [
+        Work("32 requests at once, 128 tokens in, 128 out", 32, 32, 128, 128, 128),
+        Work("32 requests, 8 at a time, 32 tokens in, 8 to 256 out", 32, 8, 32, 8, 256),
+        Work("one stream, 128 tokens in, 128 out", 1, 1, 128, 128, 128),
+    ]
+    if quick:
+        works = [Work("4 requests, 2 at a time, 16 tokens in, 2 to 8 out", 4, 2, 16, 2, 8)]
+    return PeersPlan(works, 1 if quick else 3, threads)
+
+
+def measure(plan: PeersPlan, logs: Path, step: Step) -> PeersResult:
+    """All systems stay up and take turns."""
+    engine = engine_settings(plan.threads)
+    width = max(work.width for work in plan.works)
+
+    def transformers(name: str, mode: str) -> SystemProcess[Run]:
+        options = [str(TINY), mode, "--threads", str(plan.threads), "--width", str(width)]
+        return SystemProcess(name, "bench.systems.transformers_peer", options, logs / f"{mode}.log", Run)
+
+    with ExitStack() as stack:
+        systems: list[System[Run]] = [
+            stack.enter_context(transformers(BASE, "generate")),
+            stack.enter_context(transformers("transformers continuous batching", "continuous")),
+            stack.enter_context(engine_alone(TINY, engine, logs)),
+            stack.enter_context(through_ring(TINY, engine, logs)),
+        ]
+        return PeersResult([_measure_work(work, systems, plan.repeats, step) for work in plan.works])
+
+
+def _measure_work(work: Work, systems: Sequence[System[Run]], repeats: int, step: Step) -> PeerTable:
+    load = work.load()
+    runs = interleave([(system, load) for system in systems], repeats, step)
+    base = runs[0]
+    entries = [
+        PeerEntry(system.name, figures(own), ratio(own, base), _same(own[0], base[0]))
+        for system, own in zip(systems, runs, strict=True)
+    ]
+    return PeerTable(work, entries)
+
+
+def _same(run: Run, base: Run) -> int:
+    return sum(a.tokens == b.tokens for a, b in zip(run.traces, base.traces, strict=True))
+
+
+def section(result: PeersResult) -> Section:
+    return Section(
+        "Side by side with transformers",
+        "The same checkpoint in float32, requests, greedy sampling, output lengths and number of threads. `generate` "
+        "runs padded groups that wait for their slowest member; tokens beyond a request's own length are not "
+        "counted. Continuous batching is the library's own scheduler over its paged cache, with SDPA. *Same tokens*: "
+        "requests whose output equals that of `generate`.",
+        [_answer(table) for table in result.tables],
+        [_table(table) for table in result.tables],
+    )
+
+
+def _answer(peers: PeerTable) -> str:
+    ratios = {entry.system: entry.ratio for entry in peers.entries}
+    return f"{peers.work.title}: the ring reaches **{ratios[RING]:.2f}×** the tokens/s of transformers' generate."
+
+
+def _table(peers: PeerTable) -> Table:
+    return table(
+        f"{peers.work.title} | tokens/s (range) | by generate | first token p50 · p99, ms | "
+        "inter-token p50 · p99, ms | same tokens",
+        (
+            f"{entry.system} | {rate_text(entry.figures)} | **{entry.ratio:.2f}×** | "
+            f"{latency_cells(entry.figures)} | {entry.same}/{peers.work.requests}"
+            for entry in peers.entries
+        ),
+    )
+
+
+def draw(result: PeersResult) -> Figure:
+    """A column per kind of work."""
+    figure, (row,) = canvas(
+        (1, len(result.tables)),
+        (1.5 + 4.2 * len(result.tables), 3.2),
+        "Side by side with transformers on the same CPU",
+        "Output tokens per second: same checkpoint, requests, greedy sampling and threads. In brackets: by generate.",
+    )
+    for i, (axes, peers) in enumerate(zip(row, result.tables, strict=True)):
+        _draw_bars(axes, peers, names=i == 0)
+    return figure
+
+
+def _draw_bars(axes: Axes, peers: PeerTable, names: bool) -> None:
+    for row, entry in enumerate(peers.entries):
+        rate = entry.figures.tokens_per_second
+        colour, alpha = (BLUE if entry.system in (RING, ALONE) else GREY), (0.55 if entry.system == ALONE else 1)
+        axes.barh(row, rate, 0.66, color=colour, alpha=alpha)
+        weight = "bold" if entry.system == RING else "normal"
+        note(axes, f"{short(rate)}  ({entry.ratio:.2f}×)", (rate, row), (5, 0), ha="left", va="center", weight=weight)
+    axes.set_yticks(range(len(peers.entries)), [entry.system if names else "" for entry in peers.entries])
+    axes.invert_yaxis()
+    axes.set_xticks([])
+    axes.margins(x=0.3)
+    head, _, tail = peers.work.title.partition(", ")
+    frame(axes, head, tail, bare="bottom")
+
+
+TOPIC = Topic(plan, measure, PeersResult, section, draw)

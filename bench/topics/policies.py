@@ -1,0 +1,271 @@
+"""In-flight batching under both capacity policies against static batches, on mixed output lengths."""
+
+import random
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System
+from bench.harness.models import TINY, python_prompts
+from bench.harness.stats import Figures, figures, ratio
+from bench.harness.style import BLUE, FAINT, ORANGE, SOFT, TEAL, canvas, dashed, frame, note
+from bench.harness.tables import Section, Table, number, short, table
+from bench.harness.topic import Step, Topic, engine_settings, interleave, latency_cells, rate_text
+from bench.systems.engine_alone import engine_alone
+
+POLICIES = {
+    "max_utilization": "in flight, MAX_UTILIZATION",
+    "guaranteed_no_evict": "in flight, GUARANTEED_NO_EVICT",
+    "static_batch": "STATIC_BATCH",
+}
+BASE = "static_batch"
+COLOURS = {"max_utilization": BLUE, "guaranteed_no_evict": TEAL, BASE: ORANGE}
+GROUP = 8
+"""Requests of which one is long, if few are."""
+SHORT = 4
+"""Longest short output, in multiples of the shortest."""
+
+
+class Mix(msgspec.Struct, frozen=True):
+    """Output lengths, and how many requests run at once."""
+
+    title: str
+    few_long: bool
+    """One in eight has the longest output, the others short ones; otherwise lengths are spread evenly."""
+    batch: int
+    pool: int | None = None
+    """Tokens of the KV cache. None: all that the engine has, enough for every request."""
+    max_tokens: int | None = None
+    """What each request asks for, though its output ends earlier. None: exactly its output length."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"max_batch_size": self.batch} | ({} if self.pool is None else {"kv_cache_tokens": self.pool})
+
+    def ask(self, prompt: list[int], length: int) -> EngineAsk:
+        if self.max_tokens is None:
+            return EngineAsk(prompt, length)
+        return EngineAsk(prompt, self.max_tokens, ends_after=length)
+
+    def lengths(self, count: int, shortest: int, longest: int) -> list[int]:
+        """The same in each run."""
+        draws = random.Random(0)
+        if not self.few_long:
+            return [draws.randint(shortest, longest) for _ in range(count)]
+        found: list[int] = []
+        for _ in range(0, count, GROUP):
+            long = draws.randrange(GROUP)
+            found += [longest if i == long else draws.randint(shortest, SHORT * shortest) for i in range(GROUP)]
+        return found[:count]
+
+
+class PoliciesPlan(msgspec.Struct, frozen=True):
+    """Requests that all arrive at once."""
+
+    threads: int
+    mixes: list[Mix]
+    requests: int = 32
+    prompt_tokens: int = 32
+    shortest: int = 8
+    longest: int = 256
+    repeats: int = 3
+
+    @property
+    def steps(self) -> int:
+        return len(self.mixes) * len(POLICIES) * (1 + self.repeats)
+
+    def load(self, mix: Mix) -> EngineLoad:
+        """Wide enough for all requests: the engine's scheduler decides which of them run."""
+        prompts = python_prompts(TINY, self.requests, self.prompt_tokens)
+        lengths = mix.lengths(self.requests, self.shortest, self.longest)
+        asks = [mix.ask(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+        return EngineLoad(asks, self.requests)
+
+
+class Life(msgspec.Struct, frozen=True):
+    """One request, in seconds since the load began."""
+
+    first_token: float
+    last_token: float
+
+
+class PolicyEntry(msgspec.Struct, frozen=True):
+    """One policy under one mix."""
+
+    policy: str
+    figures: Figures
+    ratio: float
+    """Tokens per second by those of static batches: median of the rounds' ratios."""
+    steps: int
+    """The same in every round."""
+    step_milliseconds: float
+    lives: list[Life]
+    """Of the median round."""
+    longest_pause: float | None = None
+    """Longest time between two tokens of one request, in ms: median of the rounds. Older results lack it."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """All policies under one mix."""
+
+    mix: Mix
+    tokens: int
+    entries: list[PolicyEntry]
+
+    def of(self, policy: str) -> PolicyEntry:
+        return next(entry for entry in self.entries if entry.policy == policy)
+
+
+class PoliciesResult(msgspec.Struct, frozen=True):
+    requests: int
+    prompt_tokens: int
+    shortest: int
+    longest: int
+    outcomes: list[Outcome]
+
+
+def plan(quick: bool, threads: int, _: Path) -> PoliciesPlan:
+    if quick:
+        mixes = [Mix("one in eight is long, 4 at a time", True, 4)]
+        mixes.append(Mix("max_tokens unset, 4 at a time, cache of 128", True, 4, pool=128, max_tokens=64))
+        return PoliciesPlan(threads, mixes, requests=16, shortest=2, longest=16, repeats=1)
+    mixes = [
+        Mix("lengths spread evenly, 8 at a time", False, 8),
+        Mix("one in eight is long, 8 at a time", True, 8),
+        Mix("one in eight is long, 16 at a time", True, 16),
+        Mix("spread, 16 at a time, cache of 1,536 tokens", False, 16, pool=1536),
+        Mix("max_tokens unset, 16 at a time, cache of 4,096", False, 16, pool=4096, max_tokens=2016),
+    ]
+    return PoliciesPlan(threads, mixes)
+
+
+def measure(plan: PoliciesPlan, logs: Path, step: Step) -> PoliciesResult:
+    """One process, with a new engine around the same model for each run."""
+    with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
+        outcomes = [_outcome(engine, plan, mix, step) for mix in plan.mixes]
+    return PoliciesResult(plan.requests, plan.prompt_tokens, plan.shortest, plan.longest, outcomes)
+
+
+def _outcome(engine: System[EngineRun], plan: PoliciesPlan, mix: Mix, step: Step) -> Outcome:
+    load = plan.load(mix)
+    systems = [
+        Configured(name, engine, {"capacity_scheduler_policy": policy, **mix.settings})
+        for policy, name in POLICIES.items()
+    ]
+    runs = dict(zip(POLICIES, interleave([(system, load) for system in systems], plan.repeats, step), strict=True))
+    return Outcome(mix, load.tokens, [_entry(policy, own, runs[BASE]) for policy, own in runs.items()])
+
+
+def _entry(policy: str, runs: Sequence[EngineRun], base: Sequence[EngineRun]) -> PolicyEntry:
+    middle = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
+    return PolicyEntry(
+        policy,
+        figures(runs),
+        ratio(runs, base),
+        runs[0].steps,
+        statistics.median(1000 * run.seconds / run.steps for run in runs),
+        [Life(trace.arrivals[0], trace.arrivals[-1]) for trace in middle.traces],
+        statistics.median(_longest_pause(run) for run in runs),
+    )
+
+
+def _longest_pause(run: EngineRun) -> float:
+    pauses = (after - before for trace in run.traces for before, after in pairwise(trace.arrivals))
+    return 1000 * max(pauses, default=0.0)
+
+
+def section(result: PoliciesResult) -> Section:
+    return Section(
+        "In-flight batching and static batches",
+        f"{result.requests} requests of {result.prompt_tokens} tokens with {result.shortest} to {result.longest} "
+        f"tokens of output arrive at once; with one in eight long, that one has {result.longest}, the others "
+        f"{SHORT * result.shortest} at most. The engine is driven in process. *Steps* are exact: the gain on a device "
+        "whose step takes as long for a full batch as for one sequence. How much of it remains in tokens/s depends on "
+        "how a step's time grows with its width: the half-empty steps of a static batch are cheaper. A cache named in "
+        "a title is too small for all running requests; with max_tokens unset a request may fill the model's context, "
+        "though it ends long before.",
+        [_answer(outcome) for outcome in result.outcomes],
+        [_table(outcome) for outcome in result.outcomes],
+    )
+
+
+def _answer(outcome: Outcome) -> str:
+    packed, promised, static = (outcome.of(policy) for policy in POLICIES)
+    title = f"{outcome.mix.title[0].upper()}{outcome.mix.title[1:]}"
+    if outcome.mix.pool is not None:
+        return (
+            f"{title}: MAX_UTILIZATION in {packed.steps} steps, "
+            f"GUARANTEED_NO_EVICT in {promised.steps} (**{promised.steps / packed.steps:.2f}×**); the longest pause "
+            f"between two tokens of a request is {_pause(packed)} ms and {_pause(promised)} ms."
+        )
+    return (
+        f"{title}: in flight **{packed.ratio:.2f}×** the tokens/s of "
+        f"static batches, in {packed.steps} steps instead of {static.steps} (**{static.steps / packed.steps:.2f}×** "
+        f"fewer) of {number(packed.step_milliseconds)} ms instead of {number(static.step_milliseconds)} ms."
+    )
+
+
+def _pause(entry: PolicyEntry) -> str:
+    return "" if entry.longest_pause is None else number(entry.longest_pause)
+
+
+def _table(outcome: Outcome) -> Table:
+    return table(
+        f"{outcome.mix.title}, {outcome.tokens:,} tokens | steps | ms per step | tokens/s (range) | by static | "
+        "first token p50 · p99, ms | inter-token p50 · p99, ms | longest pause, ms",
+        (
+            f"{POLICIES[entry.policy]} | {entry.steps} | {number(entry.step_milliseconds)} | {rate_text(entry.figures)}"
+            f" | **{entry.ratio:.2f}×** | {latency_cells(entry.figures)} | {_pause(entry)}"
+            for entry in outcome.entries
+        ),
+    )
+
+
+def draw(result: PoliciesResult) -> Figure:
+    """A column per mix, a row per policy, one time axis per column."""
+    figure, grid = canvas(
+        (len(POLICIES), len(result.outcomes)),
+        (1 + 4.6 * len(result.outcomes), 7.6),
+        "In-flight batching: a finished request frees its place at once",
+        f"{result.requests} requests of {result.shortest} to {result.longest} output tokens. A bar is a request, a row "
+        "a place in the batch, pale is an empty place.",
+    )
+    for column, outcome in enumerate(result.outcomes):
+        end = max(life.last_token for entry in outcome.entries for life in entry.lives)
+        for row, policy in enumerate(POLICIES):
+            axes, entry = grid[row][column], outcome.of(policy)
+            _draw_lives(axes, entry.lives, outcome.mix.batch, COLOURS[policy])
+            rate = f"{short(entry.figures.tokens_per_second)} tokens/s"
+            times = "" if policy == BASE else f" ({entry.ratio:.2f}×)"
+            mix = "" if row else f"{outcome.mix.title}\n\n"
+            below = f"{entry.steps} steps of {short(entry.step_milliseconds)} ms"
+            frame(axes, f"{mix}{policy.upper()}: {rate}{times}", below)
+            axes.set_xlim(0, end * 1.02)
+        grid[-1][column].set_xlabel("seconds")
+    return figure
+
+
+def _draw_lives(axes: Axes, lives: Sequence[Life], places: int, colour: str) -> None:
+    # Results hold no slots: each request is drawn in the place that has been free longest.
+    free_at = [0.0] * places
+    end = max(life.last_token for life in lives)
+    for life in sorted(lives, key=lambda life: life.first_token):
+        place = min(range(places), key=free_at.__getitem__)
+        start, running = free_at[place], life.last_token - life.first_token
+        axes.barh(place, life.last_token - start, 0.7, start, color=FAINT, zorder=0)
+        axes.barh(place, running, 0.7, life.first_token, color=colour, edgecolor="white", lw=0.7)
+        free_at[place] = life.last_token
+    axes.barh(range(places), end, 0.7, color=FAINT, zorder=-1)
+    dashed(axes, end)
+    note(axes, f"{short(end)} s", (end, 1), (-4, 3), xycoords=("data", "axes fraction"), ha="right", color=SOFT)
+    axes.invert_yaxis()
+    axes.set_yticks([])
+
+
+TOPIC = Topic(plan, measure, PoliciesResult, section, draw)

@@ -1,0 +1,127 @@
+"""First-token time through the ring with nine tenths of the prompt in the prefix cache, and with nothing in it."""
+
+import statistics
+from pathlib import Path
+
+import msgspec
+from matplotlib.figure import Figure
+
+from bench.harness.load import Ask, Load, Run, System, Trace
+from bench.harness.models import TINY, python_prompts
+from bench.harness.style import BLUE, ORANGE, canvas, frame, note
+from bench.harness.tables import Section, short, table
+from bench.harness.topic import Step, Topic, engine_settings
+from bench.systems.ring import through_ring
+
+
+class PrefixPlan(msgspec.Struct, frozen=True):
+    threads: int
+    prompt_tokens: tuple[int, ...] = (256, 512, 1024, 1920)
+    """Up to about the tiny model's longest prompt."""
+    share: float = 0.9
+    """Of the prompt, in the cache."""
+    repeats: int = 7
+
+    @property
+    def steps(self) -> int:
+        return len(self.prompt_tokens) * (1 + self.repeats)
+
+
+class PrefixPoint(msgspec.Struct, frozen=True):
+    """One prompt length; medians, in milliseconds."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """As the server reports: whole blocks only."""
+    cold: float
+    cached: float
+    ratio: float
+    """Cold by cached: median of the rounds' ratios."""
+
+
+class PrefixResult(msgspec.Struct, frozen=True):
+    share: float
+    repeats: int
+    points: list[PrefixPoint]
+
+
+def plan(quick: bool, threads: int, _: Path) -> PrefixPlan:
+    return PrefixPlan(threads, (128,), repeats=1) if quick else PrefixPlan(threads)
+
+
+def measure(plan: PrefixPlan, logs: Path, step: Step) -> PrefixResult:
+    """One stream at a time."""
+    with through_ring(TINY, engine_settings(plan.threads), logs) as ring:
+        points = [_point(ring, plan, tokens, step) for tokens in plan.prompt_tokens]
+    return PrefixResult(plan.share, plan.repeats, points)
+
+
+def _point(ring: System[Run], plan: PrefixPlan, tokens: int, step: Step) -> PrefixPoint:
+    prompts = python_prompts(TINY, plan.repeats + 1, tokens)
+    pairs = []
+    for round_, prompt in enumerate(prompts):
+        cold = _one(ring, prompt, f"cold-{tokens}-{round_}")
+        # An earlier request with the first part of the prompt fills the cache of this domain.
+        _one(ring, prompt[: int(tokens * plan.share)], f"cached-{tokens}-{round_}")
+        pairs.append((cold, _one(ring, prompt, f"cached-{tokens}-{round_}")))
+        step(f"{tokens} prompt tokens, round {round_}")
+    # The first round warms up.
+    counted = [(cold.first_token_ms, cached.first_token_ms) for cold, cached in pairs[1:]]
+    return PrefixPoint(
+        tokens,
+        min(cached.cached_tokens for _, cached in pairs),
+        statistics.median(cold for cold, _ in counted),
+        statistics.median(cached for _, cached in counted),
+        statistics.median(cold / cached for cold, cached in counted),
+    )
+
+
+def _one(ring: System[Run], prompt: list[int], salt: str) -> Trace:
+    return ring.run(Load([Ask(prompt, 1)], width=1, salt=salt)).traces[0]
+
+
+def section(result: PrefixResult) -> Section:
+    longest = result.points[-1]
+    rows = (
+        f"{p.prompt_tokens} | {p.cached_tokens} | {p.cold:.1f} | {p.cached:.1f} | **{p.ratio:.1f}×**"
+        for p in result.points
+    )
+    return Section(
+        "First token with and without a cached prefix",
+        f"One stream through the ring; an earlier request computed {result.share:.0%} of the prompt. Only whole blocks "
+        "are reused.",
+        [f"A prompt of {longest.prompt_tokens} tokens gets its first token **{longest.ratio:.1f}×** sooner."],
+        [table("prompt tokens | from the cache | cold, ms | cached, ms | sooner", rows)],
+    )
+
+
+def draw(result: PrefixResult) -> Figure:
+    """First-token time over prompt length."""
+    figure, grid = canvas(
+        (1, 1),
+        (8, 4.6),
+        "A cached prefix is not computed again",
+        f"First-token time through the ring, one stream, with {result.share:.0%} of the prompt cached and with none.",
+    )
+    axes = grid[0][0]
+    tokens = [point.prompt_tokens for point in result.points]
+    for times, colour, name in (
+        ([point.cold for point in result.points], ORANGE, "cold"),
+        ([point.cached for point in result.points], BLUE, f"{result.share:.0%} cached"),
+    ):
+        axes.plot(tokens, times, "o-", color=colour, linewidth=2.2, markersize=7)
+        note(axes, name, (tokens[-1], times[-1]), (10, 0), ha="left", va="center", color=colour, weight="bold", size=9)
+    for point in result.points:
+        note(axes, f"{short(point.cold)} ms", (point.prompt_tokens, point.cold), (0, 9))
+        cached = f"{short(point.cached)} ms\n{point.ratio:.1f}×"
+        note(axes, cached, (point.prompt_tokens, point.cached), (0, -9), va="top")
+    highest = max(point.cold for point in result.points)
+    axes.set_ylim(-0.16 * highest, 1.12 * highest)
+    axes.set_xlim(min(tokens) * 0.5, max(tokens) * 1.16)
+    axes.set_xticks(tokens)
+    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= 1.12 * highest])
+    frame(axes, "First token, ms", x="prompt tokens", grid="y")
+    return figure
+
+
+TOPIC = Topic(plan, measure, PrefixResult, section, draw)

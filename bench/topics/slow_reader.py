@@ -1,0 +1,234 @@
+"""One client stops reading: its neighbours' speed, and what the services hold for it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+from grpc import aio
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench.harness.calls import deltas, spec
+from bench.harness.log_lines import GIVEN_UP, RequestLines
+from bench.harness.memory import MemoryWatch, Trail, before_and_after
+from bench.harness.models import TINY
+from bench.harness.style import BLUE, GREY, ROLES, SOFT, canvas, dashed, frame, note, trails
+from bench.harness.tables import Section, number, short, span, table
+from bench.harness.topic import Step, Topic, engine_settings
+from sluice.launch import Ring
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1.generation_pb2_grpc import GenerationServiceStub
+
+# A small fixed window: with its default one gRPC reads ahead on behalf of a client that does not read.
+SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
+MOST_SLOWER = 0.05
+"""Share of the neighbours' speed that a slow reader may cost."""
+LABELLED = {"router": 6, "engine-0": 6, "detok-0": -12}
+"""Services named in the picture, and by how many points above their line."""
+
+
+class SlowReaderPlan(msgspec.Struct, frozen=True):
+    threads: int
+    neighbours: int = 32
+    neighbour_tokens: int = 200
+    """Of each of their streams, one after the other."""
+    slow_tokens: int = 1500
+    undelivered_tokens: int = 256
+    """The bound beyond which the router gives up a stream's attempt until its client reads."""
+    rounds: int = 8
+    seconds: float = 15.0
+    """Of each half of a round."""
+    long_seconds: float = 600.0
+    """Without a read at the end, while memory is watched."""
+
+    @property
+    def steps(self) -> int:
+        return 2 * self.rounds + 2
+
+
+class SlowReaderResult(msgspec.Struct, frozen=True):
+    """Speeds in tokens per second of all neighbours together, one of each per round."""
+
+    neighbours: int
+    undelivered_tokens: int
+    seconds: float
+    long_seconds: float
+    without: list[float]
+    beside: list[float]
+    """While one client reads nothing."""
+    slow_tokens: int
+    read_later: int
+    """Tokens that the last slow reader received once it read on."""
+    slow_from: float
+    """When the last slow reader's stream paused, on the memory trails' clock."""
+    memory: list[Trail]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Speed beside a slow reader by that without, per round."""
+        return [b / a for a, b in zip(self.without, self.beside, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        return median(self.ratios)
+
+
+def plan(quick: bool, threads: int, _: Path) -> SlowReaderPlan:
+    return SlowReaderPlan(threads, 4, 60, 900, 64, 1, 2.0, 2.0) if quick else SlowReaderPlan(threads)
+
+
+def measure(plan: SlowReaderPlan, _: Path, step: Step) -> SlowReaderResult:
+    """In turns over one ring."""
+    lines = RequestLines()
+    bound = {"max_undelivered_tokens": plan.undelivered_tokens}
+    with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=bound, observe=lines) as ring:
+        return asyncio.run(_Turns(ring, lines, plan, step).run())
+
+
+class _Turns:
+    def __init__(self, ring: Ring, lines: RequestLines, plan: SlowReaderPlan, step: Step) -> None:
+        self._ring = ring
+        self._lines = lines
+        self._plan = plan
+        self._step = step
+        self._tokens = 0
+        """Received by the neighbours."""
+
+    async def run(self) -> SlowReaderResult:
+        plan = self._plan
+        without: list[float] = []
+        beside: list[float] = []
+        async with self._neighbours(), asyncio.TaskGroup() as tasks:
+            await self._speed(plan.seconds)  # Warms up.
+            watch = MemoryWatch(self._ring)
+            watching = tasks.create_task(watch.run())
+            for round_ in range(plan.rounds):
+                without.append(await self._speed(plan.seconds))
+                self._step("all read")
+                async with self._slow_reader(f"slow-{round_}"):
+                    beside.append(await self._speed(plan.seconds))
+                self._step("one reads nothing")
+            async with self._slow_reader("slow-last") as stream:
+                slow_from = watch.trails[0].seconds[-1]
+                await asyncio.sleep(plan.long_seconds)
+                self._step(f"one reads nothing for {plan.long_seconds:g} s")
+                watching.cancel()
+                watch.sample()
+                read = await _read_rest(stream)
+                self._step("it reads on")
+        counts = (plan.neighbours, plan.undelivered_tokens, plan.seconds, plan.long_seconds)
+        return SlowReaderResult(*counts, without, beside, plan.slow_tokens, read, slow_from, watch.trails)
+
+    @asynccontextmanager
+    async def _neighbours(self) -> AsyncIterator[None]:
+        async with aio.insecure_channel(self._ring.address) as channel, asyncio.TaskGroup() as tasks:
+            stub = GenerationServiceStub(channel)
+            started = [tasks.create_task(self._read(stub, number)) for number in range(self._plan.neighbours)]
+            yield
+            for task in started:
+                task.cancel()
+
+    async def _read(self, stub: GenerationServiceStub, number: int) -> None:
+        while True:
+            async for count in deltas(stub, spec([100 + number] * 16, self._plan.neighbour_tokens)):
+                self._tokens += count
+
+    async def _speed(self, seconds: float) -> float:
+        loop, before = asyncio.get_running_loop(), self._tokens
+        began = loop.time()
+        await asyncio.sleep(seconds)
+        return (self._tokens - before) / (loop.time() - began)
+
+    @asynccontextmanager
+    async def _slow_reader(self, name: str) -> AsyncIterator[Any]:
+        """A stream that has paused because nothing reads it. 20 logprobs per token fill its buffers sooner."""
+        output = pb.OutputOptions(logprobs=20)
+        asked = spec([99] * 16, self._plan.slow_tokens, f"{name}-stream", output=output)
+        async with aio.insecure_channel(self._ring.address, options=SMALL_WINDOW) as channel:
+            stream: Any = GenerationServiceStub(channel).GenerateStream(pb.GenerateStreamRequest(spec=asked))
+            await stream.read()
+            await self._lines.until(GIVEN_UP, name, 1)
+            yield stream
+            stream.cancel()
+
+
+async def _read_rest(stream: Any) -> int:
+    """Number of tokens until its end."""
+    tokens = 0
+    while (event := await stream.read()) is not aio.EOF:
+        tokens += event.delta.token_count
+    return tokens
+
+
+def section(result: SlowReaderResult) -> Section:
+    speeds = (
+        f"{round_} | {number(a)} | {number(b)} | {b / a:.3f}"
+        for round_, (a, b) in enumerate(zip(result.without, result.beside, strict=True), 1)
+    )
+    memory = (
+        f"{service} | {number(before)} | {number(after)} | {after - before:+.2f}"
+        for service, (before, after) in sorted(before_and_after(result.memory, result.slow_from).items())
+    )
+    return Section(
+        "A client that stops reading",
+        f"{result.neighbours} streams, with and without one more whose client reads nothing, in turns of "
+        f"{result.seconds:g} s; then {result.long_seconds:g} s of that, while memory is watched. Its stream pauses "
+        f"once {result.undelivered_tokens} tokens are undelivered.",
+        [
+            f"Beside it the neighbours keep **{result.ratio:.1%}** of their speed (rounds: "
+            f"{span(result.ratios, '.0%')}; it may cost {MOST_SLOWER:.0%}).",
+            f"When it read on it received {result.read_later:,} of {result.slow_tokens:,} tokens.",
+        ],
+        [
+            table("round | tokens/s, all read | tokens/s, one reads nothing | ratio", speeds),
+            table(f"memory, MiB | when it paused | {result.long_seconds:g} s later | difference", memory),
+        ],
+    )
+
+
+def draw(result: SlowReaderResult) -> Figure:
+    """Speeds by round on the left, memory on the right."""
+    figure, ((speeds, memory),) = canvas(
+        (1, 2),
+        (12, 4.8),
+        "One client stops reading, the others do not notice",
+        f"{result.neighbours} neighbours keep {result.ratio:.1%} of their speed; its stream pauses once "
+        f"{result.undelivered_tokens} tokens are undelivered.",
+        widths=(1, 1.4),
+    )
+    _draw_speeds(speeds, result)
+    _draw_memory(memory, result)
+    return figure
+
+
+def _draw_speeds(axes: Axes, result: SlowReaderResult) -> None:
+    rounds = range(1, len(result.without) + 1)
+    for speeds, shift, colour, name in (
+        (result.without, -0.18, GREY, "all read"),
+        (result.beside, 0.18, BLUE, "one reads nothing"),
+    ):
+        axes.bar([at + shift for at in rounds], speeds, 0.34, color=colour, label=name)
+    axes.set_ylim(0, 1.25 * max(*result.without, *result.beside))
+    axes.set_xticks(list(rounds))
+    axes.legend(loc="upper right", ncols=2, frameon=False)
+    frame(axes, "Tokens per second", "all neighbours together", x="round", grid="y")
+
+
+def _draw_memory(axes: Axes, result: SlowReaderResult) -> None:
+    highest = trails(axes, result.memory, linewidth=2)
+    for trail in result.memory:
+        if trail.service in LABELLED:
+            label, last = f"{trail.service} {short(trail.mebibytes[-1])}", trail.mebibytes[-1]
+            shift = (-2, LABELLED[trail.service])
+            note(axes, label, (trail.seconds[-1] / 60, last), shift, ha="right", color=ROLES[trail.role])
+    dashed(axes, result.slow_from / 60, zorder=0)
+    note(axes, "nothing is read from here on", (result.slow_from / 60, 1.15 * highest), (-4, 0), ha="right", color=SOFT)
+    axes.set_ylim(0, 1.25 * highest)
+    frame(axes, "Memory, MiB", x="minutes", grid="y")
+
+
+TOPIC = Topic(plan, measure, SlowReaderResult, section, draw)
