@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Protocol
 
 from detok_service.stream import Engine, Row, Stream
-from sluice.ring.epochs import Epochs
+from sluice.ring.heartbeats import Epochs
 from sluice.ring.message import Message
 from sluice.ring.wire import Started, TextBatch
 

@@ -7,9 +7,9 @@ from engine_worker.core.live import LiveRequests
 from engine_worker.core.quarantine import REFUSAL, Quarantine
 from engine_worker.hooks import Stop
 from engine_worker.request import Request, remaining
-from sluice.ring.bounds import MAX_SEQUENCES
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
+from sluice.ring.message import MAX_SEQUENCES
 from sluice.ring.wire import Submit
 
 

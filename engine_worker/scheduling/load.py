@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine_worker.scheduling.context import SchedulerContext
-from sluice.ring.named import find
+from sluice.ring.names import find
 
 
 class SchedulerLoadError(ValueError):

@@ -5,7 +5,7 @@ Past the router every field is present and in range.
 
 import msgspec
 
-from sluice.ring.bounds import (
+from sluice.ring.message import (
     MAX_STOP_CHARS,
     Amount,
     Count,

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 
 from sluice.ring.keys import Keys, Role, Security
-from sluice.ring.nearest import did_you_mean
+from sluice.ring.names import did_you_mean
 
 SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
 

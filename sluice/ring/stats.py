@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.ring.bounds import Count, Finite, Moment, Name, Number, Total
+from sluice.ring.message import Count, Finite, Moment, Name, Number, Total
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):

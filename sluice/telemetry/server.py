@@ -10,7 +10,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from sluice.ring.descriptors import exhausted, kept_back
+from sluice.ring.descriptors import exhausted, reserve
 from sluice.telemetry.connections import Connections
 from sluice.telemetry.health import Health
 
@@ -100,7 +100,7 @@ class _Server(ThreadingMixIn, WSGIServer):
                 raise
         self._connections.close_oldest()
         try:
-            with kept_back():
+            with reserve():
                 return super().get_request()
         except OSError:
             # Its caller would come back at once, and again and again.
