@@ -1,4 +1,4 @@
-"""A model folder in Hugging Face layout: what services read from it besides weights, and a fingerprint to agree by."""
+"""A model folder in Hugging Face layout: what services read of it besides weights, and fingerprints of it."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from sluice.ring.other_formats import why_incomplete, why_no_folder, why_not_dow
 FILES = ["*.json", "*.jinja"]
 WEIGHTS = ["*.safetensors"]
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""What architectures call the longest context that their positions allow."""
+"""Names that architectures give to the longest context that their positions allow."""
 DEFAULT_CONTEXT = 2048
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MODEL_FILES = (
@@ -23,15 +23,15 @@ MODEL_FILES = (
     *TOKENIZER_FILES,
     "model.safetensors.index.json",
 )
-"""What decides on tokens beside the weights: prompts, sampling defaults and shapes."""
+"""Files that affect tokens besides the weights: prompts, sampling defaults and shapes."""
 SAMPLES, SAMPLE_BYTES = 512, 1024
-"""Of a file of weights, shared out over its tensors: at least one each, in its middle."""
+"""Samples of a weight file, distributed over its tensors: at least one each, in the tensor's middle."""
 MAX_HEADER_BYTES = 100_000_000
-"""That safetensors allows."""
+"""The limit of safetensors."""
 
 
 class CheckpointError(ValueError):
-    """The folder is no usable checkpoint; the message names the file."""
+    """The folder is not a usable checkpoint; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +40,24 @@ class Checkpoint:
 
     path: Path
     name: str
-    """Served name: what clients put into `model`."""
+    """Served name, which clients put into `model`."""
     config: dict[str, Any]
     """config.json."""
     generation: dict[str, Any]
-    """generation_config.json; empty where there is none."""
+    """generation_config.json; empty if there is none."""
     tokenizer_config: dict[str, Any]
     chat_template: str | None
     fingerprint: str
-    """See `sluice.ring.checkpoint.model_fingerprint`."""
+    """See `model_fingerprint`."""
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        """See `sluice.ring.checkpoint.tokenizer_fingerprint`."""
+        """See the function."""
         return tokenizer_fingerprint(self.path)
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding; at least the tokenizer's size."""
+        """Rows of the embedding, at least the tokenizer's size."""
         return int(self.config["vocab_size"])
 
     @property
@@ -78,7 +78,6 @@ class Checkpoint:
 
     @property
     def tokenizer_file(self) -> Path:
-        """tokenizer.json."""
         return self.path / "tokenizer.json"
 
 
@@ -89,7 +88,7 @@ def open_checkpoint(
 
     revision: branch, tag or commit of a hub id.
     weights: a download brings the tensors too.
-    Raises CheckpointError where a file is missing or is no JSON, and for a revision of a local folder.
+    Raises CheckpointError if a file is missing or not JSON, and for a revision of a local folder.
     """
     path = _local_folder(model, revision, [*FILES, *WEIGHTS] if weights else FILES)
     for name_of_file in ("config.json", "tokenizer.json"):
@@ -135,9 +134,9 @@ def _read_json(path: Path, required: bool) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise CheckpointError(f"{path} is no JSON: {error}") from error
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is no JSON object")
+        raise CheckpointError(f"{path} is not a JSON object")
     return found
 
 
@@ -153,16 +152,16 @@ def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
 
 class _Tensor(msgspec.Struct):
     data_offsets: tuple[int, int] | None = None
-    """Bytes after the header; None: the file's metadata."""
+    """Relative to the end of the header; None for the metadata entry."""
 
 
 def tokenizer_fingerprint(folder: Path) -> str:
-    """Hex; of the tokenizer files only: services whose texts must agree have it in common."""
+    """Hex digest of the tokenizer files: equal in all services whose texts must agree."""
     return _digest(folder, TOKENIZER_FILES).hexdigest()
 
 
 def model_fingerprint(folder: Path) -> str:
-    """Hex; of the configuration, the tokenizer, and samples of every tensor."""
+    """Hex digest of the configuration, the tokenizer, and samples of every tensor: independent of paths and dates."""
     digest = _digest(folder, MODEL_FILES)
     for file in sorted(folder.glob("*.safetensors")):
         _digest_weights(digest, file)
@@ -178,8 +177,8 @@ def _digest(folder: Path, names: tuple[str, ...]) -> blake2b:
 
 
 def _digest_weights(digest: blake2b, file: Path) -> None:
-    """Name, size and header, and bytes of every tensor, because models that were trained from the same one may differ
-    in a few tensors. To read all bytes would take minutes."""
+    """Name, size, header, and samples of every tensor, because fine-tuned models may differ in a few tensors only.
+    Reading all bytes would take minutes."""
     size = file.stat().st_size
     digest.update(f"{file.name}\0{size}\0".encode())
     with file.open("rb", buffering=0) as opened:
@@ -195,8 +194,7 @@ def _digest_weights(digest: blake2b, file: Path) -> None:
 
 
 def _tensors(header: bytes, start: int, size: int) -> list[tuple[int, int]]:
-    """Where each one begins and ends in the file; the whole file where the header does not tell, which loading refuses
-    with a better error than this could."""
+    """Begin and end of each tensor in the file; of the whole file if the header is malformed, which loading reports."""
     try:
         entries = msgspec.json.decode(header, type=dict[str, _Tensor]).values()
     except (msgspec.DecodeError, UnicodeDecodeError):
