@@ -26,6 +26,8 @@ TEXTS = {"plain": TextParams(), "stop strings": TextParams(stop=("\n\n", "</s>",
 class Sink:
     """A lane that encodes and forgets."""
 
+    open = True
+
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
 

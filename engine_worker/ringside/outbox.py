@@ -1,39 +1,17 @@
 """What the engine has to say to the detokenizers: rows by address, joined while a lane is full. Nothing here waits."""
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from structlog.stdlib import BoundLogger
 
 from sluice.ring.heartbeats import KeepAlive
-from sluice.ring.message import Message
+from sluice.ring.lane import SendLane
 from sluice.ring.timing import CUT_OFF_FORGET_SECONDS, CUT_OFF_SECONDS, KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
 from sluice.ring.wire import Open, TokenBatch, TokenRow
 
 TOKENS_PER_MESSAGE = 8192
 """Of rows, and of what streams that begin resume from."""
 MAX_LANES = 256
-
-
-class SendLane(Protocol):
-    """The part of `sluice.ring.lane.Lane` that is needed here."""
-
-    @property
-    def open(self) -> bool:
-        """False while there is no descriptor for it; it tries again when it is asked whether it is ready."""
-        ...
-
-    def ready(self) -> bool:
-        """Whether a message would be taken now."""
-        ...
-
-    def send(self, message: Message) -> bool:
-        """False: the lane is full and the message stays with the caller."""
-        ...
-
-    def close(self, linger: float = 0.0) -> None:
-        """Close, after at most `linger` seconds for what it still holds."""
-        ...
 
 
 class _Peer:

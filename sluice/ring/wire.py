@@ -246,14 +246,7 @@ ToRouter = TextBatch | EngineHeartbeat | DetokenizerHeartbeat
 def _columns(
     rows: Sequence[TokenRow | TextRow],
 ) -> tuple[
-    list[int],
-    list[int],
-    list[int],
-    list[int],
-    list[int],
-    list[int],
-    dict[int, list[TokenLogprob]],
-    dict[int, End],
+    list[int], list[int], list[int], list[int], list[int], list[int], dict[int, list[TokenLogprob]], dict[int, End]
 ]:
     return (
         [row.request for row in rows],
