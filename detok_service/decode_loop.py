@@ -87,7 +87,6 @@ class DecodeLoop:
             start = stop
 
     def advance(self, now: float) -> None:
-        """Decode what is queued."""
         queued = self._queued.copy()
         self._queued.clear()
         links = self._links.by_address
@@ -108,6 +107,7 @@ class DecodeLoop:
         until = self._clock() + REPLAY_SECONDS
         while self._replays and self._clock() < until:
             stream = self._replays.popleft()
+            # Closed while it waited for its turn.
             if self._table.live.get(stream.key) is not stream:
                 continue
             try:
@@ -122,6 +122,7 @@ class DecodeLoop:
         """Close a request's attempts up to this one without another row: the router has given them up."""
         self.advance(now)
         self.dropped += self._table.give_up(request, attempt)
+        # Rows that wait for a full lane are dropped at the next flush, all requests in one pass.
         self._given_up[request] = max(attempt, self._given_up.get(request, attempt))
 
     def on_engine_lost(self, engine: Engine, code: ErrorCode, message: str, now: float) -> None:
@@ -144,7 +145,6 @@ class DecodeLoop:
         self._table.close(stream)
 
     def flush(self) -> None:
-        """Send what the lanes take."""
         if self._given_up:
             self._links.drop(self._given_up)
             self._given_up.clear()
@@ -159,6 +159,7 @@ class DecodeLoop:
         if link is None:
             return
         link.start(Started(opened.request, opened.attempt, opened.prompt_tokens, opened.cached_tokens))
+        # One automaton for all sequences of the request: it is read-only.
         stops = StopStrings(opened.text.stop) if opened.text.stop else None
         full = len(self._table.live) + len(keys) > self._max_streams
         refusal = f"the detokenizer serves {self._max_streams} streams at most"
@@ -170,6 +171,7 @@ class DecodeLoop:
             if stream.replaying:
                 stream.queued = True
                 self._replays.append(stream)
+            # After it was added, so that the refusal takes the same way out as any other end.
             if full:
                 self.fail(stream, ErrorCode.OVERLOADED, refusal)
 

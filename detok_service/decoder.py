@@ -62,6 +62,7 @@ class ByteDecoder:
 
     def feed(self, tokens: Sequence[int]) -> str:
         rest = self._rest
+        # Fast path for the usual step: one token that is whole characters.
         if not rest and len(tokens) == 1:
             text = self._text_of.get(tokens[0])
             if text is not None:

@@ -42,6 +42,7 @@ class Engines:
         name, epoch = engine
         former = self._latest.get(name)
         self._latest[name] = epoch
+        # Names and epochs come off the wire: without a bound, forged ones would fill the memory.
         if len(self._heard) > MAX_ENGINES:
             self.forget(next(iter(self._heard)))
         return None if former is None else (name, former)

@@ -58,11 +58,9 @@ class RouterLink:
         return former.replaced_by(epoch)
 
     def start(self, started: Started) -> None:
-        """A request's streams begin."""
         self._started.append(started)
 
     def add(self, stream: TextStream) -> None:
-        """The stream has a row to send."""
         if not stream.in_link:
             stream.in_link = True
             self._streams.append(stream)
@@ -87,7 +85,6 @@ class RouterLink:
         self._streams = [stream for stream in self._streams if wanted(*stream.key[:2])]
 
     def flush(self) -> None:
-        """Send as much as the lane takes."""
         while (self._streams or self._started or self._unsent) and self._lane.ready():
             batch = self._unsent or self._batch()
             self._unsent = None if self._lane.send(batch) else batch
@@ -105,6 +102,7 @@ class RouterLink:
             row = stream.row()
             tokens += len(row[2])
             rows.append(row)
+        # All of them go with the first batch: a stream's Started must not come after its rows.
         started, self._started = self._started, []
         self._streams = self._streams[len(rows) :]
         return _batch_of(self._detokenizer, started, rows)
@@ -142,6 +140,7 @@ class RouterLinks:
             except ValueError as error:
                 self._log.warning("bad_address", address=address, error=str(error))
                 return None
+            # A router that was removed and is back must still learn what it lost.
             lost = self._lost.pop(address, Counter())
             link = self.by_address[address] = RouterLink(lane, self._detokenizer, now, lost)
         return link
@@ -151,7 +150,6 @@ class RouterLinks:
         return ((address, link) for address, link in self.by_address.items() if link.wants_heartbeats)
 
     def add(self, stream: TextStream) -> None:
-        """A stream has a row to send."""
         self.by_address[stream.router].add(stream)
 
     def heartbeat(self, heartbeat: DetokenizerHeartbeat, now: float) -> None:
@@ -173,12 +171,10 @@ class RouterLinks:
         )
 
     def drop(self, attempts: dict[int, int]) -> None:
-        """See `RouterLink.drop`."""
         for link in self.by_address.values():
             link.drop(attempts)
 
     def flush(self) -> None:
-        """Send as much as the lanes take."""
         for link in self.by_address.values():
             link.flush()
 

@@ -65,7 +65,6 @@ class Detokenizer:
 
     @property
     def streams(self) -> int:
-        """Live sequences."""
         return len(self._table.live)
 
     @property
@@ -90,6 +89,7 @@ class Detokenizer:
         for message in messages:
             self.backlog += 1
             if isinstance(message, Gap):
+                # The frame after a gap is of the same lane, so it tells whose frames were lost.
                 missed = message.missed
                 self._log_gap(message)
                 continue
@@ -125,6 +125,7 @@ class Detokenizer:
     def drain(self) -> None:
         """Ask routers, by heartbeats from now on, to place nothing more here. What still comes is served."""
         if self.draining_since is None:
+            # The next tick sends a heartbeat at once, so that routers stop placing streams here.
             self.draining_since = self.heartbeat_at = self._clock()
 
     def drained(self, timeout: float) -> bool:
@@ -170,6 +171,7 @@ class Detokenizer:
             self._table.forget(engine)
 
     def _drop_silent_routers(self, now: float) -> None:
+        # While draining, a dead router must not keep this process until its timeout.
         bound = ROUTER_SILENCE_SECONDS if self.draining_since is None else DRAINING_ROUTER_SILENCE_SECONDS
         for address in self._links.silent(bound, now):
             dropped = self._table.of_router(address)

@@ -86,6 +86,7 @@ class StopSearch:
 
     def feed(self, text: str, counts: bool) -> str:
         """Returns what may be shown now. A stop string that is completed while `counts` is false is ordinary text."""
+        # Fast path: no character begins a stop string, so the automaton would stay in the root.
         if not self._state and self._stops.first.isdisjoint(text):
             return text
         stops = self._stops

@@ -120,6 +120,7 @@ class TextStream:
         tokens = self._tokens
         if self._decoded:
             tokens = tokens[self._decoded :]
+        # The usual case, without stop strings and end: nothing below can end the stream.
         if self._stops is None and self._last is None:
             text = self._text = self._text + self._decoder.feed(tokens)
         else:

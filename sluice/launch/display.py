@@ -42,7 +42,6 @@ class Display:
         self._lock = threading.Lock()
 
     def __call__(self, line: LogLine) -> None:
-        """Show one line, or skip it."""
         wanted = (line.is_problem and line.event != START_FAILED) or line.event in SHOWN_EVENTS
         if not (self._verbose or wanted):
             return
@@ -62,7 +61,6 @@ class Display:
             self._write(of_launcher(event, level, fields))
 
     def complain(self, message: str, event: str = "failed") -> None:
-        """An error, in one line."""
         message = " ".join(message.split())
         self.say(event, f"error: {message}", "error", {"error": message})
 

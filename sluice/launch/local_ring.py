@@ -82,7 +82,6 @@ class Ring:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by service."""
         return {name: child.pid for name, child in self.children.items()}
 
     @property

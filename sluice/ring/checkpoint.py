@@ -52,7 +52,6 @@ class Checkpoint:
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        """See the function."""
         return tokenizer_fingerprint(self.path)
 
     @property
@@ -172,6 +171,7 @@ def _digest(folder: Path, names: tuple[str, ...]) -> blake2b:
     digest = blake2b(digest_size=8)
     for name in names:
         file = folder / name
+        # A missing file counts as an empty one.
         digest.update(name.encode() + b"\0" + (file.read_bytes() if file.is_file() else b"") + b"\0")
     return digest
 

@@ -12,6 +12,7 @@ def root_hash(fingerprint: str, salt: str = "", adapter: str = "") -> bytes:
     """Root of a block chain: prefixes are shared only within one (weights, salt, adapter) domain."""
     digest = blake2b(digest_size=DIGEST_BYTES, person=b"sluice-root")
     for part in (fingerprint, salt, adapter):
+        # Each part is preceded by its length: otherwise different parts could give the same bytes.
         data = part.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)

@@ -118,4 +118,5 @@ class Epochs(NamedTuple):
         """These, after a message of this epoch."""
         if self.latest is None:
             return Epochs(epoch)
+        # Bounded, because anyone who may send can invent epochs.
         return Epochs(epoch, (*self.former, self.latest)[-MAX_FORMER:]) if self.replaced_by(epoch) else self

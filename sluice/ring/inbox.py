@@ -58,6 +58,7 @@ class Inbox(Generic[M]):
         self._socket.set(zmq.RCVHWM, capacity)
         self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.set(zmq.LINGER, 0)
+        # Otherwise silent connections would use up the descriptors.
         self._socket.set(zmq.HANDSHAKE_IVL, SILENT_MILLISECONDS)
         self._zap: ZapHandler | None = None
         self._keys = security.keys
@@ -162,9 +163,11 @@ class Inbox(Generic[M]):
         except (ValueError, msgspec.MsgspecError, RecursionError):
             self.malformed += 1
             return
+        # Numbers begin at 0. What is missing before the first frame here may have gone to a former receiver.
         met = lane in self._expected
         missed = number - self._expected.pop(lane, 0)
         if missed < 0:
+            # ZeroMQ keeps the order of a lane, so a number from the past is not its next frame.
             self.malformed += 1
             self._expected[lane] = number - missed
             return

@@ -92,21 +92,13 @@ class SendLane(Protocol):
     """The interface of `Lane`; tests replace it by a lane in memory."""
 
     @property
-    def open(self) -> bool:
-        """See `Lane.open`."""
-        ...
+    def open(self) -> bool: ...
 
-    def ready(self) -> bool:
-        """See `Lane.ready`."""
-        ...
+    def ready(self) -> bool: ...
 
-    def send(self, message: Message) -> bool:
-        """See `Lane.send`."""
-        ...
+    def send(self, message: Message) -> bool: ...
 
-    def close(self, linger: float = 0.0) -> None:
-        """See `Lane.close`."""
-        ...
+    def close(self, linger: float = 0.0) -> None: ...
 
 
 class Lane:
@@ -153,6 +145,7 @@ class Lane:
 
     def send(self, message: Message) -> bool:
         """Never blocks. False: the lane is full and the message was not taken."""
+        # Frames are numbered only as they are sent, so a message that a full lane refused leaves no gap.
         frame = header(self.epoch, self.sent) + self._encoder.encode(message)
         if not (self._try(frame) or (self.ready() and self._try(frame))):
             return False
@@ -221,6 +214,7 @@ class Lane:
             socket.set(zmq.IPV6, is_ipv6(self.address))
             socket.set(zmq.SNDHWM, self._capacity)
             socket.set(zmq.LINGER, 0)
+            # A peer that is restarted should be back within a heartbeat; ZeroMQ doubles this up to the maximum.
             socket.set(zmq.RECONNECT_IVL, 50)
             socket.set(zmq.RECONNECT_IVL_MAX, 1000)
             # Without it ZeroMQ queues messages for a connection that may never come, and the sender would notice only

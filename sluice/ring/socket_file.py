@@ -79,6 +79,7 @@ class SocketFile:
             lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The file may have been removed and created anew between open and flock.
                 if _id(self._lock_path) == _id(lock):
                     os.truncate(lock, 0)
                     os.write(lock, b"%d\n" % os.getpid())

@@ -265,6 +265,7 @@ def _check_columns(batch: TokenBatch | TextBatch) -> None:
     for name in ("attempt", "sequence", "offset", "count"):
         if len(getattr(batch, name)) != size:
             raise ValueError(f"{name} has {len(getattr(batch, name))} rows, request has {size}")
+    # A negative count could hide behind a right sum.
     if min(batch.count, default=0) < 0 or sum(batch.count) != len(batch.tokens):
         raise ValueError(f"{len(batch.tokens)} tokens for counts that sum to {sum(batch.count)}")
     for rows in (batch.logprobs, batch.ends):

@@ -42,7 +42,6 @@ class ZapHandler(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """The thread."""
         poller = zmq.Poller()
         poller.register(self._zap, zmq.POLLIN)
         poller.register(self._events, zmq.POLLIN)

@@ -114,6 +114,7 @@ class SafeStream(io.TextIOBase):
 
     def _write(self, text: str) -> bool:
         """Returns whether all of it was written; if not, counts the lines as lost."""
+        # After half a line, a newline keeps the rest from running into it.
         data = ("\n" + text if self._torn else text).encode(self.encoding, self.errors)
         left = data
         try:

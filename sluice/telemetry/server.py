@@ -43,7 +43,6 @@ class StatusServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -145,6 +144,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         except OSError as error:
             if not exhausted(error):
                 raise
+        # The oldest connection's descriptor is free only once its thread has noticed, hence the reserve.
         self._connections.close_oldest()
         try:
             with reserve():
