@@ -15,7 +15,7 @@ from router.config import RouterSettings
 from router.errors import Call, RequestError, Violation
 from router.validate.violations import shown
 from sluice.ring.errors import ErrorCode
-from sluice.ring.named import find
+from sluice.ring.names import find
 
 AUTHORIZATION = "authorization"
 

@@ -88,6 +88,7 @@ class Slot:
         """Forget what was known of the last process."""
         self.ready_at = self.kill_at = None
         self.frozen = False
+        # Otherwise the file of the last process would make the next one look ready.
         self.reader.reset()
 
     def poll(self, now: float) -> None:

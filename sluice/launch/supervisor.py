@@ -60,7 +60,6 @@ class Supervisor(threading.Thread):
         self._freeze_checked_at = time.monotonic()
 
     def run(self) -> None:
-        """The thread."""
         for slot in self.slots.values():
             if slot.service.gpus is not None:
                 self._show(gpus_assigned(slot.name, slot.service.gpus))
@@ -100,6 +99,7 @@ class Supervisor(threading.Thread):
         return [slot.name for slot in self.slots.values() if not self._serves(slot)]
 
     def _start_child(self, slot: Slot) -> None:
+        # Under the lock: after `halt` has returned, no child may appear that its caller would not end.
         with self._starting:
             if self._halted:
                 return
@@ -174,6 +174,7 @@ class Supervisor(threading.Thread):
     def _start_anew(self, slot: Slot) -> None:
         """At the next tick and without backoff."""
         slot.clear()
+        # A restart that was asked for is not a failure, and gives a service that was given up a new chance.
         slot.backoff = Backoff(slot.backoff.max_failed_starts)
         slot.returning, slot.given_up, slot.start_at = True, False, time.monotonic()
 
