@@ -23,6 +23,8 @@ from tests.fakes.clock import Clock
 from tests.fakes.engine import spec_of
 from tests.fakes.lanes import connected
 
+pytestmark = pytest.mark.process
+
 MODEL = Path(sluice.tiny_model.__file__).parent / "checkpoint"
 
 

@@ -100,6 +100,7 @@ def test_what_is_claimed_here_is_so(libraries, threads):
     assert broken == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("instructions", INSTRUCTION_SETS, ids=lambda given: " ".join(given.values()))
 def test_what_is_claimed_on_other_cpus_is_so(instructions):
     """As far as libraries compute here what they compute there: a process each, for they read this once."""

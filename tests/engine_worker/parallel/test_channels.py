@@ -23,6 +23,8 @@ from engine_worker.parallel.wakeup import Bell
 from tests.engine_worker.parallel.channels import CHANNELS, SECONDS, close, ring
 from tests.examples import examples
 
+pytestmark = pytest.mark.slow
+
 SIZES = st.lists(st.integers(0, 300), max_size=30)
 
 

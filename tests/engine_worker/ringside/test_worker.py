@@ -30,6 +30,8 @@ from tests.fakes.lanes import FakeLane, connected
 from tests.fakes.processes import wait_until
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 60.0
 """Seconds for what must happen."""
 
