@@ -2,6 +2,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests import examples
@@ -11,6 +12,10 @@ MARKS = {"process": ("chaos", "packaging", "system"), "slow": ("chaos", "fuzz", 
 """By folder. A single file elsewhere names its own: `pytestmark = pytest.mark.process`."""
 
 settings.load_profile(examples.PROFILE)
+
+# structlog's default renders tracebacks with rich, local variables included: more than a second for each.
+CONSOLE = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[structlog.processors.add_log_level, structlog.dev.set_exc_info, CONSOLE])
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, nohup has them ignore SIGHUP, and ignoring is
 # inherited: the processes that the tests interrupt would not end. A handler is not inherited.
