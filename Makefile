@@ -2,14 +2,20 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PROTOS := $(wildcard protos/sluice/v1/*.proto)
+# One thread per process: the workers share the cores. A file's tests stay in one worker, and slow files start first.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test lint protos bench clean
+.PHONY: run check test lint protos bench clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
 
+# The inner loop: no processes, nothing slow, few examples.
+check: lint
+	$(PYTEST) -m "not process and not slow" --hypothesis-profile check --durations 10 --durations-min 2
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 25 --durations-min 5
+	$(PYTEST) --durations 25 --durations-min 5
 
 lint: $(VENV)/dev.done
 	$(BIN)/ruff check .
@@ -18,14 +24,14 @@ lint: $(VENV)/dev.done
 	$(BIN)/lint-imports
 	$(BIN)/buf lint protos
 
-# Rewrites sluice/v1 from protos; tests/protos/test_generated.py fails when that was forgotten.
+# Regenerates sluice/v1; tests/protos/test_generated.py fails when it is stale.
 protos: $(VENV)/dev.done
 	$(BIN)/python -m grpc_tools.protoc -Iprotos \
 	    --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. \
 	    --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 	    $(PROTOS)
 
-# All of it, or some: make bench PARTS="policies host"
+# Everything, or some parts: make bench PARTS="policies host"
 bench: $(VENV)/dev.done
 	$(BIN)/python -m bench $(PARTS)
 
@@ -33,7 +39,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 
-# torch first, at its pin: anything that asks for a plain torch would bring another build.
+# torch first, at its pin: a package that depends on plain torch would pull in another build.
 $(VENV)/torch.done: constraints.txt | $(BIN)/python
 	$(BIN)/pip install --quiet --progress-bar on -c constraints.txt torch
 	touch $@

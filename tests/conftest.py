@@ -1,14 +1,34 @@
 import signal
+from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+import pytest
+import structlog
+from hypothesis import settings
 
-# A loaded machine is not a failure: no time limit per example, none for drawing it. The same examples in every run, so
-# that what fails fails again; tests/engine_worker/core/long_run.py looks for new ones.
-settings.register_profile("sluice", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("sluice")
+from tests import examples
+
+TESTS = Path(__file__).parent
+MARKS = {"process": ("chaos", "packaging", "system"), "slow": ("chaos", "fuzz", "parity", "sim", "system")}
+"""By folder. A single file elsewhere names its own: `pytestmark = pytest.mark.process`."""
+
+settings.load_profile(examples.PROFILE)
+
+# structlog's default renders tracebacks with rich, local variables included: more than a second for each.
+CONSOLE = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[structlog.processors.add_log_level, structlog.dev.set_exc_info, CONSOLE])
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, nohup has them ignore SIGHUP, and ignoring is
 # inherited: the processes that the tests interrupt would not end. A handler is not inherited.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark by folder, and put slow files first: with several workers none of them is left to run alone at the end."""
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        for mark, folders in MARKS.items():
+            if folder in folders:
+                item.add_marker(mark)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

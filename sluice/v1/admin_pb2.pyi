@@ -28,38 +28,38 @@ class _RequestStage:
 class _RequestStageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestStage.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     REQUEST_STAGE_UNSPECIFIED: _RequestStage.ValueType  # 0
-    """Not said."""
+    """Not set."""
     REQUEST_STAGE_QUEUED: _RequestStage.ValueType  # 1
-    """Never scheduled yet."""
+    """Not scheduled yet."""
     REQUEST_STAGE_CONTEXT: _RequestStage.ValueType  # 2
     """Its prompt is being computed."""
     REQUEST_STAGE_GENERATION: _RequestStage.ValueType  # 3
-    """It generates."""
+    """Tokens are being generated."""
     REQUEST_STAGE_PAUSED: _RequestStage.ValueType  # 4
-    """It gave its memory back for others, and will go on."""
+    """Preempted: its memory was given to others, and it will be resumed."""
     REQUEST_STAGE_ENDED: _RequestStage.ValueType  # 5
-    """Its last token has come."""
+    """It has ended."""
 
 class RequestStage(_RequestStage, metaclass=_RequestStageEnumTypeWrapper):
-    """Where a request stands."""
+    """Progress of a request."""
 
 REQUEST_STAGE_UNSPECIFIED: RequestStage.ValueType  # 0
-"""Not said."""
+"""Not set."""
 REQUEST_STAGE_QUEUED: RequestStage.ValueType  # 1
-"""Never scheduled yet."""
+"""Not scheduled yet."""
 REQUEST_STAGE_CONTEXT: RequestStage.ValueType  # 2
 """Its prompt is being computed."""
 REQUEST_STAGE_GENERATION: RequestStage.ValueType  # 3
-"""It generates."""
+"""Tokens are being generated."""
 REQUEST_STAGE_PAUSED: RequestStage.ValueType  # 4
-"""It gave its memory back for others, and will go on."""
+"""Preempted: its memory was given to others, and it will be resumed."""
 REQUEST_STAGE_ENDED: RequestStage.ValueType  # 5
-"""Its last token has come."""
+"""It has ended."""
 Global___RequestStage: _TypeAlias = RequestStage  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
-    """All."""
+    """Request of ListModels."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -76,14 +76,14 @@ Global___ListModelsRequest: _TypeAlias = ListModelsRequest  # noqa: Y015
 
 @_typing.final
 class ListModelsResponse(_message.Message):
-    """The models."""
+    """Response of ListModels."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
-        """The models."""
+        """Every served model."""
 
     def __init__(
         self,
@@ -114,13 +114,13 @@ class Model(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     LOGITS_PROCESSORS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Served name."""
+    """Name to use in requests."""
     max_context_tokens: _builtins.int
-    """Longest prompt plus output."""
+    """Maximum length of prompt plus output, in tokens."""
     vocab_size: _builtins.int
-    """Vocabulary."""
+    """Number of token ids."""
     dtype: _builtins.str
-    """Weights type, such as "bfloat16"."""
+    """Type of the weights, such as "bfloat16"."""
     tokenizer_fingerprint: _builtins.str
     """Hash of the tokenizer files, for client-side caches."""
     @_builtins.property
@@ -129,15 +129,15 @@ class Model(_message.Message):
 
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """End tokens."""
+        """The model's end-of-sequence tokens."""
 
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tensors that can be asked for."""
+        """Names for OutputOptions.tensors."""
 
     @_builtins.property
     def logits_processors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Logits post-processors that can be named."""
+        """Names for SamplingParams.logits_processors."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ Global___Model: _TypeAlias = Model  # noqa: Y015
 
 @_typing.final
 class GetModelInfoRequest(_message.Message):
-    """Which model."""
+    """Request of GetModelInfo."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -184,7 +184,7 @@ Global___GetModelInfoRequest: _TypeAlias = GetModelInfoRequest  # noqa: Y015
 
 @_typing.final
 class GetModelInfoResponse(_message.Message):
-    """The model."""
+    """Response of GetModelInfo."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -208,7 +208,7 @@ Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
 
 @_typing.final
 class LoadLoraRequest(_message.Message):
-    """What to load."""
+    """Request of LoadLora."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -221,7 +221,7 @@ class LoadLoraRequest(_message.Message):
     path: _builtins.str
     """Path on the engine's model volume."""
     pinned: _builtins.bool
-    """Never evict."""
+    """Whether the adapter must not be evicted."""
     model: _builtins.str
     """Model; empty is the default."""
     def __init__(
@@ -242,7 +242,7 @@ Global___LoadLoraRequest: _TypeAlias = LoadLoraRequest  # noqa: Y015
 
 @_typing.final
 class LoadLoraResponse(_message.Message):
-    """Loaded."""
+    """Response of LoadLora."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -266,7 +266,7 @@ Global___LoadLoraResponse: _TypeAlias = LoadLoraResponse  # noqa: Y015
 
 @_typing.final
 class Lora(_message.Message):
-    """An adapter."""
+    """A loaded LoRA adapter."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -277,11 +277,11 @@ class Lora(_message.Message):
     lora_id: _builtins.str
     """The id."""
     path: _builtins.str
-    """The path."""
+    """Path it was loaded from."""
     rank: _builtins.int
-    """Rank."""
+    """Rank of its matrices."""
     pinned: _builtins.bool
-    """Never evicted."""
+    """Whether it must not be evicted."""
     def __init__(
         self,
         *,
@@ -300,7 +300,7 @@ Global___Lora: _TypeAlias = Lora  # noqa: Y015
 
 @_typing.final
 class UnloadLoraRequest(_message.Message):
-    """What to unload."""
+    """Request of UnloadLora."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -322,7 +322,7 @@ Global___UnloadLoraRequest: _TypeAlias = UnloadLoraRequest  # noqa: Y015
 
 @_typing.final
 class UnloadLoraResponse(_message.Message):
-    """Unloaded."""
+    """Response of UnloadLora."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -339,7 +339,7 @@ Global___UnloadLoraResponse: _TypeAlias = UnloadLoraResponse  # noqa: Y015
 
 @_typing.final
 class ListLorasRequest(_message.Message):
-    """All."""
+    """Request of ListLoras."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -356,14 +356,14 @@ Global___ListLorasRequest: _TypeAlias = ListLorasRequest  # noqa: Y015
 
 @_typing.final
 class ListLorasResponse(_message.Message):
-    """The adapters."""
+    """Response of ListLoras."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LORAS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lora]:
-        """The adapters."""
+        """Every loaded adapter."""
 
     def __init__(
         self,
@@ -380,7 +380,7 @@ Global___ListLorasResponse: _TypeAlias = ListLorasResponse  # noqa: Y015
 
 @_typing.final
 class GetServerInfoRequest(_message.Message):
-    """Empty."""
+    """Request of GetServerInfo."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -397,7 +397,7 @@ Global___GetServerInfoRequest: _TypeAlias = GetServerInfoRequest  # noqa: Y015
 
 @_typing.final
 class GetServerInfoResponse(_message.Message):
-    """About the server."""
+    """Response of GetServerInfo."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -407,10 +407,10 @@ class GetServerInfoResponse(_message.Message):
     version: _builtins.str
     """Version of this build."""
     draining: _builtins.bool
-    """Draining."""
+    """Whether the server has stopped admitting requests."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """Start."""
+        """When the process started."""
 
     def __init__(
         self,
@@ -429,7 +429,7 @@ Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
 
 @_typing.final
 class GetStatsRequest(_message.Message):
-    """Empty."""
+    """Request of GetStats."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -446,7 +446,7 @@ Global___GetStatsRequest: _TypeAlias = GetStatsRequest  # noqa: Y015
 
 @_typing.final
 class GetStatsResponse(_message.Message):
-    """Snapshot."""
+    """Response of GetStats."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -470,14 +470,14 @@ Global___GetStatsResponse: _TypeAlias = GetStatsResponse  # noqa: Y015
 
 @_typing.final
 class StreamStatsRequest(_message.Message):
-    """How often."""
+    """Request of StreamStats."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     INTERVAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def interval(self) -> _duration_pb2.Duration:
-        """Default 1 s, at least 100 ms."""
+        """Time between snapshots. Default 1 s, at least 100 ms."""
 
     def __init__(
         self,
@@ -494,7 +494,7 @@ Global___StreamStatsRequest: _TypeAlias = StreamStatsRequest  # noqa: Y015
 
 @_typing.final
 class StreamStatsResponse(_message.Message):
-    """Snapshot."""
+    """Response of StreamStats."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -527,18 +527,18 @@ class Stats(_message.Message):
     DETOKENIZERS_FIELD_NUMBER: _builtins.int
     SERVING_MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     serving_model_fingerprint: _builtins.str
-    """EngineStats.model_fingerprint of the engines that get new requests. Empty: all do, or there is no engine."""
+    """EngineStats.model_fingerprint of the engines that get new requests. Empty if all do, or there is no engine."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """When."""
+        """When the snapshot was taken."""
 
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineStats]:
-        """Engines."""
+        """Engines that send heartbeats."""
 
     @_builtins.property
     def detokenizers(self) -> _containers.RepeatedCompositeFieldContainer[Global___DetokenizerStats]:
-        """Detokenizers."""
+        """Detokenizers that send heartbeats."""
 
     def __init__(
         self,
@@ -558,7 +558,7 @@ Global___Stats: _TypeAlias = Stats  # noqa: Y015
 
 @_typing.final
 class EngineStats(_message.Message):
-    """One engine, at one step. The words are those of TensorRT-LLM's batch manager."""
+    """One engine at one step. Field names follow TensorRT-LLM's batch manager."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -588,58 +588,58 @@ class EngineStats(_message.Message):
     USED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
-    """Its id."""
+    """Id of the engine."""
     iteration: _builtins.int
-    """Step counter, grows by one per step."""
+    """Step counter, increases by one per step."""
     active_requests: _builtins.int
-    """Requests the engine holds."""
+    """Live requests in the engine."""
     max_requests: _builtins.int
-    """Most it can hold."""
+    """Maximum number of live requests."""
     queued_requests: _builtins.int
-    """Waiting for memory."""
+    """Requests waiting for memory."""
     scheduled_requests: _builtins.int
-    """In this step."""
+    """Requests in this step."""
     context_requests: _builtins.int
     """Of those, with prompt tokens still to compute."""
     generation_requests: _builtins.int
     """Of those, generating."""
     paused_requests: _builtins.int
-    """Paused for want of memory, to be resumed."""
+    """Preempted for lack of memory, to be resumed."""
     total_context_tokens: _builtins.int
     """Prompt tokens computed in this step."""
     micro_batch_id: _builtins.int
-    """Which micro batch, where several are in flight."""
+    """Index of the micro batch if several are in flight."""
     total_generation_tokens: _builtins.int
-    """Static batching: tokens generated since the batch began."""
+    """Static batching: tokens generated since the batch started."""
     empty_generation_slots: _builtins.int
     """Static batching: slots of ended sequences."""
     max_kv_blocks: _builtins.int
-    """KV cache blocks."""
+    """KV cache blocks on the device."""
     free_kv_blocks: _builtins.int
-    """Of those, free or only cached."""
+    """Of those, free, or cached and not in use."""
     used_kv_blocks: _builtins.int
-    """Of those, held by live sequences."""
+    """Of those, in use by live sequences."""
     tokens_per_kv_block: _builtins.int
     """Tokens per block."""
     prefix_cache_hit_ratio: _builtins.float
-    """Prompt tokens served from the prefix cache over prompt tokens, since the start, [0, 1]."""
+    """Cached prompt tokens over prompt tokens, since the start, [0, 1]."""
     tokens_per_second: _builtins.float
-    """Over the last second."""
+    """Tokens generated over the last second."""
     draining: _builtins.bool
-    """Draining."""
+    """Whether it takes no new requests."""
     max_host_blocks: _builtins.int
     """Blocks of the host tier."""
     used_host_blocks: _builtins.int
     """Of those, in use."""
     model_fingerprint: _builtins.str
-    """Hash of its weights and configuration. Engines of one ring should agree on it."""
+    """Hash of weights and configuration. The engines of a ring should agree on it."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """End of the step."""
 
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
-        """How long it took."""
+        """Duration of the step."""
 
     def __init__(
         self,
@@ -680,7 +680,7 @@ Global___EngineStats: _TypeAlias = EngineStats  # noqa: Y015
 
 @_typing.final
 class StreamStepsRequest(_message.Message):
-    """Empty."""
+    """Request of StreamSteps."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -697,7 +697,7 @@ Global___StreamStepsRequest: _TypeAlias = StreamStepsRequest  # noqa: Y015
 
 @_typing.final
 class StreamStepsResponse(_message.Message):
-    """News since the response before."""
+    """What has happened since the previous response."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -705,11 +705,11 @@ class StreamStepsResponse(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineStats]:
-        """Steps, oldest first of each engine. A missing iteration was not reported: the engine was too fast, or a beat was lost."""
+        """Steps, oldest first per engine. A gap in `iteration` means the engine was too fast or a heartbeat was lost."""
 
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestStats]:
-        """Requests that ended, and live ones that changed."""
+        """Requests that ended or changed."""
 
     def __init__(
         self,
@@ -727,7 +727,7 @@ Global___StreamStepsResponse: _TypeAlias = StreamStepsResponse  # noqa: Y015
 
 @_typing.final
 class RequestStats(_message.Message):
-    """One request in an engine, over all its outputs."""
+    """One request in an engine, summed over its outputs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -747,28 +747,28 @@ class RequestStats(_message.Message):
     BLOCKS_REUSED_FIELD_NUMBER: _builtins.int
     BLOCKS_MISSED_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
-    """The engine."""
+    """Id of the engine."""
     request_id: _builtins.str
     """The caller's id."""
     stage: Global___RequestStage.ValueType
-    """Where it stands."""
+    """Its progress."""
     prompt_tokens: _builtins.int
-    """Tokens of its prompt."""
+    """Prompt tokens."""
     cached_tokens: _builtins.int
-    """Of which from the prefix cache."""
+    """Of those, from the prefix cache."""
     generated_tokens: _builtins.int
     """Tokens generated."""
     pauses: _builtins.int
-    """How often it gave its memory back for others."""
+    """How often it was preempted."""
     blocks_allocated: _builtins.int
-    """KV blocks newly filled for it."""
+    """KV blocks computed for it."""
     blocks_reused: _builtins.int
-    """KV blocks found in the cache instead."""
+    """KV blocks reused from the cache."""
     blocks_missed: _builtins.int
-    """Full blocks of its prompt that were looked for and not found."""
+    """Full blocks of its prompt that were not in the cache."""
     @_builtins.property
     def arrival(self) -> _timestamp_pb2.Timestamp:
-        """When the engine got it."""
+        """When the engine received it."""
 
     @_builtins.property
     def first_scheduled(self) -> _timestamp_pb2.Timestamp:
@@ -776,15 +776,15 @@ class RequestStats(_message.Message):
 
     @_builtins.property
     def first_token(self) -> _timestamp_pb2.Timestamp:
-        """When its first token came."""
+        """When its first token was generated."""
 
     @_builtins.property
     def last_token(self) -> _timestamp_pb2.Timestamp:
-        """When its latest token came."""
+        """When its latest token was generated."""
 
     @_builtins.property
     def queued(self) -> _duration_pb2.Duration:
-        """From arrival to first_scheduled, or until now."""
+        """Time from arrival to first_scheduled, or until now."""
 
     def __init__(
         self,
@@ -824,13 +824,13 @@ class DetokenizerStats(_message.Message):
     QUEUE_DEPTH_FIELD_NUMBER: _builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     detokenizer_id: _builtins.str
-    """Its id."""
+    """Id of the detokenizer."""
     streams: _builtins.int
     """Open streams."""
     queue_depth: _builtins.int
     """Messages waiting."""
     tokens_per_second: _builtins.float
-    """Over the last second."""
+    """Tokens decoded over the last second."""
     def __init__(
         self,
         *,
@@ -849,14 +849,14 @@ Global___DetokenizerStats: _TypeAlias = DetokenizerStats  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):
-    """Ask for a drain."""
+    """Request of Drain."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TIMEOUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """Hand back what still lives after this."""
+        """Time after which live requests are returned to their clients."""
 
     def __init__(
         self,
@@ -873,13 +873,13 @@ Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
 
 @_typing.final
 class DrainResponse(_message.Message):
-    """Drained."""
+    """Response of Drain."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ABORTED_FIELD_NUMBER: _builtins.int
     aborted: _builtins.int
-    """Requests that were handed back at the timeout."""
+    """Requests returned at the timeout."""
     def __init__(
         self,
         *,
@@ -895,7 +895,7 @@ Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
 class FlushCacheRequest(_message.Message):
-    """Flush."""
+    """Request of FlushCache."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -912,13 +912,13 @@ Global___FlushCacheRequest: _TypeAlias = FlushCacheRequest  # noqa: Y015
 
 @_typing.final
 class FlushCacheResponse(_message.Message):
-    """Flushed."""
+    """Response of FlushCache."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BLOCKS_FREED_FIELD_NUMBER: _builtins.int
     blocks_freed: _builtins.int
-    """Blocks freed."""
+    """Blocks freed on all engines."""
     def __init__(
         self,
         *,

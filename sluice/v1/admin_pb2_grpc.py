@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub(object):
-    """Models and their adapters.
+    """The served models and their adapters.
     """
 
     def __init__(self, channel):
@@ -63,18 +63,18 @@ class ModelServiceStub(object):
 
 
 class ModelServiceServicer(object):
-    """Models and their adapters.
+    """The served models and their adapters.
     """
 
     def ListModels(self, request, context):
-        """Models served here.
+        """List the served models.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """One model.
+        """Describe one model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,14 +88,14 @@ class ModelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UnloadLora(self, request, context):
-        """Unload it.
+        """Unload a LoRA adapter from every engine of the model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLoras(self, request, context):
-        """Loaded adapters.
+        """List the loaded adapters.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,7 +138,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService(object):
-    """Models and their adapters.
+    """The served models and their adapters.
     """
 
     @staticmethod
@@ -278,7 +278,7 @@ class ModelService(object):
 
 
 class AdminServiceStub(object):
-    """Operations.
+    """Statistics and operations.
     """
 
     def __init__(self, channel):
@@ -320,18 +320,18 @@ class AdminServiceStub(object):
 
 
 class AdminServiceServicer(object):
-    """Operations.
+    """Statistics and operations.
     """
 
     def GetServerInfo(self, request, context):
-        """Versions, uptime, engines, detokenizers.
+        """Version, start time, and whether the server is draining.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStats(self, request, context):
-        """One snapshot.
+        """One snapshot of all engines and detokenizers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -345,22 +345,22 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StreamSteps(self, request, context):
-        """Every step, and what became of requests, as the engines report it twice a second. Nothing while they idle.
+        """Every step and the progress of requests, as the engines report them twice a second. Idle engines report nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stop admitting, let live requests end, hand the others back: their streams end with UNAVAILABLE, reason DRAINING,
-        and can go on at another router.
+        """Stop admitting, let live requests finish, return the rest: their streams end with UNAVAILABLE, reason DRAINING, and
+        can continue at another router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """Drop the prefix cache.
+        """Drop the prefix cache of every engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -408,7 +408,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
-    """Operations.
+    """Statistics and operations.
     """
 
     @staticmethod

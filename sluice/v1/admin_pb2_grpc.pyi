@@ -27,41 +27,41 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ModelServiceStub:
-    """Models and their adapters."""
+    """The served models and their adapters."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
     ListModels: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListModelsRequest, _admin_pb2.ListModelsResponse]
-    """Models served here."""
+    """List the served models."""
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetModelInfoRequest, _admin_pb2.GetModelInfoResponse]
-    """One model."""
+    """Describe one model."""
     LoadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]
     """Load a LoRA adapter on every engine of the model."""
     UnloadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadLoraRequest, _admin_pb2.UnloadLoraResponse]
-    """Unload it."""
+    """Unload a LoRA adapter from every engine of the model."""
     ListLoras: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]
-    """Loaded adapters."""
+    """List the loaded adapters."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
-    """Models and their adapters."""
+    """The served models and their adapters."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListModels: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListModelsRequest, _admin_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """Models served here."""
+    """List the served models."""
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetModelInfoRequest, _admin_pb2.GetModelInfoResponse]  # type: ignore[assignment]
-    """One model."""
+    """Describe one model."""
     LoadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]  # type: ignore[assignment]
     """Load a LoRA adapter on every engine of the model."""
     UnloadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadLoraRequest, _admin_pb2.UnloadLoraResponse]  # type: ignore[assignment]
-    """Unload it."""
+    """Unload a LoRA adapter from every engine of the model."""
     ListLoras: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]  # type: ignore[assignment]
-    """Loaded adapters."""
+    """List the loaded adapters."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Models and their adapters."""
+    """The served models and their adapters."""
 
     @_abc_1.abstractmethod
     def ListModels(
@@ -69,7 +69,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListModelsResponse, _abc.Awaitable[_admin_pb2.ListModelsResponse]]:
-        """Models served here."""
+        """List the served models."""
 
     @_abc_1.abstractmethod
     def GetModelInfo(
@@ -77,7 +77,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetModelInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetModelInfoResponse, _abc.Awaitable[_admin_pb2.GetModelInfoResponse]]:
-        """One model."""
+        """Describe one model."""
 
     @_abc_1.abstractmethod
     def LoadLora(
@@ -93,7 +93,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UnloadLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UnloadLoraResponse, _abc.Awaitable[_admin_pb2.UnloadLoraResponse]]:
-        """Unload it."""
+        """Unload a LoRA adapter from every engine of the model."""
 
     @_abc_1.abstractmethod
     def ListLoras(
@@ -101,54 +101,54 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListLorasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListLorasResponse, _abc.Awaitable[_admin_pb2.ListLorasResponse]]:
-        """Loaded adapters."""
+        """List the loaded adapters."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class AdminServiceStub:
-    """Operations."""
+    """Statistics and operations."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.GetServerInfoResponse]
-    """Versions, uptime, engines, detokenizers."""
+    """Version, start time, and whether the server is draining."""
     GetStats: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]
-    """One snapshot."""
+    """One snapshot of all engines and detokenizers."""
     StreamStats: _grpc.UnaryStreamMultiCallable[_admin_pb2.StreamStatsRequest, _admin_pb2.StreamStatsResponse]
     """A snapshot every interval."""
     StreamSteps: _grpc.UnaryStreamMultiCallable[_admin_pb2.StreamStepsRequest, _admin_pb2.StreamStepsResponse]
-    """Every step, and what became of requests, as the engines report it twice a second. Nothing while they idle."""
+    """Every step and the progress of requests, as the engines report them twice a second. Idle engines report nothing."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Stop admitting, let live requests end, hand the others back: their streams end with UNAVAILABLE, reason DRAINING,
-    and can go on at another router.
+    """Stop admitting, let live requests finish, return the rest: their streams end with UNAVAILABLE, reason DRAINING, and
+    can continue at another router.
     """
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]
-    """Drop the prefix cache."""
+    """Drop the prefix cache of every engine."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """Operations."""
+    """Statistics and operations."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.GetServerInfoResponse]  # type: ignore[assignment]
-    """Versions, uptime, engines, detokenizers."""
+    """Version, start time, and whether the server is draining."""
     GetStats: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]  # type: ignore[assignment]
-    """One snapshot."""
+    """One snapshot of all engines and detokenizers."""
     StreamStats: _aio.UnaryStreamMultiCallable[_admin_pb2.StreamStatsRequest, _admin_pb2.StreamStatsResponse]  # type: ignore[assignment]
     """A snapshot every interval."""
     StreamSteps: _aio.UnaryStreamMultiCallable[_admin_pb2.StreamStepsRequest, _admin_pb2.StreamStepsResponse]  # type: ignore[assignment]
-    """Every step, and what became of requests, as the engines report it twice a second. Nothing while they idle."""
+    """Every step and the progress of requests, as the engines report them twice a second. Idle engines report nothing."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Stop admitting, let live requests end, hand the others back: their streams end with UNAVAILABLE, reason DRAINING,
-    and can go on at another router.
+    """Stop admitting, let live requests finish, return the rest: their streams end with UNAVAILABLE, reason DRAINING, and
+    can continue at another router.
     """
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
-    """Drop the prefix cache."""
+    """Drop the prefix cache of every engine."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Operations."""
+    """Statistics and operations."""
 
     @_abc_1.abstractmethod
     def GetServerInfo(
@@ -156,7 +156,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetServerInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetServerInfoResponse, _abc.Awaitable[_admin_pb2.GetServerInfoResponse]]:
-        """Versions, uptime, engines, detokenizers."""
+        """Version, start time, and whether the server is draining."""
 
     @_abc_1.abstractmethod
     def GetStats(
@@ -164,7 +164,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetStatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetStatsResponse, _abc.Awaitable[_admin_pb2.GetStatsResponse]]:
-        """One snapshot."""
+        """One snapshot of all engines and detokenizers."""
 
     @_abc_1.abstractmethod
     def StreamStats(
@@ -180,7 +180,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.StreamStepsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.StreamStepsResponse], _abc.AsyncIterator[_admin_pb2.StreamStepsResponse]]:
-        """Every step, and what became of requests, as the engines report it twice a second. Nothing while they idle."""
+        """Every step and the progress of requests, as the engines report them twice a second. Idle engines report nothing."""
 
     @_abc_1.abstractmethod
     def Drain(
@@ -188,8 +188,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Stop admitting, let live requests end, hand the others back: their streams end with UNAVAILABLE, reason DRAINING,
-        and can go on at another router.
+        """Stop admitting, let live requests finish, return the rest: their streams end with UNAVAILABLE, reason DRAINING, and
+        can continue at another router.
         """
 
     @_abc_1.abstractmethod
@@ -198,6 +198,6 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.FlushCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.FlushCacheResponse, _abc.Awaitable[_admin_pb2.FlushCacheResponse]]:
-        """Drop the prefix cache."""
+        """Drop the prefix cache of every engine."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

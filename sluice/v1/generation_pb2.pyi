@@ -160,12 +160,12 @@ class GenerationSpec(_message.Message):
     truncate_prompt_tokens: _builtins.int
     """Keep only the last n prompt tokens."""
     best_of: _builtins.int
-    """Outputs to sample, of which the n most likely are returned; not for streams. Default n."""
+    """Number of outputs to sample; the n most likely are returned. Not for streams. Default n."""
     prompt_adapter_id: _builtins.str
     """Prompt-tuning (virtual token) table to use, by its loaded id."""
     engine_deaths: _builtins.int
-    """Engines that died under this request at the router before, as `engine_deaths` in the metadata of that router's
-    ErrorInfo says. At most 8. It can only make the request end sooner.
+    """Engines that died under this request at the previous router, from `engine_deaths` in the metadata of that router's
+    ErrorInfo. At most 8. It can only make the request end sooner.
     """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
@@ -203,9 +203,9 @@ class GenerationSpec(_message.Message):
 
     @_builtins.property
     def resume(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumeFrom]:
-        """What the caller already has of a stream that broke, by output. The server goes on after it:
-        these tokens count as generated, and neither they nor their text are sent again. Send the seed that
-        Started returned, so that a sampled stream goes on as it would have. Works on any router.
+        """What the caller already has of a broken stream, by output. The server continues after it: these tokens count as
+        generated, and neither they nor their text are sent again. Send the seed that Started returned, so that a sampled
+        stream continues as it would have. Works on any router.
         """
 
     @_builtins.property
@@ -270,7 +270,7 @@ Global___GenerationSpec: _TypeAlias = GenerationSpec  # noqa: Y015
 
 @_typing.final
 class ResumeFrom(_message.Message):
-    """Where one output of a broken stream stands."""
+    """What the caller has of one output of a broken stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -280,8 +280,8 @@ class ResumeFrom(_message.Message):
     index: _builtins.int
     """0 to n-1."""
     model_fingerprint: _builtins.str
-    """Started.model_fingerprint of the stream that broke, the same for all outputs. The stream goes on with that model
-    only, or ends with FAILED_PRECONDITION, reason MODEL_CHANGED. Empty: it goes on with the model of new requests.
+    """Started.model_fingerprint of the broken stream, the same for all outputs. The stream continues with that model
+    only, or ends with FAILED_PRECONDITION, reason MODEL_CHANGED. Empty: it continues with the model of new requests.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -304,7 +304,7 @@ Global___ResumeFrom: _TypeAlias = ResumeFrom  # noqa: Y015
 
 @_typing.final
 class Speculation(_message.Message):
-    """How drafts are made for one request."""
+    """Speculative decoding for one request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -314,7 +314,7 @@ class Speculation(_message.Message):
     """Longest draft per step. 0 turns speculation off."""
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens that the caller expects next, tried first."""
+        """Tokens the caller expects next; tried first."""
 
     def __init__(
         self,
@@ -345,7 +345,7 @@ class ChatPrompt(_message.Message):
     tools_json: _builtins.str
     """Tool definitions as a JSON array, in the OpenAI form."""
     continue_final_message: _builtins.bool
-    """Go on with the last message instead of starting a new one."""
+    """Continue the last message instead of starting a new one."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """Oldest first."""
@@ -382,9 +382,9 @@ class ChatMessage(_message.Message):
     role: _builtins.str
     """"system", "user", "assistant" or "tool"."""
     content: _builtins.str
-    """Text."""
+    """Text of the message."""
     tool_call_id: _builtins.str
-    """For role "tool": which call this answers."""
+    """For role "tool": the id of the call this answers."""
     def __init__(
         self,
         *,
@@ -402,7 +402,7 @@ Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
 @_typing.final
 class OutputOptions(_message.Message):
-    """What to return beside text."""
+    """What to return in addition to text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -427,7 +427,7 @@ class OutputOptions(_message.Message):
     stream_interval: _builtins.int
     """Emit at most every n tokens. Default 1."""
     skip_special_tokens: _builtins.bool
-    """Drop special tokens from the text. Default true."""
+    """Omit special tokens from the text. Default true."""
     timings: _builtins.bool
     """Return timings."""
     context_logits: _builtins.bool
@@ -486,7 +486,7 @@ class TensorSpec(_message.Message):
     name: _builtins.str
     """Name, as GetModelInfo lists it."""
     context: _builtins.bool
-    """Also for prompt positions. Positions served from the prefix cache are computed again."""
+    """Also for prompt positions. Cached positions are recomputed."""
     def __init__(
         self,
         *,
@@ -503,7 +503,7 @@ Global___TensorSpec: _TypeAlias = TensorSpec  # noqa: Y015
 
 @_typing.final
 class TensorChunk(_message.Message):
-    """Part of a tensor; rows are positions, in order."""
+    """Part of a tensor. Rows are positions, in order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -565,11 +565,11 @@ class KvCacheOptions(_message.Message):
     """Priority of blocks filled by generated tokens, 0 to 100. Default 35."""
     @_builtins.property
     def prompt_retention(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenRangeRetention]:
-        """How eagerly blocks of parts of the prompt are kept. What no range covers has priority 35."""
+        """Retention priorities for parts of the prompt. Blocks outside all ranges have priority 35."""
 
     @_builtins.property
     def decode_duration(self) -> _duration_pb2.Duration:
-        """For how long decode_priority holds. Unset: until evicted."""
+        """How long decode_priority lasts. Unset: until evicted."""
 
     def __init__(
         self,
@@ -607,7 +607,7 @@ class TokenRangeRetention(_message.Message):
     """0 (evicted first) to 100 (evicted last)."""
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """For how long; afterwards the priority is 35. Unset: until evicted."""
+        """How long the priority lasts; then it is 35. Unset: until evicted."""
 
     def __init__(
         self,
@@ -629,7 +629,7 @@ Global___TokenRangeRetention: _TypeAlias = TokenRangeRetention  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
-    """Unary request."""
+    """Request of Generate."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -653,7 +653,7 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
-    """Unary response."""
+    """Response of Generate."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -664,14 +664,14 @@ class GenerateResponse(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Echo."""
+    """The caller's id, or the one created for it."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Output]:
         """One per n."""
 
     @_builtins.property
     def usage(self) -> Global___Usage:
-        """Totals."""
+        """Token counts over all outputs."""
 
     @_builtins.property
     def timings(self) -> Global___Timings:
@@ -723,7 +723,7 @@ class Output(_message.Message):
     text: _builtins.str
     """Whole text."""
     finish_reason: Global___FinishReason.ValueType
-    """Why it ended."""
+    """Why the output ended."""
     stop_string: _builtins.str
     """The text."""
     stop_token_id: _builtins.int
@@ -774,7 +774,7 @@ Global___Output: _TypeAlias = Output  # noqa: Y015
 
 @_typing.final
 class GenerateStreamRequest(_message.Message):
-    """Streaming request."""
+    """Request of GenerateStream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -809,7 +809,7 @@ class GenerateStreamResponse(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     TENSOR_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """Grows by 1 per event, from 1."""
+    """Number of the event, from 1."""
     @_builtins.property
     def started(self) -> Global___Started:
         """First event: the request was admitted."""
@@ -867,11 +867,11 @@ class Started(_message.Message):
     prompt_tokens: _builtins.int
     """Prompt length in tokens."""
     cached_tokens: _builtins.int
-    """Of which from the prefix cache."""
+    """Of those, from the prefix cache."""
     seed: _builtins.int
-    """The seed in use: the caller's, or the one drawn for it."""
+    """The caller's seed, or the one drawn for the request."""
     model_fingerprint: _builtins.str
-    """Hash of the weights and configuration that generate this stream, for ResumeFrom."""
+    """Hash of weights and configuration of the model that generates this stream, for ResumeFrom."""
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """Prompt log-probabilities if asked for."""
@@ -911,11 +911,9 @@ class Delta(_message.Message):
     text: _builtins.str
     """New text since the last delta of this index."""
     token_offset: _builtins.int
-    """Position of the first new token in the output; with the number of new tokens it makes loss and
-    repetition visible.
-    """
+    """Position of the first new token in the output. With token_count it reveals loss and repetition."""
     token_count: _builtins.int
-    """New tokens in this delta, also where their ids were not asked for."""
+    """Number of new tokens in this delta, also if their ids were not requested."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """New ids if asked for."""
@@ -957,7 +955,7 @@ class Finished(_message.Message):
     index: _builtins.int
     """0 to n-1."""
     finish_reason: Global___FinishReason.ValueType
-    """Why."""
+    """Why the output ended."""
     stop_string: _builtins.str
     """The text."""
     stop_token_id: _builtins.int
@@ -993,7 +991,7 @@ Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
 @_typing.final
 class Done(_message.Message):
-    """Last event of a good stream."""
+    """Last event of a successful stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1001,7 +999,7 @@ class Done(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def usage(self) -> Global___Usage:
-        """Totals."""
+        """Token counts over all outputs."""
 
     @_builtins.property
     def timings(self) -> Global___Timings:
@@ -1057,7 +1055,7 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class Timings(_message.Message):
-    """Where the time went."""
+    """Time spent in each phase."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1067,19 +1065,19 @@ class Timings(_message.Message):
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def queue(self) -> _duration_pb2.Duration:
-        """Waiting for admission."""
+        """Time waiting for admission."""
 
     @_builtins.property
     def prefill(self) -> _duration_pb2.Duration:
-        """Prefill."""
+        """Prefill time."""
 
     @_builtins.property
     def decode(self) -> _duration_pb2.Duration:
-        """Decode."""
+        """Decode time."""
 
     @_builtins.property
     def time_to_first_token(self) -> _duration_pb2.Duration:
-        """Request in to first delta out, at the router."""
+        """Time from the request's arrival to the first delta, at the router."""
 
     def __init__(
         self,
@@ -1111,14 +1109,14 @@ class TokenLogprob(_message.Message):
     token_id: _builtins.int
     """The id."""
     token: _builtins.bytes
-    """The bytes of the token's text inside a text: joined with its neighbours' they are UTF-8. A special token's are its
-    name. Empty where the text of a token depends on its neighbours: a tokenizer whose decoder is neither ByteLevel nor
-    SentencePiece's nor Metaspace nor WordPiece.
+    """The token's bytes within a text; joined with its neighbours' they are UTF-8. For a special token, its name. Empty if
+    a token's text depends on its neighbours: a tokenizer whose decoder is not ByteLevel, SentencePiece, Metaspace or
+    WordPiece.
     """
     logprob: _builtins.float
     """Natural log; unset for the first prompt token."""
     rank: _builtins.int
-    """1-based rank."""
+    """Rank by probability, from 1."""
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """Best alternatives, best first."""
@@ -1153,7 +1151,7 @@ class AbortRequest(_message.Message):
     request_id: _builtins.str
     """The id."""
     reason: _builtins.str
-    """For the logs."""
+    """Written to the log."""
     def __init__(
         self,
         *,

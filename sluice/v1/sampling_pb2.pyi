@@ -71,26 +71,26 @@ class SamplingParams(_message.Message):
     min_p: _builtins.float
     """Keep tokens whose probability is at least min_p times the maximum."""
     repetition_penalty: _builtins.float
-    """Multiplicative, > 0. 1 is off."""
+    """Multiplicative, (0, 100]. 1 is off."""
     presence_penalty: _builtins.float
-    """OpenAI meaning, [-2, 2]. 0 is off."""
+    """As in the OpenAI API, [-2, 2]. 0 is off."""
     frequency_penalty: _builtins.float
-    """OpenAI meaning, [-2, 2]. 0 is off."""
+    """As in the OpenAI API, [-2, 2]. 0 is off."""
     seed: _builtins.int
-    """The same seed and request gives the same tokens on the same build."""
+    """The same seed and request give the same tokens on the same build."""
     no_repeat_ngram_size: _builtins.int
     """No n-gram of this size may repeat. 0 is off."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Token id to additive logit bias, [-100, 100]."""
+        """Bias added to the logit of a token id, [-100, 100]."""
 
     @_builtins.property
     def bad_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Never produce these token ids."""
+        """Token ids that are never sampled."""
 
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Never produce these words (tokenised by the server)."""
+        """Words that are never generated (tokenized by the server)."""
 
     @_builtins.property
     def beam_search(self) -> Global___BeamSearch:
@@ -98,7 +98,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Only these token ids may be produced. Empty: all."""
+        """The only token ids that may be sampled. Empty: all."""
 
     @_builtins.property
     def logits_processors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -222,20 +222,20 @@ class StoppingCriteria(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_IN_OUTPUT_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """Hard cap on new tokens. Unset means what fits the context."""
+    """Maximum number of new tokens. Unset: what fits the context."""
     min_tokens: _builtins.int
-    """No stop condition fires before this many tokens."""
+    """No stop condition applies before this many tokens."""
     ignore_eos: _builtins.bool
-    """Run past EOS; for benchmarks."""
+    """Continue past EOS; for benchmarks."""
     include_stop_in_output: _builtins.bool
-    """Leave the matched stop text in the output."""
+    """Keep the matched stop text in the output."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Stop text (matched across token borders by the detokenizer)."""
+        """Stop strings, matched across token boundaries by the detokenizer."""
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Stop token ids, on top of the model's own."""
+        """Stop token ids, in addition to the model's own."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ DEADLY = ("deaths", "restart", "soak")
 """They have tests of their own: tests/chaos."""
 ALONE = ("policies", "chunked", "scheduler", "retention", "host")
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:

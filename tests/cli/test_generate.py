@@ -96,6 +96,7 @@ def read(terminal: int) -> bytes:
         return b""
 
 
+@pytest.mark.process
 def test_a_terminal_gets_a_summary(address) -> None:
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "sluice", "generate", "x", "--address", address]

@@ -21,12 +21,14 @@ def test_help_of_commands(command, flag) -> None:
     assert result.stdout.startswith("Usage: ")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("service", ["router", "engine_worker", "detok_service"])
 def test_help_of_services(service) -> None:
     shown = subprocess.run([sys.executable, "-m", service, "-h"], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith(f"usage: python -m {service}")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "expected"), [("sluice se", "serve"), ("sluice serve --metr", "--metrics-port"), ("sluice pro", "protos")]
 )

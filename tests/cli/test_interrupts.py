@@ -11,6 +11,8 @@ import pytest
 from sluice.tiny_model import path
 from tests.fakes.processes import wait_until
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 SLOW = """
 import pathlib, time

@@ -3,11 +3,13 @@
 import subprocess
 import sys
 
+import pytest
 from google.protobuf import descriptor_pb2
 
 from sluice.v1 import generation_pb2
 
 
+@pytest.mark.process
 def test_exported_files_compile_on_their_own(sluice, tmp_path) -> None:
     folder = tmp_path / "new" / "folder"
     result = sluice("protos", "export", str(folder))

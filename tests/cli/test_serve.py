@@ -17,6 +17,8 @@ from sluice.cli.serve import Interrupt, watch
 from sluice.launch import Display, Ring
 from tests.fakes.processes import is_alive, wait_until
 
+pytestmark = [pytest.mark.slow, pytest.mark.process]
+
 ROOT = Path(__file__).parents[2]
 SERVICES = ROOT / "tests" / "fakes" / "services.py"
 

@@ -346,8 +346,9 @@ async def test_leaving_while_it_waits(plan, addresses) -> None:
     plan.breaks.extend(forever)
     with Client(addresses) as client:
         stream = client.stream("p", **OPTIONS)
+        assert next(stream)
         threading.Timer(0.1, stream.close).start()
-        assert len(list(stream)) > 0
+        list(stream)
         other = client.stream("p", **OPTIONS)
         plan.breaks.clear()
         plan.breaks.extend(forever)
@@ -357,8 +358,10 @@ async def test_leaving_while_it_waits(plan, addresses) -> None:
     plan.breaks.extend(forever)
     async with AsyncClient(addresses) as client:
         async_stream = client.stream("p", **OPTIONS)
+        assert await anext(async_stream)
         asyncio.get_running_loop().call_later(0.1, async_stream.close)
-        assert [chunk async for chunk in async_stream]
+        async for _ in async_stream:
+            pass
 
 
 def test_addresses_and_options_that_cannot_be() -> None:

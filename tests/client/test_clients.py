@@ -14,6 +14,7 @@ from sluice.client import Cancelled, Chunk, FinishReason, ServerError, Unavailab
 from tests.fakes.server import Failure
 
 
+@pytest.mark.process
 def test_importing_sluice_stays_light() -> None:
     code = "import sluice, sluice.ring.errors, sys; sys.exit('grpc' in sys.modules or 'google.protobuf' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,7 +4,7 @@ import random
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.client import Chunk, FinishReason, LostEvents, ServerError, Unavailable
@@ -12,6 +12,7 @@ from sluice.client.retries import Retries
 from sluice.client.stream_state import StreamState
 from sluice.v1 import generation_pb2 as pb
 from tests.client.joined import join
+from tests.examples import examples
 from tests.fakes.story import DRAWN_SEED, events
 
 specs = st.builds(
@@ -67,7 +68,7 @@ def play(spec: pb.GenerationSpec, plan: list[tuple[int, str]], seed: int) -> tup
     return chunks, resume
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(spec=specs, plan=st.lists(flaws, max_size=6), seed=st.integers(0, 99))
 def test_any_breaks_make_no_difference(spec, plan, seed) -> None:
     calm, whole = play(spec, [], seed + 1)

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 
+import pytest
 import structlog
 import zmq
 
@@ -75,6 +76,7 @@ def ask(port: int, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+@pytest.mark.process
 def test_a_process_that_drains_is_alive_and_not_ready(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -25,6 +25,8 @@ from sluice.ring.params import TextParams
 from sluice.ring.wire import Drop, End, Open, TextBatch, Times, ToDetokenizer, TokenBatch, TokenRow, ToRouter
 from tests.fakes.tokenizers import TINY
 
+pytestmark = pytest.mark.process
+
 LENGTH = End(FinishReason.LENGTH, Times(0.0, 0.0, 0.0))
 SECONDS = 60.0
 

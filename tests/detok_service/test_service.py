@@ -1,5 +1,6 @@
 import gc
 
+import pytest
 import structlog
 from structlog.testing import capture_logs
 
@@ -368,6 +369,7 @@ def test_close_ends_what_lives():
     assert bench.lanes["router"].closed
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_live_streams():
     bench = Bench(max_streams=100_000)
     size, requests = 1000, range(100_000)

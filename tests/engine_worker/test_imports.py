@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 WITHOUT_TORCH = [
     "engine_worker.core.assembly",
     "engine_worker.config",

@@ -24,6 +24,8 @@ from tests.fakes.engine import spec_of
 from tests.fakes.lanes import connected
 from tests.fakes.rows import rows_of
 
+pytestmark = pytest.mark.process
+
 MODEL = Path(sluice.tiny_model.__file__).parent / "checkpoint"
 
 

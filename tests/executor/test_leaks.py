@@ -16,6 +16,8 @@ from sluice.executor import GenerationExecutor, SamplingParams
 from sluice.launch import RingError
 from tests.fakes.processes import LIMIT, is_alive, wait_until
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 ROOT = Path(__file__).parents[2]
 SERVICES = ROOT / "tests" / "fakes" / "services.py"
 NAMES = ("router", "engine-0", "detok-0", "detok-1")

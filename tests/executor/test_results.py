@@ -265,6 +265,7 @@ def test_nobody_answers() -> None:
         GenerationExecutor.connect("127.0.0.1:1")
 
 
+@pytest.mark.slow
 def test_a_forgotten_executor_ends(address, script) -> None:
     executor = GenerationExecutor.connect(address)
     assert executor.generate("x").outputs[0].text == "Hello, world"

@@ -5,8 +5,12 @@ import signal
 import sys
 import threading
 
+import pytest
+
 from sluice.launch import Child, LogLine
 from tests.fakes.processes import LIMIT, is_alive
+
+pytestmark = pytest.mark.process
 
 
 def test_the_last_lines_are_read_before_the_end_is_told() -> None:

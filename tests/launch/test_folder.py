@@ -60,6 +60,7 @@ def test_a_link_is_not_followed(temporary, tmp_path_factory) -> None:
     assert inside.exists()
 
 
+@pytest.mark.process
 def test_children_that_live_hold_it() -> None:
     folder = Folder()
     command = [sys.executable, "-c", "import sys; sys.stdin.read()"]

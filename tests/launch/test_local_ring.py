@@ -14,6 +14,8 @@ from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.process import PARENT_VARIABLE
 from tests.fakes.processes import is_alive, wait_until
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 ROOT = Path(__file__).parents[2]
 
 

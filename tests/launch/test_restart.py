@@ -12,6 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sluice.launch import LogLine, Ring, RingError
 from tests.fakes.processes import LIMIT, is_alive, wait_until
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 

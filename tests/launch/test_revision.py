@@ -13,6 +13,7 @@ from sluice.ring.checkpoint import CheckpointError
 REFUSAL = "revision 'v2' is for models of the hub"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("module", ["router", "engine_worker", "detok_service"])
 def test_a_service_refuses_one_for_a_folder(module, tmp_path):
     command = [sys.executable, "-m", module, "--model", str(tiny_model.path()), "--revision", "v2"]

@@ -72,6 +72,7 @@ def test_a_broken_tokenizer(folder) -> None:
     assert str(tokenizer) in refusal(folder)
 
 
+@pytest.mark.process
 def test_torch_is_not_imported() -> None:
     code = "import sys; from sluice.launch import Ring; Ring(); print({'torch', 'transformers'} & sys.modules.keys())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

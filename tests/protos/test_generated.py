@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 PROTOS = sorted((ROOT / "protos").glob("sluice/v1/*.proto"))
 

@@ -11,6 +11,8 @@ from structlog.testing import capture_logs
 from sluice.ring.descriptors import RESERVED, check_limit
 from tests.fakes.processes import LIMIT
 
+pytestmark = pytest.mark.process
+
 PREAMBLE = f"""
 import os, resource, sys, time
 import zmq

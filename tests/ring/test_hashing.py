@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ def test_salt_adapter_and_none_are_three_domains():
     assert len({root_hash("m"), root_hash("m", salt="x"), root_hash("m", adapter="x"), root_hash("mx")}) == 4
 
 
+@pytest.mark.process
 def test_hashes_are_equal_in_another_process():
     code = "from sluice.ring.hashing import *; print(block_chain(root_hash('m', 's'), range(32), 16)[-1].hex())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,6 +6,10 @@ import pty
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 CODE = """
 from sluice.ring.process import run_service
 def main():

@@ -65,6 +65,7 @@ def arrives(context, inbox: Inbox) -> bool:
         lane.close()
 
 
+@pytest.mark.process
 def test_a_path_where_another_process_listens_is_refused_and_left_alone(context, path, other):
     before = path.stat()
     with pytest.raises(ListenError, match=rf"^cannot listen on ipc://{path}: process {other.pid} listens there$"):
@@ -81,6 +82,7 @@ def test_two_inboxes_of_one_process_cannot_share_a_path_either(context, path):
     first.close()
 
 
+@pytest.mark.process
 def test_what_a_killed_process_left_behind_does_not_matter(context, path, other):
     other.send_signal(signal.SIGKILL)
     other.wait()

@@ -4,12 +4,13 @@ import json
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from detok_service.tokenizers import decoders_of
 from sluice.ring.vocabulary import Vocabulary
+from tests.examples import examples
 from tests.fakes.tokenizers import TABLES, TINY, WINDOWS
 
 CORPUS = [
@@ -124,7 +125,7 @@ def test_bytes_joined_are_the_text(family):
     characters = st.characters(exclude_categories=["Cs"]) if family in ANY_TEXT else st.sampled_from(LETTERS)
     texts = st.one_of(st.text(characters, max_size=40), st.lists(st.sampled_from(CORPUS), max_size=2).map(" ".join))
 
-    @settings(max_examples=100)
+    @examples(100)
     @given(texts)
     def run(text):
         ids = tokenizer.encode(text, add_special_tokens=False).ids

@@ -63,6 +63,7 @@ async def send(channel, method, data):
     return await call.code()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 async def test_nobody_is_harmed(client):
     chance = random.Random(SEED)

@@ -168,6 +168,7 @@ async def test_the_pause_grows_with_each_attempt_and_is_not_the_same_for_all():
     assert len({await pushback(ErrorCode.OVERLOADED) for _ in range(50)}) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("connections", [1, 4])
 async def test_of_thousands_of_calls_at_once_each_gets_an_answer_of_ours(ring, start, connections):
     """gRPC's own bound is 1,000 to 3,000 calls that wait for the server, beyond which it cancels them."""

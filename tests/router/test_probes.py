@@ -58,6 +58,7 @@ async def test_a_router_is_ready_while_both_kinds_of_peers_take_work(ring, start
     assert await ask(port, "/livez") == OK
 
 
+@pytest.mark.slow
 async def test_an_event_loop_that_stands_still_is_told_by_another_thread(ring, start, port):
     ring.add_engine()
     ring.add_detokenizer()

@@ -18,6 +18,8 @@ from sluice.ring.inbox import Inbox
 from sluice.ring.keys import Security
 from sluice.tiny_model import path
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 COMMAND = [sys.executable, "-m", "router"]
 
 

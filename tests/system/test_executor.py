@@ -118,7 +118,7 @@ def test_against_a_server(ring, program, name) -> None:
     CHECKS[name](out)
 
 
-@pytest.mark.parametrize("name", [name for name in CHECKS if name != "batch"])
+@pytest.mark.parametrize("name", ["streaming", "timeout_and_abort", "monitoring"])
 def test_with_a_ring_of_its_own(program, name) -> None:
     process = program.start(str(EXAMPLES / f"{name}.py"))
     out, err = process.communicate(timeout=LIMIT)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,10 @@ async def test_an_update_to_other_weights(ring, checkpoints, told):
     with Client(ring.address, timeout=LIMIT) as client:
 
         def texts(count: int) -> set[str]:
-            return {client.generate(PROMPT, **SPEC).text for _ in range(count)}
+            """Of so many requests at once."""
+            with ThreadPoolExecutor(count) as pool:
+                answers = [pool.submit(client.generate, PROMPT, **SPEC) for _ in range(count)]
+                return {answer.result().text for answer in answers}
 
         def served(*of_new: str) -> bool:
             found = fingerprints(client)

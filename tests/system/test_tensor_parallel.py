@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,16 @@ def shared_ring():
         yield ring
 
 
+def generate(ring: Ring) -> list[str]:
+    """All prompts at once."""
+    with Client(ring.address, timeout=200) as client, ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return [answer.text for answer in pool.map(lambda prompt: client.generate(prompt, **SPEC), PROMPTS)]
+
+
 @pytest.fixture(scope="module")
 def texts(shared_ring) -> list[str]:
     """Undisturbed."""
-    with Client(shared_ring.address, timeout=200) as client:
-        return [client.generate(prompt, **SPEC).text for prompt in PROMPTS]
+    return generate(shared_ring)
 
 
 def follower(ring: Ring) -> int:
@@ -38,8 +44,7 @@ def follower(ring: Ring) -> int:
 
 
 def test_the_same_texts_as_of_one_rank(ring, texts):
-    with Client(ring.address, timeout=200) as client:
-        assert [client.generate(prompt, **SPEC).text for prompt in PROMPTS] == texts
+    assert generate(ring) == texts
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])

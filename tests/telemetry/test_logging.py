@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 CODE = """
 import sys
 from sluice import telemetry

@@ -48,6 +48,7 @@ def start(stderr, *arguments, shell=""):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, cwd=Path(__file__).parents[2])
 
 
+@pytest.mark.process
 def test_everything_that_goes_to_stderr_is_written():
     child = start(subprocess.PIPE, 2, LIMIT)
     out, err = child.communicate(timeout=LIMIT)
@@ -62,6 +63,7 @@ def test_everything_that_goes_to_stderr_is_written():
         assert part in text
 
 
+@pytest.mark.process
 def test_a_full_disk_and_a_closed_descriptor_lose_lines_and_nothing_else():
     with open("/dev/full", "wb") as full:
         child = start(full, 100, LIMIT)
@@ -74,6 +76,7 @@ def test_a_full_disk_and_a_closed_descriptor_lose_lines_and_nothing_else():
     assert int(out) >= 104
 
 
+@pytest.mark.process
 def test_a_closed_pipe_loses_lines_and_nothing_else():
     reader, writer = os.pipe()
     os.close(reader)
@@ -84,6 +87,7 @@ def test_a_closed_pipe_loses_lines_and_nothing_else():
     assert int(out) >= 104
 
 
+@pytest.mark.process
 def test_a_pipe_that_is_not_read_makes_nobody_wait():
     reader, writer = os.pipe()
     child = start(writer, LINES, 0.0)
@@ -103,6 +107,7 @@ def test_a_pipe_that_is_not_read_makes_nobody_wait():
             os.close(reader)
 
 
+@pytest.mark.process
 def test_no_descriptor_of_a_closed_standard_stream_is_given_to_others():
     code = (
         "import os\nfrom sluice.telemetry.output import protect_stderr\nprotect_stderr()\n"
@@ -137,6 +142,7 @@ def test_once_it_is_read_again_one_line_says_how_many_were_lost(pipe):
     assert source.readline() == b"after\n"
 
 
+@pytest.mark.process
 def test_after_a_full_disk_the_next_line_begins_at_the_start_of_a_line(tmp_path):
     """RLIMIT_FSIZE stands in for the disk: it tears a line, and is raised afterwards."""
     code = f"""

@@ -128,6 +128,7 @@ while True:
 """
 
 
+@pytest.mark.process
 def test_without_a_free_descriptor():
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True

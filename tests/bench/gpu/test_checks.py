@@ -44,6 +44,8 @@ from engine_worker.step import Draw, Drawn
 from sluice.ring.wire import TokenLogprob
 from tests.engine_worker.attention import twins
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 CASES = attention.cases((HeadShape(4, 2, 16),), (16,), 100, 2)
 HALF_CASES = attention.cases((HeadShape(4, 2, 16), HeadShape(2, 1, 256)), (256,), 300, 3)

@@ -33,6 +33,7 @@ def does(monkeypatch):
     return with_code
 
 
+@pytest.mark.process
 def test_lines_are_read_between_whatever_libraries_print(does, tmp_path):
     does(f"print('hello'); {LINE % 1} print('loading'); {LINE % 4}")
     found, why = measure_peer(entry("json"), tiny(), tmp_path, CPU, WORKS, Children(), 30)
@@ -43,6 +44,7 @@ def test_lines_are_read_between_whatever_libraries_print(does, tmp_path):
     assert why == ""
 
 
+@pytest.mark.process
 def test_one_that_breaks_keeps_what_it_had(does, tmp_path):
     does(f"{LINE % 1} raise SystemExit('no memory')")
     found, why = measure_peer(entry("json"), tiny(), tmp_path, CPU, WORKS, Children(), 30)
@@ -51,6 +53,7 @@ def test_one_that_breaks_keeps_what_it_had(does, tmp_path):
     assert "no memory" in why
 
 
+@pytest.mark.process
 def test_one_that_hangs_is_ended_with_what_it_started(does, tmp_path):
     code = f"{LINE % 4} import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
     does(code)

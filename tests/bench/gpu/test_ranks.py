@@ -21,6 +21,7 @@ def check(folder: Path, device: torch.device = CPU) -> Check:
     return ranks.check_ranks(tiny(), folder, device, OPTIONS, (1, 3), (4, 30), Children())
 
 
+@pytest.mark.process
 @pytest.mark.timeout(200)
 def test_two_ranks_are_as_one(tmp_path):
     found = check(tmp_path)
@@ -30,6 +31,7 @@ def test_two_ranks_are_as_one(tmp_path):
     assert "ended within 10 s" in found.detail
 
 
+@pytest.mark.process
 def test_a_process_that_ends_before_it_has_compared_does_not_hold(tmp_path, monkeypatch):
     monkeypatch.setattr(ranks.sys, "executable", "false")
     found = check(tmp_path)

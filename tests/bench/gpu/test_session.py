@@ -93,6 +93,7 @@ def run(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.process
 def test_a_task_that_does_not_come_back_ends_the_process_and_the_page_is_written(tmp_path):
     done = run(HANGS_ITSELF, tmp_path)
     assert done.returncode == 1
@@ -103,12 +104,14 @@ def test_a_task_that_does_not_come_back_ends_the_process_and_the_page_is_written
     assert "after the budget of 0 s" in page
 
 
+@pytest.mark.process
 def test_what_a_task_has_started_ends_with_the_process(tmp_path):
     assert run(ASKS_ONE_THAT_HANGS, tmp_path).returncode == 1
     for pid in (tmp_path / "pids").read_text().split():
         assert wait_until(lambda pid=pid: not is_alive(int(pid)))
 
 
+@pytest.mark.process
 def test_a_page_that_cannot_be_written_keeps_nothing_alive(tmp_path):
     done = run(LEAVES_NOTHING, tmp_path)
     assert done.returncode == 1

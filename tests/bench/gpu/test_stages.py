@@ -82,6 +82,7 @@ def test_an_engine_that_cannot_be_loaded_has_not_passed(made, findings, monkeypa
     assert not findings.passed
 
 
+@pytest.mark.slow
 def test_no_engine_is_held_while_the_large_one_loads(session, monkeypatch):
     alive: list[int] = []
     engines: list[weakref.ref] = []

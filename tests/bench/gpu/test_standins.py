@@ -53,6 +53,7 @@ def outcome(call: Any) -> Any:
         return type(error)
 
 
+@pytest.mark.slow
 @given(VALUES, VALUES)
 def test_structs_are_those_of_msgspec(values, changes):
     def told(package: Any) -> Any:

@@ -12,6 +12,8 @@ from bench.gpu.findings import Findings
 from bench.gpu.first.trial import subjects
 from bench.gpu.page import markdown
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 ROOT = Path(__file__).parents[3]
 MISSING = (
     "msgspec",

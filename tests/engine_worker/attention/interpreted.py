@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.attention import kernels, split, tiled
@@ -12,6 +12,7 @@ from engine_worker.attention.paged import PagedAttention
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.attention.store import plain
 from tests.engine_worker.attention.paged import attend, paged_step, pools, without_blocks_behind
+from tests.examples import examples
 
 ONE_SPLIT = [(300, 1), (7, 1)]
 MIXED = [(300, 1), (7, 1), (30, 40), (5, 1), (0, 3)]
@@ -30,7 +31,7 @@ context = st.tuples(st.integers(0, 150), st.one_of(st.just(1), st.integers(1, 60
 row = st.tuples(st.integers(0, 300), st.just(1))
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     rows=st.lists(row, max_size=3),
     contexts=st.lists(context, max_size=2),

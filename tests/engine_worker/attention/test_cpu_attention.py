@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.attention.backend import HeadShape
@@ -10,6 +10,7 @@ from engine_worker.attention.context import TILE
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.reference import ReferenceAttention
 from tests.engine_worker.attention.paged import PagedStep, attend, paged_step, pools, without_blocks_behind
+from tests.examples import examples
 
 HEADS = HeadShape(num_heads=4, num_kv_heads=2, head_dim=16)
 
@@ -25,7 +26,7 @@ def assert_same(heads: HeadShape, step: PagedStep, tolerance: float = 1e-5, wind
 sequence = st.tuples(st.integers(0, 130), st.one_of(st.just(1), st.integers(1, 40)))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     sequences=st.lists(sequence, min_size=1, max_size=7),
     tokens_per_block=st.sampled_from([1, 3, 8, 16]),

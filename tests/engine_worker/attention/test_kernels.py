@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention import varlen as torch_varlen
 from torch.torch_version import TorchVersion
@@ -17,6 +17,7 @@ from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.attention.store import plain
 from tests.engine_worker.attention import twins
 from tests.engine_worker.attention.paged import attend, paged_step, without_blocks_behind
+from tests.examples import examples
 
 FLASH = {kernel.title: kernel for kernel in flash.KERNELS}
 SHARED = HeadShape(4, 2, 16)
@@ -48,7 +49,7 @@ def assert_same(kernel: Kernel, heads: HeadShape, step, window=None) -> None:
 
 
 # Only the modules behind the imports are another for each test, not for each example.
-@settings(max_examples=25, deadline=None, suppress_health_check=["function_scoped_fixture"])
+@examples(25, suppress_health_check=["function_scoped_fixture"])
 @given(
     sequences=steps,
     pages=st.integers(1, 2),

@@ -10,6 +10,8 @@ from engine_worker.attention.store import plain
 from tests.engine_worker.attention.paged import attend, paged_step
 from tests.engine_worker.triton_tools import interpret, needs_triton
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 LARGE, SMALL = HeadShape(32, 8, 128), HeadShape(4, 1, 16)
 NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
 SHARED = {80: 163, 90: 227, 120: 99}

@@ -9,6 +9,8 @@ from rich.console import Console
 from engine_worker.kvcache.pool import BlockPool
 from tests.engine_worker.core import long_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def console(monkeypatch):

@@ -4,12 +4,13 @@ That streams do not depend on overlap is tested by all that runs `either_way`, a
 """
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.request import State
 from engine_worker.scheduling.build import SchedulerNames
 from sluice.ring.errors import Fault, FinishReason
+from tests.examples import examples
 from tests.fakes.engine import EngineBench
 
 
@@ -171,7 +172,7 @@ ASKED = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(ASKED, min_size=1, max_size=7), st.integers(8, 24), st.sampled_from([6, 12, 32]), st.booleans())
 def test_the_same_streams_with_and_without(asked, num_blocks, budget, chunked):
     """Cancelled ones may end a token earlier or later; all of them are prefixes of what they would have been."""

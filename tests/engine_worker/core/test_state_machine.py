@@ -1,14 +1,13 @@
 """The engine's state machine, short. `python -m tests.engine_worker.long_run` is the long one."""
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 
 from sluice.ring.params import RetentionParams
 from tests.engine_worker.core.machine import BASES, EngineMachine
+from tests.examples import examples
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(
-    max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestEngine.settings = examples(250, stateful_step_count=40, suppress_health_check=list(HealthCheck))
 
 
 def test_what_a_failed_step_was_to_offload_and_the_next_brings_back():

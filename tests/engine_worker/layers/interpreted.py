@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.layers.kernels import KERNELS, TILE
@@ -10,6 +10,7 @@ from engine_worker.layers.mlp import gated
 from engine_worker.layers.norm import normed
 from engine_worker.layers.rotary import Rope, Rotary, rotate
 from tests.engine_worker.models.test_fused import Fusible
+from tests.examples import examples
 
 CPU = torch.device("cpu")
 EPS = 1e-2
@@ -27,7 +28,7 @@ def numbers(seed: int, dtype: torch.dtype):
     return lambda *shape: torch.randn(*shape, generator=generator).to(dtype)
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(rows=rows, size=st.sampled_from([1, 48, 64, 1000]), added=st.booleans(), dtype=dtypes, seed=seeds)
 def test_norm(rows, size, added, dtype, seed):
     some = numbers(seed, dtype)
@@ -45,7 +46,7 @@ def test_an_update_may_lie_in_memory_as_it_likes():
     torch.testing.assert_close(KERNELS.norm(x, update, weight, EPS), expected)
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     rows=rows,
     heads=st.sampled_from([1, 3, 8, 40]),
@@ -68,7 +69,7 @@ def test_turn(rows, heads, head_dim, values, weighted, dtype, seed):
         torch.testing.assert_close(found, expected, **CLOSE[dtype])
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(rows=rows, size=st.sampled_from([1, 80, TILE, TILE + 3]), dtype=dtypes, seed=seeds)
 def test_gate(rows, size, dtype, seed):
     x = 4 * numbers(seed, dtype)(rows, 2 * size)

@@ -4,6 +4,8 @@ import pytest
 
 from tests.engine_worker.triton_tools import CAPABILITIES, interpret, machine_code, needs_triton
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 BF16 = dict.fromkeys(("x", "update", "weight", "cos", "sin", "out"), "*bf16")
 KERNELS = [
     ("_norm", BF16 | {"eps": "fp32"}, {"ADDED": True, "SIZE": 5120, "WIDTH": 8192}),

@@ -87,6 +87,7 @@ def test_the_trial_finds(where):
     assert not is_batch_invariant(inexact(where).pack(WEIGHT), 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("libraries", [LIBRARIES, (MKL,), (ONEDNN,), LIBRARIES[::-1]])
 def test_what_is_claimed_here_is_so(libraries, threads):
@@ -100,6 +101,7 @@ def test_what_is_claimed_here_is_so(libraries, threads):
     assert broken == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("instructions", INSTRUCTION_SETS, ids=lambda given: " ".join(given.values()))
 def test_what_is_claimed_on_other_cpus_is_so(instructions):
     """As far as libraries compute here what they compute there: a process each, for they read this once."""

@@ -32,6 +32,7 @@ def test_there_is_not_always_one(names, words):
         model_class({"architectures": names})
 
 
+@pytest.mark.process
 def test_transformers_is_imported_for_the_adapter_alone():
     code = "import engine_worker.runner.load, sys; sys.exit('transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

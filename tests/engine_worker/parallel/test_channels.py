@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine_worker.parallel import tcp
@@ -21,6 +21,9 @@ from engine_worker.parallel.shm_channel import Memory, RingWriter
 from engine_worker.parallel.tcp import Listener, TcpSender, connect
 from engine_worker.parallel.wakeup import Bell
 from tests.engine_worker.parallel.channels import CHANNELS, SECONDS, close, ring
+from tests.examples import examples
+
+pytestmark = pytest.mark.slow
 
 SIZES = st.lists(st.integers(0, 300), max_size=30)
 
@@ -57,7 +60,7 @@ def read(reader, count: int, naps: random.Random | None = None) -> list[bytes]:
     return found
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(sizes=SIZES, capacity=st.integers(5, 200), readers=st.integers(1, 3), seed=st.integers(0, 99))
 @example(sizes=[1, 0, 70], capacity=1, readers=2, seed=0)
 def test_order_wrap_around_and_splitting(sizes, capacity, readers, seed):
@@ -74,7 +77,7 @@ def test_order_wrap_around_and_splitting(sizes, capacity, readers, seed):
     close(writer, found)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(sizes=st.lists(SIZES, min_size=2, max_size=2), seed=st.integers(0, 99))
 def test_two_rings_at_once(sizes, seed):
     """Neither sees anything of the other."""
@@ -90,7 +93,7 @@ def test_two_rings_at_once(sizes, seed):
         close(writer, readers)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=20), data=st.data())
 def test_commands_wait_in_the_ring(sizes, data):
     """In one thread: however many are read late and together, none is lost, and none is done before its time."""

@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.parallel.commands import Compute, Heartbeat, Load, Stop, decode, encode
@@ -12,6 +12,7 @@ from engine_worker.runner.batch import build
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Draw, Move, MoveKind, Slice
 from sluice.ring.params import SamplingParams
+from tests.examples import examples
 
 SLICES = st.lists(
     st.builds(
@@ -46,7 +47,7 @@ def same(found: Arrays, expected: Arrays) -> bool:
     return True
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(slices=SLICES, moves=MOVES)
 def test_a_step(slices, moves):
     arrays = build(slices, 4, None).arrays

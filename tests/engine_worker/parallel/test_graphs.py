@@ -11,6 +11,8 @@ import pytest
 
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 ROOT = Path(__file__).parents[3]
 RANK = "tests.engine_worker.parallel.fake_graph_rank"
 

@@ -7,6 +7,8 @@ import pytest
 from engine_worker.parallel.channel import ChannelError
 from engine_worker.parallel.group import find_store, given_store, open_store
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def port():

@@ -252,6 +252,7 @@ leave(3)
 """
 
 
+@pytest.mark.process
 def test_what_a_thread_waits_for_keeps_no_rank():
     """Nothing else would end this one."""
     command = [sys.executable, "-c", LEAVING]

@@ -13,6 +13,8 @@ import pytest
 from sluice import tiny_model
 from tests.fakes.processes import is_alive, wait_until
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 RANK_TIMEOUT = 4.0
 FLAGS = ["--tensor-parallel", "2", "--threads", "1", "--kv-cache-tokens", "4096", "--device", "cpu"]
 

@@ -10,6 +10,8 @@ from engine_worker.parallel.watch import Watch
 from tests.fakes.command_sender import CommandSender
 from tests.fakes.processes import wait_until
 
+pytestmark = pytest.mark.slow
+
 STEP_SECONDS = 0.5
 COMMAND = [encode(Stop())]
 

@@ -31,6 +31,8 @@ from tests.fakes.processes import wait_until
 from tests.fakes.rows import rows_of
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 60.0
 """Seconds for what must happen."""
 

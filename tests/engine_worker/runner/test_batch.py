@@ -1,13 +1,14 @@
 from itertools import takewhile
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.runner.batch import build
 from engine_worker.runner.buffers import pad
 from engine_worker.step import Draw, Slice
 from sluice.ring.params import SamplingParams
+from tests.examples import examples
 
 
 def draw(sequence: int) -> Draw:
@@ -83,7 +84,7 @@ def steps(draw):
     return slices, size, window
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(steps())
 def test_a_step_token_by_token(step):
     """Against what each array means, in plain loops."""

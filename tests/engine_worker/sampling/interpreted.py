@@ -4,12 +4,13 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.sampling import kernels, noise
 from engine_worker.sampling.gumbel_max import by_torch
 from tests.engine_worker.sampling.draws import draw, tensors
+from tests.examples import examples
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 
@@ -20,7 +21,7 @@ def bits_of(key, ids, out, GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl
     tl.store(out + at, kernels.random_bits(tl.load(key), tl.load(ids + at), GOLDEN, FIRST, SECOND, BITS))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(key=INT64, ids=st.lists(st.integers(0, (1 << 31) - 1), min_size=8, max_size=8))
 def test_the_bits_of_a_token_are_the_same(key, ids):
     keys, tokens, found = torch.tensor([key]), torch.tensor(ids), torch.empty(8, dtype=torch.int64)
@@ -35,7 +36,7 @@ def race(one, *arguments):
     return peak.squeeze(1), tokens.gather(1, part).squeeze(1)
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     rows=st.sampled_from([1, 2, 7, 64]),
     size=st.sampled_from([1, 97, kernels.WIDTH, 2 * kernels.WIDTH + 5]),

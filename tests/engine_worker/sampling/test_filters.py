@@ -1,7 +1,7 @@
 """What the filters let pass, against transformers' warpers."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.runner.transfer import send
@@ -10,6 +10,7 @@ from engine_worker.sampling.filters import Filters, keep
 from sluice.ring.params import SamplingParams
 from tests.engine_worker.sampling.draws import draw, filtered
 from tests.engine_worker.sampling.test_distribution import warped
+from tests.examples import examples
 
 
 def passing(logits: torch.Tensor, params: SamplingParams, candidates: int) -> set[int] | None:
@@ -22,7 +23,7 @@ def passing(logits: torch.Tensor, params: SamplingParams, candidates: int) -> se
     return None if needs_more.item() else set(ids[kept[0]].tolist())
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     seed=st.integers(0, 10_000),
     temperature=st.sampled_from([0.3, 1.0, 2.5]),

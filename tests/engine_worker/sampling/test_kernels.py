@@ -4,6 +4,8 @@ import pytest
 
 from tests.engine_worker.triton_tools import CAPABILITIES, interpret, machine_code, needs_triton
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 TYPES = {
     "scores": "*fp32",
     "temperatures": "*fp32",

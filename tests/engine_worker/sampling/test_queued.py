@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.runner.transfer import send
 from engine_worker.sampling import choose
 from engine_worker.sampling.sampler import Plan, sample
 from tests.engine_worker.sampling.draws import draw, edit, tensors
+from tests.examples import examples
 from tests.fakes.graphs import Recording
 
 VOCAB = 40
@@ -35,7 +36,7 @@ PENALTIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     rows=st.lists(PENALTIES, min_size=1, max_size=5),
     before=st.lists(TOKENS, min_size=5, max_size=8),

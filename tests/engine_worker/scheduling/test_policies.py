@@ -2,14 +2,15 @@
 
 from operator import attrgetter
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.engine_worker.scheduling.workloads import arrivals, bench_of, play, sizes
+from tests.examples import examples
 
 ORDER = attrgetter("order")
 POLICIES = ("max_utilization", "guaranteed_no_evict", "static_batch")
-many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+many = examples(60, suppress_health_check=list(HealthCheck))
 
 
 def all_get_what_fits(bench):

@@ -18,6 +18,8 @@ from tests.fakes.http2 import Connection
 from tests.fakes.ring_peers import generate
 from tests.router.conftest import Client, text_spec
 
+pytestmark = pytest.mark.slow
+
 PING_MILLISECONDS = 1000
 SILENT_SECONDS = 6.0
 """With gRPC's default the fourth ping costs the connection."""

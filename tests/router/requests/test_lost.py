@@ -223,6 +223,7 @@ async def test_heartbeats_from_nowhere_are_counted_and_ignored(ring, start):
     assert len(client.lines("heartbeat_rejected")) == 1
 
 
+@pytest.mark.slow
 async def test_cancels_survive_a_full_lane(ring, start):
     engine = ring.add_engine()
     ring.add_detokenizer()

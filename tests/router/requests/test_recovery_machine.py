@@ -10,7 +10,7 @@ from functools import cache
 import msgspec
 import pytest
 import structlog
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -35,6 +35,7 @@ from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import ErrorCode
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
+from tests.examples import examples
 from tests.fakes.memory_ring import MemoryRing, length_of, text_of, token_at
 
 ENGINES, DETOKENIZERS = ("engine-0", "engine-1"), ("detok-0", "detok-1", "detok-2")
@@ -364,6 +365,4 @@ def _drained(heartbeat, draining=True):
 
 
 TestRecovery = Machine.TestCase
-TestRecovery.settings = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestRecovery.settings = examples(60, stateful_step_count=50, suppress_health_check=list(HealthCheck))

@@ -85,6 +85,7 @@ async def test_messages_beyond_the_limit(begin):
     assert (await client.generate(text_spec())).outputs
 
 
+@pytest.mark.slow
 async def test_a_client_that_pings_too_often_is_cut(begin):
     client = await begin()
     often = ("grpc.keepalive_time_ms", 50), ("grpc.keepalive_permit_without_calls", 1)

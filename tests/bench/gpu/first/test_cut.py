@@ -10,6 +10,8 @@ import pytest
 
 from bench.gpu.findings import Findings
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 ROOT = Path(__file__).parents[4]
 
 

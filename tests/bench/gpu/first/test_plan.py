@@ -63,6 +63,7 @@ def test_a_check_that_does_not_hold_is_searched_for_the_layer_at_fault(made, fin
     assert "| overlap = none | CUDA graphs; " in markdown(findings)
 
 
+@pytest.mark.slow
 def test_a_check_is_searched_on_a_real_runner(made, findings):
     made._blaming("parity", 0, lambda: Check("parity", False, ""), lambda options: made._again(tiny(), _held, options))
     assert findings.blamed["parity"].startswith("one of CUDA graphs, overlap, fused kernels, an attention kernel")

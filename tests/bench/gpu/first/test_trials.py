@@ -73,6 +73,7 @@ def test_each_place_is_tried_many_times():
     assert (found["ended"], found["absent"]) == (RUNS, False)
 
 
+@pytest.mark.process
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("title", "ended"), [("cpu", RUNS), ("Triton", "is not here: it needs a CUDA device")])
 def test_in_a_real_process(tmp_path, monkeypatch, title, ended):
@@ -82,6 +83,7 @@ def test_in_a_real_process(tmp_path, monkeypatch, title, ended):
     assert {one.ended for one in found} == {ended}
 
 
+@pytest.mark.process
 def test_a_process_that_cannot_begin_is_a_crash(tmp_path):
     (found,) = try_in_child("no such kernel", [PLACE], Children(), tmp_path / "log", 100)
     assert found.crashed

@@ -1,0 +1,20 @@
+"""How many examples a property test runs: all of them in `make test`, a tenth in `make check`."""
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+
+PROFILE, CHECK = "all", "check"
+FEW = 10
+
+# No deadline: a loaded machine is not a failure. Derandomised: what fails fails again in the next run;
+# tests/engine_worker/core/long_run.py looks for new examples.
+settings.register_profile(PROFILE, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(CHECK, settings.get_profile(PROFILE), max_examples=FEW)
+
+
+def examples(count: int, **options: Any) -> settings:
+    """Settings of a test that needs another number of examples than hypothesis' own 100."""
+    if settings.get_current_profile_name() == CHECK:
+        count = min(count, max(FEW, count // 10))
+    return settings(max_examples=count, **options)
