@@ -76,11 +76,8 @@ def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, str
     bad = Violations()
     stopping = parse_stopping(spec.stopping, model, limits, bad)
     n = _n(spec, limits, bad)
-    _check_best_of(spec, n, bad)
     sampling = parse_sampling(spec.sampling, _logprobs(spec.output, limits, bad), model, limits, bad)
     resume = _resume(spec.resume, n, stopping, model, bad)
-    if spec.engine_deaths > MAX_ENGINE_DEATHS:
-        bad.add("spec.engine_deaths", f"is {spec.engine_deaths}, must be in [0, {MAX_ENGINE_DEATHS}]")
     _check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
     found = Spec(
         request_id=_request_id(spec.request_id, bad),
@@ -99,7 +96,7 @@ def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, str
         timings=spec.output.timings,
         streaming=streaming,
         resume=resume,
-        engine_deaths=spec.engine_deaths,
+        engine_deaths=_engine_deaths(spec.engine_deaths, bad),
         resume_model=_resume_model(spec.resume, bad),
     )
     bad.raise_if_any()
@@ -194,14 +191,17 @@ def _n(spec: generation_pb2.GenerationSpec, limits: Limits, bad: Violations) -> 
     n = spec.n if spec.HasField("n") else 1
     if not 1 <= n <= limits.n:
         bad.add("spec.n", f"is {n}, must be in [1, {limits.n}]")
-        return 1
-    return n
-
-
-def _check_best_of(spec: generation_pb2.GenerationSpec, n: int, bad: Violations) -> None:
+        n = 1
     # A best_of above n was rejected as not built yet.
     if spec.HasField("best_of") and spec.best_of < n:
         bad.add("spec.best_of", f"is {spec.best_of}, must be at least n, which is {n}")
+    return n
+
+
+def _engine_deaths(value: int, bad: Violations) -> int:
+    if value > MAX_ENGINE_DEATHS:
+        bad.add("spec.engine_deaths", f"is {value}, must be in [0, {MAX_ENGINE_DEATHS}]")
+    return value
 
 
 def _priority(value: int, bad: Violations) -> int:
