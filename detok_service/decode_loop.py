@@ -125,14 +125,14 @@ class DecodeLoop:
         # Rows that wait for a full lane are dropped at the next flush, all requests in one pass.
         self._given_up[request] = max(attempt, self._given_up.get(request, attempt))
 
-    def on_engine_lost(self, engine: Engine, code: ErrorCode, message: str, now: float) -> None:
+    def end_engine_streams(self, engine: Engine, code: ErrorCode, message: str, now: float) -> None:
         """End the streams of an engine, after what has come of them."""
         self.advance(now)
         for stream in self._table.of_engine(engine):
             self.fail(stream, code, message)
 
-    def on_router_replaced(self, address: str, now: float) -> None:
-        """End the streams to the former process. One that the new process began gets this end, and is resubmitted."""
+    def end_router_streams(self, address: str, now: float) -> None:
+        """End the streams to a router that was replaced. The new process resubmits one that is its own."""
         self.advance(now)
         for stream in self._table.of_router(address):
             self.fail(stream, ErrorCode.ROWS_LOST, "the router has been started again")

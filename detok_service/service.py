@@ -98,7 +98,7 @@ class Detokenizer:
             if isinstance(message, Hello):
                 link = self._links.link_to(message.address, now)
                 if link is not None and link.on_hello(message.epoch, now):
-                    self.decode_loop.on_router_replaced(message.address, now)
+                    self.decode_loop.end_router_streams(message.address, now)
             elif isinstance(message, Drop):
                 self.decode_loop.drop(message.request, message.attempt, now)
             else:
@@ -156,17 +156,15 @@ class Detokenizer:
         former = self._engines.on_frame(engine, now)
         if former is not None:
             self._log.warning("engine_restarted", engine=engine[0], former=former[1], epoch=engine[1])
-            self.decode_loop.on_engine_lost(former, ErrorCode.ENGINE_LOST, "the engine has been started again", now)
+            self.decode_loop.end_engine_streams(former, ErrorCode.ENGINE_LOST, "the engine has been started again", now)
         if missed:
             self._engines.count_missed(engine, missed)
-            self.decode_loop.on_engine_lost(engine, ErrorCode.ROWS_LOST, "messages of the engine were lost", now)
+            self.decode_loop.end_engine_streams(engine, ErrorCode.ROWS_LOST, "messages of the engine were lost", now)
 
     def _drop_silent_engines(self, now: float) -> None:
         for engine in self._engines.silent(now):
             self._log.warning("engine_lost", engine=engine[0], epoch=engine[1])
-            self.decode_loop.on_engine_lost(
-                engine, ErrorCode.ENGINE_LOST, "the engine has been silent for too long", now
-            )
+            self.decode_loop.end_engine_streams(engine, ErrorCode.ENGINE_LOST, "the engine fell silent", now)
             self._engines.forget(engine)
             self._table.forget(engine)
 

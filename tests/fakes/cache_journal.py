@@ -25,7 +25,7 @@ class FakeJournal:
         self.remove(*self.findable)
 
     def news(self, heard: int) -> CacheNews:
-        """For a router that has heard so much; what it has heard of another incarnation is nothing."""
+        """For a router that has heard so much; what it has heard of another epoch is nothing."""
         if not 0 <= heard <= self.last or heard < self.last - self._most or not heard:
             return CacheNews(0, self.last, sorted(self.findable), whole=True)
         latest = dict(self.changes[heard:])

@@ -141,7 +141,7 @@ class MemoryRing:
         await self.ready.wait()
 
     def start_engine(self, name: str) -> EnginePeer | None:
-        """A new incarnation; gives the former one."""
+        """A new epoch; gives the former one."""
         stats = StepStats(max_requests=100, tokens_per_kv_block=16)
         epoch = next(self.epochs)
         former, peer = self._replace(self.engines, name, EngineHeartbeat(name, epoch, name, "f", 4096, False, stats))
@@ -149,7 +149,7 @@ class MemoryRing:
         return former
 
     def start_detokenizer(self, name: str) -> DetokenizerPeer | None:
-        """A new incarnation; gives the former one, whose rows never come."""
+        """A new epoch; gives the former one, whose rows never come."""
         epoch = next(self.epochs)
         former, _ = self._replace(self.detokenizers, name, DetokenizerHeartbeat(name, epoch, name, False, 0, 0, 0.0))
         self.wires[name] = deque()

@@ -30,7 +30,7 @@ STREAMS = 2
 
 
 def templates(engine: str, detokenizer: str) -> list[Message]:
-    """Of every kind that a router takes, from peers of which it knows the addresses but not these incarnations."""
+    """Of every kind that a router takes, from peers of which it knows the addresses but not these epochs."""
     rows = [
         TextRow(11, 0, 0, 0, [5, 6], [TokenLogprob(-0.5, 1, [(5, -0.5)])] * 2, "ab", None),
         TextRow(12, 1, 1, 2, [7], [], "c", End(FinishReason.STOP_STRING, TIMES, stop_string="c")),
