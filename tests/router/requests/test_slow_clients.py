@@ -50,16 +50,11 @@ def paused(client):
     return not router._requests.on_ring and router._dispatcher._recovery.waiting == 1
 
 
-def undelivered(client):
-    return sum(request.log.undelivered for request in client.router._requests.open)
-
-
 async def until_paused(client):
-    """And until the connection takes no more: on a loaded machine it takes some text after the pause."""
-    before = None
-    while not paused(client) or undelivered(client) != before:
-        before = undelivered(client)
-        await asyncio.sleep(0.2)
+    """And still paused a moment later: on a loaded machine the connection accepts more text after the first pause."""
+    await client.until(lambda: paused(client))
+    await asyncio.sleep(0.3)
+    await client.until(lambda: paused(client))
 
 
 @asynccontextmanager
