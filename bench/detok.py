@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from tokenizers import Tokenizer
 
-from detok_service.service import Identity, Service
+from detok_service.service import Detokenizer, Identity
 from detok_service.tokenizers import Decoders, load_decoders
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.message import Message
@@ -25,6 +25,8 @@ TEXTS = {"plain": TextParams(), "stop strings": TextParams(stop=("\n\n", "</s>",
 
 class Sink:
     """A lane that encodes and forgets."""
+
+    open = True
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
@@ -62,7 +64,7 @@ def frames(tokens: list[int], streams: int, steps: int, row: int, text: TextPara
 def serve(decoders: Decoders, bodies: list[bytes], joined: int) -> None:
     """Take all frames in, `joined` per drain of the inbox."""
     log: structlog.stdlib.BoundLogger = structlog.get_logger()
-    service = Service(Identity("detok", 1, "detok"), decoders, lambda _: Sink(), 1_000_000, log)
+    service = Detokenizer(Identity("detok", 1, "detok"), decoders, lambda _: Sink(), 1_000_000, log)
     decoder: msgspec.msgpack.Decoder[Hello | TokenBatch | KeepAlive] = msgspec.msgpack.Decoder(
         Hello | TokenBatch | KeepAlive
     )

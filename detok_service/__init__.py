@@ -1,1 +1,1 @@
-"""Tokens in, text out: incremental exact decoding and stop strings."""
+"""The detokenizer: tokens in, text out, by exact incremental decoding with stop strings."""

@@ -17,8 +17,8 @@ import zmq
 
 from detok_service import metrics
 from detok_service.config import DetokenizerSettings, read_settings
-from detok_service.router_links import MAX_OUTLETS
-from detok_service.service import Identity, Service
+from detok_service.router_links import MAX_LINKS
+from detok_service.service import Detokenizer, Identity
 from detok_service.tokenizers import TokenizerError, load_decoders
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_limit, raise_limit
@@ -37,13 +37,13 @@ from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
 from sluice.telemetry.service_status import ServiceStatus, StatusFile
 
 IDLE_SECONDS = 0.1
-"""Between two looks at what no message tells: a signal."""
+"""Longest wait for a message, so that a signal is noticed."""
 BUSY_SECONDS = 0.01
-"""Between two looks at full lanes, or at what is left while draining."""
+"""The same while a lane is full, or while draining."""
 LINGER_SECONDS = 1.0
-NEEDED_DESCRIPTORS = OWN_DESCRIPTORS + MAX_CONNECTIONS + MAX_OUTLETS * LANE_DESCRIPTORS
+NEEDED_DESCRIPTORS = OWN_DESCRIPTORS + MAX_CONNECTIONS + MAX_LINKS * LANE_DESCRIPTORS
 MAX_MESSAGES = 256
-"""In one look into the inbox."""
+"""Per turn of the loop."""
 
 
 def main() -> None:
@@ -67,7 +67,9 @@ def main() -> None:
         raise SystemExit(str(error)) from error
     address = settings.advertise or inbox.address
     identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint)
-    service = Service(identity, decoders, partial(open_lane, context, security.to("router")), settings.max_streams, log)
+    service = Detokenizer(
+        identity, decoders, partial(open_lane, context, security.to("router")), settings.max_streams, log
+    )
     status_file = StatusFile()
     beacon = ProgressBeacon(status_file=status_file)
     try:
@@ -75,7 +77,7 @@ def main() -> None:
     except OSError as error:
         raise SystemExit(str(error)) from error
     on_stop_signal(service.drain)
-    # The tables live as long as the process: the collector need not walk through them again and again.
+    # The token tables live as long as the process: without this, every full collection would walk through them.
     gc.freeze()
     log.info("ready", address=address, model=checkpoint.name, decoder=decoders.kind)
     serve(service, inbox, settings, beacon, status_file, log)
@@ -86,7 +88,7 @@ def main() -> None:
 
 
 def serve(
-    service: Service,
+    service: Detokenizer,
     inbox: "Inbox[ToDetokenizer]",
     settings: DetokenizerSettings,
     beacon: ProgressBeacon,
@@ -97,24 +99,24 @@ def serve(
     status = ServiceStatus("ready", service.identity.address, service.identity.epoch)
     status_file.report(status)
     while not service.drained(settings.drain_timeout):
-        inbox.wait(patience(service))
+        inbox.wait(wait_seconds(service))
         messages = inbox.receive(MAX_MESSAGES)
         service.handle(messages)
         service.tick()
-        # Whoever finds more than a look can hold, again and again, is behind.
+        # A full look means a backlog: one that lasts makes the service unready.
         beacon.touch(moving=len(messages) < MAX_MESSAGES)
         if service.draining_since is not None and status.state == "ready":
             status = msgspec.structs.replace(status, state="draining")
             status_file.report(status)
             log.info("draining", streams=service.streams)
     service.close(LINGER_SECONDS)
-    log.info("stopped", unknown_rows=service.intake.unknown_rows, gaps=service.gaps, malformed=inbox.malformed)
+    log.info("stopped", unknown_rows=service.decode_loop.unknown_rows, gaps=service.gaps, malformed=inbox.malformed)
 
 
 def serve_status(
-    service: Service, inbox: "Inbox[ToDetokenizer]", settings: DetokenizerSettings, beacon: ProgressBeacon
+    service: Detokenizer, inbox: "Inbox[ToDetokenizer]", settings: DetokenizerSettings, beacon: ProgressBeacon
 ) -> StatusServer | None:
-    """If the settings ask for it. Raises OSError."""
+    """None if the settings have no metrics port. Raises OSError."""
     if not settings.metrics_port:
         return None
     registry = registry_of(partial(metrics.read, service, inbox))
@@ -122,21 +124,21 @@ def serve_status(
     return StatusServer(registry, health, settings.metrics_host, settings.metrics_port)
 
 
-def unready(service: Service) -> str | None:
-    """Why it takes no new streams."""
+def unready(service: Detokenizer) -> str | None:
+    """Why it takes no new streams; None if it does."""
     return "it is draining" if service.draining_since is not None else None
 
 
 def open_lane(context: "zmq.Context[zmq.Socket[bytes]]", security: Security, address: str) -> Lane:
-    """Raises ValueError for an address that is none."""
+    """Raises ValueError for an invalid address."""
     try:
         return Lane(context, address, security=security)
     except zmq.ZMQError as error:
-        raise ValueError(f"{address!r} is no address: {error}") from error
+        raise ValueError(f"invalid address {address!r}: {error}") from error
 
 
-def patience(service: Service) -> float:
-    """Seconds to wait for a message: none while there is work without one."""
+def wait_seconds(service: Detokenizer) -> float:
+    """How long to wait for a message: 0 while there is work without one."""
     if service.replaying:
         return 0.0
     busy = service.waiting or service.draining_since is not None

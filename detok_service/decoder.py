@@ -1,8 +1,8 @@
-"""Incremental decoders: the pieces of text that they return, joined, equal the tokenizer's decode of all tokens.
+"""Incremental decoders: the text that they return, joined, equals the tokenizer's decode of all tokens.
 
 One decoder serves one sequence. `feed` takes the next tokens and returns the text that is now certain; `flush` returns
-what the end of the sequence decides. How tokens are cut into calls makes no difference to the text after the last of
-them. The tables are built once (see tokenizers.py) and shared.
+the rest at the end of the sequence. How tokens are split into calls does not change the text. The tables are built once
+(see tokenizers.py) and shared.
 """
 
 from codecs import utf_8_decode
@@ -12,7 +12,7 @@ from typing import Protocol
 
 REPLACEMENT = "\ufffd"
 MAX_UNSETTLED = 16
-"""Tokens after which a `WindowDecoder` no longer waits for the rest of a character."""
+"""Tokens after which a `WindowDecoder` stops waiting for the rest of a character."""
 
 
 class TextError(Exception):
@@ -20,7 +20,7 @@ class TextError(Exception):
 
 
 class Decoder(Protocol):
-    """One sequence's tokens into text."""
+    """Turns one sequence's tokens into text."""
 
     def feed(self, tokens: Sequence[int]) -> str:
         """Text that these tokens make certain. Raises TextError."""
@@ -32,7 +32,7 @@ class Decoder(Protocol):
 
 
 class BytesByToken(dict[int, bytes]):
-    """Token id to its bytes; ids that stand for no text have none."""
+    """Token id → bytes; empty for ids without text."""
 
     def __missing__(self, token: int) -> bytes:
         return b""
@@ -44,11 +44,11 @@ class ByteTable:
 
     bytes_of: BytesByToken
     text_of: dict[int, str]
-    """Only tokens that are whole characters by themselves."""
+    """Only tokens that are complete UTF-8 by themselves."""
 
 
 class ByteDecoder:
-    """Tokens are bytes, and the bytes are UTF-8; invalid ones become U+FFFD as soon as they are known to be invalid.
+    """Tokens are bytes of UTF-8; invalid bytes become U+FFFD as soon as they are known to be invalid.
 
     Rust's from_utf8_lossy and Python's "replace" both put one U+FFFD for each maximal ill-formed subpart (Unicode 3.9).
     """
@@ -61,7 +61,6 @@ class ByteDecoder:
         self._rest = b""
 
     def feed(self, tokens: Sequence[int]) -> str:
-        """See Decoder."""
         rest = self._rest
         if not rest and len(tokens) == 1:
             text = self._text_of.get(tokens[0])
@@ -73,7 +72,6 @@ class ByteDecoder:
         return text
 
     def flush(self) -> str:
-        """See Decoder."""
         text, _ = utf_8_decode(self._rest, "replace", True)
         self._rest = b""
         return text
@@ -81,22 +79,22 @@ class ByteDecoder:
 
 @dataclass(frozen=True, slots=True)
 class PieceTable:
-    """A vocabulary whose tokens are pieces of text, or single bytes in between (SentencePiece's byte fallback)."""
+    """A vocabulary of pieces of text, with single bytes for other characters (SentencePiece's byte fallback)."""
 
     pieces: dict[int, str | bytes]
-    """By token id; bytes where the token is one byte. Ids that stand for no text are missing."""
+    """By token id; `bytes` for a token that is one byte. Ids without text are missing."""
     first: dict[int, str | bytes] | None = None
-    """What stands at the start of a sequence instead, where that differs."""
+    """The same at the start of a sequence; None if it does not differ."""
     strip: str = ""
-    """Character dropped from the start of the text,"""
+    """Character dropped from the start of the text."""
     strip_count: int = 0
-    """at most so many times."""
+    """How many of them are dropped at most."""
 
 
 class PieceDecoder:
-    """Tokens are pieces; a run of byte tokens is text when the whole run is UTF-8, else one U+FFFD for each byte.
+    """Tokens are pieces. A run of byte tokens is text if the whole run is valid UTF-8, else one U+FFFD per byte.
 
-    So a run is held until it ends or can no longer be valid, whichever comes first.
+    So a run is held until it ends or turns out to be invalid.
     """
 
     __slots__ = ("_first", "_pieces", "_run", "_strip", "_strip_left")
@@ -109,7 +107,6 @@ class PieceDecoder:
         self._run: _ByteRun | None = None
 
     def feed(self, tokens: Sequence[int]) -> str:
-        """See Decoder."""
         out = []
         for token in tokens:
             piece = self._pieces.get(token)
@@ -131,7 +128,6 @@ class PieceDecoder:
         return self._stripped(text) if self._strip_left else text
 
     def flush(self) -> str:
-        """See Decoder."""
         run, self._run = self._run, None
         return self._stripped(run.end()) if run is not None else ""
 
@@ -147,7 +143,7 @@ class PieceDecoder:
 
 
 class _ByteRun:
-    """Byte tokens in a row."""
+    """Consecutive byte tokens."""
 
     __slots__ = ("_length", "_rest", "_texts", "_valid")
 
@@ -178,10 +174,11 @@ class _ByteRun:
 
 
 class WindowDecoder:
-    """Any other tokenizer: decode a window of the last tokens with and without the new one; the difference is its text.
+    """For any other tokenizer: decodes a window of the last tokens with and without the new one; the difference is its
+    text.
 
-    Exact where a token's text depends on the tokens just before it and on no later ones. Text that ends in U+FFFD waits
-    for the rest of its character, at most MAX_UNSETTLED tokens, so the work per token is bounded.
+    Exact if a token's text depends on the tokens just before it and on no later ones. Text that ends in U+FFFD waits
+    for the rest of its character, for at most MAX_UNSETTLED tokens, so the work per token is bounded.
     """
 
     __slots__ = ("_decode", "_known", "_settled", "_window")
@@ -194,7 +191,6 @@ class WindowDecoder:
         """Tokens at the start of the window whose text has been returned."""
 
     def feed(self, tokens: Sequence[int]) -> str:
-        """See Decoder."""
         out = []
         for token in tokens:
             if token in self._known:
@@ -206,7 +202,6 @@ class WindowDecoder:
         return "".join(out)
 
     def flush(self) -> str:
-        """See Decoder."""
         text = self._new_text()
         self._window.clear()
         self._settled = 0

@@ -1,30 +1,126 @@
-"""The outlets to all routers that are known."""
+"""Lanes to the routers: text batches, one per router and look into the inbox, and heartbeats."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 import msgspec
 import structlog
 
-from detok_service.router_link import RouterLink, Sender
-from detok_service.stream import Stream
-from sluice.ring.heartbeats import DetokenizerHeartbeat
+from detok_service.stream import Engine, Row, TextStream
+from sluice.ring.heartbeats import DetokenizerHeartbeat, Epochs
+from sluice.ring.lane import SendLane
+from sluice.ring.message import Message
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
+from sluice.ring.wire import Started, TextBatch
 
-MAX_LOST = 256
-MAX_OUTLETS = 256
+MAX_LINKS = 256
 """Each takes a lane."""
+MAX_BATCH_TOKENS = 16_384
+"""A batch is closed once it holds this many tokens."""
+MAX_LOST_ENGINES = 4096
+"""More than a ring has: only forged epochs can reach it."""
+MAX_LOST = 256
+
+
+class RouterLink:
+    """The lane to one router and what waits for it.
+
+    While the lane is full each stream keeps its own text, joined, and the link only a list of these streams. So memory
+    is bounded by the live tokens, and a slow router does not delay others.
+    """
+
+    def __init__(self, lane: SendLane, detokenizer: str, now: float, lost: Counter[int]) -> None:
+        self.lost = lost
+        """By engine epoch, how often everything on its way to this router was dropped: see `RouterLinks.remove`."""
+        self.last_hello = now
+        """Or when a stream first named the router."""
+        self.wants_heartbeats = False
+        """It has sent a hello."""
+        self.drain_sent_at: float | None = None
+        """When its lane first took a heartbeat that says draining."""
+        self._epochs = Epochs()
+        self._lane = lane
+        self._detokenizer = detokenizer
+        self._started: list[Started] = []
+        self._streams: list[TextStream] = []
+        self._unsent: TextBatch | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Rows that the lane has not taken yet."""
+        return len(self._started) + len(self._streams) + (len(self._unsent.request) if self._unsent else 0)
+
+    def on_hello(self, epoch: int, now: float) -> bool:
+        """Whether the router is a new process, which replaced the one that sent the hellos before."""
+        self.last_hello, self.wants_heartbeats = now, True
+        former, self._epochs = self._epochs, self._epochs.met(epoch)
+        return former.replaced_by(epoch)
+
+    def start(self, started: Started) -> None:
+        """A request's streams begin."""
+        self._started.append(started)
+
+    def add(self, stream: TextStream) -> None:
+        """The stream has a row to send."""
+        if not stream.in_link:
+            stream.in_link = True
+            self._streams.append(stream)
+
+    def send(self, message: Message) -> bool:
+        """Now or not at all: for a heartbeat, which is worth nothing later."""
+        return self._lane.send(message)
+
+    def count_lost(self, engine: Engine) -> None:
+        """A row of this engine will not reach the router."""
+        _, epoch = engine
+        if epoch in self.lost or len(self.lost) < MAX_LOST_ENGINES:
+            self.lost[epoch] += 1
+
+    def drop(self, attempts: dict[int, int]) -> None:
+        """Do not send rows of these requests up to the given attempt. A batch that was built already may still go."""
+
+        def wanted(request: int, attempt: int) -> bool:
+            return attempt > attempts.get(request, -1)
+
+        self._started = [one for one in self._started if wanted(one.request, one.attempt)]
+        self._streams = [stream for stream in self._streams if wanted(*stream.key[:2])]
+
+    def flush(self) -> None:
+        """Send as much as the lane takes."""
+        while (self._streams or self._started or self._unsent) and self._lane.ready():
+            batch = self._unsent or self._batch()
+            self._unsent = None if self._lane.send(batch) else batch
+
+    def close(self, linger: float = 0.0) -> None:
+        self._lane.close(linger)
+
+    def _batch(self) -> TextBatch:
+        rows = []
+        tokens = 0
+        for stream in self._streams:
+            if tokens >= MAX_BATCH_TOKENS:
+                break
+            stream.in_link = False
+            row = stream.row()
+            tokens += len(row[2])
+            rows.append(row)
+        started, self._started = self._started, []
+        self._streams = self._streams[len(rows) :]
+        return _batch_of(self._detokenizer, started, rows)
 
 
 class RouterLinks:
-    """Opened when a router is first named, closed when it is silent."""
+    """Links by router address: opened when a router is first named, closed when it is silent."""
 
-    def __init__(self, open_lane: Callable[[str], Sender], detokenizer: str, log: structlog.stdlib.BoundLogger) -> None:
-        """`open_lane` raises ValueError for an address that is none."""
+    def __init__(
+        self, open_lane: Callable[[str], SendLane], detokenizer: str, log: structlog.stdlib.BoundLogger
+    ) -> None:
+        """`open_lane` raises ValueError for an invalid address."""
         self.by_address: dict[str, RouterLink] = {}
-        """To be looked at only."""
+        """Read-only for others."""
         self._lost: OrderedDict[str, Counter[int]] = OrderedDict()
-        """`RouterLink.lost` of routers that were removed, by address; of the latest MAX_LOST."""
+        """`RouterLink.lost` of the MAX_LOST routers removed last, by address."""
         self._open_lane = open_lane
         self._detokenizer = detokenizer
         self._log = log
@@ -32,86 +128,98 @@ class RouterLinks:
     @property
     def waiting(self) -> int:
         """Rows that full lanes hold up."""
-        # A copy, for a scrape asks from another thread.
-        return sum(outlet.waiting for outlet in list(self.by_address.values()))
+        # A copy: scrapes call this from another thread.
+        return sum(link.waiting for link in list(self.by_address.values()))
 
-    def to(self, address: str, now: float) -> RouterLink | None:
-        """None for an address that is none; what was to go there is lost, and said so."""
-        outlet = self.by_address.get(address)
-        if outlet is None:
+    def link_to(self, address: str, now: float) -> RouterLink | None:
+        """None for an invalid address or one too many: rows for it are lost, with a warning."""
+        link = self.by_address.get(address)
+        if link is None:
             try:
-                if len(self.by_address) >= MAX_OUTLETS:
-                    raise ValueError(f"{MAX_OUTLETS} routers are known already")
+                if len(self.by_address) >= MAX_LINKS:
+                    raise ValueError(f"{MAX_LINKS} routers are known already")
                 lane = self._open_lane(address)
             except ValueError as error:
                 self._log.warning("bad_address", address=address, error=str(error))
                 return None
             lost = self._lost.pop(address, Counter())
-            outlet = self.by_address[address] = RouterLink(lane, self._detokenizer, now, lost)
-        return outlet
+            link = self.by_address[address] = RouterLink(lane, self._detokenizer, now, lost)
+        return link
 
-    def greet(self, address: str, epoch: int, now: float) -> bool:
-        """A router said hello; whether it took the place of another. Late hellos of that one are no news."""
-        outlet = self.to(address, now)
-        if outlet is None:
-            return False
-        outlet.heard = now
-        outlet.greeted = True
-        return outlet.meet(epoch)
+    def listening(self) -> Iterator[tuple[str, RouterLink]]:
+        """Routers that want heartbeats, by address."""
+        return ((address, link) for address, link in self.by_address.items() if link.wants_heartbeats)
 
-    def greeted(self) -> Iterator[tuple[str, RouterLink]]:
-        """Those who said hello, with their addresses."""
-        return ((address, outlet) for address, outlet in self.by_address.items() if outlet.greeted)
-
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: TextStream) -> None:
         """A stream has a row to send."""
         self.by_address[stream.router].add(stream)
 
     def heartbeat(self, heartbeat: DetokenizerHeartbeat, now: float) -> None:
-        """Send it to all who said hello."""
-        for _, outlet in self.greeted():
-            told = (
-                msgspec.structs.replace(heartbeat, missed=dict(outlet.lost + Counter(heartbeat.missed)))
-                if outlet.lost
+        """Send it to all routers that want heartbeats, to each with its own losses."""
+        for _, link in self.listening():
+            own = (
+                msgspec.structs.replace(heartbeat, missed=dict(link.lost + Counter(heartbeat.missed)))
+                if link.lost
                 else heartbeat
             )
-            if outlet.send(told) and heartbeat.draining and outlet.warned_at is None:
-                outlet.warned_at = now
+            if link.send(own) and heartbeat.draining and link.drain_sent_at is None:
+                link.drain_sent_at = now
 
-    def warned(self, now: float) -> bool:
-        """Whether all who said hello have heard of the drain."""
+    def drain_noticed(self, now: float) -> bool:
+        """Whether all listening routers know of the drain, and nothing placed before is still on its way."""
         return all(
-            outlet.warned_at is not None and now - outlet.warned_at >= DRAIN_NOTICE_SECONDS
-            for _, outlet in self.greeted()
+            link.drain_sent_at is not None and now - link.drain_sent_at >= DRAIN_NOTICE_SECONDS
+            for _, link in self.listening()
         )
 
-    def forget(self, dropped: dict[int, int]) -> None:
-        """What waits of these requests, up to the attempt given, is not sent."""
-        for outlet in self.by_address.values():
-            outlet.forget(dropped)
+    def drop(self, attempts: dict[int, int]) -> None:
+        """See `RouterLink.drop`."""
+        for link in self.by_address.values():
+            link.drop(attempts)
 
     def flush(self) -> None:
         """Send as much as the lanes take."""
-        for outlet in self.by_address.values():
-            outlet.flush()
+        for link in self.by_address.values():
+            link.flush()
 
     def silent(self, seconds: float, now: float) -> list[str]:
-        """Addresses of routers that have not been heard for so long."""
-        return [address for address, outlet in self.by_address.items() if now - outlet.heard > seconds]
+        """Addresses of routers without a hello for this long."""
+        return [address for address, link in self.by_address.items() if now - link.last_hello > seconds]
 
     def remove(self, address: str, engines: Iterable[int]) -> int:
-        """Close the lane to a router; the rows that are lost with it.
+        """Close the lane to a router. Returns how many rows are lost with it.
 
-        Should it live after all, its heartbeats tell that something of each of these engine epochs never came.
+        If the router lives after all, heartbeats will report a loss for each of these engine epochs.
         """
-        outlet = self.by_address.pop(address)
-        outlet.close()
-        self._lost[address] = outlet.lost + Counter(engines)
+        link = self.by_address.pop(address)
+        link.close()
+        self._lost[address] = link.lost + Counter(engines)
         if len(self._lost) > MAX_LOST:
             self._lost.popitem(last=False)
-        return outlet.waiting
+        return link.waiting
 
     def close(self, linger: float) -> None:
-        """Close all lanes, after at most `linger` seconds for what they still hold."""
-        for outlet in self.by_address.values():
-            outlet.close(linger)
+        """Close all lanes, each after at most `linger` seconds to send what it holds."""
+        for link in self.by_address.values():
+            link.close(linger)
+
+
+def _batch_of(detokenizer: str, started: list[Started], rows: list[Row]) -> TextBatch:
+    """`TextBatch.of`, for plain tuples."""
+    if not rows:
+        return TextBatch.of(detokenizer, started, [])
+    keys, offset, tokens, logprobs, text, ends = zip(*rows, strict=True)
+    request, attempt, sequence = zip(*keys, strict=True)
+    return TextBatch(
+        detokenizer,
+        started,
+        list(request),
+        list(attempt),
+        list(sequence),
+        list(offset),
+        list(map(len, tokens)),
+        list(chain.from_iterable(tokens)),
+        {i: found for i, found in enumerate(logprobs) if found},
+        {i: end for i, end in enumerate(ends) if end is not None},
+        list(text),
+    )

@@ -1,7 +1,7 @@
-"""Stop strings in text that comes in pieces, across any borders.
+"""Search for stop strings in streamed text, also where they span several pieces.
 
-The earliest end wins; of stops that end there, the longest. What could still become a stop is held back: the longest
-end of the text that begins some stop, and nothing more. Where a stop is shown too, nothing need be held.
+The match that ends first wins; of those that end together, the longest. Text that may still become a stop string is
+held back: the longest suffix that is a prefix of one. Nothing is held back if the stop string itself is shown.
 """
 
 from collections import deque
@@ -16,20 +16,20 @@ class StopStrings:
     def __init__(self, stops: Iterable[str]) -> None:
         self.children: list[dict[str, int]] = [{}]
         self.depth = [0]
-        """Code points of the text's end that the state stands for."""
+        """By state: the length in code points of the prefix that it stands for."""
         self.fail = [0]
-        """The state of the longest shorter end."""
+        """By state: the state of its longest proper suffix."""
         self.match: list[str | None] = [None]
-        """The longest stop that ends here."""
+        """By state: the longest stop string that ends here."""
         for stop in stops:
             self._add(stop)
         self._link()
         self.first = frozenset(self.children[0])
 
     def walk(self, state: int, text: str, start: int) -> tuple[int, int]:
-        """From `state` through text[start:] until a stop ends: the state there, and how far the text was read.
+        """From `state` through text[start:] until a stop string ends. Returns the state there and the index after it.
 
-        Constant work per code point on average.
+        Amortized constant work per code point.
         """
         children, fail, match = self.children, self.fail, self.match
         for at in range(start, len(text)):
@@ -42,7 +42,7 @@ class StopStrings:
         return state, len(text)
 
     def open_end(self, state: int) -> int:
-        """The longest end of this state's text that can grow into a stop: a whole stop that begins no other cannot."""
+        """The longest suffix of this state that can still grow into a stop string, unlike one that is complete."""
         while state and not self.children[state]:
             state = self.fail[state]
         return state
@@ -72,7 +72,7 @@ class StopStrings:
 
 
 class StopSearch:
-    """One sequence's search: text goes in, what may be shown comes out."""
+    """The search in one sequence: text goes in, text that may be shown comes out."""
 
     __slots__ = ("_held", "_include", "_state", "_stops", "found")
 
@@ -82,10 +82,10 @@ class StopSearch:
         self._state = 0
         self._held = ""
         self.found: str | None = None
-        """The stop that ended the text."""
+        """The stop string that ended the text."""
 
     def feed(self, text: str, counts: bool) -> str:
-        """More text; returns what may be shown now. A stop completed while `counts` is false is text like any other."""
+        """Returns what may be shown now. A stop string that is completed while `counts` is false is ordinary text."""
         if not self._state and self._stops.first.isdisjoint(text):
             return text
         stops = self._stops
@@ -106,7 +106,7 @@ class StopSearch:
         return text[:shown]
 
     def flush(self) -> str:
-        """What was held back, once no more text can come."""
+        """What was held back. No text may come after it."""
         text, self._held, self._state = self._held, "", 0
         return text
 

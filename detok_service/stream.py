@@ -1,4 +1,4 @@
-"""One sequence of one attempt: takes rows of tokens, gives rows of text."""
+"""One sequence of one attempt: rows of tokens in, rows of text out."""
 
 import msgspec
 
@@ -8,34 +8,33 @@ from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.wire import End, Open, Times, TokenLogprob
 
 MAX_TEXTLESS = 64
-"""Tokens that wait for their text at most."""
+"""At most this many tokens wait for text that is still uncertain."""
 
 Key = tuple[int, int, int]
 """Request, attempt, sequence."""
 Engine = tuple[str, int]
 """Name and epoch."""
 Row = tuple[Key, int, list[int], list[TokenLogprob], str, End | None]
-"""A `TextRow` as a plain tuple, made in a third of the time: key, offset, tokens, logprobs, text, end."""
+"""A `TextRow` as a plain tuple, built in a third of the time: key, offset, tokens, logprobs, text, end."""
 NEVER = 1 << 62
 BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH})
-"""Ends that a token brings, in one row with it."""
+"""Reasons that come with a token, in the same row."""
 
 
-class Stream:
-    """Rows go in by `take` and are only queued, so a backlog is joined; `advance` decodes them; `row` gives the result.
+class TextStream:
+    """`ingest` queues rows, so that a backlog is joined; `advance` decodes them; `row` takes the result.
 
-    What has been decoded waits in the stream until it is asked for, joined with what comes after it. After its end
-    (`end` is set) a stream is given nothing more.
+    Decoded text waits in the stream, joined, until `row` is called. After its end (`end` is set) it gets nothing more.
 
-    What is shown after n tokens depends on these n tokens alone, and on nothing else that came or was sent; what only
-    an end lets out comes with that end (`End.held`). So a stream that resumes reads the tokens that its caller has in
-    silence (`replay`), and goes on as if it had shown them.
+    Invariant: the text shown after n tokens depends on these n tokens alone. Text that only an end releases comes with
+    that end (`End.held`). So a resumed stream decodes the tokens that its caller has without output (`replay`), and
+    goes on as if it had shown their text.
     """
 
     __slots__ = (
         "_decoded", "_decoder", "_first", "_interval", "_last", "_logprobs", "_offset", "_opened", "_params",
         "_queue_time", "_replayed", "_resumed", "_stops", "_text", "_tokens",
-        "complete", "end", "engine", "key", "listed", "router", "touched",
+        "complete", "end", "engine", "in_link", "key", "queued", "router",
     )  # fmt: skip
 
     def __init__(
@@ -51,37 +50,38 @@ class Stream:
         self.router = opened.router
         self.engine = engine
         self.complete = False
-        """The engine's own terminal has come."""
+        """The engine's terminal has come."""
         self.end: End | None = None
         """This stream's terminal, once it is decided."""
-        self.touched = False
-        """The service has it on its list of streams with tokens to decode."""
-        self.listed = False
-        """Its outlet has it on its list of streams with a row to send."""
+        self.queued = False
+        """It is on the decode loop's list of streams with tokens to decode."""
+        self.in_link = False
+        """It is on its router link's list of streams with a row to send."""
         self._params = opened.text
         self._interval = opened.text.interval or NEVER
         self._decoder = decoder
         self._stops = stops
         self._resumed = opened.resume.get(sequence, [])
-        """What the caller has; nothing any more once the last of it has been read."""
+        """Tokens that the caller has; emptied once the last of them has been decoded."""
         self._replayed = 0
-        """How many of these have been read."""
+        """How many of them have been decoded."""
         self._offset = len(self._resumed)
-        """Of the first token that waits:"""
+        """Index of the first waiting token in the continuation."""
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._decoded = 0
-        """How many of the waiting tokens have been decoded, to:"""
+        """How many of the waiting tokens have been decoded."""
         self._text = ""
+        """The text of these."""
         self._last: End | None = None
-        """End that follows the waiting tokens."""
+        """The end after the waiting tokens."""
         self._opened = now
         self._queue_time = opened.queue
         self._first: float | None = None
         """When the first token was decoded."""
 
-    def take(self, offset: int, tokens: list[int], logprobs: list[TokenLogprob], end: End | None) -> None:
-        """Queue a row. Tokens seen before are dropped; a hole ends the stream after what came before it."""
+    def ingest(self, offset: int, tokens: list[int], logprobs: list[TokenLogprob], end: End | None) -> None:
+        """Queue a row. Known tokens are dropped; a hole ends the stream with ROWS_LOST, after the tokens before it."""
         if end is not None:
             self.complete = True
         if self._last is not None:
@@ -103,17 +103,18 @@ class Stream:
 
     @property
     def replaying(self) -> bool:
-        """`replay` comes before `advance`. The last resumed token is not for it, but read when a row comes."""
+        """Whether `replay` must come before `advance`. It leaves the last resumed token, which is decoded with the next
+        row, because it matters whether an end follows."""
         return self.end is None and self._replayed + 1 < len(self._resumed)
 
     def replay(self, count: int, now: float) -> None:
-        """Read so many of the resumed tokens. Raises whatever the decoder raises: `fail` then."""
+        """Decode the next `count` resumed tokens. Raises whatever the decoder raises: call `fail` then."""
         start = self._replayed
         self._replayed = min(start + count, len(self._resumed) - 1)
         self._reread(self._resumed[start : self._replayed], start, now)
 
     def advance(self, now: float) -> bool:
-        """Decode what is queued; whether there is a row to send. Raises whatever the decoder raises: `fail` then."""
+        """Decode what is queued. Returns whether a row is due. Raises whatever the decoder raises: call `fail` then."""
         if self._resumed and not self._end_replay(now):
             return self.end is not None
         tokens = self._tokens
@@ -127,12 +128,12 @@ class Stream:
         return (count >= self._interval and (text != "" or count >= MAX_TEXTLESS)) or self.end is not None
 
     def fail(self, code: ErrorCode, message: str) -> None:
-        """End now; what was decoded is still sent, what is queued is dropped."""
+        """End now. Decoded text is still sent, queued tokens are dropped."""
         self._cut(self._decoded)
         self.end = _failed(code, message)
 
     def row(self) -> Row:
-        """Take what is to be sent. To be called when nothing is queued."""
+        """Take what is to be sent. Nothing may be queued."""
         offset, tokens, logprobs, text = self._offset, self._tokens, self._logprobs, self._text
         self._offset = offset + len(tokens)
         self._tokens = []
@@ -143,19 +144,19 @@ class Stream:
         return self.key, offset, tokens, logprobs, text, self.end
 
     def _end_replay(self, now: float) -> bool:
-        """Read the last resumed token once it is known what follows it; whether the stream goes on."""
+        """Decode the last resumed token once it is known what follows it. Returns whether the stream goes on."""
         if self.end is not None or (not self._tokens and self._last is None):
             return False
         last, self._resumed = self._resumed[-1:], []
         if not self._tokens and self._last is not None and self._last.reason in BY_TOKEN:
-            # That token was the end: its row has brought all of the text, what was held back too.
+            # That token was the end, so its row has already shown all of the text, including what was held back.
             self._read(last, now)
         else:
             self._reread(last, self._offset - 1, now)
         return self.end is None
 
     def _reread(self, tokens: list[int], start: int, now: float) -> None:
-        """Resumed tokens from number `start` on: their text has been shown."""
+        """Decode resumed tokens, the first of index `start`. Their text has been shown."""
         if self._stops is None:
             self._decoder.feed(tokens)
             return
@@ -165,7 +166,7 @@ class Stream:
             self.end = self._stopped(self._stops.found, now)
 
     def _read(self, tokens: list[int], now: float) -> str:
-        """Text of the latest tokens, where they can end the stream."""
+        """Text of the latest tokens, up to a stop string or the end."""
         if self._first is None and tokens:
             self._first = now
         start = self._offset + len(self._tokens) - len(tokens)
@@ -184,13 +185,13 @@ class Stream:
             if last.reason in BY_TOKEN:
                 text += self._flush(now)
             elif last.reason is not FinishReason.ERROR:
-                # Apart: whoever loses this end goes on after the same tokens, where other text may follow.
+                # Kept apart: if this end is lost, the stream resumes after the same tokens, and other text may follow.
                 held = self._flush(now)
                 self.end = msgspec.structs.replace(self.end, held=held)
         return text
 
     def _search(self, stops: StopSearch, tokens: list[int], start: int) -> tuple[str, int]:
-        """Text of the tokens from number `start` on, and where it ends: after them, or after the one with a stop."""
+        """Text of tokens from index `start` on, up to a stop string, and the index after the last token used."""
         shown = []
         feed = self._decoder.feed
         short = self._params.min_tokens - start
@@ -210,12 +211,12 @@ class Stream:
         return shown + self._stops.flush()
 
     def _cut(self, count: int) -> None:
-        """Keep so many of the waiting tokens."""
+        """Keep the first `count` waiting tokens."""
         del self._tokens[count:]
         del self._logprobs[count:]
 
     def _stopped(self, stop: str, now: float) -> End:
-        """The engine's times where its terminal is at hand; else the queue time it told and our own clock."""
+        """With the engine's times if its terminal is here, else its queue time and our own clock."""
         if self._last is not None:
             times = self._last.times
         else:

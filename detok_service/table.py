@@ -1,52 +1,50 @@
-"""The streams of a detokenizer: those that live, and what is remembered of the others."""
+"""The streams of a detokenizer: those that live, and what must be remembered of others."""
 
 from collections import OrderedDict
 
-from detok_service.stream import Engine, Key, Stream
+from detok_service.stream import Engine, Key, TextStream
 from sluice.ring.wire import End
 
 
-class Table:
+class StreamTable:
     """Of each request at most one attempt lives here.
 
-    Sequences that ended here before the engine's own terminal came are remembered until it does: their rows are no
-    news. So are attempts that were given up, for that may come before they begin. Both are at most `capacity`.
+    A sequence that ended here before the engine's own terminal came is remembered until then, so that its rows are not
+    mistaken for those of a lost stream. So are attempts that were given up, since a Drop may overtake the attempt's
+    Open. At most `capacity` of each are remembered.
     """
 
     def __init__(self, capacity: int) -> None:
-        self.live: dict[Key, Stream] = {}
-        """To be looked at only."""
-        self._requests: dict[int, list[Stream]] = {}
+        self.live: dict[Key, TextStream] = {}
+        """Read-only for others."""
+        self._requests: dict[int, list[TextStream]] = {}
         """The live streams by request."""
         self._closed: OrderedDict[Key, Engine] = OrderedDict()
         self._given_up: OrderedDict[int, int] = OrderedDict()
-        """By request, the last attempt that was; the latest requests last."""
+        """The last attempt that was given up, by request; the latest requests last."""
         self._capacity = capacity
 
     @property
     def remembered(self) -> int:
-        """Sequences whose engine is still to end them."""
+        """Sequences that ended here and not yet at their engine."""
         return len(self._closed)
 
     def attempt(self, request: int) -> int | None:
-        """The attempt of this request that lives."""
+        """The live attempt of this request."""
         streams = self._requests.get(request)
         return streams[0].key[1] if streams else None
 
-    def of_engine(self, engine: Engine) -> list[Stream]:
-        """The live streams that this engine feeds."""
+    def of_engine(self, engine: Engine) -> list[TextStream]:
         return [stream for stream in self.live.values() if stream.engine == engine]
 
-    def of_router(self, address: str) -> list[Stream]:
-        """The live streams that go to this router."""
+    def of_router(self, address: str) -> list[TextStream]:
         return [stream for stream in self.live.values() if stream.router == address]
 
-    def add(self, stream: Stream) -> None:
-        """A stream begins."""
+    def add(self, stream: TextStream) -> None:
         self.live[stream.key] = stream
         self._requests.setdefault(stream.key[0], []).append(stream)
 
-    def close(self, stream: Stream) -> None:
+    def close(self, stream: TextStream) -> None:
         """A stream has ended, or is given up."""
         del self.live[stream.key]
         request = stream.key[0]
@@ -58,7 +56,7 @@ class Table:
             self.remember(stream.key, stream.engine)
 
     def give_up(self, request: int, last: int) -> int:
-        """Nothing is wanted of a request's attempts up to this one; how many streams of them lived."""
+        """Close all attempts of a request up to `last`, and refuse their rows. Returns how many streams that closed."""
         streams = [stream for stream in self._requests.get(request, ()) if stream.key[1] <= last]
         for stream in streams:
             self.close(stream)
@@ -68,18 +66,18 @@ class Table:
         return len(streams)
 
     def is_late(self, request: int, attempt: int) -> bool:
-        """Whether it was given up, or a later one lives."""
+        """Whether this attempt was given up, or a later one lives."""
         live = self.attempt(request)
         return attempt <= self._given_up.get(request, -1) or (live is not None and live > attempt)
 
     def remember(self, key: Key, engine: Engine) -> None:
-        """Rows of this sequence are expected, and of no use."""
+        """Further rows of this sequence are to be ignored."""
         self._closed[key] = engine
         if len(self._closed) > self._capacity:
             self._closed.popitem(last=False)
 
-    def expects(self, key: Key, end: End | None) -> bool:
-        """Whether a row of a sequence that does not live is no news; forgets the sequence with its end."""
+    def ignores(self, key: Key, end: End | None) -> bool:
+        """Whether a row of a sequence that does not live can be ignored. Its end clears the memory of the sequence."""
         if key in self._closed:
             if end is not None:
                 del self._closed[key]

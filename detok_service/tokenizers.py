@@ -1,4 +1,4 @@
-"""Loads tokenizer.json and makes the tables of the decoders in decoder.py."""
+"""Loads tokenizer.json and builds the tables of the decoders in decoder.py."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,19 +21,18 @@ from sluice.ring.vocabulary import Family, Vocabulary
 
 
 class TokenizerError(ValueError):
-    """The file is no usable tokenizer.json."""
+    """The file is not a usable tokenizer.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoders:
-    """Makes a fresh decoder for each sequence."""
+    """Makes a new decoder for each sequence."""
 
     kind: Family
     all_tokens: Callable[[], Decoder]
     without_special: Callable[[], Decoder]
 
     def new(self, skip_special_tokens: bool) -> Decoder:
-        """A decoder at the start of a sequence."""
         return self.without_special() if skip_special_tokens else self.all_tokens()
 
 
@@ -42,12 +41,12 @@ def load_decoders(file: Path) -> Decoders:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
-        raise TokenizerError(f"{file} is no tokenizer.json: {error}") from error
+        raise TokenizerError(f"{file} is not a tokenizer.json: {error}") from error
     return decoders_of(tokenizer)
 
 
 def decoders_of(tokenizer: Tokenizer) -> Decoders:
-    """As the tokenizer's decoder reads tokens: a byte table, a piece table, or else the library over a window."""
+    """Depending on the tokenizer's own decoder: a byte table, a piece table, or the library over a window of tokens."""
     vocabulary = Vocabulary(tokenizer)
     tokens = vocabulary.tokens
     special = vocabulary.special
@@ -82,12 +81,12 @@ def _byte_table(pieces: Mapping[int, str | bytes]) -> ByteTable:
 
 
 def _window(tokenizer: Tokenizer, known: frozenset[int]) -> Callable[[], Decoder]:
-    # A decoder built for one vocabulary drops the special tokens itself, so the library must not look again.
+    # `known` has no special tokens if these are to be skipped, so the library need not skip them again.
     def decode(tokens: list[int]) -> str:
         try:
             return str(tokenizer.decode(tokens, skip_special_tokens=False))
         except BaseException as error:
-            # A panic in the library's Rust is no Exception in Python.
+            # A panic in the library's Rust code is a BaseException in Python.
             if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
                 raise
             raise TextError(f"the tokenizer raised {type(error).__name__}") from error

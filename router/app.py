@@ -48,7 +48,7 @@ from sluice.ring.wire import TextBatch, ToRouter
 from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
-from sluice.telemetry.service_status import ServiceStatus, State, StatusFile
+from sluice.telemetry.service_status import ServiceStatus, StatusFile
 from sluice.v1 import admin_pb2, generation_pb2
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
@@ -188,7 +188,8 @@ class RouterApp:
             model=self._model.name,
             router=self.settings.id,
         )
-        self._report_status()
+        self._status_file.report(ServiceStatus("ready", self._listeners[0].address))
+        self._report_peers()
 
     async def stop(self, drain_seconds: float | None = None) -> None:
         """Drain, then close everything."""
@@ -312,17 +313,16 @@ class RouterApp:
     async def _readmit(self, live: RequestState) -> Permit:
         return await self._admission.acquire(live.spec.priority, 0, live.tenant, refusable=False)
 
-    def _report_status(self) -> None:
-        """To the launcher, once it listens."""
-        if not self.tasks or not self._status_file.wanted:
+    def _report_peers(self) -> None:
+        """To the launcher."""
+        if not self._status_file.wanted:
             return
         peers = {peer.name: peer.epoch for peer in self._members.engines.heard}
         peers |= {peer.name: peer.epoch for peer in self._members.detokenizers.heard}
-        state: State = "draining" if self._requests.closed else "ready"
-        self._status_file.report(ServiceStatus(state, self._listeners[0].address, peers=peers))
+        self._status_file.update("draining" if self._requests.closed else "ready", peers)
 
     def _changed(self) -> None:
-        self._report_status()
+        self._report_peers()
         self._serving.watch(self._members.engines.all)
         self._dispatcher.leave_draining()
         self._dispatcher.leave_cut_off()

@@ -7,9 +7,9 @@ from math import inf
 from engine_worker.core.live import LiveRequests
 from engine_worker.hooks import Stop
 from engine_worker.request import Request, remaining
-from sluice.ring.bounds import MAX_SEQUENCES
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
+from sluice.ring.message import MAX_SEQUENCES
 from sluice.ring.wire import PROBATION_TOKENS, Submit
 
 HOLD_SECONDS = 0.05

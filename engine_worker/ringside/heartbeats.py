@@ -12,8 +12,7 @@ import zmq
 from structlog.stdlib import BoundLogger
 
 from engine_worker.ringside.stats_log import Cursor, StatsLog
-from sluice.ring.epochs import Epochs
-from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Hello
+from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Epochs, Hello
 from sluice.ring.keys import PLAIN, InsecureError, Security
 from sluice.ring.lane import Lane
 from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS

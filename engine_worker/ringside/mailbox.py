@@ -8,9 +8,9 @@ from structlog.stdlib import BoundLogger
 from engine_worker.hooks import Responses, Stop
 from engine_worker.request import remaining
 from engine_worker.ringside.outbox import Outbox
-from sluice.ring.bounds import MAX_SEQUENCES
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.heartbeats import Hello
+from sluice.ring.message import MAX_SEQUENCES
 from sluice.ring.wire import Cancel, End, Open, Submit, Times, TokenRow
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from structlog.stdlib import BoundLogger
 
 from engine_worker.ringside.stats_log import StatsLog
-from sluice.ring.named import find
+from sluice.ring.names import find
 from sluice.ring.stats import request_json, step_json
 
 POLL_SECONDS = 0.1

@@ -13,7 +13,7 @@ from engine_worker.scheduling.guarded import GuardedCapacity, GuardedMicroBatch,
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import InFlightBatching, MicroBatchScheduler
 from engine_worker.scheduling.simple import RequestScheduler, SimpleScheduler
-from sluice.ring.named import find
+from sluice.ring.names import find
 
 POLICIES: Mapping[str, Callable[[SchedulerContext], CapacityScheduler]] = {
     "max_utilization": MaxUtilization,

@@ -14,7 +14,7 @@ from router.access.reloading_file import ReloadingFile, Reloads
 from router.access.tls import Certificates, Handshakes
 from router.config import RouterSettings
 from router.errors import Call
-from sluice.ring.named import find
+from sluice.ring.names import find
 
 T = TypeVar("T")
 

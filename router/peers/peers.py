@@ -6,8 +6,7 @@ from typing import Generic, TypeVar
 
 import zmq
 
-from sluice.ring.epochs import Epochs
-from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
+from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Epochs, Hello
 from sluice.ring.keys import PLAIN, Security
 from sluice.ring.lane import Lane
 from sluice.ring.timing import HUNG_UP_SECONDS

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 import yaml
 
-from sluice.ring.nearest import did_you_mean
+from sluice.ring.names import did_you_mean
 
 NO_KEYS = ("config", "model_option")
 """Of the file itself, and of the option that stands for the argument `model`."""

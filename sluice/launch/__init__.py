@@ -1,4 +1,4 @@
-"""Starts a ring on one machine as child processes and watches over it."""
+"""Starts a ring on one machine as child processes and keeps it running."""
 
 from sluice.launch.child import Child
 from sluice.launch.display import DEMO_REQUEST, Display

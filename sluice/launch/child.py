@@ -1,4 +1,4 @@
-"""One service as a child process, whose log is read to its end."""
+"""One service as a child process, and the threads that read its log and wait for its exit."""
 
 import os
 import signal
@@ -15,13 +15,13 @@ from sluice.ring.process import PARENT_VARIABLE, START_FAILED
 TAIL_LINES = 40
 MAX_LINE_BYTES = 1 << 16
 LAST_LINES_SECONDS = 1.0
-"""To read what a process wrote last; a process of its own that outlives it may keep the log open."""
+"""For the last lines of an exited process. Not unbounded, because a surviving grandchild may keep the pipe open."""
 
 
 class Child:
-    """A started process. `observe` gets its log lines, from a thread; then `ended` gets the child itself, from another.
+    """A running process. A thread passes its log lines to `observe`; after its exit another passes it to `ended`.
 
-    The process ends with the thread that made it (see `die_with_parent`). Raises OSError when it cannot be started.
+    The process dies with the thread that started it (see `die_with_parent`). Raises OSError if it cannot be started.
     """
 
     def __init__(
@@ -34,16 +34,16 @@ class Child:
         ended: Callable[["Child"], None],
         files: Sequence[int] = (),
     ) -> None:
-        """`files` stay open in it."""
+        """`files`: descriptors that the process inherits."""
         self.name = name
         self.role = role
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        """Its last lines."""
+        """Its last log lines."""
         self.error = ""
-        """Why it could not start, in its own words."""
+        """The text of its `start_failed` event, if there was one."""
         self._observe = observe
         self._ended = ended
-        # In a process group of its own, Ctrl-C in the terminal reaches the launcher only, which then drains in order.
+        # In its own process group: Ctrl-C in the terminal then reaches only the launcher, which drains in order.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -59,32 +59,29 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
         return self._process.poll() is None
 
     @property
     def ending(self) -> str:
-        """How it ended, in words."""
+        """How it exited, in words."""
         code = self._process.poll()
         if code is None:
             return "still runs"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
     def terminate(self) -> None:
-        """Ask it to drain and end."""
+        """Ask it to drain and exit."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """End it at once."""
         self._process.kill()
 
     def wait(self, timeout: float) -> bool:
-        """Whether it ended, and its log was read, within this many seconds."""
+        """Returns whether it exited, and its log was read, within this many seconds."""
         try:
             self._process.wait(max(timeout, 0))
         except subprocess.TimeoutExpired:
@@ -106,7 +103,7 @@ class Child:
 
     def _await_end(self) -> None:
         if hasattr(os, "waitid"):
-            # Leaves it to others to reap: a number that may already be somebody else's must not be killed.
+            # Without reaping: until `wait` does that, the pid cannot be reused, and `kill` hits no other process.
             with suppress(ChildProcessError):
                 os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self._process.wait()

@@ -1,4 +1,4 @@
-"""Shows the log of services and launcher on our stderr: for a person on a terminal, else every line is JSON."""
+"""Shows the log of services and launcher on stderr: readable on a terminal, else as JSON lines."""
 
 import sys
 import threading
@@ -17,14 +17,14 @@ BARS = ("loading", "capturing")
 SHOWN_EVENTS = (*BARS, "request", SERVICE_RECOVERED)
 STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 DEMO_REQUEST = "sluice-serve-demo"
-"""Its text is on the terminal already, and its counts: its line would only break in between."""
+"""Not shown on a terminal, which has its text and counts already."""
 UNSHOWN_FIELDS = ("event", "level", "timestamp", "service", "id")
 
 
 class Display:
-    """An `Observe` for a ring, and a context manager. If not `verbose` it shows loading, requests and problems only.
+    """An `Observe` for a ring, and a context manager. Unless `verbose` it shows loading, requests and problems only.
 
-    Why a service could not start is not shown twice: the launcher's own line about it has the reason.
+    A service's `start_failed` is not shown: the launcher's own line about it has the reason.
     """
 
     def __init__(self, verbose: bool = False, console: Console | None = None) -> None:
@@ -42,7 +42,7 @@ class Display:
         self._lock = threading.Lock()
 
     def __call__(self, line: LogLine) -> None:
-        """Show one line, or leave it out."""
+        """Show one line, or skip it."""
         wanted = (line.is_problem and line.event != START_FAILED) or line.event in SHOWN_EVENTS
         if not (self._verbose or wanted):
             return
@@ -55,7 +55,7 @@ class Display:
             self._console.print(_readable(line), highlight=False, soft_wrap=True)
 
     def say(self, event: str, text: str, level: str = "info", fields: Mapping[str, Any] = {}) -> None:
-        """News of the launcher: `text` for a person, else a line with these fields."""
+        """An event of the launcher: `text` on a terminal, else a JSON line with `fields`."""
         if self._console.is_terminal:
             self._console.print(text, style=STYLES.get(level, "dim"), highlight=False, markup=False, soft_wrap=True)
         else:
@@ -101,7 +101,7 @@ def _readable(line: LogLine) -> Text:
 
 
 def describe_request(fields: Mapping[str, Any]) -> str:
-    """The router's line about an ended request, for a person."""
+    """The router's `request` event, in words."""
     parts = [f"request {fields.get('request_id') or '(refused)'} {fields.get('outcome', '')}"]
     if "prompt_tokens" in fields:
         cached = f" ({fields['cached_tokens']} cached)" if fields.get("cached_tokens") else ""

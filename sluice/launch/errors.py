@@ -1,5 +1,5 @@
-"""What the launcher refuses."""
+"""Errors of the launcher that its modules share."""
 
 
 class OptionsError(ValueError):
-    """Options of a ring that do not go together, or not with this machine."""
+    """Options that contradict each other, or do not fit this machine."""

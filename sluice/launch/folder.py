@@ -1,4 +1,4 @@
-"""The private folder of a ring, in which its sockets lie."""
+"""The private folder of a ring: its sockets and status files."""
 
 import fcntl
 import os
@@ -18,8 +18,8 @@ MAX_FOLDER_LENGTH = 80
 class Folder:
     """A folder that only this user may enter, with a short path.
 
-    It is stale once nobody holds the lock in it: the launcher, and the children that inherit `lock`. A lock and not a
-    process id, which may be somebody else's by now, or of another container that shares the temporary folder.
+    It is stale once no process holds its lock: the launcher does, and the children inherit it. A lock and not a pid
+    file, because a pid may have been reused, or belong to another container with the same temporary folder.
     """
 
     def __init__(self) -> None:
@@ -28,12 +28,12 @@ class Folder:
         self.lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
         os.write(self.lock, b"%d\n" % os.getpid())
-        # Under its name it is locked from the first moment.
+        # Renamed after locking, so that the file is never seen unlocked under its name.
         new.rename(self.path / LOCK)
         self._removed = False
 
     def remove(self) -> None:
-        """With all that is in it. Idempotent."""
+        """Delete the folder with its contents. Idempotent."""
         if not self._removed:
             self._removed = True
             shutil.rmtree(self.path, ignore_errors=True)
@@ -41,10 +41,10 @@ class Folder:
 
 
 def remove_stale() -> None:
-    """Remove the folders of this user's launchers that were killed, once their children have gone too."""
+    """Remove the folders of this user's launchers that were killed, once their children have exited too."""
     for parent in {Path(tempfile.gettempdir()), Path(SHORT_TEMP)}:
         for path in parent.glob(f"{PREFIX}*"):
-            # Not ours, in use, or gone meanwhile.
+            # Another user's, in use, or removed meanwhile.
             with suppress(OSError):
                 _remove_if_stale(path)
 

@@ -1,4 +1,4 @@
-"""Which GPUs each engine of a ring computes on."""
+"""Assigns GPUs to the engines of a ring."""
 
 import shutil
 import subprocess
@@ -18,33 +18,30 @@ LIST_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """Those of one engine."""
+    """The GPUs of one engine."""
 
     names: tuple[str, ...]
-    """Numbers, or ids of GPUs or of MIG slices, as CUDA_VISIBLE_DEVICES has them."""
+    """Numbers, or ids of GPUs or MIG slices, as in CUDA_VISIBLE_DEVICES."""
     engines: int = 1
-    """How many engines are on each of them."""
+    """How many engines share each of them."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """So that the engine sees no others."""
+        """Makes only these GPUs visible to the engine."""
         return {VISIBLE: ",".join(self.names)}
 
 
 def gpus_of_engines(engines: int, engine_args: Mapping[str, Any], environment: Mapping[str, str]) -> list[Gpus]:
-    """For each engine; empty where they compute on the CPU, or nobody can tell which GPUs there are.
-
-    Raises OptionsError where there are too few.
-    """
+    """By engine; empty if they run on the CPU or no GPUs are found. Raises OptionsError if there are too few."""
     if asked_of_engine("device", engine_args, environment) == "cpu":
         return []
     return deal(visible_gpus(environment), engines, _ranks(engine_args, environment))
 
 
 def deal(names: Sequence[str], engines: int, ranks: int) -> list[Gpus]:
-    """To each engine the next `ranks` of them. Engines of one rank take turns where there are more than GPUs.
+    """Each engine gets the next `ranks` GPUs. Single-rank engines share GPUs if there are more engines than GPUs.
 
-    Raises OptionsError where there are too few for the others.
+    Raises OptionsError if there are too few for engines of several ranks.
     """
     if not names:
         return []
@@ -61,14 +58,14 @@ def deal(names: Sequence[str], engines: int, ranks: int) -> list[Gpus]:
 
 
 def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES names; else all that nvidia-smi lists, none where it is not installed or finds none.
+    """Those in CUDA_VISIBLE_DEVICES, else all that nvidia-smi lists; none if it is not installed or fails.
 
-    Raises OptionsError where nvidia-smi does not answer.
+    Raises OptionsError if nvidia-smi hangs or cannot be run.
     """
     named = environment.get(VISIBLE)
     if named is None:
         return _listed_gpus()
-    # As for CUDA, whatever comes after one that is no GPU, such as -1, does not count.
+    # As in CUDA, an invalid entry such as -1 hides all after it.
     return tuple(takewhile(lambda name: name and name[0] != "-", (name.strip() for name in named.split(","))))
 
 
@@ -81,7 +78,7 @@ def _listed_gpus() -> tuple[str, ...]:
             [program, *LIST[1:]], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIST_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise OptionsError(f"nvidia-smi does not tell which GPUs there are ({error}): set {VISIBLE}") from error
+        raise OptionsError(f"nvidia-smi cannot list the GPUs ({error}): set {VISIBLE}") from error
     return tuple(done.stdout.split()) if done.returncode == 0 else ()
 
 

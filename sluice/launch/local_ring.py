@@ -1,4 +1,4 @@
-"""A ring on this machine: starts the services as child processes, keeps them running, and ends them in order."""
+"""A ring on this machine: starts the services as child processes, keeps them running, and stops them in order."""
 
 import os
 import time
@@ -32,13 +32,12 @@ INTERFACES = {"port": "host", "admin_port": "admin_host", "metrics_port": "metri
 class Ring:
     """Routers, engines and detokenizers as processes: `with Ring(engines=2) as ring: Client(ring.address)`.
 
-    `model` is a checkpoint folder or hub id, None the tiny model in the box; `revision` is a branch, tag or commit of a
-    hub id; the other options are those of `Plan`.
-    Once everything has served, a service that ends is started again at its address. `observe` gets every log line, and
-    one of each such end and return.
-    The children die with this process.
+    `model` is a checkpoint folder or hub id, None the bundled tiny model; `revision` is a branch, tag or commit of a
+    hub id; the other options are those of `Plan`. Once everything has served, a service that exits is restarted at the
+    same address. `observe` gets every log line, including the launcher's own. The children die with this process.
+
     Raises CheckpointError for a model that cannot be opened or served, OptionsError for wrong options, RingError for a
-    port in use, and if it cannot start.
+    port in use or a failed start.
     """
 
     def __init__(
@@ -65,19 +64,19 @@ class Ring:
 
     @property
     def addresses(self) -> list[str]:
-        """Of the routers, such as "127.0.0.1:50051"; known once they have started."""
+        """Of the routers, such as "127.0.0.1:50051"; empty before they are ready."""
         return [slot.address for slot in self._slots if slot.address]
 
     @property
     def address(self) -> str:
-        """Of the first router; empty before it has started."""
+        """Of the first router; empty before it is ready."""
         return next(iter(self.addresses), "")
 
     @property
     def children(self) -> dict[str, Child]:
-        """By service: "router" (or "router-0", … where there are several), "engine-0", …, "detok-0", …
+        """By service: "router" (or "router-0", … if there are several), "engine-0", …, "detok-0", …
 
-        Those that run, or have ended and were not started again yet.
+        Includes processes that have exited and were not replaced yet.
         """
         return {slot.name: slot.child for slot in self._slots if slot.child is not None}
 
@@ -88,11 +87,11 @@ class Ring:
 
     @property
     def missing(self) -> list[Role]:
-        """Roles of which every service has been given up: while there are any, nothing can be served."""
+        """Roles whose every service has been given up. Unless it is empty, no request can be served."""
         return [role for role in ROLES if all(slot.given_up for slot in self._slots if slot.service.role == role)]
 
     def start(self) -> None:
-        """Start everything and wait until all of it serves. Leaves nothing running if it raises."""
+        """Start all services and wait until all of them serve. Leaves nothing running if it raises."""
         try:
             remove_stale()
             self._folder = Folder()
@@ -106,14 +105,14 @@ class Ring:
             raise
 
     def stop(self) -> None:
-        """Drain: the routers first, so that live streams end; then engines and detokenizers, for which nobody waits."""
+        """Drain: the routers first, so that live streams end; then engines and detokenizers, which are idle by then."""
         if self._supervisor is not None:
             self._supervisor.halt()
         self._stop([slot for slot in self._slots if slot.service.role == "router"])
         self._stop([slot for slot in self._slots if slot.service.role != "router"])
 
     def kill(self) -> None:
-        """End what still runs at once, and remove the sockets."""
+        """Kill the remaining processes and remove the folder."""
         if self._supervisor is not None:
             self._supervisor.halt()
             children = list(self.children.values())
@@ -126,9 +125,9 @@ class Ring:
             self._folder.remove()
 
     def restart(self, name: str) -> None:
-        """Let one service drain and begin again; returns when it serves. For a service that was given up too.
+        """Drain and restart one service, also one that was given up. Returns when it serves.
 
-        Raises KeyError for an unknown name, RingError if it does not come back.
+        Raises KeyError for an unknown name, RingError if it does not serve again.
         """
         if self._supervisor is None:
             raise RingError("the ring has not been started")
@@ -142,16 +141,16 @@ class Ring:
         restarted.result()
 
     def restart_all(self) -> None:
-        """A rolling restart: one service after the other. Raises RingError at the first that does not come back."""
+        """A rolling restart: one service after the other. Raises RingError at the first that does not serve again."""
         for slot in self._slots:
             self.restart(slot.name)
 
     def watch(self, stop: Callable[[], bool] = lambda: False) -> list[Role]:
-        """Wait until nothing can be served any more, or `stop` says so, and return what is `missing`."""
+        """Wait until some role is `missing` or `stop` returns True. Returns the missing roles."""
         while self._supervisor is not None and self._supervisor.is_alive() and not self.missing:
             if stop():
                 break
-            # Not for long: a signal that comes just before an endless wait would not end it.
+            # Short: a signal that arrives just before an unbounded wait would not end it.
             time.sleep(SIGNAL_SECONDS)
         return self.missing
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be served, as far as can be said without torch and before anything is started."""
+"""Whether a checkpoint can be served: checks that need neither torch nor a running service."""
 
 import ast
 import json
@@ -16,9 +16,9 @@ TABLE_FILE, TABLE = "models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def check_servable(checkpoint: Checkpoint, *, weights: bool) -> None:
-    """Raises CheckpointError. The engine, which knows more, may still refuse it.
+    """Raises CheckpointError. The engine may still refuse it for other reasons.
 
-    weights: whether the engine is going to read them.
+    weights: whether the engine will read the weight files.
     """
     _check_architecture(checkpoint.path / "config.json", checkpoint.config)
     try:
@@ -36,21 +36,20 @@ def _check_architecture(file: Path, config: Mapping[str, Any]) -> None:
     known = causal_language_models()
     if known and not known & {str(name) for name in names}:
         raise CheckpointError(
-            f"{file}: the architecture {', '.join(map(str, names))} is not supported: it is no decoder-only language "
-            f"model that {LIBRARY} {version(LIBRARY)} knows; docs/models.md lists what is served"
+            f"{file}: the architecture {', '.join(map(str, names))} is not supported: it is not a decoder-only "
+            f"language model that {LIBRARY} {version(LIBRARY)} knows; docs/models.md lists what is served"
         )
     if (quantization := config.get("quantization_config")) is not None:
         method = quantization.get("quant_method", "") if isinstance(quantization, Mapping) else ""
         raise CheckpointError(
-            f"{file}: quantized weights ({method or 'quantization_config'}) are not supported: "
-            "give the model that these were made of"
+            f"{file}: quantized weights ({method or 'quantization_config'}) are not supported: give the original model"
         )
 
 
 def causal_language_models() -> frozenset[str]:
-    """Architectures that the installed transformers has. Empty where its table is not found: then the engine decides.
+    """Architectures of the installed transformers. Empty if its table is not found: then the engine decides.
 
-    Its source is read, for importing it takes seconds and torch.
+    Parsed from its source, because importing it takes seconds and needs torch.
     """
     found = find_spec(LIBRARY)
     folders = [] if found is None else found.submodule_search_locations or []
@@ -64,7 +63,7 @@ def causal_language_models() -> frozenset[str]:
 
 
 def _architectures(tree: ast.Module) -> Iterator[str]:
-    """Of the table, an OrderedDict of a list of (model type, one architecture or a tuple of several)."""
+    """The table is an OrderedDict of (model type, one architecture or a tuple of them)."""
     for statement in tree.body:
         match statement:
             case ast.Assign([ast.Name(name)], ast.Call(args=[ast.List(entries)])) if name == TABLE:

@@ -1,22 +1,37 @@
-"""A model folder in Hugging Face layout: what services read from it besides weights, and a fingerprint to agree by."""
+"""A model folder in Hugging Face layout: what services read of it besides weights, and fingerprints of it."""
 
 import json
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from sluice.ring.fingerprint import model_fingerprint, tokenizer_fingerprint
+import msgspec
+
 from sluice.ring.other_formats import why_incomplete, why_no_folder, why_not_downloaded
 
 FILES = ["*.json", "*.jinja"]
 WEIGHTS = ["*.safetensors"]
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""What architectures call the longest context that their positions allow."""
+"""Names that architectures give to the longest context that their positions allow."""
 DEFAULT_CONTEXT = 2048
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    *TOKENIZER_FILES,
+    "model.safetensors.index.json",
+)
+"""Files that affect tokens besides the weights: prompts, sampling defaults and shapes."""
+SAMPLES, SAMPLE_BYTES = 512, 1024
+"""Samples of a weight file, distributed over its tensors: at least one each, in the tensor's middle."""
+MAX_HEADER_BYTES = 100_000_000
+"""The limit of safetensors."""
 
 
 class CheckpointError(ValueError):
-    """The folder is no usable checkpoint; the message names the file."""
+    """The folder is not a usable checkpoint; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +40,24 @@ class Checkpoint:
 
     path: Path
     name: str
-    """Served name: what clients put into `model`."""
+    """Served name, which clients put into `model`."""
     config: dict[str, Any]
     """config.json."""
     generation: dict[str, Any]
-    """generation_config.json; empty where there is none."""
+    """generation_config.json; empty if there is none."""
     tokenizer_config: dict[str, Any]
     chat_template: str | None
     fingerprint: str
-    """See `sluice.ring.fingerprint.model_fingerprint`."""
+    """See `model_fingerprint`."""
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        """See `sluice.ring.fingerprint.tokenizer_fingerprint`."""
+        """See the function."""
         return tokenizer_fingerprint(self.path)
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding; at least the tokenizer's size."""
+        """Rows of the embedding, at least the tokenizer's size."""
         return int(self.config["vocab_size"])
 
     @property
@@ -63,7 +78,6 @@ class Checkpoint:
 
     @property
     def tokenizer_file(self) -> Path:
-        """tokenizer.json."""
         return self.path / "tokenizer.json"
 
 
@@ -74,7 +88,7 @@ def open_checkpoint(
 
     revision: branch, tag or commit of a hub id.
     weights: a download brings the tensors too.
-    Raises CheckpointError where a file is missing or is no JSON, and for a revision of a local folder.
+    Raises CheckpointError if a file is missing or not JSON, and for a revision of a local folder.
     """
     path = _local_folder(model, revision, [*FILES, *WEIGHTS] if weights else FILES)
     for name_of_file in ("config.json", "tokenizer.json"):
@@ -120,9 +134,9 @@ def _read_json(path: Path, required: bool) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise CheckpointError(f"{path} is no JSON: {error}") from error
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is no JSON object")
+        raise CheckpointError(f"{path} is not a JSON object")
     return found
 
 
@@ -134,3 +148,63 @@ def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
     if isinstance(found, list):
         found = {entry["name"]: entry["template"] for entry in found}.get("default")
     return found
+
+
+class _Tensor(msgspec.Struct):
+    data_offsets: tuple[int, int] | None = None
+    """Relative to the end of the header; None for the metadata entry."""
+
+
+def tokenizer_fingerprint(folder: Path) -> str:
+    """Hex digest of the tokenizer files: equal in all services whose texts must agree."""
+    return _digest(folder, TOKENIZER_FILES).hexdigest()
+
+
+def model_fingerprint(folder: Path) -> str:
+    """Hex digest of the configuration, the tokenizer, and samples of every tensor: independent of paths and dates."""
+    digest = _digest(folder, MODEL_FILES)
+    for file in sorted(folder.glob("*.safetensors")):
+        _digest_weights(digest, file)
+    return digest.hexdigest()
+
+
+def _digest(folder: Path, names: tuple[str, ...]) -> blake2b:
+    digest = blake2b(digest_size=8)
+    for name in names:
+        file = folder / name
+        digest.update(name.encode() + b"\0" + (file.read_bytes() if file.is_file() else b"") + b"\0")
+    return digest
+
+
+def _digest_weights(digest: blake2b, file: Path) -> None:
+    """Name, size, header, and samples of every tensor, because fine-tuned models may differ in a few tensors only.
+    Reading all bytes would take minutes."""
+    size = file.stat().st_size
+    digest.update(f"{file.name}\0{size}\0".encode())
+    with file.open("rb", buffering=0) as opened:
+        prefix = opened.read(8)
+        header = opened.read(min(int.from_bytes(prefix, "little"), MAX_HEADER_BYTES))
+        digest.update(prefix + header)
+        tensors = _tensors(header, len(prefix) + len(header), size)
+        each = max(1, SAMPLES // len(tensors))
+        for begin, end in tensors:
+            for at in _spread(begin, end, each):
+                opened.seek(at)
+                digest.update(opened.read(min(SAMPLE_BYTES, end - at)))
+
+
+def _tensors(header: bytes, start: int, size: int) -> list[tuple[int, int]]:
+    """Begin and end of each tensor in the file; of the whole file if the header is malformed, which loading reports."""
+    try:
+        entries = msgspec.json.decode(header, type=dict[str, _Tensor]).values()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return [(0, size)]
+    found = [(start + each.data_offsets[0], start + each.data_offsets[1]) for each in entries if each.data_offsets]
+    return found if found and all(start <= begin <= end <= size for begin, end in found) else [(0, size)]
+
+
+def _spread(begin: int, end: int, count: int) -> list[int]:
+    last = max(begin, end - SAMPLE_BYTES)
+    if count == 1:
+        return [(begin + last) // 2]
+    return [begin + (last - begin) * i // (count - 1) for i in range(count)]

@@ -1,4 +1,4 @@
-"""CPU cores that this process may use: by affinity, and by the CPU quotas of its control groups (cgroups v1 and v2)."""
+"""CPU cores that this process may use: by its affinity, and by the CPU quotas of its cgroups (v1 and v2)."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Mount(NamedTuple):
-    """A hierarchy of control groups with CPU quotas."""
+    """A cgroup hierarchy with CPU quotas."""
 
     top: PurePosixPath
     """The group at the mount point."""
@@ -17,27 +17,30 @@ class Mount(NamedTuple):
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """At least 1. A quota is rounded down: with more threads than a quota covers, the kernel throttles them all, and
-    the services beside an engine share its quota. `root`: of the file system, for tests."""
+    """At least 1. `root` of the file system: for tests.
+
+    Quotas are rounded down: the kernel throttles all threads if there are more, and an engine shares its quota with
+    the services beside it.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """In cores, of this process's group and of each group above it: all of them apply."""
+    """In cores, of this process's group and of its ancestors: all of them apply."""
     groups = _groups(root)
     for mount in _mounts(root):
         if mount.controller not in groups:
             continue
         group = groups[mount.controller]
-        # In a container the path may be the host's, which the mount does not show: its own group is at the mount point.
+        # In a container the path may be the host's, outside of the mount: then the own group is at the mount point.
         inside = group.relative_to(mount.top) if group.is_relative_to(mount.top) else PurePosixPath()
         for part in (inside, *inside.parents):
             yield from _quota(mount.point / part)
 
 
 def _quota(folder: Path) -> Iterator[float]:
-    """Of one group, where it has one. "max" (v2) and -1 (v1) stand for no limit."""
+    """Of one group, if it has a quota. "max" (v2) and -1 (v1) mean no limit."""
     quota, _, period = _read(folder / "cpu.max").partition(" ")
     if quota in ("", "max"):
         quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")

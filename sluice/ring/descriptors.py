@@ -1,4 +1,5 @@
-"""File descriptors of this process: as many as it may have, and a few kept back for what must not fail."""
+"""File descriptors of this process: the soft limit is raised to just below the hard one; the reserve between the two is
+for what must not fail."""
 
 import errno
 import resource
@@ -7,57 +8,57 @@ from contextlib import contextmanager
 
 from structlog.stdlib import BoundLogger
 
-KEPT_BACK = 128
-KEPT_BACK_PART = 8
-"""Of a low limit this part is kept back instead."""
+RESERVED = 128
+RESERVED_FRACTION = 8
+"""Of a low limit one part in so many is reserved instead."""
 LANE_DESCRIPTORS = 4
-"""Its socket and its connection, a second one while keys are changed, and the one by which its peer sends."""
+"""A socket, its connection, a second one while keys change, and the connection on which the peer sends."""
 WATCHED_LANE_DESCRIPTORS = LANE_DESCRIPTORS + 2
-"""With the two ends of its monitor."""
+"""Plus both ends of its monitor."""
 OWN_DESCRIPTORS = 128
-"""Of a service without lanes and clients: threads of ZeroMQ and gRPC, its inbox, health, files, a GPU's driver."""
+"""Of a service without lanes and clients: ZeroMQ's and gRPC's threads, inbox, health server, files, GPU driver."""
 
 
 def raise_limit() -> int:
-    """Let this process open as many as the system allows, but for those that are kept back; how many that is."""
+    """Raise the soft limit to the hard one less the reserve. Returns the new soft limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = _without_kept_back(hard)
+    limit = _without_reserve(hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     except (ValueError, OSError):
-        # macOS says that there is no hard limit, and has one.
+        # macOS reports an unlimited hard limit, and enforces a lower one.
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit
 
 
 def check_limit(limit: int, needed: int, log: BoundLogger) -> None:
-    """Warn where the settings may need more."""
+    """Warn if the settings may need more."""
     if limit < needed:
         log.warning(
-            "few_descriptors", limit=limit, needed=needed, remedy=f"a hard limit (ulimit -Hn) of {needed + KEPT_BACK}"
+            "few_descriptors", limit=limit, needed=needed, remedy=f"a hard limit (ulimit -Hn) of {needed + RESERVED}"
         )
 
 
 def exhausted(error: Exception) -> bool:
-    """Whether an OSError or ZMQError means that there was no descriptor left."""
+    """Whether an OSError or ZMQError means that no descriptor was left."""
     return getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
 
 
 @contextmanager
-def kept_back() -> Iterator[None]:
-    """Those that are kept back may be used, by all threads: so leave it soon.
+def reserve() -> Iterator[None]:
+    """A context in which the reserve may be used. It holds for all threads, so leave it soon.
 
-    To close a descriptor in order to open another would not do: where they run out because strangers connect, a thread
-    of ZeroMQ that waits for a free one is quicker.
+    Closing one descriptor to open another would not do: when strangers' connections exhaust them, a ZeroMQ thread that
+    waits for a free one takes it first.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         yield
     finally:
-        # Not `soft`: another thread may have found it raised by this one.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, _without_kept_back(hard)), hard))
+        # Not `soft` alone: another thread may have raised the limit before this one read it.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, _without_reserve(hard)), hard))
 
 
-def _without_kept_back(hard: int) -> int:
-    return hard if hard == resource.RLIM_INFINITY else hard - min(KEPT_BACK, hard // KEPT_BACK_PART)
+def _without_reserve(hard: int) -> int:
+    return hard if hard == resource.RLIM_INFINITY else hard - min(RESERVED, hard // RESERVED_FRACTION)

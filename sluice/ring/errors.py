@@ -1,4 +1,4 @@
-"""Why an output ended, and what can go wrong: each error code with its gRPC status and whether to try again."""
+"""Finish reasons, and error codes with their gRPC status and retry delay."""
 
 from enum import Enum, IntEnum
 
@@ -16,19 +16,19 @@ class FinishReason(IntEnum):
     ABORTED = 5
     TIME_LIMIT = 6
     ERROR = 7
-    """Travels the ring as a terminal with a `Fault`; towards the client it becomes a gRPC status."""
+    """A terminal row with a `Fault`; the client gets a gRPC status."""
 
 
 class ErrorCode(Enum):
-    """The `reason` of google.rpc.ErrorInfo, with its gRPC status and when a retry makes sense."""
+    """The `reason` of google.rpc.ErrorInfo."""
 
     status: str
     """Name of the gRPC status code."""
     retry_after: float | None
-    """Seconds, for google.rpc.RetryInfo."""
+    """Seconds, for google.rpc.RetryInfo; None: do not retry."""
 
     def __new__(cls, status: str, retry_after: float | None) -> "ErrorCode":
-        """Numbered, because members with equal values would be aliases of one another."""
+        """Members get distinct numbers: with equal values they would be aliases of one another."""
         member = object.__new__(cls)
         member._value_ = len(cls.__members__)
         member.status = status
@@ -61,7 +61,7 @@ class ErrorCode(Enum):
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
-    """What went wrong with one request, as it crosses the ring in a terminal row."""
+    """The error that ended a sequence, as part of its terminal row."""
 
     code: str
     """Name of an `ErrorCode`."""
@@ -69,5 +69,5 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def error_code(self) -> ErrorCode:
-        """The code; INTERNAL for a name that this build does not know."""
+        """INTERNAL for a name that this build does not know."""
         return ErrorCode.__members__.get(self.code, ErrorCode.INTERNAL)

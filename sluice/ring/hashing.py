@@ -1,4 +1,4 @@
-"""Hashes that must be equal in every process: the chains of KV blocks."""
+"""Chained hashes of KV blocks, equal in every process."""
 
 import sys
 from array import array
@@ -9,7 +9,7 @@ DIGEST_BYTES = 16
 
 
 def root_hash(fingerprint: str, salt: str = "", adapter: str = "") -> bytes:
-    """Start of a block chain: prefixes are shared only inside one (weights, salt, adapter) domain."""
+    """Root of a block chain: prefixes are shared only within one (weights, salt, adapter) domain."""
     digest = blake2b(digest_size=DIGEST_BYTES, person=b"sluice-root")
     for part in (fingerprint, salt, adapter):
         data = part.encode("utf-8", "surrogatepass")
@@ -19,7 +19,7 @@ def root_hash(fingerprint: str, salt: str = "", adapter: str = "") -> bytes:
 
 
 def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Hash of one full block of tokens that follows `parent`, the hash of the block before it or the root."""
+    """Hash of one full block; `parent` is the hash of the block before it, or the root."""
     packed = array("I", tokens)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -37,5 +37,5 @@ def block_chain(root: bytes, tokens: Sequence[int], tokens_per_block: int) -> li
 
 
 def short_hash(block: bytes) -> int:
-    """How `CacheNews` names a block: the first eight bytes of its hash as a big-endian number."""
+    """A block's id in cache reports: the first eight bytes of its hash as a big-endian number."""
     return int.from_bytes(block[:8], "big")

@@ -1,59 +1,63 @@
-"""Signs of life on the ring: who is there, how it is doing, and what its prefix cache holds."""
+"""Periodic messages of the ring: who is alive, under which epoch, with what load and what prefix cache."""
+
+from typing import NamedTuple
 
 import msgspec
 
-from sluice.ring.bounds import Count, Finite, Name, Number, Total
-from sluice.ring.message import Message
+from sluice.ring.message import Count, Finite, Message, Name, Number, Total
 from sluice.ring.stats import RequestStats, StepStats
+
+MAX_FORMER = 64
+"""Former epochs remembered per address: a process that was suspended may find late messages of all of them."""
 
 
 class Hello(Message, frozen=True):
-    """router → engine, detokenizer, every second: heartbeats go to `address` until the hellos stop."""
+    """router → engine, detokenizer, every HELLO_SECONDS: asks for heartbeats to `address` until the hellos stop."""
 
     router: Name
     address: Name
     cache_heard: Total = 0
     """To an engine: number of the latest change of its cache that this router knows; 0: none."""
     epoch: Number = 0
-    """Drawn at every start of the process: nobody waits any more for what a former one at this address asked for."""
+    """Drawn at every start of the process: requests of a former epoch at this address are orphaned."""
 
 
 class KeepAlive(Message, frozen=True):
-    """engine → detokenizer, every second: the engine lives, and a lost last message shows as a gap."""
+    """engine → detokenizer, every KEEP_ALIVE_SECONDS, so that the loss of the last message before shows as a gap."""
 
     engine: Name
     engine_epoch: Number
 
 
 class CacheNews(msgspec.Struct, frozen=True, array_like=True):
-    """What changed in an engine's prefix cache, by block (sluice.ring.hashing.short_hash).
+    """Changes of an engine's prefix cache, by block (sluice.ring.hashing.short_hash).
 
-    Changes are numbered from 1. A router says in its hellos how far it has heard; the engine tells what came after
-    that, or, where its journal does not reach back so far, all that is findable now. A block that changed more than
-    once stands where its last change put it, so that what was heard before can be heard again.
+    Changes are numbered from 1. A router's hellos say how far it has read; the engine reports what came after that, or,
+    if its journal does not reach back so far, the whole cache. A block that changed more than once is listed by its
+    last change only, so applying a report twice does no harm.
     """
 
     after: Total
-    """Number of the change that this follows; 0 with `whole`."""
+    """Number of the change before the first one here; 0 with `whole`."""
     last: Total
-    """Number of the latest change told."""
+    """Number of the last change here."""
     stored: list[int]
-    """Findable now."""
+    """Blocks that can be reused now."""
     removed: list[int] = []
-    """Gone: from the device and from the host."""
+    """Blocks that are neither on the device nor on the host any more."""
     whole: bool = False
-    """Forget what was heard before: `stored` is everything."""
+    """`stored` is the whole cache and replaces what was reported before."""
 
 
 class EngineHeartbeat(Message, frozen=True):
-    """engine → router on the side lane, every half second."""
+    """engine → router on the side lane, every HEARTBEAT_SECONDS."""
 
     engine: Name
     epoch: Number
     """Drawn at every start of the process."""
     address: Name
     fingerprint: Name
-    """Of weights, configuration and dtype; the root of block hashes. A stream goes on where it is the same."""
+    """Of weights, configuration and dtype; the root of block hashes. Streams resume only on an equal one."""
     max_sequence_tokens: Count
     """Longest prompt plus output that this engine can hold."""
     draining: bool
@@ -61,27 +65,27 @@ class EngineHeartbeat(Message, frozen=True):
     flushes: list[tuple[Number, Count]] = []
     """(number, blocks freed) of the latest flushes, oldest first."""
     missed: dict[Number, Total] = {}
-    """Frames that never came, by the epoch of their lane: submits or cancels among them. Only lanes with losses."""
+    """Frames lost on the way to this engine, by the lane's epoch; submits or cancels may be among them."""
     tokenizer: Name = ""
     """Fingerprint of the tokenizer files."""
     steps: list[StepStats] = []
-    """Steps since the last heartbeat, the latest where they were many; none while idle."""
+    """Steps since the last heartbeat, or the latest of many; none while idle."""
     requests: list[RequestStats] = []
-    """Requests that ended since the last heartbeat, and those that live, as far as they changed."""
+    """Requests that changed or ended since the last heartbeat."""
     cache: CacheNews | None = None
-    """For the router that gets this heartbeat."""
+    """For the router that this heartbeat goes to."""
     max_batch_size: int = 0
-    """Sequences that it computes at once; 0: it does not tell."""
+    """Sequences in one step at most; 0: unknown."""
     progress: Total = 0
-    """Turns of its loop since the start, idle ones too: where this stands still, a step hangs."""
+    """Turns of its loop since the start, idle ones included: a step hangs if this does not grow."""
     cut_off: list[Name] = []
-    """Addresses of detokenizers to which nothing has got for long: its lanes to them are full."""
+    """Addresses of detokenizers whose lanes have accepted nothing for CUT_OFF_SECONDS."""
     quarantine: Number | None = None
-    """The request that it runs alone (`Submit.alone`): it refuses all others."""
+    """The request that it runs alone (`Submit.alone`), refusing all others."""
 
 
 class DetokenizerHeartbeat(Message, frozen=True):
-    """detokenizer → router on the side lane, every half second."""
+    """detokenizer → router on the side lane, every HEARTBEAT_SECONDS."""
 
     detokenizer: Name
     epoch: Number
@@ -93,4 +97,25 @@ class DetokenizerHeartbeat(Message, frozen=True):
     tokenizer: Name = ""
     """Fingerprint of the tokenizer files."""
     missed: dict[Number, Total] = {}
-    """Frames of engines that never came, by the engine's epoch. Only engines with losses."""
+    """Frames lost on the way from engines, by the engine's epoch."""
+
+
+class Epochs(NamedTuple):
+    """The epochs of the processes that ran at one address, one after the other."""
+
+    latest: int | None = None
+    former: tuple[int, ...] = ()
+
+    def is_former(self, epoch: int) -> bool:
+        """Whether that process has been replaced: its messages are late."""
+        return epoch in self.former
+
+    def replaced_by(self, epoch: int) -> bool:
+        """Whether this epoch is a new one, which replaces the latest."""
+        return self.latest not in (None, epoch) and epoch not in self.former
+
+    def met(self, epoch: int) -> "Epochs":
+        """These, after a message of this epoch."""
+        if self.latest is None:
+            return Epochs(epoch)
+        return Epochs(epoch, (*self.former, self.latest)[-MAX_FORMER:]) if self.replaced_by(epoch) else self

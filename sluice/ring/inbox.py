@@ -1,4 +1,4 @@
-"""Where the lanes of a service end: frames are told from garbage, and what is missing between them is told."""
+"""Where the lanes of a service end: drops malformed frames, and reports gaps between the others."""
 
 import os
 import time
@@ -9,35 +9,34 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 import zmq
 
-from sluice.ring.frame import MAX_FRAME_BYTES, open_frame
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, KeyPair, Security
-from sluice.ring.lane import is_ipv6
+from sluice.ring.lane import MAX_FRAME_BYTES, is_ipv6, open_frame
 from sluice.ring.message import Message
 from sluice.ring.socket_file import IN_USE, ListenError, SocketFile
 from sluice.ring.zap import ZapHandler
 
 MAX_KNOWN_LANES = 4096
 SILENT_MILLISECONDS = 5000
-"""That a connection may take to say who it is."""
+"""For the handshake of a connection."""
 
 M = TypeVar("M", bound=Message)
 
 
 class Gap(NamedTuple):
-    """Frames of a lane that never came. After a restart of the receiver: those that went to its predecessor."""
+    """Frames of a lane that were lost, or, after a restart of the receiver, that went to its predecessor."""
 
     lane: int
     missed: int
     met: bool = True
-    """Others of that lane came before. If not, these may have come too: to the one whose place this receiver took."""
+    """Earlier frames of that lane came here. If not, the missing ones may have reached the former process here."""
 
 
 class Inbox(Generic[M]):
     """The receiving end of all lanes of a service. Not thread-safe.
 
-    `messages` is a union of Message types; anything else, of another version or malformed, is dropped and counted.
-    Raises InsecureError for an address that must not be used, ListenError when it cannot be bound. With keys, one to a
-    context: ZMQError.
+    `messages` is a union of Message types; anything else is dropped and counted as malformed. Raises InsecureError for
+    an address that must not be used, ListenError if it cannot be bound, ZMQError for a second inbox with keys in the
+    same context.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Inbox(Generic[M]):
         security.check(address)
         self.malformed = 0
         self.gaps = 0
-        """Times that frames of a lane that had been met never came."""
+        """Gaps in lanes from which frames had come before."""
         self._expected: OrderedDict[int, int] = OrderedDict()
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(messages)
         self._socket = context.socket(zmq.PULL)
@@ -78,27 +77,27 @@ class Inbox(Generic[M]):
 
     @property
     def fd(self) -> int:
-        """For an event loop. Edge-triggered: on every wake-up call `receive` until `waiting` is false."""
+        """For an event loop. Edge-triggered: at every wake-up call `receive` until `waiting` is false."""
         return int(self._socket.get(zmq.FD))
 
     @property
     def waiting(self) -> bool:
-        """Whether something can be received now."""
+        """Whether a frame can be received now."""
         return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
 
     @property
     def refused(self) -> int:
-        """Attempts of peers without an admitted key to connect."""
+        """Connections refused because their key is not admitted."""
         return self._zap.refused if self._zap is not None else 0
 
     def wait(self, seconds: float) -> bool:
-        """Whether something can be received within this time."""
+        """Whether a frame can be received within this time."""
         return bool(self._socket.poll(int(seconds * 1000), zmq.POLLIN))
 
     def receive(self, limit: int = 256) -> list[M | Gap]:
-        """What has arrived, oldest first; never waits. At most `limit` frames are looked at, malformed ones included.
+        """What has arrived, oldest first. Never blocks. Reads at most `limit` frames, malformed ones included.
 
-        A gap stands before the frame that showed it.
+        A gap comes before the frame that revealed it.
         """
         if self._keys is not None:
             self.renew()
@@ -112,13 +111,13 @@ class Inbox(Generic[M]):
         return received
 
     def renew(self) -> None:
-        """Listen with the service's own key as it is now. `receive` does it; for who may not receive for long."""
+        """Bind again if the service's own key has changed. `receive` calls it; call it where that may be rare."""
         now = time.monotonic()
         if self._keys is None or now - self._keys_at < KEYS_SECONDS:
             return
         self._keys_at = now
         if self._bound_with is not None and self._bound_with != self._keys.own:
-            # Connections that came about with the former key end with it; their lanes come back with the new one.
+            # This also closes connections made with the former key; their lanes reconnect with the new one.
             self._socket.unbind(self.address)
             self._bound_with = None
         if self._bound_with is None:
@@ -144,7 +143,7 @@ class Inbox(Generic[M]):
             self._socket.set(zmq.CURVE_SECRETKEY, own.secret)
         listener = -1 if self._file is None else self._file.listen()
         try:
-            # ZeroMQ takes this descriptor over when it binds; -1: it makes one.
+            # ZeroMQ takes ownership of this descriptor when it binds; -1: it makes one.
             self._socket.set(zmq.USE_FD, listener)
             self._socket.bind(self.address)
         except zmq.ZMQError as error:
@@ -179,6 +178,6 @@ class Inbox(Generic[M]):
 
 
 def _path(address: str) -> Path | None:
-    """Of the socket, where it is a file."""
+    """Of the socket's file; None for other transports."""
     path = address.removeprefix("ipc://")
     return None if path == address or path.startswith("@") else Path(path)

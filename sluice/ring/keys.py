@@ -1,7 +1,7 @@
-"""Who may talk to whom on the ring: a CURVE key pair for each role, in a folder of text files.
+"""Which role may send to which on the ring: a CURVE key pair for each role, in a folder of text files.
 
-    FOLDER/secret/engine.key    one key; for engines alone
-    FOLDER/public/engine.key    one key a line, the newest first: two while keys are being changed
+    FOLDER/secret/engine.key    one key; for engines only
+    FOLDER/public/engine.key    one key a line, the newest first: two while keys change
 
 A service needs the secret of its own role and all of `public`. Keys are CURVE25519 in Z85 (rfc.zeromq.org/spec/26, 32).
 """
@@ -25,17 +25,17 @@ SENDERS: dict[Role, tuple[Role, ...]] = {
 """Whose keys each role's inbox admits."""
 KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 KEYS_SECONDS = 1.0
-"""Between two looks at the key files."""
+"""Between two reads of the key files."""
 OTHERS = 0o007
-"""Permission bits of a file for everybody."""
+"""Permission bits of a file for users outside its group."""
 
 
 class KeysError(ValueError):
-    """A key file is missing, cannot be read, or does not hold what it should."""
+    """A key file is missing, unreadable or malformed."""
 
 
 class InsecureError(ValueError):
-    """An address that must not be used without keys, or not at all."""
+    """An address that must not be used without keys, or at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,16 @@ class KeyPair:
 
     @classmethod
     def of(cls, secret: bytes) -> "KeyPair":
-        """The pair of this secret."""
         return cls(zmq.curve_public(secret), secret)
 
 
 class Keys:
-    """What one service may read of the folder. Files are looked at whenever a key is needed, so changes count at once;
-    while a file cannot be read, what it said before does.
+    """The keys that one service may read.
 
-    Any thread may ask. Raises KeysError where something is missing at the start.
+    Files are read whenever a key is needed, so changes take effect at once. While one is unreadable, its former content
+    stays in effect.
+
+    Thread-safe. Raises KeysError if something is missing at the start.
     """
 
     def __init__(self, folder: Path, role: Role) -> None:
@@ -64,18 +65,18 @@ class Keys:
         self._own = _read_secret(folder, role)
         self._public = {other: _read_public(folder, other) for other in ROLES}
         self._unreadable: set[Role | None] = set()
-        """What has been complained about: somebody's public keys, or the secret (None)."""
+        """Roles whose public keys, or None for the secret key, have been logged as unreadable."""
         if self._own.public not in self._public[role]:
             raise KeysError(f"{_secret(folder, role)} is the secret of no key in {_public(folder, role)}")
 
     @property
     def own(self) -> KeyPair:
-        """This service's."""
+        """This service's own pair."""
         try:
             self._own = _read_secret(self._folder, self.role)
             self._unreadable.discard(None)
         except KeysError as error:
-            self._complain(None, error)
+            self._warn(None, error)
         return self._own
 
     def public(self, role: Role) -> tuple[bytes, ...]:
@@ -84,14 +85,14 @@ class Keys:
             self._public[role] = _read_public(self._folder, role)
             self._unreadable.discard(role)
         except KeysError as error:
-            self._complain(role, error)
+            self._warn(role, error)
         return self._public[role]
 
     def admits(self, key: bytes) -> Role | None:
-        """Whose key this is, if its owner may send to this service."""
+        """The role of this public key, if it may send to this service."""
         return next((role for role in SENDERS[self.role] if key in self.public(role)), None)
 
-    def _complain(self, what: Role | None, error: KeysError) -> None:
+    def _warn(self, what: Role | None, error: KeysError) -> None:
         if what not in self._unreadable:
             self._unreadable.add(what)
             structlog.get_logger().warning("key_file_unreadable", error=str(error))
@@ -99,16 +100,16 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a process protects its lanes and its inbox. Without keys there is only ipc, whose files nobody else can open,
-    unless `insecure`."""
+    """How a process protects its lanes and its inbox. Without keys it may use ipc only, whose files are private to the
+    user, unless `insecure`."""
 
     keys: Keys | None = None
     insecure: bool = False
     peer: Role | None = None
-    """Who is at the other end of a lane."""
+    """Role at the other end of a lane."""
 
     def to(self, peer: Role) -> "Security":
-        """Of a lane to such a service."""
+        """For a lane to a service of this role."""
         return replace(self, peer=peer)
 
     def check(self, address: str) -> None:
@@ -128,18 +129,18 @@ PLAIN = Security()
 
 
 def has_key(folder: Path, role: Role) -> bool:
-    """Whether there is a key of this role, of either kind."""
+    """Whether there is a public or a secret key of this role."""
     return _public(folder, role).exists() or _secret(folder, role).exists()
 
 
 def generate(folder: Path, role: Role) -> None:
-    """A new pair for a role. What it had before stays valid as its second public key. Raises OSError, KeysError."""
+    """A new pair for a role. Its former public key stays valid as its second one. Raises OSError, KeysError."""
     public, secret = zmq.curve_keypair()
     former = _read_public(folder, role)[:1] if _public(folder, role).exists() else ()
     for file in (_public(folder, role), _secret(folder, role)):
         file.parent.mkdir(parents=True, exist_ok=True)
     _secret(folder, role).parent.chmod(0o700)
-    # Others must know the new key before somebody shows it.
+    # Peers must know the new public key before a service uses the secret one.
     _write(_public(folder, role), (public, *former), 0o644)
     _write(_secret(folder, role), (secret,), 0o600)
 
@@ -165,7 +166,7 @@ def _read_public(folder: Path, role: Role) -> tuple[bytes, ...]:
 
 
 def _read(file: Path, never: int = 0) -> tuple[bytes, ...]:
-    """The lines of a file that has none of the permissions `never`."""
+    """The lines of a file. Raises KeysError if it has one of the permission bits `never`."""
     try:
         lines = tuple(file.read_bytes().split())
         if file.stat().st_mode & never:
@@ -178,7 +179,7 @@ def _read(file: Path, never: int = 0) -> tuple[bytes, ...]:
 
 
 def _write(file: Path, keys: tuple[bytes, ...], mode: int) -> None:
-    """In one piece: a reader sees the old file or the new one."""
+    """Atomically: a reader sees the old file or the new one."""
     new = file.with_suffix(".new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:

@@ -1,44 +1,121 @@
 """A lane: a bounded, numbered ZeroMQ pipe from one sender to one inbox that reports "full" and "gap".
 
-Each service binds one `Inbox`; whoever sends to it opens a `Lane` of its own. A frame is a fixed header (magic,
-version, the lane's epoch, the frame's number in it) and a MessagePack body. The receiver follows the numbers, so
-whatever ZeroMQ loses (a peer that dies, a closed pipe) shows as a `Gap` at the next frame; senders with nothing to say
-send a heartbeat, so there is a next frame.
+Each service binds one `Inbox`, and each sender opens its own `Lane` to it. A frame is a fixed header (magic, version,
+the lane's epoch, the frame's number) and a MessagePack body. The receiver checks that the numbers are consecutive, so
+whatever ZeroMQ loses (a peer dies, a pipe closes) shows as a `Gap` at the next frame. Idle senders send heartbeats or
+keep-alives, so there is always a next frame.
 
-With keys all of it is CURVE: encrypted, and only known peers get in (`keys`, `zap`). Changed keys are taken up while
-it runs: an inbox listens with the new one at once; a lane goes on as long as its connection does.
+With keys, lanes are encrypted by CURVE and only known peers are admitted (`keys`, `zap`). Keys may change at runtime:
+an inbox listens with its new key at once; a lane keeps its connection and uses the new key for the next one.
 """
 
 import secrets
+import struct
 import time
+from typing import NamedTuple, Protocol
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
-from sluice.ring.descriptors import exhausted, kept_back
-from sluice.ring.frame import header
-from sluice.ring.hangup import HangUp
+from sluice.ring.descriptors import exhausted, reserve
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, InsecureError, KeyPair, Security
-from sluice.ring.message import Message
+from sluice.ring.message import VERSION, Message
 
 HANDSHAKE_SECONDS = 2.0
 STUCK_SECONDS = 30.0
-"""ZeroMQ gives up on a peer that once refused it. So a lane with keys that was not connected within the first of these,
-or that takes nothing for the second, begins again."""
+"""ZeroMQ never retries a peer that refused the handshake, so a lane with keys is reopened if it was not connected
+within HANDSHAKE_SECONDS, or accepted nothing for STUCK_SECONDS."""
 REOPEN_SECONDS = 0.25
-"""Between two attempts to open a lane while there is no descriptor for it."""
+"""Between two attempts to open a lane while no file descriptor is left."""
 RECONNECT_SLOWLY = 500
-"""Milliseconds; while keys are changed, connections fail by design."""
+"""Milliseconds. While a peer has two keys, one of the two connections fails by design."""
+MAGIC = b"SL"
+HEADER = struct.Struct("<2sHQQ")
+MAX_FRAME_BYTES = 32 << 20
+MAX_FRAME_NUMBER = 1 << 40
+"""34 years at a thousand frames per second; a larger number is garbage."""
+EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+
+
+class Frame(NamedTuple):
+    lane: int
+    """The lane's epoch."""
+    number: int
+    message: memoryview
+    """Still encoded."""
+
+
+def header(lane: int, number: int) -> bytes:
+    return HEADER.pack(MAGIC, VERSION, lane, number)
+
+
+def open_frame(frame: bytes) -> Frame:
+    """Split a frame. Raises ValueError if it is malformed or of another version."""
+    if len(frame) < HEADER.size:
+        raise ValueError("shorter than a header")
+    magic, version, lane, number = HEADER.unpack_from(frame)
+    if magic != MAGIC or version != VERSION or number > MAX_FRAME_NUMBER:
+        raise ValueError("not a frame of this version")
+    return Frame(lane, number, memoryview(frame)[HEADER.size :])
+
+
+class HangUp:
+    """Whether the receiver closed the connection, which the kernel also does for a process that dies.
+
+    Monitors a socket (zmq_socket_monitor(3)) from before its first connection. Not thread-safe.
+    """
+
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self._socket = socket
+        # ZeroMQ's default name contains a descriptor number, which may be reused before the name is free.
+        self._events = socket.get_monitor_socket(EVENTS, f"inproc://monitor.{secrets.token_hex(8)}")
+        self._seen = False
+
+    def seen(self) -> bool:
+        """Whether the latest event is a disconnect. May be a false alarm while keys change, because connections with
+        both keys are tried side by side.
+
+        Must be called regularly: ZeroMQ's I/O thread blocks once a thousand events are unread.
+        """
+        while self._events.poll(0):
+            self._seen = recv_monitor_message(self._events)["event"] == zmq.Event.DISCONNECTED
+        return self._seen
+
+    def close(self) -> None:
+        """To be called before the socket is closed."""
+        self._socket.disable_monitor()
+        self._events.close()
+
+
+class SendLane(Protocol):
+    """The interface of `Lane`; tests replace it by a lane in memory."""
+
+    @property
+    def open(self) -> bool:
+        """See `Lane.open`."""
+        ...
+
+    def ready(self) -> bool:
+        """See `Lane.ready`."""
+        ...
+
+    def send(self, message: Message) -> bool:
+        """See `Lane.send`."""
+        ...
+
+    def close(self, linger: float = 0.0) -> None:
+        """See `Lane.close`."""
+        ...
 
 
 class Lane:
     """The sending end. Not thread-safe.
 
-    `capacity` is ZeroMQ's high-water mark in messages; its pipes and the kernel's buffers hold some more. It takes
-    messages only while it is connected: until then, and after a connection ended, it is full. What it held when a
-    connection ended is lost and shows as a gap. One that is `watched` sees its receiver hang up. While the process has
-    no descriptor left for it, it is not `open` and not ready, and tries again. Raises InsecureError for an address that
-    must not be used, ZMQError for an invalid one.
+    `capacity` is ZeroMQ's high-water mark in messages; its pipes and the kernel's buffers hold some more. A lane that
+    is not connected is full. What it held when its connection ended is lost and shows as a gap at the receiver.
+    A `watched` lane notices when its receiver hangs up. Without a free file descriptor it is neither `open` nor ready,
+    and tries again. Raises InsecureError for an address that must not be used, ZMQError for an invalid one.
     """
 
     def __init__(
@@ -62,20 +139,20 @@ class Lane:
         self._encoder = msgspec.msgpack.Encoder()
         self._keys = self._current_keys()
         self._keys_at = self._moved_at = time.monotonic()
-        """When the key files were looked at; when it was opened, or last seen to take messages."""
+        """When the key files were last read; when it was opened, or last seen to accept messages."""
         self._connected = False
-        """It has taken messages since it was opened."""
+        """It has accepted messages since it was opened."""
         self._opened_at = time.monotonic()
-        """When it was last tried."""
+        """When opening was last tried."""
         self._socket = self._open()
 
     @property
     def open(self) -> bool:
-        """Whether it has what it needs to connect."""
+        """Whether it has a socket: False while no file descriptor is left."""
         return self._socket is not None
 
     def send(self, message: Message) -> bool:
-        """Hand a message to ZeroMQ without waiting. False: the lane is full and the message stays with the caller."""
+        """Never blocks. False: the lane is full and the message was not taken."""
         frame = header(self.epoch, self.sent) + self._encoder.encode(message)
         if not (self._try(frame) or (self.ready() and self._try(frame))):
             return False
@@ -83,22 +160,22 @@ class Lane:
         return True
 
     def ready(self) -> bool:
-        """Whether `send` would take a message now; cheap, so that nobody encodes a message for a full lane."""
+        """Whether `send` would accept a message now. Cheap, unlike encoding a message for a full lane."""
         socket = self._socket or self._reopen()
         if socket is None:
             return False
-        # A non-blocking send looks at the receiver's credits only every few million cycles; reading EVENTS always does.
+        # A non-blocking send checks the receiver's credit only every few million cycles; reading EVENTS always does.
         ready = bool(int(socket.get(zmq.EVENTS)) & zmq.POLLOUT)
         if self._keys is not None:
             self._renew(ready)
         return ready
 
     def hung_up(self) -> bool:
-        """See `HangUp.seen`; False where it is not watched."""
+        """See `HangUp.seen`. False for a lane that is not watched."""
         return self._hang_up is not None and self._hang_up.seen()
 
     def close(self, linger: float = 0.0) -> None:
-        """Close, after at most `linger` seconds for what ZeroMQ still holds."""
+        """Close, after at most `linger` seconds to send what ZeroMQ still holds."""
         if self._hang_up is not None:
             self._hang_up.close()
             self._hang_up = None
@@ -115,7 +192,6 @@ class Lane:
         return True
 
     def _reopen(self) -> "zmq.Socket[bytes] | None":
-        """Try again, if it is time."""
         now = time.monotonic()
         if now - self._opened_at >= REOPEN_SECONDS:
             self._opened_at = self._keys_at = self._moved_at = now
@@ -124,14 +200,14 @@ class Lane:
         return self._socket
 
     def _open(self) -> "zmq.Socket[bytes] | None":
-        """None where no descriptor is left, not even of those that are kept back."""
+        """None if no file descriptor is left, not even a reserved one."""
         try:
             return self._connect()
         except zmq.ZMQError as error:
             if not exhausted(error):
                 raise
         try:
-            with kept_back():
+            with reserve():
                 return self._connect()
         except zmq.ZMQError as error:
             if not exhausted(error):
@@ -147,8 +223,8 @@ class Lane:
             socket.set(zmq.LINGER, 0)
             socket.set(zmq.RECONNECT_IVL, 50)
             socket.set(zmq.RECONNECT_IVL_MAX, 1000)
-            # Messages must not wait on a connection that may never come: their sender would not see that the lane is
-            # full until the pipe is, which takes a minute of pulses.
+            # Without it ZeroMQ queues messages for a connection that may never come, and the sender would notice only
+            # when that queue is full: after a minute of keep-alives.
             socket.set(zmq.IMMEDIATE, 1)
             if self._keys is None:
                 socket.connect(self.address)
@@ -170,7 +246,7 @@ class Lane:
         return socket
 
     def _renew(self, ready: bool) -> None:
-        """If it is stuck, or keys have changed, begin again with those that count now. What it held shows as a gap."""
+        """Reopen the lane if it is stuck or keys have changed. What it held shows as a gap."""
         now = time.monotonic()
         if ready:
             self._connected, self._moved_at = True, now
@@ -189,10 +265,10 @@ class Lane:
         if keys is None:
             return None
         if peer is None:
-            raise InsecureError(f"whose keys are at {self.address}?")
+            raise InsecureError(f"unknown role of the peer at {self.address}: no key to check it by")
         return keys.own, keys.public(peer)
 
 
 def is_ipv6(address: str) -> bool:
-    """Whether ZeroMQ has to be told so."""
+    """Whether the host is an IPv6 literal, for which ZeroMQ needs an option."""
     return address.startswith("tcp://[")

@@ -1,9 +1,45 @@
-"""What all messages of the ring have in common."""
+"""What all messages of the ring share: base class, version, and the types of their fields.
+
+Bounds are checked on decoding, so a receiver can compute with whatever has been decoded.
+"""
+
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 VERSION = 3
 """Grows with every incompatible change; a lane refuses frames of another version."""
+
+MAX_SEQUENCES = 128
+"""Per request."""
+MAX_STOP_CHARS = 1 << 20
+"""In all stop strings of a request together: the search for them takes some hundred bytes per character."""
+
+Number = Annotated[int, Meta(ge=0)]
+"""Identifies a request, an epoch or a lane: 64 random bits."""
+Count = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+"""Of tokens, blocks or requests; also an index or an attempt. 32 bits, as in the public API."""
+Total = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""A count that never decreases."""
+TokenId = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+Index = Annotated[int, Meta(ge=0, lt=MAX_SEQUENCES)]
+"""Of a sequence in its request."""
+Sequences = Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
+Finite = Annotated[float, Meta(ge=-1e15, le=1e15)]
+"""Neither NaN nor infinite."""
+Seconds = Annotated[float, Meta(ge=0, le=1e15)]
+Name = Annotated[str, Meta(max_length=1024)]
+"""An id or an address."""
+Amount = Annotated[float, Meta(ge=0, le=1e15)]
+Positive = Annotated[float, Meta(gt=0, le=1e15)]
+Part = Annotated[float, Meta(ge=0, le=1)]
+Moment = Annotated[float, Meta(ge=0, le=2.5e11)]
+"""Seconds of the Unix epoch, up to about the year 9900."""
+Retention = Annotated[int, Meta(ge=0, le=100)]
+Logprobs = Annotated[int, Meta(ge=0, le=20)]
+Priority = Annotated[int, Meta(ge=0, le=9)]
+Salt = Annotated[str, Meta(max_length=1 << 16)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):

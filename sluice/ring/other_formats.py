@@ -1,4 +1,4 @@
-"""What is often given where a checkpoint in Hugging Face layout is needed, in words, with a way out."""
+"""Error messages, each with a remedy, for what users often give instead of a checkpoint in Hugging Face layout."""
 
 from pathlib import Path
 
@@ -8,19 +8,19 @@ CONVERT = (
 )
 """Writes safetensors and tokenizer.json."""
 GGUF = (
-    "is in GGUF format, which Sluice does not read: give the folder or hub id of the model that it was made of "
-    "(its page on the hub names it as base model)"
+    "is in GGUF format, which Sluice does not read: give the folder or hub id of the original model "
+    "(its page on the hub names it as the base model)"
 )
 HUB_PAGE = "https://huggingface.co/"
 SLOW_TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 
 
 def why_no_folder(model: str, path: Path) -> str | None:
-    """Of what is neither a folder nor may be a hub id; None: it may be one."""
+    """`model` is neither a folder nor a possible hub id; None: it may be a hub id."""
     if path.is_file():
         if path.suffix == ".gguf":
             return f"{model} {GGUF}"
-        return f"{model} is a file: give the folder that it lies in, {path.parent}"
+        return f"{model} is a file: give its folder, {path.parent}"
     if model.startswith(HUB_PAGE):
         return f"{model} is a web page: give its hub id, {'/'.join(model.removeprefix(HUB_PAGE).split('/')[:2])}"
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1 or model.endswith("/"):
@@ -29,7 +29,7 @@ def why_no_folder(model: str, path: Path) -> str | None:
 
 
 def why_not_downloaded(model: str, revision: str | None, error: Exception) -> str:
-    """Of what may be a hub id, after huggingface_hub's error."""
+    """`model` may be a hub id, and huggingface_hub raised this error."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -55,7 +55,7 @@ def why_not_downloaded(model: str, revision: str | None, error: Exception) -> st
 
 
 def why_incomplete(folder: Path, missing: str) -> str:
-    """Of a folder without config.json or tokenizer.json."""
+    """The folder has no config.json or no tokenizer.json."""
     if any(folder.glob("*.gguf")):
         return f"{folder} {GGUF}"
     slow = [name for name in SLOW_TOKENIZERS if (folder / name).is_file()]
@@ -63,11 +63,11 @@ def why_incomplete(folder: Path, missing: str) -> str:
         return f"{folder} has {slow[0]} but no tokenizer.json. To make one: {CONVERT.format(source=folder)}"
     if (folder / "adapter_config.json").is_file():
         return f"{folder} is a LoRA adapter: give the model that it adapts, merged with it"
-    return f"{folder} is no checkpoint: it has no {missing}"
+    return f"{folder} is not a checkpoint: it has no {missing}"
 
 
 def why_no_weights(folder: Path) -> str:
-    """Of a folder without safetensors."""
+    """The folder has no safetensors."""
     pickled = sorted(file.name for file in folder.glob("pytorch_model*.bin"))
     if pickled:
         return (
@@ -83,7 +83,7 @@ def why_no_weights(folder: Path) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """The first line of what went wrong underneath."""
+    """The first line of the root cause."""
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).splitlines() or [type(error).__name__])[0]

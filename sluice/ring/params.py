@@ -1,11 +1,11 @@
-"""What a request asks for: one definition, on the wire and in the services.
+"""A request's parameters, the same structs on the wire and in the services.
 
-Past the router every field is present and in range.
+The router validates them: everywhere else every field is present and in range.
 """
 
 import msgspec
 
-from sluice.ring.bounds import (
+from sluice.ring.message import (
     MAX_STOP_CHARS,
     Amount,
     Count,
@@ -24,7 +24,7 @@ GREEDY_TEMPERATURE = 1e-5
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the next token is chosen.
+    """How the next token is sampled.
 
     Applied in this order: logit bias, bans, penalties, temperature, top-k, top-p, min-p (as in transformers).
     """
@@ -41,27 +41,27 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     frequency_penalty: Finite = 0.0
     """Over the output."""
     seed: Number = 0
-    """Unsigned 64 bits; the router draws one when the client gave none."""
+    """Unsigned 64 bits; drawn by the router if the client gave none."""
     logit_bias: tuple[tuple[TokenId, Finite], ...] = ()
     bad_token_ids: tuple[TokenId, ...] = ()
     allowed_token_ids: tuple[TokenId, ...] = ()
     """Empty: all."""
     logprobs: Logprobs | None = None
-    """Best alternatives to report with each chosen token; None reports nothing, 0 only the chosen one."""
+    """Number of top alternatives to report with each chosen token. 0: the chosen one only; None: no logprobs."""
 
     @property
     def greedy(self) -> bool:
-        """The most likely token is taken; no noise."""
+        """The most likely token is chosen, without noise."""
         return self.temperature < GREEDY_TEMPERATURE
 
     @property
     def penalized(self) -> bool:
-        """Some penalty looks at the tokens so far."""
+        """Some penalty depends on the tokens so far."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 class StopParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When the engine stops a sequence. Stop strings are the detokenizer's: see `TextParams`."""
+    """When the engine ends a sequence. For stop strings, which the detokenizer finds, see `TextParams`."""
 
     max_tokens: Count
     """New tokens, at least 1; prompt + max_tokens fits the context."""
@@ -78,10 +78,10 @@ class TextParams(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     min_tokens: Count = 0
-    """A stop string completed by an earlier token than this (1-based) does not count."""
+    """A stop string that an earlier token than this (1-based) completes does not count."""
     skip_special_tokens: bool = True
     interval: Count = 1
-    """Tokens per row at least, but for a sequence's last row; 0: one row at the end."""
+    """Minimum tokens per row, except for the last one; 0: a single row at the end."""
 
     def __post_init__(self) -> None:
         if sum(map(len, self.stop)) > MAX_STOP_CHARS:
@@ -93,18 +93,18 @@ DEFAULT_RETENTION = 35
 
 
 class RangeRetention(msgspec.Struct, frozen=True, array_like=True):
-    """How eagerly the blocks of prompt tokens start to end - 1 are kept."""
+    """Eviction priority of the blocks of prompt tokens start to end - 1."""
 
     start: Count
     end: Count
     priority: Retention
     """0, evicted first, to 100, evicted last."""
     seconds: Seconds | None = None
-    """From when the request lets go of the block; then DEFAULT_RETENTION. None: until evicted."""
+    """Counted from when the request releases the block; then DEFAULT_RETENTION applies. None: until evicted."""
 
 
 class RetentionParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How eagerly a request's blocks are kept when nobody holds them any more. Orders eviction, never prevents it."""
+    """Eviction priority of a request's blocks after it has released them. Orders eviction, never prevents it."""
 
     prompt: tuple[RangeRetention, ...] = ()
     """Ranges that do not overlap, in order."""
@@ -121,9 +121,9 @@ def derive_seed(seed: int, sequence: int) -> int:
 
 
 def place_in_line(priority: int, arrived_at: float, aging_seconds: float) -> float:
-    """The least goes first. A request that waits gains one priority class every `aging_seconds`; never where that is 0.
+    """Sort key of waiting requests, lowest first. A request gains one priority class per `aging_seconds`; 0: never.
 
-    Since all who wait gain alike, who is before whom is settled when they arrive: a request of a class above overtakes
-    those that came up to `aging_seconds` earlier.
+    Since all waiting requests gain alike, the order of two of them is fixed on arrival: a request one class higher
+    overtakes those that arrived up to `aging_seconds` earlier.
     """
     return arrived_at - priority * aging_seconds if aging_seconds else -priority

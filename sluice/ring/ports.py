@@ -1,4 +1,4 @@
-"""TCP ports that a service is going to listen on, tried out before anything slow begins."""
+"""Checks that TCP ports are free, before anything slow begins."""
 
 import errno
 import os
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-"""A name such as localhost may stand for addresses that this machine does not have."""
+"""A name such as localhost may resolve to addresses that this machine does not have."""
 
 IN_USE = "is in use"
 
 
 class PortError(OSError):
-    """A port that cannot be listened on; the message names it, the reason and the setting."""
+    """A port that cannot be listened on. The message names the port, the reason and the setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One that will be listened on."""
+    """A port that will be listened on."""
 
     setting: str
     """Such as "metrics_port"."""
@@ -30,7 +30,7 @@ class Port:
 
 
 def check_ports(ports: Iterable[Port]) -> None:
-    """Raises PortError, in one line, where some of them are in use or cannot be listened on."""
+    """Raises PortError, in one line, if some of them are in use or cannot be listened on."""
     problems = {port: problem for port in ports if port.number and (problem := _problem(port))}
     if problems:
         named = ", ".join(f"port {port.number} on {port.host}{_of(port)} {why}" for port, why in problems.items())
@@ -58,9 +58,9 @@ def _problem(port: Port) -> str | None:
 
 
 def _refusal(family: int, address: tuple[object, ...]) -> int | None:
-    """Number of the error."""
+    """The errno; None if listening works."""
     try:
-        # Without SO_REUSEPORT, so that it also fails beside a server that has set it, such as another gRPC server.
+        # Without SO_REUSEPORT, so that it also fails if another server uses that option, as gRPC does.
         socket.create_server(address[:2], family=family).close()
     except OSError as error:
         return error.errno

@@ -1,4 +1,4 @@
-"""What every service process does: starts and ends in silence or with one clear line, dies with its parent."""
+"""What every service process does: exits silently or with one clear line, and dies with its parent."""
 
 import ctypes
 import json
@@ -11,24 +11,24 @@ from datetime import UTC, datetime
 PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "SLUICE_PARENT_PID"
 START_FAILED = "start_failed"
-"""Event of the last line of a service that ends with an error that it explains."""
+"""Event of the last line of a service that exits with an explained error."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
 
 
 def exit_on_interrupt() -> None:
-    """End the process at once on SIGINT, with INTERRUPTED and without a traceback, until another handler is installed.
+    """Until another handler is installed, SIGINT ends the process at once, with status INTERRUPTED and no traceback.
 
-    To be called before slow imports. An exception is no substitute: libraries in the middle of an import swallow it or
-    turn it into another one. Where SIGINT is ignored, as under nohup, it stays ignored.
+    To be called before slow imports: a KeyboardInterrupt may be swallowed or replaced by the library being imported.
+    If SIGINT is ignored, as under nohup, it stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
 
 
 def run_service(service: str, main: Callable[[], None]) -> None:
-    """Run the `main` of `python -m SERVICE`. The text of a SystemExit becomes one line on stderr: for a person on a
-    terminal, else JSON as all other lines of the log."""
+    """Run the `main` of `python -m SERVICE`. The text of a SystemExit becomes one line on stderr: plain on a terminal,
+    else JSON like the rest of the log."""
     try:
         main()
     except SystemExit as ending:
@@ -47,16 +47,16 @@ def _last_line(service: str, error: str) -> str:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Where another service started us, get this signal when it dies (on Linux; elsewhere its clean-up has to do)."""
+    """If the launcher started us, get this signal when it dies. Linux only; elsewhere the launcher has to clean up."""
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is None or sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != int(parent):
-        raise SystemExit("the process that started this one has gone")
+        raise SystemExit("the parent process has exited")
 
 
 def on_stop_signal(stop: Callable[[], None]) -> None:
-    """Call `stop` on SIGTERM and SIGINT, in the main thread, between two bytecodes."""
+    """Call `stop` on SIGTERM and SIGINT, from a signal handler in the main thread."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop())

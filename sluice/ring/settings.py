@@ -1,4 +1,4 @@
-"""How a service reads its settings: flag, environment, YAML file, default, in that order; unknown keys are refused."""
+"""How a service reads its settings: flag, environment, YAML file, default, in that order. Unknown keys are errors."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 
 from sluice.ring.keys import Keys, Role, Security
-from sluice.ring.nearest import did_you_mean
+from sluice.ring.names import did_you_mean
 
 SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
 
@@ -111,7 +111,7 @@ def _read_environment(settings: type[BaseModel], prefix: str) -> dict[str, Any]:
 
 
 def _is_service_link(variable: str, value: str) -> bool:
-    """Kubernetes describes every Service of the namespace in such variables; one named sluice-router has our prefix."""
+    """Kubernetes sets such variables for every Service: those of one named sluice-router have our prefix."""
     return bool(SERVICE_LINK.search(variable)) or (
         variable.endswith("_PORT") and value.startswith(("tcp://", "udp://"))
     )

@@ -1,6 +1,6 @@
-"""The file of an ipc socket: one process at a time listens at a path, and removes no other's file.
+"""The file of an ipc socket: one process at a time listens at a path, and none removes the file of another.
 
-ZeroMQ itself replaces whatever lies at the path, and at its end removes whatever lies there then.
+ZeroMQ alone would replace any file at the path, and on closing remove whatever file is there by then.
 """
 
 import errno
@@ -13,26 +13,26 @@ from pathlib import Path
 
 IN_USE = "another process listens there"
 BACKLOG = 100
-"""Connections that wait to be accepted, as in ZeroMQ."""
+"""Connections that may wait to be accepted, as in ZeroMQ."""
 
 FileId = tuple[int, int]
 """Device and inode."""
 
 
 class ListenError(OSError):
-    """Why an inbox cannot listen at its address."""
+    """An inbox cannot listen at its address; the message has the reason."""
 
     def __init__(self, address: str, reason: str, in_use: bool = False) -> None:
         super().__init__(f"cannot listen on {address}: {reason}")
         self.in_use = in_use
-        """Somebody else listens there."""
+        """Another process listens there."""
 
 
 class SocketFile:
-    """The right to listen at `path`, from here to `close` or the end of the process. Raises ListenError.
+    """The exclusive right to listen at `path`, until `close` or the end of the process. Raises ListenError.
 
-    It is a lock (flock) on the file PATH.lock. The kernel releases it with the process, however that ends, so a lock
-    file that was left behind means nothing.
+    It is a lock (flock) on the file PATH.lock. The kernel releases it when the process exits for any reason, so a lock
+    file left behind is harmless.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,9 +47,8 @@ class SocketFile:
             raise self._refusal(error) from error
 
     def listen(self) -> int:
-        """A descriptor that listens at the path, in the place of the one before it; only its owner can connect.
-
-        It belongs to the caller. Raises ListenError.
+        """A descriptor that listens at the path and replaces the one before it. Only processes of the same user can
+        connect. The caller owns the descriptor. Raises ListenError.
         """
         listener = socket.socket(socket.AF_UNIX)
         try:
@@ -65,12 +64,12 @@ class SocketFile:
         return listener.detach()
 
     def close(self) -> None:
-        """Remove the files, as far as they are still this process's, and release the path."""
+        """Remove the files that are still this process's, and release the path."""
         with suppress(FileNotFoundError):
             if self._owned():
                 self._path.unlink()
         with suppress(FileNotFoundError):
-            # Under the lock: a process that opened the file meanwhile checks again once it has the lock.
+            # Safe under the lock: a process that has opened the file checks its inode again once it has the lock.
             if _id(self._lock_path) == _id(self._lock):
                 self._lock_path.unlink()
         os.close(self._lock)
@@ -90,17 +89,17 @@ class SocketFile:
                 reason = f"process {holder} listens there" if holder else IN_USE
                 raise ListenError(self._address, reason, in_use=True) from None
             except FileNotFoundError:
-                pass  # its former owner removed it just now
+                pass  # its former owner has just removed it
             except OSError:
                 os.close(lock)
                 raise
             os.close(lock)
 
     def _clear(self) -> None:
-        """Remove the socket that a dead process left, or our own former one."""
+        """Remove the socket of a dead process, or our own former one."""
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(self._path.lstat().st_mode):
-                raise ListenError(self._address, "there is a file that is no socket")
+                raise ListenError(self._address, "the file there is not a socket")
             if not self._owned() and _is_served(self._path):
                 raise ListenError(self._address, IN_USE, in_use=True)
             self._path.unlink()
@@ -113,7 +112,7 @@ class SocketFile:
 
 
 def _is_served(path: Path) -> bool:
-    """Whether a process without a lock, so none of Sluice, listens there."""
+    """Whether a process without the lock, so not one of Sluice, listens there."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         return probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT)

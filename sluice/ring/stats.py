@@ -1,6 +1,7 @@
-"""What an engine tells about its steps and its requests: plain figures, the same on the wire and in its books.
+"""An engine's statistics of steps and requests, the same structs in the engine and on the wire.
 
-Times are seconds of the Unix epoch, for people on other machines; differences between them are the engine's own clock.
+Times are seconds of the Unix epoch, so that they mean something on other machines; differences come from the engine's
+monotonic clock.
 """
 
 from enum import IntEnum
@@ -8,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from sluice.ring.bounds import Count, Finite, Moment, Name, Number, Total
+from sluice.ring.message import Count, Finite, Moment, Name, Number, Total
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
-    """The engine at one step; the fields of sluice.v1.EngineStats, where they are explained."""
+    """The engine at one step. Fields as in sluice.v1.EngineStats, which explains them."""
 
     iteration: Total = 0
     active_requests: Count = 0
@@ -40,7 +41,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stage(IntEnum):
-    """Where a request stands; the numbers are those of sluice.v1.RequestStage."""
+    """Numbers as in sluice.v1.RequestStage."""
 
     QUEUED = 1
     CONTEXT = 2
@@ -50,7 +51,7 @@ class Stage(IntEnum):
 
 
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):
-    """One request in the engine; the fields of sluice.v1.RequestStats. Over all its sequences."""
+    """One request in the engine, over all its sequences. Fields as in sluice.v1.RequestStats."""
 
     request: Number
     name: Name
@@ -65,27 +66,27 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     generated_tokens: Count
     pauses: Count
     blocks_allocated: Count
-    """Blocks that were taken for it, newly filled."""
+    """Blocks newly allocated for it."""
     blocks_reused: Count
-    """Blocks that were found in the cache instead."""
+    """Blocks found in the prefix cache instead."""
     blocks_missed: Count
-    """Full blocks of prompts that were looked for and not found."""
+    """Full prompt blocks that were not found there."""
 
     def queued(self, now: float) -> float:
-        """Seconds from its arrival until it was first scheduled, or until now."""
+        """Seconds from arrival until first scheduled, or until `now`."""
         return max(0.0, (now if self.first_scheduled is None else self.first_scheduled) - self.arrival)
 
 
 def step_json(stats: StepStats, engine: str, model: str, draining: bool) -> str:
-    """One JSON object: "type" is "step", then the fields of sluice.v1.EngineStats by their names; times in seconds.
-    `model`: its fingerprint."""
+    """One JSON object: "type" is "step", then the fields of sluice.v1.EngineStats by name; times in seconds.
+    `model`: the model's fingerprint."""
     fields = msgspec.structs.asdict(stats)
     own = {"step_time": fields.pop("step_seconds"), "draining": draining, "model_fingerprint": model}
     return _json({"type": "step", "engine_id": engine} | fields | own)
 
 
 def request_json(stats: RequestStats, engine: str, now: float) -> str:
-    """The same of sluice.v1.RequestStats: "type" is "request", the stage is a word. `now` in seconds of the epoch."""
+    """The same for sluice.v1.RequestStats: "type" is "request", the stage is a word. `now`: seconds of the epoch."""
     fields = msgspec.structs.asdict(stats)
     del fields["request"]
     names = {"type": "request", "engine_id": engine, "request_id": fields.pop("name")}

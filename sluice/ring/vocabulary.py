@@ -1,4 +1,4 @@
-"""What the tokens of a tokenizer.json stand for. The router's logprobs and the detokenizer's text both read it here."""
+"""Tokens of a tokenizer.json as bytes or text, for the router's logprobs and the detokenizer's text alike."""
 
 import json
 import re
@@ -10,34 +10,34 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 Piece = str | bytes
-"""Text, or bytes that may be part of a character."""
+"""Text, or bytes that may be a part of a character."""
 Family = Literal["bytes", "pieces", "window"]
 Read = Callable[[str], Piece]
-"""A token as it is written in tokenizer.json to what it stands for."""
+"""From a token as written in tokenizer.json to its piece."""
 
 UNMAPPED = "\uffff"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>", re.ASCII)
-"""Of SentencePiece's byte fallback, as the library reads it."""
+"""A token of SentencePiece's byte fallback, as the library parses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How a tokenizer's decoder reads tokens.
 
-    bytes: each token is some bytes, and the text is all of them (GPT-2, Qwen, Llama 3).
+    bytes: each token is some bytes, and the text is their concatenation (GPT-2, Qwen, Llama 3).
     pieces: each token is some text or, as a `bytes`, one byte in a run of them (Llama 2, Mistral, T5, BERT).
-    window: what a token stands for depends on its neighbours.
+    window: a token's text depends on its neighbours.
     """
 
     family: Family
     piece: Read | None = None
-    """What a token stands for inside a text; None for `window`."""
+    """A token's piece inside a text; None for `window`."""
     first: Read | None = None
-    """What it stands for at the start of a text, where that differs."""
+    """Its piece at the start of a text; None if that does not differ."""
     strip: str = ""
-    """Character that is dropped from the start of the text,"""
+    """Character dropped from the start of the text."""
     strip_count: int = 0
-    """at most so many times."""
+    """How many of them are dropped at most."""
 
 
 class Vocabulary:
@@ -49,19 +49,19 @@ class Vocabulary:
 
     @property
     def tokens(self) -> dict[int, str]:
-        """As written in tokenizer.json, which is how the library's decode sees them."""
+        """As written in tokenizer.json, which is the form that the library's decoder gets."""
         ids = self.tokenizer.get_vocab(with_added_tokens=True).values()
         found = {number: self.tokenizer.id_to_token(number) for number in ids}
         return {number: token for number, token in found.items() if token is not None}
 
     @property
     def special(self) -> frozenset[str]:
-        """Tokens that `skip_special_tokens` leaves out."""
+        """Tokens that `skip_special_tokens` omits."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if token.special)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """What the token stands for inside a text, UTF-8: joined with its neighbours' it is the text.
+        """A token's part of a text, in UTF-8: joined with those of its neighbours it is the text.
 
         Empty for ids without a token, and for tokens of the family `window`.
         """
@@ -80,7 +80,7 @@ def _reading(tokenizer: Tokenizer) -> Reading:
     if names == ["Metaspace"]:
         return _metaspace(stages[0])
     if names == ["WordPiece"]:
-        # The library's own rule: it looks at one token, and at whether that is the first.
+        # By the library itself: its rule depends only on the token and on whether it is the first.
         decode = tokenizer.decoder.decode
         return Reading("pieces", lambda token: str(decode(["", token])), lambda token: str(decode([token])))
     if _is_sentencepiece(stages):
@@ -89,7 +89,7 @@ def _reading(tokenizer: Tokenizer) -> Reading:
 
 
 def _stages(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The decoder as tokenizer.json has it, sequences spread out; empty where there is none."""
+    """The decoder stages of tokenizer.json, with sequences flattened; empty without a decoder."""
 
     def spread(stage: dict[str, Any]) -> list[dict[str, Any]]:
         if stage["type"] != "Sequence":
@@ -100,7 +100,7 @@ def _stages(tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 
 def _to_latin() -> dict[int, str]:
-    """GPT-2's characters for bytes, each to the Latin-1 character of its byte; the rest of Latin-1 to what is none."""
+    """From GPT-2's character for each byte to the Latin-1 character of that byte; UNMAPPED for other Latin-1 ones."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return dict.fromkeys(others, UNMAPPED) | {0x100 + i: chr(byte) for i, byte in enumerate(others)}
@@ -110,7 +110,7 @@ TO_LATIN = _to_latin()
 
 
 def _byte_level(token: str) -> bytes:
-    """A token whose every character stands for a byte is those bytes, any other one is its own UTF-8."""
+    """Bytes of a token whose every character stands for a byte; any other token is its own UTF-8."""
     try:
         return token.translate(TO_LATIN).encode("latin-1")
     except UnicodeEncodeError:
@@ -126,7 +126,7 @@ def _metaspace(stage: dict[str, Any]) -> Reading:
 
 
 def _is_sentencepiece(stages: list[dict[str, Any]]) -> bool:
-    """Replace…, ByteFallback, then perhaps Fuse, then perhaps Strip from the left."""
+    """Any number of Replace, ByteFallback, then optionally Fuse, then optionally Strip from the left."""
     names = " ".join(stage["type"] for stage in stages)
     if not re.fullmatch(r"(Replace )*ByteFallback( Fuse( Strip)?)?", names):
         return False

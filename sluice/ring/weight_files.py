@@ -1,4 +1,4 @@
-"""The safetensors files of a model folder: which there are, and whether they are whole."""
+"""The safetensors files of a model folder, and whether they are complete."""
 
 import json
 from collections.abc import Iterable
@@ -12,12 +12,12 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 LISTED = 5
 LENGTH_BYTES = 8
-"""With which a file begins: the length of its header."""
+"""A file begins with the length of its header."""
 GIT_LFS = b"version https://git-lfs"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """By the folder's index, or the single file. Raises CheckpointError where files are missing."""
+    """The files of the folder's index, or the single file. Raises CheckpointError if some are missing."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     index = folder / INDEX
@@ -27,7 +27,7 @@ def weight_files(folder: Path) -> list[Path]:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         files = [folder / name for name in names]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is no index of weights: {error!r}") from error
+        raise CheckpointError(f"{index} is not an index of weights: {error!r}") from error
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise CheckpointError(
@@ -38,7 +38,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check_weight_files(folder: Path) -> None:
-    """Read the header of each file, and nothing else. Raises CheckpointError for one that is missing or not whole."""
+    """Read the header of each file only. Raises CheckpointError for a missing or truncated file."""
     for file in weight_files(folder):
         _check_file(file)
 
@@ -60,7 +60,7 @@ def _check_file(file: Path) -> None:
 
 
 def _data_bytes(file: Path, header: bytes) -> int:
-    """That come after the header."""
+    """Bytes after the header."""
     try:
         tensors: dict[str, Any] = json.loads(header)
         return max((entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"), default=0)
@@ -69,7 +69,7 @@ def _data_bytes(file: Path, header: bytes) -> int:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first of them, and how many more there are."""
+    """The first LISTED names, and how many more there are."""
     ordered = sorted(names)
     more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
     return ", ".join(ordered[:LISTED]) + more

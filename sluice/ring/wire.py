@@ -1,8 +1,7 @@
 """The messages of the ring: msgspec Structs in MessagePack, one per engine step and receiver, with rows in columns.
 
-Every row carries (request, attempt, sequence, offset). `request` is a number that the router draws at random; the
-caller's own request id is for people and logs. Column lengths are checked on decoding, so a decoded message can be
-walked without care.
+Every row carries (request, attempt, sequence, offset). `request` is a random number drawn by the router; the caller's
+own request id is for logs only. Column lengths are checked on decoding, so readers need not check them again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,10 +9,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from sluice.ring.bounds import (
+from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
+from sluice.ring.message import (
     Count,
     Finite,
     Index,
+    Message,
     Name,
     Number,
     Priority,
@@ -22,14 +24,11 @@ from sluice.ring.bounds import (
     Sequences,
     TokenId,
 )
-from sluice.ring.errors import Fault, FinishReason
-from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
-from sluice.ring.message import Message
 from sluice.ring.params import RetentionParams, SamplingParams, StopParams, TextParams
 
 PROBATION_TOKENS = 4
-"""Per sequence, for a request under which an engine died: an attempt that brought more has progressed. Its latest rows
-are lost with an engine that dies, so that the next attempt at a request that kills engines brings these and no more."""
+"""Per sequence: an attempt that brought more has made progress, so the request is not suspected of killing its engine.
+Not 0, because the last rows are lost with an engine that dies: a retry may bring those and die at the same token."""
 
 
 class Submit(Message, frozen=True):
@@ -38,7 +37,7 @@ class Submit(Message, frozen=True):
     request: Number
     attempt: Count
     engine_epoch: Number
-    """Incarnation that this was meant for; another one drops it."""
+    """Of the process that this was meant for; another one drops it."""
     name: Name
     """The caller's request id, for logs."""
     prompt: list[TokenId]
@@ -52,17 +51,16 @@ class Submit(Message, frozen=True):
     time_limit: Seconds | None
     """Seconds from the receipt of this message."""
     detokenizer: Name
-    """Address of the inbox that gets the tokens."""
+    """Address of the inbox for tokens."""
     router: Name
-    """Address of the inbox that gets the text."""
+    """Address of the inbox for text."""
     retention: RetentionParams = RetentionParams()
     resume: dict[Index, list[TokenId]] = {}
-    """By sequence, the tokens of its continuation that the caller has: they count as generated and are not sent again.
-    """
+    """Tokens that the caller has already, by sequence: they count as generated and are not sent again."""
     ended: list[Index] = []
-    """Sequences that have ended in an attempt before: nothing more is to come of them."""
+    """Sequences that ended in an earlier attempt: they are not run again."""
     alone: bool = False
-    """Nothing else runs beside it until it has brought more than PROBATION_TOKENS, or has ended."""
+    """Quarantine: nothing else runs beside it until it has brought more than PROBATION_TOKENS, or has ended."""
 
 
 class Cancel(Message, frozen=True):
@@ -75,22 +73,22 @@ class Cancel(Message, frozen=True):
 
 
 class Flush(Message, frozen=True):
-    """router → engine: forget the prefix cache. The answer stands in the heartbeats."""
+    """router → engine: clear the prefix cache. The heartbeats answer."""
 
     engine_epoch: Number
     number: Number
-    """Drawn at random; names this flush in the heartbeats."""
+    """Random; identifies this flush in the heartbeats."""
 
 
 class Drop(Message, frozen=True):
-    """router → detokenizer: an attempt was given up; whatever is kept for it can go. Unknown ones are ignored."""
+    """router → detokenizer: an attempt was given up and its state can be freed. Unknown ones are ignored."""
 
     request: Number
     attempt: Count
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True):
-    """A stream begins: sent with or before its first row, when its first step is scheduled or it is refused."""
+    """A stream begins. Sent with or before its first row, once its first step is scheduled or it is refused."""
 
     request: Number
     attempt: Count
@@ -100,7 +98,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: Count
     cached_tokens: Count
     queue: Finite = 0.0
-    """Seconds before its first step: `Times.queue` of a terminal that the detokenizer writes itself."""
+    """Seconds before its first step: becomes `Times.queue` if the detokenizer itself ends the stream."""
     resume: dict[Index, list[TokenId]] = {}
     """As in `Submit`."""
     ended: list[Index] = []
@@ -108,7 +106,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):
-    """`Open`, as the detokenizer hands it on to the router."""
+    """The part of `Open` that the detokenizer passes on to the router."""
 
     request: Number
     attempt: Count
@@ -117,7 +115,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Natural log of the probability of one chosen token, before temperature, penalties and filters."""
+    """Of one chosen token. Natural logarithms, before temperature, penalties and filters."""
 
     logprob: float
     rank: Count
@@ -127,7 +125,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Times(msgspec.Struct, frozen=True, array_like=True):
-    """Where a sequence's time went, in seconds of the engine's clock."""
+    """How a sequence spent its time, in seconds of the engine's clock."""
 
     queue: Finite
     context: Finite
@@ -144,12 +142,12 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     fault: Fault | None = None
     """With ERROR only."""
     held: str = ""
-    """Text that the tokens do not make certain, held back until an end that none of them brought: shown with this end
-    or not at all."""
+    """Text after the last certain one, such as half a stop string. It is shown only with this end, which no token
+    caused, because a resumed attempt may continue with other text."""
 
 
 class TokenRow(NamedTuple):
-    """One sequence's news in a step, as one row of a `TokenBatch`."""
+    """What one sequence got in a step: one row of a `TokenBatch`."""
 
     request: int
     attempt: int
@@ -163,7 +161,7 @@ class TokenRow(NamedTuple):
 
 
 class TextRow(NamedTuple):
-    """One sequence's news as one row of a `TextBatch`. `text` may lag behind the tokens: half characters, stops."""
+    """One row of a `TextBatch`. `text` may lag behind the tokens: incomplete characters, possible stop strings."""
 
     request: int
     attempt: int
@@ -176,7 +174,7 @@ class TextRow(NamedTuple):
 
 
 class TokenBatch(Message, frozen=True):
-    """engine → detokenizer: what the rows of one step (or of several, when the lane was full) brought."""
+    """engine → detokenizer: the rows of one step, or of several if the lane was full."""
 
     engine: Name
     engine_epoch: Number
@@ -188,32 +186,16 @@ class TokenBatch(Message, frozen=True):
     count: list[Count]
     tokens: list[TokenId]
     logprobs: dict[Count, list[TokenLogprob]]
-    """By row; only rows that asked for them."""
+    """By row index; only rows of requests that asked for them."""
     ends: dict[Count, End]
-    """By row."""
+    """By row index."""
 
     def __post_init__(self) -> None:
         _check_columns(self)
 
     @classmethod
     def of(cls, engine: str, engine_epoch: int, opens: list[Open], rows: list[TokenRow]) -> "TokenBatch":
-        """Rows into columns."""
         return cls(engine, engine_epoch, opens, *_columns(rows))
-
-    def rows(self) -> Iterator[TokenRow]:
-        """Columns into rows."""
-        at = 0
-        for i, count in enumerate(self.count):
-            yield TokenRow(
-                self.request[i],
-                self.attempt[i],
-                self.sequence[i],
-                self.offset[i],
-                self.tokens[at : at + count],
-                self.logprobs.get(i, []),
-                self.ends.get(i),
-            )
-            at += count
 
 
 class TextBatch(Message, frozen=True):
@@ -238,11 +220,9 @@ class TextBatch(Message, frozen=True):
 
     @classmethod
     def of(cls, detokenizer: str, started: list[Started], rows: list[TextRow]) -> "TextBatch":
-        """Rows into columns."""
         return cls(detokenizer, started, *_columns(rows), text=[row.text for row in rows])
 
     def rows(self) -> Iterator[TextRow]:
-        """Columns into rows."""
         at = 0
         for i, count in enumerate(self.count):
             yield TextRow(
@@ -266,14 +246,7 @@ ToRouter = TextBatch | EngineHeartbeat | DetokenizerHeartbeat
 def _columns(
     rows: Sequence[TokenRow | TextRow],
 ) -> tuple[
-    list[int],
-    list[int],
-    list[int],
-    list[int],
-    list[int],
-    list[int],
-    dict[int, list[TokenLogprob]],
-    dict[int, End],
+    list[int], list[int], list[int], list[int], list[int], list[int], dict[int, list[TokenLogprob]], dict[int, End]
 ]:
     return (
         [row.request for row in rows],

@@ -1,4 +1,4 @@
-"""Who gets in at an inbox with keys: known keys are admitted (ZAP, rfc.zeromq.org/spec/27), refusals counted."""
+"""Authentication at an inbox with keys (ZAP, rfc.zeromq.org/spec/27): admits known keys and counts refusals."""
 
 import secrets
 import threading
@@ -15,14 +15,11 @@ ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"sluice"
 WARN_SECONDS = 10.0
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-"""No CURVE, not meant for our key, or a key that is not admitted."""
+"""No CURVE handshake, one for another key than ours, or a key that is not admitted."""
 
 
 class ZapHandler(threading.Thread):
-    """Answers while the socket lives, and ends with it. A context has room for one.
-
-    Raises ZMQError where the context has one already.
-    """
+    """Answers as long as the socket is open. Raises ZMQError if the context has a handler already."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", keys: Keys) -> None:
         super().__init__(name="zap", daemon=True)
@@ -39,7 +36,7 @@ class ZapHandler(threading.Thread):
             raise
         socket.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        # By default it is named after a descriptor, which may be in use again before the name is free.
+        # ZeroMQ's default name contains a descriptor number, which may be reused before the name is free.
         address = f"inproc://monitor.{secrets.token_hex(8)}"
         self._events = socket.get_monitor_socket(REFUSED | zmq.EVENT_MONITOR_STOPPED, address)
         self.start()
@@ -55,21 +52,21 @@ class ZapHandler(threading.Thread):
                 if socket is self._zap:
                     self._answer(*self._zap.recv_multipart())
                 else:
-                    live = self._note()
-        # A closed socket gives its address back only some time later.
+                    live = self._count_refusal()
+        # Closing alone releases the address only some time later.
         self._zap.unbind(ZAP_ADDRESS)
         self._zap.close()
         self._events.close()
 
     def _answer(self, version: bytes, number: bytes, *request: bytes) -> None:
-        """Of the request: domain, address, identity, mechanism, credentials."""
+        """`request`: domain, address, identity, mechanism, credentials."""
         mechanism, key = request[3], request[-1]
         role = self._keys.admits(z85.encode(key)) if mechanism == b"CURVE" and len(key) == 32 else None
         verdict = (b"200", b"OK", role.encode()) if role else (b"400", b"unknown key", b"")
         self._zap.send_multipart([version, number, *verdict, b""])
 
-    def _note(self) -> bool:
-        """Count a refusal; False once the socket has been closed."""
+    def _count_refusal(self) -> bool:
+        """Count a refusal. False once the socket has been closed."""
         event = int(parse_monitor_message(self._events.recv_multipart())["event"])
         if event == zmq.EVENT_MONITOR_STOPPED:
             return False

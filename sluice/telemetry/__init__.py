@@ -1,4 +1,4 @@
-"""structlog set-up, the same in every process: JSON lines unless a person is watching; never prompt text by default."""
+"""structlog set-up, the same in every process: JSON lines, or readable ones on a terminal; never prompt text."""
 
 import logging
 import sys
@@ -15,8 +15,8 @@ Render = Callable[[structlog.typing.WrappedLogger, str, structlog.typing.EventDi
 def configure(service: str, level: str = "info", exception_texts: bool = False) -> structlog.stdlib.BoundLogger:
     """Set up logging to stderr for this process and return its logger, bound to the service's name.
 
-    Where stderr has been made safe (`output.protect_stderr`), no line raises and none waits.
-    `exception_texts` is for a process that sees no prompts and no secrets: what an exception says may quote them.
+    After `output.protect_stderr`, logging never raises and never blocks. `exception_texts` only for a process that sees
+    neither prompts nor secrets, because messages of exceptions may quote them.
     """
     render = with_fallback(
         structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
@@ -47,7 +47,7 @@ def configure(service: str, level: str = "info", exception_texts: bool = False) 
 
 
 def with_fallback(render: structlog.typing.Processor) -> Render:
-    """A renderer that leaves out what cannot be rendered, such as an object whose repr raises, and names it."""
+    """A renderer that omits values that cannot be rendered, such as one whose repr raises, and lists their keys."""
 
     def render_any(logger: structlog.typing.WrappedLogger, method: str, event: structlog.typing.EventDict) -> str:
         try:
@@ -62,7 +62,7 @@ def with_fallback(render: structlog.typing.Processor) -> Render:
 
 
 def types_and_places(exc_info: structlog.typing.ExcInfo) -> str:
-    """A traceback without what its exceptions say; causes follow."""
+    """A traceback without the exceptions' messages; causes follow."""
     parts: list[str] = []
     error: BaseException | None = exc_info[1]
     while error is not None:

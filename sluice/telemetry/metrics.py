@@ -1,6 +1,6 @@
-"""Prometheus metrics: read where they are counted, when somebody asks.
+"""Prometheus metrics, read at the scrape from where they are counted.
 
-A service hands over a function that describes all it counts; nothing is counted twice, and what nobody scrapes costs
+A service passes a function that yields its metrics, so nothing is counted twice, and without a scrape they cost
 nothing. `sluice.telemetry.server` serves them.
 """
 
@@ -15,21 +15,19 @@ from sluice.telemetry.histogram import Histogram
 
 Labels = tuple[str, ...]
 Values = float | Mapping[Any, float]
-"""One number, or numbers by the values of the labels: a string where there is one label, else a tuple."""
+"""One number, or numbers by label values: a string for a single label, else a tuple."""
 
 
 def counter(name: str, text: str, values: Values, labels: Labels = ()) -> Metric:
-    """Something that only grows; `name` is without its _total."""
+    """`name` without its _total."""
     return _filled(CounterMetricFamily(name, text, labels=labels), values)
 
 
 def gauge(name: str, text: str, values: Values, labels: Labels = ()) -> Metric:
-    """Something that goes up and down."""
     return _filled(GaugeMetricFamily(name, text, labels=labels), values)
 
 
 def histogram(name: str, text: str, found: Histogram) -> Metric:
-    """A distribution."""
     at_most, buckets = 0, []
     for bound, count in zip((*map(str, found.bounds), "+Inf"), list(found.counts), strict=True):
         at_most += count
@@ -38,7 +36,7 @@ def histogram(name: str, text: str, found: Histogram) -> Metric:
 
 
 class _Reader:
-    """A collector of prometheus_client. It does not describe itself before it is asked."""
+    """A collector of prometheus_client. `describe` is empty so that registering it does not call `read`."""
 
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
         self._read = read
@@ -51,7 +49,7 @@ class _Reader:
 
 
 def registry_of(read: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
-    """A registry of what `read` gives at each scrape, in the thread of the scrape, and of the process."""
+    """The process's metrics, and those that `read` yields at each scrape, in the thread of the scrape."""
     registry = CollectorRegistry()
     registry.register(_Reader(read))
     ProcessCollector(registry=registry)
@@ -60,7 +58,7 @@ def registry_of(read: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
 
 def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: Values) -> Metric:
     if isinstance(values, Mapping):
-        # Other threads count on: a copy is made at once.
+        # A copy, because other threads go on counting.
         for labels, value in dict(values).items():
             family.add_metric((labels,) if isinstance(labels, str) else labels, value)
     else:

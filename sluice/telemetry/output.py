@@ -1,4 +1,4 @@
-"""Standard streams that never raise and never wait: a thread writes what they are given, and lost lines are counted."""
+"""Standard streams that never raise and never block: a thread does the writing, and lost lines are counted."""
 
 import atexit
 import io
@@ -11,41 +11,41 @@ from queue import SimpleQueue
 from typing import NoReturn, TextIO
 
 MAX_QUEUED = 4096
-"""Writes that wait for a reader; further ones are dropped."""
+"""Writes that may wait for a reader; further ones are dropped."""
 MAX_PARTIAL = 1 << 16
-"""Characters of a line that is kept until its end comes."""
+"""Characters of an incomplete line that are buffered."""
 DRAIN_SECONDS = 1.0
-"""That the end of a process waits for what is queued."""
+"""For queued lines to be written when the process exits."""
 STANDARD_DESCRIPTORS = range(3)
 
 
 class SafeStream(io.TextIOBase):
-    """Takes the place of `sys.stderr` or `sys.stdout`, whose descriptor may be full, blocked, broken or closed.
+    """Replaces `sys.stderr` or `sys.stdout`, whose descriptor may be full, blocked, broken or closed.
 
-    Any thread may write. Once lines can be written again, `notice` gives the line that says how many were lost.
+    Any thread may write. Once lines can be written again, `notice` formats a line with the number that were lost.
     """
 
     encoding = "utf-8"
     errors = "backslashreplace"
 
     def __init__(self, stream: TextIO | None, max_queued: int = MAX_QUEUED) -> None:
-        """`stream`: the one that it replaces; None, as Python has it for a closed descriptor: all lines are lost."""
+        """`stream`: the one that it replaces. None, Python's value for a closed descriptor: all lines are lost."""
         super().__init__()
         self.notice: Callable[[int], str] = "{} lines of this log could not be written".format
         self._descriptor = None if stream is None else stream.fileno()
         self._terminal = stream is not None and stream.isatty()
         self._max_queued = max_queued
         self._queue: SimpleQueue[str | threading.Event] = SimpleQueue()
-        # Reentrant: a finalizer or a signal handler may write while its own thread does.
+        # Reentrant: a finalizer or a signal handler may interrupt a write of its own thread.
         self._lock = threading.RLock()
         self._partial = ""
         self._dropped = 0
-        """Lines for which the queue had no room; written under the lock."""
+        """Lines dropped because the queue was full; written under the lock."""
         self._failed = 0
-        """Lines that the system did not take, written by the thread only, as are the next two."""
+        """Lines that could not be written. This and the next two are written by the thread only."""
         self._reported = 0
         self._torn = False
-        """Half a line was written."""
+        """Only a part of a line was written."""
         threading.Thread(target=self._run, name="output", daemon=True).start()
 
     @property
@@ -54,7 +54,7 @@ class SafeStream(io.TextIOBase):
         return self._dropped + self._failed
 
     def write(self, text: str) -> int:
-        """Queue it up to its last newline, and keep the rest until `flush`."""
+        """Queue the complete lines, and buffer the rest until `flush`."""
         with self._lock:
             lines, newline, self._partial = (self._partial + text).rpartition("\n")
             self._put(lines + newline)
@@ -63,30 +63,28 @@ class SafeStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Queue what was kept. Does not wait, see `drain`."""
+        """Queue what was buffered. Does not block, see `drain`."""
         with self._lock:
             text, self._partial = self._partial, ""
             self._put(text)
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> bool:
-        """Wait until all that was queued before has been written, or lost; whether that came in time."""
+        """Wait until everything queued so far has been written or lost. Returns whether that took at most `seconds`."""
         self.flush()
         written = threading.Event()
         self._queue.put(written)
         return written.wait(seconds)
 
     def writable(self) -> bool:
-        """True."""
         return True
 
     def isatty(self) -> bool:
-        """Whether a person reads it."""
         return self._terminal
 
     def fileno(self) -> int:
-        """Raises UnsupportedOperation, which is an OSError, where there is none."""
+        """Raises UnsupportedOperation, which is an OSError, if there is none."""
         if self._descriptor is None:
-            raise io.UnsupportedOperation("the standard stream was closed when the process began")
+            raise io.UnsupportedOperation("the standard stream was closed when the process started")
         return self._descriptor
 
     def _put(self, text: str) -> None:
@@ -109,13 +107,13 @@ class SafeStream(io.TextIOBase):
                 item.set()
 
     def _report(self) -> None:
-        """The trouble is over: say what was lost, if anything."""
+        """Write the notice, if lines were lost since the last one."""
         lost = self.lost
         if lost > self._reported and self._write(self.notice(lost - self._reported) + "\n"):
             self._reported = lost
 
     def _write(self, text: str) -> bool:
-        """Whether the system took all of it; if not, it is counted."""
+        """Returns whether all of it was written; if not, counts the lines as lost."""
         data = ("\n" + text if self._torn else text).encode(self.encoding, self.errors)
         left = data
         try:
@@ -133,7 +131,7 @@ class SafeStream(io.TextIOBase):
         try:
             return os.write(descriptor, data)
         except BlockingIOError:
-            # Another process that shares it has made it non-blocking.
+            # Another process that shares the descriptor has made it non-blocking.
             poll = select.poll()
             poll.register(descriptor, select.POLLOUT)
             poll.poll()
@@ -141,10 +139,10 @@ class SafeStream(io.TextIOBase):
 
 
 def protect_stderr() -> SafeStream:
-    """Make `sys.stderr` safe for the rest of the process: for its log, warnings, and tracebacks.
+    """Replace `sys.stderr` by a SafeStream, for the log, warnings and tracebacks.
 
-    A closed standard descriptor becomes the null device, so that no socket gets its number, and with it what C
-    libraries write to it.
+    Closed standard descriptors are opened on the null device. Otherwise a socket might get such a number, and with it
+    what C libraries print.
     """
     for descriptor in STANDARD_DESCRIPTORS:
         try:
@@ -157,19 +155,19 @@ def protect_stderr() -> SafeStream:
 
 
 def protect_stdout() -> SafeStream:
-    """The same for `sys.stdout`, of a process whose work is not its output."""
+    """The same for `sys.stdout`, in a process whose output may be lost."""
     sys.stdout = stream = SafeStream(sys.stdout)
     atexit.register(stream.drain)
     return stream
 
 
 def lines_lost() -> int:
-    """Lines of this process's stderr that were not written; 0 where it has not been made safe."""
+    """Lines of this process's stderr that were not written; 0 without `protect_stderr`."""
     return sys.stderr.lost if isinstance(sys.stderr, SafeStream) else 0
 
 
 def leave(status: int) -> NoReturn:
-    """End this process without all that an interpreter does at its end, once its output is written."""
+    """Exit without the interpreter's own clean-up, after the output is written."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, SafeStream):
             stream.drain()

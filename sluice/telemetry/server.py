@@ -4,14 +4,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from sluice.ring.descriptors import exhausted, kept_back
-from sluice.telemetry.connections import Connections
+from sluice.ring.descriptors import exhausted, reserve
 from sluice.telemetry.health import Health
 
 if TYPE_CHECKING:
@@ -20,18 +20,17 @@ if TYPE_CHECKING:
     _Application = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 
 MAX_CONNECTIONS = 64
-"""With one more the oldest is closed."""
+"""Beyond it the oldest is closed."""
 REQUEST_SECONDS = 10.0
-"""That a connection has for its request and the answer to it."""
+"""For the request of a connection and its answer."""
 RETRY_SECONDS = 0.05
-"""Until the next attempt to accept a connection where no descriptor is left."""
+"""Until the next attempt to accept a connection if no descriptor is left."""
+END_SECONDS = 1.0
+"""For the thread of a closed connection to notice."""
 
 
 class StatusServer:
-    """Answers in threads of its own, whatever the service's loop does. Raises OSError where it cannot listen.
-
-    Port 0: any.
-    """
+    """Answers in its own threads, even if the service's loop hangs. Port 0: any. Raises OSError if it cannot listen."""
 
     def __init__(self, registry: CollectorRegistry, health: Health, host: str, port: int) -> None:
         server: type[_Server] = _Server6 if ":" in host else _Server
@@ -71,23 +70,71 @@ def _text(start: "StartResponse", status: str, text: str) -> Iterable[bytes]:
     return [text.encode() + b"\n"]
 
 
+class Connections:
+    """Open connections, oldest first, each with a thread; bounded in number and time. Thread-safe."""
+
+    def __init__(self, most: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._free = threading.BoundedSemaphore(most)
+        self._lock = threading.Lock()
+        self._since: dict[socket.socket, float] = {}
+
+    def add(self, connection: socket.socket) -> bool:
+        """Add a connection, if need be in place of the oldest. False if there is no room even then."""
+        if not self._free.acquire(blocking=False):
+            self.close_oldest()
+            if not self._free.acquire(timeout=END_SECONDS):
+                return False
+        with self._lock:
+            self._since[connection] = self._clock()
+        return True
+
+    def remove(self, connection: socket.socket) -> None:
+        """To be called by the thread of the connection when it ends."""
+        with self._lock:
+            self._since.pop(connection, None)
+        self._free.release()
+
+    def close_oldest(self) -> None:
+        with self._lock:
+            oldest = next(iter(self._since), None)
+        if oldest is not None:
+            self._close(oldest)
+
+    def close_late(self) -> None:
+        """Close the connections whose time is over."""
+        now = self._clock()
+        with self._lock:
+            late = [connection for connection, since in self._since.items() if now - since >= self._seconds]
+        for connection in late:
+            self._close(connection)
+
+    def _close(self, connection: socket.socket) -> None:
+        """Shut it down, which ends the blocking read of its thread."""
+        with self._lock:
+            self._since.pop(connection, None)
+        with suppress(OSError):  # the client may have closed it
+            connection.shutdown(socket.SHUT_RDWR)
+
+
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Nobody wants a line for each probe."""
+        """No line per probe."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = MAX_CONNECTIONS
-    """More than the default of 5: where it is full, a probe waits a second and more to connect."""
+    """The default is 5, and while the queue is full a probe needs a second or more to connect."""
 
     def __init__(self, *arguments: Any) -> None:
         self._connections = Connections(MAX_CONNECTIONS, REQUEST_SECONDS)
         super().__init__(*arguments)
 
     def server_bind(self) -> None:
-        # Not the parent's, which looks up the name of the host: that can take seconds.
+        # The base class looks up the host's name, which can take seconds.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
@@ -100,10 +147,10 @@ class _Server(ThreadingMixIn, WSGIServer):
                 raise
         self._connections.close_oldest()
         try:
-            with kept_back():
+            with reserve():
                 return super().get_request()
         except OSError:
-            # Its caller would come back at once, and again and again.
+            # The caller would retry at once, in a busy loop.
             time.sleep(RETRY_SECONDS)
             raise
 
@@ -128,7 +175,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._connections.close_late()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away in the middle is no error of ours."""
+        """A client that disconnects in the middle is not an error."""
 
 
 class _Server6(_Server):

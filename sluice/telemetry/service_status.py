@@ -41,14 +41,18 @@ class StatusFile:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody reads it."""
-        return self._path is not None
+        """Whether there is a launcher, and the service has reported that it is ready."""
+        return self._path is not None and self._status is not STARTING
 
     def report(self, status: ServiceStatus) -> None:
         """Replace the file if the status has changed."""
         self._status = status
         if status != self._written:
             self._write()
+
+    def update(self, state: State, peers: dict[str, int]) -> None:
+        """Replace the file if one of these has changed."""
+        self.report(msgspec.structs.replace(self._status, state=state, peers=peers))
 
     def touch(self) -> None:
         """Show that the loop turns. Also retries a write that failed."""

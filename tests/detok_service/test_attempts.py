@@ -3,7 +3,7 @@
 import gc
 
 from detok_service.decode_loop import REPLAY_SECONDS, REPLAY_TOKENS
-from detok_service.stream import Stream
+from detok_service.stream import TextStream
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import Hello
 from sluice.ring.inbox import Gap
@@ -32,13 +32,13 @@ def test_a_resumed_request_goes_on_where_its_caller_is():
         ((1, 2, 3), 1, [3], "d", True),
     ]
     assert bench.lanes["router"].batches[0].started == [Started(1, 2, 5, 2)]
-    assert (bench.service.streams, bench.service.remembered, bench.service.intake.unknown_rows) == (0, 0, 0)
+    assert (bench.service.streams, bench.service.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
 
 
 def test_ended_sequences_take_no_place():
     bench = Bench(max_streams=2)
     bench.handle(batch(opens=[opened(1, n=4, attempt=2, ended=[0, 2])]))
-    assert (bench.service.streams, bench.service.decoding.failed) == (2, {})
+    assert (bench.service.streams, bench.service.decode_loop.failed) == (2, {})
 
 
 def test_a_stop_string_in_the_resumed_tokens_ends_the_sequence_before_any_row():
@@ -62,13 +62,13 @@ def test_a_later_attempt_ends_those_before_it_in_silence():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), row(1, 0, [0], sequence=1), opens=[opened(1, n=2)]))
     bench.handle(batch(row(1, 1, [1]), opens=[opened(1, n=2, attempt=2, resume={0: [0]})], engine="other"))
-    assert (bench.service.streams, bench.service.decoding.dropped, bench.service.remembered) == (2, 2, 2)
+    assert (bench.service.streams, bench.service.decode_loop.dropped, bench.service.remembered) == (2, 2, 2)
     bench.handle(batch(row(1, 2, [2]), row(1, 1, [1], ABORTED, sequence=1)))
     bench.handle(batch(row(1, 1, [3], LENGTH, attempt=2), row(1, 0, [4], LENGTH, 1, attempt=2), engine="other"))
     assert rows(bench)[2:] == [((1, 2, 0), 1, [3], "d", True), ((1, 2, 1), 0, [4], "e", True)]
-    assert (bench.service.streams, bench.service.intake.unknown_rows) == (0, 0)
+    assert (bench.service.streams, bench.service.decode_loop.unknown_rows) == (0, 0)
     bench.handle(batch(row(1, 3, [], ABORTED)))
-    assert (bench.service.remembered, bench.service.intake.unknown_rows) == (0, 0)
+    assert (bench.service.remembered, bench.service.decode_loop.unknown_rows) == (0, 0)
 
 
 def test_an_earlier_attempt_that_comes_late_is_ignored():
@@ -78,9 +78,13 @@ def test_an_earlier_attempt_that_comes_late_is_ignored():
     late = batch(row(1, 0, [4]), row(1, 0, [4], sequence=1), row(1, 0, [4], attempt=2), opens=[opened(1, n=2)])
     bench.handle(late, batch(row(1, 1, [1], LENGTH, attempt=3), engine="other"))
     assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
-    assert (bench.service.intake.stale_opens, bench.service.intake.unknown_rows, bench.service.remembered) == (1, 0, 2)
+    assert (
+        bench.service.decode_loop.stale_opens,
+        bench.service.decode_loop.unknown_rows,
+        bench.service.remembered,
+    ) == (1, 0, 2)
     bench.handle(batch(row(1, 1, [], ABORTED), row(1, 1, [], ABORTED, sequence=1)))
-    assert (len(rows(bench)), bench.service.remembered, bench.service.intake.unknown_rows) == (2, 0, 0)
+    assert (len(rows(bench)), bench.service.remembered, bench.service.decode_loop.unknown_rows) == (2, 0, 0)
 
 
 def test_a_stream_begins_once():
@@ -89,7 +93,7 @@ def test_a_stream_begins_once():
     bench.handle(batch(row(1, 0, [0]), row(1, 1, [1], LENGTH), opens=[opened(1)]))
     assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
     assert [len(one.started) for one in bench.lanes["router"].batches] == [1, 0]
-    assert (bench.service.intake.stale_opens, bench.service.remembered, bench.service.streams) == (1, 0, 0)
+    assert (bench.service.decode_loop.stale_opens, bench.service.remembered, bench.service.streams) == (1, 0, 0)
 
 
 def test_a_drop_ends_an_attempt_in_silence_and_forgets_what_waits():
@@ -101,20 +105,20 @@ def test_a_drop_ends_an_attempt_in_silence_and_forgets_what_waits():
     bench.handle(batch(row(1, 0, [0]), row(1, 0, [1], sequence=1), row(2, 0, [0]), opens=[opened(3)]))
     assert bench.service.waiting == 4
     bench.handle(batch(row(1, 1, [2])), Drop(1, 1), Drop(3, 1))
-    assert (bench.service.waiting, bench.service.streams, bench.service.decoding.dropped) == (1, 1, 2)
+    assert (bench.service.waiting, bench.service.streams, bench.service.decode_loop.dropped) == (1, 1, 2)
     lane.room = 1 << 60
     bench.handle(batch(row(1, 2, [3])), batch(row(1, 3, [], ABORTED), row(1, 1, [], ABORTED, sequence=1)))
     bench.handle(batch(row(2, 1, [1], LENGTH), row(3, 0, [0], ABORTED)))
     assert bench.texts() == {(2, 0): ("ab", FinishReason.LENGTH)}
     assert [one.request for batch in lane.batches for one in batch.started] == [1, 2]
-    assert (bench.service.streams, bench.service.remembered, bench.service.intake.unknown_rows) == (0, 0, 0)
+    assert (bench.service.streams, bench.service.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
 
 
 def test_a_drop_reaches_the_attempts_before_it_and_none_after_it():
     bench = Bench()
     bench.handle(batch(opens=[opened(1, attempt=2), opened(2, attempt=5), opened(3)]))
     bench.handle(Drop(1, 3), Drop(2, 4), Drop(9, 9))
-    assert (bench.service.streams, bench.service.decoding.dropped) == (2, 1)
+    assert (bench.service.streams, bench.service.decode_loop.dropped) == (2, 1)
     bench.handle(batch(row(2, 0, [0], LENGTH, attempt=5), row(3, 0, [0], LENGTH)))
     assert bench.texts() == {(2, 0): ("a", FinishReason.LENGTH), (3, 0): ("a", FinishReason.LENGTH)}
 
@@ -125,21 +129,21 @@ def test_a_drop_that_overtakes_what_it_drops_is_remembered():
     bench.handle(Drop(1, 2))
     bench.handle(batch(row(1, 0, [0], attempt=1), opens=[opened(1, attempt=1)]))
     bench.handle(batch(row(1, 0, [0], attempt=2), opens=[opened(1, n=2, attempt=2)], engine="other"))
-    assert (bench.service.streams, rows(bench), bench.service.intake.stale_opens) == (0, [], 2)
+    assert (bench.service.streams, rows(bench), bench.service.decode_loop.stale_opens) == (0, [], 2)
     bench.handle(batch(row(1, 0, [3], LENGTH, attempt=3), opens=[opened(1, attempt=3)], engine="third"))
     assert rows(bench) == [((1, 3, 0), 0, [3], "d", True)]
     ends = [row(1, 1, [], ABORTED, sequence, attempt=2) for sequence in range(2)]
     bench.handle(batch(row(1, 1, [], ABORTED, attempt=1)), batch(*ends, engine="other"))
-    assert (bench.service.streams, bench.service.remembered, bench.service.intake.unknown_rows) == (0, 0, 0)
+    assert (bench.service.streams, bench.service.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
 
 
 def test_rows_of_a_dropped_attempt_that_never_began_are_no_news():
     bench = Bench()
     bench.handle(Hello("r", "router"))
     bench.handle(Drop(1, 2), batch(row(1, 4, [0], attempt=2)))
-    assert (bench.service.intake.unknown_rows, rows(bench)) == (0, [])
+    assert (bench.service.decode_loop.unknown_rows, rows(bench)) == (0, [])
     bench.handle(batch(row(1, 4, [0], attempt=3)))
-    assert bench.service.intake.unknown_rows == 1
+    assert bench.service.decode_loop.unknown_rows == 1
 
 
 def test_drops_are_remembered_up_to_a_bound():
@@ -147,7 +151,7 @@ def test_drops_are_remembered_up_to_a_bound():
     bench.handle(*(Drop(request, 1) for request in range(1000)))
     assert len(bench.service._table._given_up) == 10
     bench.handle(batch(opens=[opened(request) for request in (989, 990, 999)]))
-    assert (bench.service.streams, bench.service.intake.stale_opens) == (1, 2)
+    assert (bench.service.streams, bench.service.decode_loop.stale_opens) == (1, 2)
 
 
 def test_dropped_attempts_leave_a_bounded_trace():
@@ -156,7 +160,7 @@ def test_dropped_attempts_leave_a_bounded_trace():
         bench.handle(batch(row(request, 0, [0]), opens=[opened(request, resume={0: [1, 2, 3]})], engine="crowd"))
         bench.handle(Drop(request, 1))
     assert (bench.service.streams, bench.service.waiting, bench.service.remembered) == (0, 0, 10)
-    assert [thing for thing in gc.get_objects() if type(thing) is Stream and thing.engine == ("crowd", 1)] == []
+    assert [thing for thing in gc.get_objects() if type(thing) is TextStream and thing.engine == ("crowd", 1)] == []
 
 
 class Ticking(Bench):
@@ -164,7 +168,7 @@ class Ticking(Bench):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.service.decoding._clock = self.look
+        self.service.decode_loop._clock = self.look
 
     def look(self):
         self.now += REPLAY_SECONDS / 2 + 1e-9

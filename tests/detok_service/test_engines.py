@@ -68,14 +68,14 @@ def test_streams_of_a_silent_engine_go_soon_where_a_routers_word_was_lost():
 
 def test_what_is_known_of_engines_is_bounded():
     engines = Engines()
-    engines.hear(("first", 1), 0.0)
+    engines.on_frame(("first", 1), 0.0)
     for number in range(MAX_ENGINES):
-        assert engines.hear((f"engine-{number}", number), 1.0) is None
-        engines.miss((f"engine-{number}", number), 1)
-        engines.hear(("kept", 1 << 40), 1.0)
+        assert engines.on_frame((f"engine-{number}", number), 1.0) is None
+        engines.count_missed((f"engine-{number}", number), 1)
+        engines.on_frame(("kept", 1 << 40), 1.0)
     assert len(engines.missed) < MAX_ENGINES
-    assert engines.hear(("kept", 1 << 41), 2.0) == ("kept", 1 << 40)
-    assert engines.hear(("first", 2), 2.0) is None
+    assert engines.on_frame(("kept", 1 << 41), 2.0) == ("kept", 1 << 40)
+    assert engines.on_frame(("first", 2), 2.0) is None
     for engine in engines.silent(2.0 + ENGINE_SILENCE_SECONDS):
         engines.forget(engine)
     assert (engines.missed, engines.silent(1e9)) == ({}, [("kept", 1 << 41), ("first", 2)])

@@ -16,7 +16,7 @@ import zmq
 
 from detok_service.__main__ import MAX_MESSAGES, serve, unready
 from detok_service.config import DetokenizerSettings
-from detok_service.service import Identity, Service
+from detok_service.service import Detokenizer, Identity
 from detok_service.tokenizers import load_decoders
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.lane import Lane
@@ -48,7 +48,7 @@ class Flood:
 def test_a_backlog_that_lasts_is_told():
     inbox, loop = Flood(), ProgressBeacon()
     decoders = load_decoders(TINY / "tokenizer.json")
-    service = Service(Identity("detok", 1, "here"), decoders, MemoryLane, 10, structlog.get_logger())
+    service = Detokenizer(Identity("detok", 1, "here"), decoders, MemoryLane, 10, structlog.get_logger())
     settings = DetokenizerSettings(model="nowhere", drain_timeout=0)
     found = health.Health(loop, 60.0, 0.5, lambda: unready(service))
     thread = threading.Thread(

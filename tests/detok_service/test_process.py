@@ -14,7 +14,7 @@ import structlog
 import zmq
 from tokenizers import Tokenizer
 
-from detok_service.service import Identity, Service
+from detok_service.service import Detokenizer, Identity
 from detok_service.tokenizers import load_decoders
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
@@ -97,7 +97,7 @@ def test_a_slow_router_loses_nothing_and_slows_nobody(context, routers, tmp_path
     decoders = load_decoders(TINY / "tokenizer.json")
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     inbox = Inbox(context, f"ipc://{tmp_path}/detok", ToDetokenizer)
-    service = Service(
+    service = Detokenizer(
         Identity("detok", 1, inbox.address),
         decoders,
         lambda address: Lane(context, address, capacity=2),

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from detok_service.stops import StopSearch, StopStrings
-from detok_service.stream import MAX_TEXTLESS, Stream
+from detok_service.stream import MAX_TEXTLESS, TextStream
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import TextParams
 from sluice.ring.wire import End, Open, Times, TokenLogprob
@@ -40,7 +40,7 @@ class Shown:
 def new(decoder, params, resumed=()):
     search = StopSearch(StopStrings(params.stop), params.include_stop) if params.stop else None
     opened = Open(7, 1, 1, params, "router", 3, 0, resume={0: list(resumed)} if resumed else {})
-    return Stream(opened, 0, ("engine", 5), decoder, search, 0.0)
+    return TextStream(opened, 0, ("engine", 5), decoder, search, 0.0)
 
 
 def replay(stream, slices=(3,)):
@@ -61,7 +61,7 @@ def feed(stream, shown, tokens, sizes, end, rows=1 << 30):
         if stream.end is None:
             part = tokens[at:to]
             logprobs = [TokenLogprob(-float(i), 1, []) for i in range(at, to)]
-            stream.take(at, list(part), logprobs, end if (at, to) == spans[-1] else None)
+            stream.ingest(at, list(part), logprobs, end if (at, to) == spans[-1] else None)
         if stream.advance(1.0):
             shown.add(stream.row())
             rows -= 1
@@ -207,7 +207,7 @@ def test_a_stop_string_within_what_was_resumed_ends_at_once(include):
 
 def test_rows_that_wait_for_the_replay_of_a_stop_are_cut():
     stream = new(Words(["a", "b.", "c", "d"]), TextParams(stop=("b.", "c")), [0, 1, 2])
-    stream.take(3, [3], [TokenLogprob(0.0, 1, [])], End(FinishReason.LENGTH, TIMES))
+    stream.ingest(3, [3], [TokenLogprob(0.0, 1, [])], End(FinishReason.LENGTH, TIMES))
     replay(stream)
     assert stream.advance(1.0)
     assert stream.row() == ((7, 1, 0), 3, [], [], "", End(FinishReason.STOP_STRING, TIMES, stop_string="b."))
@@ -220,7 +220,7 @@ def test_min_tokens_counts_resumed_tokens(slices):
         replay(stream, (slices,))
         assert (stream.end is not None) == (count > 4)
         if stream.end is None:
-            stream.take(count, [8], [], None)
+            stream.ingest(count, [8], [], None)
         assert stream.advance(1.0)
         assert stream.row()[1:5] == ((count, [], [], "") if ends else (3, [8], [], ""))
         assert stream.end.stop_string == "."
@@ -237,7 +237,7 @@ def test_a_stop_string_with_the_last_resumed_token_ends_with_the_next_row():
         stream = new(Words(["a", "b.", "c"]), TextParams(stop=("b.",)), [0, 1])
         replay(stream)
         assert not stream.advance(1.0)
-        stream.take(2, list(tokens), [], end)
+        stream.ingest(2, list(tokens), [], end)
         assert stream.advance(1.0)
         _, offset, sent, _, text, last = stream.row()
         assert (offset, sent, text) == (2, [], "")
@@ -249,8 +249,8 @@ def test_a_stop_string_with_the_last_resumed_token_ends_with_the_next_row():
 def test_what_an_end_lets_out_is_no_text_of_the_tokens_that_came_with_it(reason, tokens):
     """Whoever has these tokens and not the end goes on after the text without it."""
     stream = new(Words(["a", "st", "b"], "?"), TextParams(stop=("stop",)))
-    stream.take(0, [*tokens, 0, 1], [], None)
-    stream.take(len(tokens) + 2, [], [], End(reason, TIMES))
+    stream.ingest(0, [*tokens, 0, 1], [], None)
+    stream.ingest(len(tokens) + 2, [], [], End(reason, TIMES))
     assert stream.advance(1.0)
     assert stream.row()[1:5] == (0, [*tokens, 0, 1], [], "b" * len(tokens) + "a")
     assert stream.end.held == "st?"
@@ -267,7 +267,7 @@ def test_text_held_back_is_shown_at_an_end_that_no_token_brought():
     ]:
         stream = new(Words(["a", "st"]), TextParams(stop=("stop",)), [0, 1])
         replay(stream)
-        stream.take(2, [], [], End(reason, TIMES))
+        stream.ingest(2, [], [], End(reason, TIMES))
         assert stream.advance(1.0)
         assert (stream.row()[4], stream.end.held) == ("", text)
 
@@ -275,12 +275,12 @@ def test_text_held_back_is_shown_at_an_end_that_no_token_brought():
 def test_a_hole_and_a_failure_right_after_the_resumed_tokens():
     stream = new(Words(list("abcd")), TextParams(), [0, 1])
     replay(stream)
-    stream.take(3, [3], [], None)
+    stream.ingest(3, [3], [], None)
     assert stream.advance(1.0)
     assert stream.row()[1:5] == (2, [], [], "")
     assert stream.end.fault.error_code is ErrorCode.ROWS_LOST
 
     stream = new(Words(list("abcd")), TextParams(), [0, 1, 2])
-    stream.take(3, [3], [], None)
+    stream.ingest(3, [3], [], None)
     stream.fail(ErrorCode.ENGINE_LOST, "gone")
     assert stream.row()[1:5] == (3, [], [], "")

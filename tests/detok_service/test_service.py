@@ -4,9 +4,9 @@ import structlog
 from structlog.testing import capture_logs
 
 from detok_service.decoder import TextError
-from detok_service.router_link import MAX_BATCH_TOKENS
-from detok_service.service import Identity, Service
-from detok_service.stream import Stream
+from detok_service.router_links import MAX_BATCH_TOKENS
+from detok_service.service import Detokenizer, Identity
+from detok_service.stream import TextStream
 from detok_service.tokenizers import Decoders
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
@@ -38,7 +38,7 @@ class Bench:
     def __init__(self, max_streams=1000, new=Letters):
         self.now = 100.0
         self.lanes = {}
-        self.service = Service(
+        self.service = Detokenizer(
             Identity("detok", 9, "inbox"),
             Decoders("letters", new, new),
             self._open,
@@ -134,7 +134,7 @@ def test_after_its_own_stop_a_stream_swallows_the_engine_rows():
     bench.handle(batch(row(1, 3, [3])), batch(row(1, 4, [4])))
     bench.handle(batch(row(1, 5, [], LENGTH)))
     assert bench.texts() == {(1, 0): ("a", FinishReason.STOP_STRING)}
-    assert (bench.service.intake.unknown_rows, bench.service.remembered) == (0, 0)
+    assert (bench.service.decode_loop.unknown_rows, bench.service.remembered) == (0, 0)
 
 
 def test_a_stop_and_the_engine_terminal_in_one_drain():
@@ -178,7 +178,7 @@ def test_a_gap_fails_the_streams_of_that_engine():
         (2, 0): ("ab", None),
         (3, 0): ("a", None),
     }
-    assert (bench.service.gaps, bench.service.intake.unknown_rows) == (1, 0)
+    assert (bench.service.gaps, bench.service.decode_loop.unknown_rows) == (1, 0)
     assert logs[0]["missed"] == 3
     bench.handle(Gap(77, 1), KeepAlive("engine", 1))
     assert bench.texts()[3, 0] == ("a", ErrorCode.ROWS_LOST)
@@ -208,7 +208,7 @@ def test_rows_whose_open_was_lost_are_reported_once_to_every_router():
     for address in ("router", "router-2"):
         assert bench.texts(address) == {(1, 0): ("", ErrorCode.ROWS_LOST)}
     assert bench.texts("router-3") == {}
-    assert (bench.service.intake.unknown_rows, bench.service.remembered) == (1, 0)
+    assert (bench.service.decode_loop.unknown_rows, bench.service.remembered) == (1, 0)
 
 
 def test_beyond_max_streams_requests_are_refused_whole():
@@ -220,7 +220,7 @@ def test_beyond_max_streams_requests_are_refused_whole():
         (2, 0): ("", ErrorCode.OVERLOADED),
         (2, 1): ("", ErrorCode.OVERLOADED),
     }
-    assert (bench.service.streams, bench.service.intake.unknown_rows) == (1, 0)
+    assert (bench.service.streams, bench.service.decode_loop.unknown_rows) == (1, 0)
 
 
 def test_a_full_lane_joins_loses_nothing_and_stops_nobody():
@@ -309,7 +309,7 @@ def test_streams_to_a_router_whose_place_another_took_end():
     bench.handle(Hello("r", "router", epoch=1), Hello("r", "router", epoch=2))
     assert (bench.service.streams, bench.service.remembered) == (2, 1)
     bench.handle(batch(row(1, 2, [], LENGTH), row(2, 0, [3], LENGTH), row(3, 1, [3], LENGTH)))
-    assert (bench.service.streams, bench.service.remembered, bench.service.intake.unknown_rows) == (0, 0, 0)
+    assert (bench.service.streams, bench.service.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
 
 
 def test_streams_of_a_silent_engine_end():
@@ -383,7 +383,7 @@ def test_a_hundred_thousand_live_streams():
     assert bench.service.streams == 0
     assert bench.service.remembered == 0
     assert bench.service.waiting == 0
-    left = [thing for thing in gc.get_objects() if type(thing) is Stream and thing.engine == ("crowd", 1)]
+    left = [thing for thing in gc.get_objects() if type(thing) is TextStream and thing.engine == ("crowd", 1)]
     assert left == []
     texts = bench.texts()
     assert set(texts.values()) == {("ab", FinishReason.LENGTH)}
@@ -399,7 +399,7 @@ def test_ended_streams_leave_no_state_behind():
 
 
 def test_rows_of_nobody_do_not_pile_up_for_a_router_that_does_not_read(monkeypatch):
-    monkeypatch.setattr("detok_service.intake.MAX_TELLING", 10)
+    monkeypatch.setattr("detok_service.decode_loop.MAX_ROUTER_ROWS", 10)
     bench = Bench()
     bench.handle(Hello("r", "router"))
     bench.heartbeat()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detok_service.stops import StopSearch, StopStrings
-from detok_service.stream import MAX_TEXTLESS, Stream
+from detok_service.stream import MAX_TEXTLESS, TextStream
 from detok_service.tokenizers import decoders_of
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import TextParams
@@ -35,7 +35,7 @@ class Words:
 def make(decoder, now=0.0, queue=0.0, **text):
     params = TextParams(**text)
     search = StopSearch(StopStrings(params.stop), params.include_stop) if params.stop else None
-    return Stream(Open(7, 1, 1, params, "router", 3, 0, queue), 0, ("engine", 5), decoder, search, now)
+    return TextStream(Open(7, 1, 1, params, "router", 3, 0, queue), 0, ("engine", 5), decoder, search, now)
 
 
 def row_of(stream):
@@ -63,7 +63,7 @@ def drive(stream, tokens, sizes=(), end=LENGTH, together=False):
     rows = cut(tokens, sizes)
     for at, (offset, row) in enumerate(rows or [(0, [])]):
         last = end if at >= len(rows) - 1 else None
-        stream.take(offset, list(row), logprobs(row, offset), last)
+        stream.ingest(offset, list(row), logprobs(row, offset), last)
         if not together and stream.advance(1.0):
             out.append(row_of(stream))
         if stream.end is not None:
@@ -136,7 +136,7 @@ def test_a_stop_string_in_a_real_text_at_every_row_cut(kind):
 
 def test_tokens_and_logprobs_are_cut_inside_a_row():
     stream = make(Words(["a", "b st", "op c", "d"]), stop=("stop",))
-    stream.take(0, [0, 1, 2, 3], logprobs([0, 1, 2, 3]), LENGTH)
+    stream.ingest(0, [0, 1, 2, 3], logprobs([0, 1, 2, 3]), LENGTH)
     assert stream.advance(1.0)
     row = row_of(stream)
     assert (row.tokens, row.text, row.logprobs) == ([0, 1, 2], "ab ", logprobs([0, 1, 2]))
@@ -155,10 +155,10 @@ def test_a_stop_completed_by_the_flush():
 
 def test_held_text_is_shown_at_the_end():
     stream = make(Words(["a", "st"]), stop=("stop",))
-    stream.take(0, [0, 1], [], None)
+    stream.ingest(0, [0, 1], [], None)
     assert stream.advance(1.0)
     assert row_of(stream).text == "a"
-    stream.take(2, [], [], LENGTH)
+    stream.ingest(2, [], [], LENGTH)
     assert stream.advance(1.0)
     assert row_of(stream)[3:] == (2, [], [], "st", LENGTH)
 
@@ -195,17 +195,17 @@ def test_the_end_token_follows_the_rule_of_special_tokens(skip, text):
 def test_seen_tokens_are_dropped():
     stream = make(Words(list("abcdef")))
     for offset, tokens in [(0, [0, 1]), (0, [0, 1]), (1, [1, 2, 3]), (2, [2]), (4, [4])]:
-        stream.take(offset, tokens, logprobs(tokens, offset), None)
-    stream.take(3, [3, 4, 5], logprobs([3, 4, 5], 3), LENGTH)
+        stream.ingest(offset, tokens, logprobs(tokens, offset), None)
+    stream.ingest(3, [3, 4, 5], logprobs([3, 4, 5], 3), LENGTH)
     assert stream.advance(1.0)
     assert row_of(stream)[3:] == (0, [*range(6)], logprobs(range(6)), "abcdef", LENGTH)
 
 
 def test_a_hole_ends_the_stream_after_what_came_before_it():
     stream = make(Words(list("abcdef")))
-    stream.take(0, [0, 1], [], None)
-    stream.take(3, [3], [], None)
-    stream.take(4, [4], [], LENGTH)
+    stream.ingest(0, [0, 1], [], None)
+    stream.ingest(3, [3], [], None)
+    stream.ingest(4, [4], [], LENGTH)
     assert stream.complete
     assert stream.advance(1.0)
     row = row_of(stream)
@@ -218,8 +218,8 @@ def test_a_hole_ends_the_stream_after_what_came_before_it():
 def test_rows_with_and_without_logprobs_are_no_stream(which):
     stream = make(Words(list("abc")))
     for offset in range(2):
-        stream.take(offset, [offset], logprobs([offset], offset) if offset == which else [], None)
-    stream.take(2, [2], [], LENGTH)
+        stream.ingest(offset, [offset], logprobs([offset], offset) if offset == which else [], None)
+    stream.ingest(2, [2], [], LENGTH)
     assert stream.advance(1.0)
     row = row_of(stream)
     assert (row.tokens, row.text, row.end.fault.error_code) == ([0], "a", ErrorCode.ROWS_LOST)
@@ -230,14 +230,14 @@ def test_tokens_without_text_are_joined_up_to_a_bound():
     stream = make(Words(["", "a"]))
     due = []
     for offset in range(2 * MAX_TEXTLESS):
-        stream.take(offset, [0], [], None)
+        stream.ingest(offset, [0], [], None)
         due.append(stream.advance(1.0))
         if due[-1]:
             assert len(row_of(stream).tokens) == MAX_TEXTLESS
     assert sum(due) == 2
-    stream.take(2 * MAX_TEXTLESS, [0], [], None)
+    stream.ingest(2 * MAX_TEXTLESS, [0], [], None)
     assert not stream.advance(1.0)
-    stream.take(2 * MAX_TEXTLESS + 1, [1], [], None)
+    stream.ingest(2 * MAX_TEXTLESS + 1, [1], [], None)
     assert stream.advance(1.0)
     assert row_of(stream).tokens == [0, 1]
 
@@ -245,7 +245,7 @@ def test_tokens_without_text_are_joined_up_to_a_bound():
 def test_what_is_not_taken_is_joined():
     stream = make(Words(list("abc")))
     for offset in range(3):
-        stream.take(offset, [offset], logprobs([offset], offset), LENGTH if offset == 2 else None)
+        stream.ingest(offset, [offset], logprobs([offset], offset), LENGTH if offset == 2 else None)
         assert stream.advance(1.0)
     assert row_of(stream)[3:] == (0, [0, 1, 2], logprobs([0, 1, 2]), "abc", LENGTH)
 
@@ -253,18 +253,18 @@ def test_what_is_not_taken_is_joined():
 def test_times_of_a_stop_string():
     """Queue as the engine told, the rest by our own clock, from the open and the first token on."""
     stream = make(Words(["a", "b."]), now=10.0, queue=4.0, stop=(".",))
-    stream.take(0, [0], [], None)
+    stream.ingest(0, [0], [], None)
     stream.advance(12.0)
-    stream.take(1, [1], [], None)
+    stream.ingest(1, [1], [], None)
     stream.advance(17.0)
     assert stream.end.times == Times(4.0, 2.0, 5.0)
 
 
 def test_failed_streams_send_what_was_decoded():
     stream = make(Words(["a", "b"]), interval=0)
-    stream.take(0, [0], [], None)
+    stream.ingest(0, [0], [], None)
     assert not stream.advance(1.0)
-    stream.take(1, [1], [], None)
+    stream.ingest(1, [1], [], None)
     stream.fail(ErrorCode.DRAINING, "over")
     row = row_of(stream)
     assert (row.tokens, row.text, row.end.fault.error_code) == ([0], "a", ErrorCode.DRAINING)

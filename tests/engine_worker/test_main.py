@@ -22,6 +22,7 @@ from sluice.ring.wire import TokenBatch
 from tests.fakes.clock import Clock
 from tests.fakes.engine import spec_of
 from tests.fakes.lanes import connected
+from tests.fakes.rows import rows_of
 
 MODEL = Path(sluice.tiny_model.__file__).parent / "checkpoint"
 
@@ -63,7 +64,7 @@ def test_it_serves_the_model_in_the_box_and_drains(tmp_path):
             while sum(row.end is not None for row in rows) < 2:
                 assert detokenizer.wait(60)
                 rows += [
-                    row for batch in detokenizer.receive() if isinstance(batch, TokenBatch) for row in batch.rows()
+                    row for batch in detokenizer.receive() if isinstance(batch, TokenBatch) for row in rows_of(batch)
                 ]
             ends = {row.end.reason for row in rows if row.end}
             codes = {row.end.fault.code for row in rows if row.end and row.end.fault}

@@ -3,6 +3,7 @@
 from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.message import Message
 from sluice.ring.wire import End, Open, TokenBatch
+from tests.fakes.rows import rows_of
 
 
 class MemoryLane:
@@ -74,7 +75,7 @@ class Receiver:
             self.opens[key] = opened
             for sequence in set(range(opened.n)).difference(opened.ended):
                 self.streams[*key, sequence] = Stream(opened.resume.get(sequence, ()))
-        for row in batch.rows():
+        for row in rows_of(batch):
             stream = self.streams[row.request, row.attempt, row.sequence]
             assert stream.end is None, f"{row} after its terminal"
             assert row.offset == len(stream.tokens), f"{row} at {len(stream.tokens)}"

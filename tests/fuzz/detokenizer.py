@@ -9,7 +9,7 @@ import zmq
 from tokenizers import Tokenizer
 
 from detok_service.__main__ import open_lane
-from detok_service.service import Identity, Service
+from detok_service.service import Detokenizer, Identity
 from detok_service.tokenizers import load_decoders
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
@@ -64,7 +64,7 @@ def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
     with tempfile.TemporaryDirectory(prefix="sl") as folder, zmq.Context() as context:
         good, sink = (Inbox(context, f"ipc://{folder}/{name}", ToRouter) for name in ("good", "sink"))
         inbox = Inbox(context, f"ipc://{folder}/detok", ToDetokenizer)
-        service = Service(
+        service = Detokenizer(
             Identity("detok", 1, inbox.address),
             load_decoders(TINY / "tokenizer.json"),
             partial(open_lane, context, PLAIN),

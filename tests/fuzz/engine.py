@@ -18,6 +18,7 @@ from sluice.ring.lane import Lane
 from sluice.ring.message import Message
 from sluice.ring.params import RangeRetention, RetentionParams, SamplingParams, StopParams, TextParams
 from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch
+from tests.fakes.rows import rows_of
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 from tests.fuzz.frames import Mutator
 from tests.fuzz.sender import Deadline, Sender
@@ -172,7 +173,7 @@ class Beside:
             spec = submit(self._worker.epoch, address, address, request=self._request, priority=3)
             self._submitted = self._lane.send(spec)
         for message in self._inbox.receive():
-            for row in message.rows() if isinstance(message, TokenBatch) else ():
+            for row in rows_of(message) if isinstance(message, TokenBatch) else ():
                 if row.request == self._request:
                     self._take(row)
 

@@ -5,9 +5,9 @@ import math
 import msgspec
 import pytest
 
-from sluice.ring.bounds import MAX_STOP_CHARS
 from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello
+from sluice.ring.message import MAX_STOP_CHARS
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.wire import (
     Cancel,

@@ -188,7 +188,7 @@ def test_what_is_no_model_is_named(model):
     [
         ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "give its hub id, Qwen/Qwen3-0.6B"),
         ("{folder}/model.gguf", "GGUF"),
-        ("{folder}/model.safetensors", "is a file: give the folder that it lies in"),
+        ("{folder}/model.safetensors", "is a file: give its folder"),
         ("{folder}/gguf", "GGUF"),
         ("{folder}/slow", "AutoTokenizer"),
         ("{folder}/lora", "LoRA adapter"),

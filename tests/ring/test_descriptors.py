@@ -8,14 +8,14 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from sluice.ring.descriptors import KEPT_BACK, check_limit
+from sluice.ring.descriptors import RESERVED, check_limit
 from tests.fakes.processes import LIMIT
 
 PREAMBLE = f"""
 import os, resource, sys, time
 import zmq
 from sluice.ring.heartbeats import Hello
-from sluice.ring.descriptors import kept_back, raise_limit
+from sluice.ring.descriptors import reserve, raise_limit
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 
@@ -53,9 +53,9 @@ def test_the_limit_is_raised_but_for_a_few_that_are_kept_back(tmp_path):
 for hard in (20000, 512, 64):
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft(), 64), hard))
     assert raise_limit() == soft() == hard - {20000: 128, 512: 64, 64: 8}[hard]
-    with kept_back():
+    with reserve():
         assert soft() == hard
-        with kept_back():
+        with reserve():
             pass
     assert soft() < hard
 print("done")
@@ -114,4 +114,4 @@ def test_a_limit_below_what_the_settings_need_is_a_warning():
         check_limit(999, 1000, structlog.get_logger())
     (line,) = logs
     assert (line["log_level"], line["limit"], line["needed"]) == ("warning", 999, 1000)
-    assert str(1000 + KEPT_BACK) in line["remedy"]
+    assert str(1000 + RESERVED) in line["remedy"]

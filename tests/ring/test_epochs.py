@@ -1,6 +1,6 @@
 """Who is new at an address, and who only late."""
 
-from sluice.ring.epochs import MAX_FORMER, Epochs
+from sluice.ring.heartbeats import MAX_FORMER, Epochs
 
 
 def test_the_first_replaces_nobody():

@@ -5,11 +5,10 @@ import msgspec
 import pytest
 import zmq
 
-from sluice.ring.frame import HEADER, MAGIC, MAX_FRAME_NUMBER
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.keys import Security
-from sluice.ring.lane import Lane
+from sluice.ring.lane import HEADER, MAGIC, MAX_FRAME_NUMBER, Lane
 from sluice.ring.message import VERSION
 from sluice.ring.wire import ToDetokenizer
 from tests.fakes.lanes import connected, until

@@ -145,7 +145,7 @@ def test_the_socket_of_a_program_without_a_lock_is_left_alone(context, path):
 
 def test_a_file_that_is_no_socket_is_left_alone(context, path):
     path.write_text("a user's")
-    with pytest.raises(ListenError, match="there is a file that is no socket"):
+    with pytest.raises(ListenError, match="the file there is not a socket"):
         inbox_at(context, path)
     assert path.read_text() == "a user's"
     assert list(path.parent.iterdir()) == [path]

@@ -7,8 +7,8 @@ from random import Random
 
 import msgspec
 
-from sluice.ring.frame import HEADER, MAGIC
 from sluice.ring.inbox import Inbox
+from sluice.ring.lane import HEADER, MAGIC
 from sluice.ring.message import VERSION
 from sluice.ring.wire import Submit
 

@@ -11,7 +11,7 @@ import structlog
 import engine_worker.ringside.worker
 import router.app
 from detok_service.decoder import ByteDecoder
-from detok_service.service import Identity, Service
+from detok_service.service import Detokenizer, Identity
 from detok_service.tokenizers import Decoders
 from engine_worker.config import EngineSettings
 from router.access.principal import Principal
@@ -174,7 +174,7 @@ class SimEngine(Process):
 
 
 class SimDetokenizer(Process):
-    """detok_service's Service, with halves of characters for tokens."""
+    """detok_service's Detokenizer, with halves of characters for tokens."""
 
     def __init__(self, network: Network, name: str) -> None:
         super().__init__(name)
@@ -182,7 +182,9 @@ class SimDetokenizer(Process):
         loop = asyncio.get_running_loop()
         identity = Identity(name, secrets.randbits(63), self.address, checkpoint().tokenizer_fingerprint)
         decoders = Decoders("bytes", lambda: ByteDecoder(table()), lambda: ByteDecoder(table()))
-        self.service = Service(identity, decoders, lambda address: network.lane(None, address), 1000, SILENT, loop.time)
+        self.service = Detokenizer(
+            identity, decoders, lambda address: network.lane(None, address), 1000, SILENT, loop.time
+        )
         self.tasks = [loop.create_task(self._turn())]
 
     def drain(self) -> None:

@@ -64,8 +64,7 @@ def test_detokenizer():
         max_streams=1,
         backlog=0,
         waiting=0,
-        intake=Having(tokens=0, unknown_rows=0, stale_opens=0),
-        decoding=Having(failed=Counter(), dropped=0),
+        decode_loop=Having(tokens=0, unknown_rows=0, stale_opens=0, failed=Counter(), dropped=0),
         gaps=0,
         draining_since=None,
     )

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sluice.telemetry.connections import Connections
 from sluice.telemetry.health import Health, ProgressBeacon
-from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
+from sluice.telemetry.server import MAX_CONNECTIONS, Connections, StatusServer
 from tests.fakes.processes import LIMIT
 
 REQUEST = b"GET /livez HTTP/1.0\r\n"
@@ -107,7 +106,7 @@ from prometheus_client import CollectorRegistry
 from sluice.ring.descriptors import raise_limit
 from sluice.telemetry.health import Health
 from sluice.telemetry.health import ProgressBeacon
-from sluice.telemetry.server import StatusServer
+from sluice.telemetry.server import Connections, StatusServer
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
 limit = raise_limit()
 health = Health(ProgressBeacon(), 1e9, 1e9, lambda: None)

@@ -9,6 +9,7 @@ from engine_worker.scheduling.build import POLICIES, SchedulerNames
 from sluice.ring.errors import FinishReason
 from sluice.ring.stats import Stage
 from tests.fakes.engine import EngineBench, spec_of
+from tests.fakes.rows import rows_of
 from tests.fakes.runner import continuation
 
 pytestmark = pytest.mark.usefixtures("either_way")
@@ -209,7 +210,7 @@ def test_what_cannot_be_resumed_is_refused(asked, message):
     request = bench.submit(PROMPT, n=2, **asked)
     bench.engine.step()
     (batch,) = bench.receiver.lanes["mem://a"].messages
-    rows = list(batch.rows())
+    rows = list(rows_of(batch))
     assert {row.sequence for row in rows} == {0, 1}.difference(asked.get("ended", ()))
     assert {(row.end.fault.code, row.end.fault.message) for row in rows} == {("INVALID_ARGUMENT", message)}
     assert all(row.offset == len(asked.get("resume", {}).get(row.sequence, ())) for row in rows)

@@ -16,6 +16,7 @@ from tests.fakes.clock import Clock
 from tests.fakes.engine import EngineBench
 from tests.fakes.lane import Receiver
 from tests.fakes.lanes import connected, until
+from tests.fakes.rows import rows_of
 
 A, B = "mem://a", "mem://b"
 OPENED = Open(1, 0, 1, TextParams(), "mem://router", 3, 0)
@@ -63,7 +64,7 @@ def test_rows_are_joined_while_a_lane_is_full(outbox, receiver):
     outbox.flush()
     assert not outbox.waiting
     (batch,) = lane.messages
-    assert list(batch.rows()) == [
+    assert list(rows_of(batch)) == [
         row(0, 5, 6, 7, 8, end=End(FinishReason.EOS, Times(0, 0, 0))),
         row(0, 1, sequence=1),
     ]
@@ -105,7 +106,7 @@ def test_many_streams_that_resume_begin_in_several_messages(outbox, receiver):
     messages = receiver.lanes[A].messages
     assert [opened for batch in messages for opened in batch.opens] == opens
     assert max(sum(len(opened.resume[1]) for opened in batch.opens) for batch in messages) == TOKENS_PER_MESSAGE
-    assert [each.request for batch in messages for each in batch.rows()] == [0, 1, 2, 3, 4]
+    assert [each.request for batch in messages for each in rows_of(batch)] == [0, 1, 2, 3, 4]
     begun = set()
     for batch in messages:
         begun |= {opened.request for opened in batch.opens}

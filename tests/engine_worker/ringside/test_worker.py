@@ -28,6 +28,7 @@ from sluice.ring.timing import HEARTBEAT_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch
 from tests.fakes.lanes import FakeLane, connected
 from tests.fakes.processes import wait_until
+from tests.fakes.rows import rows_of
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 
 LIMIT = 60.0
@@ -104,7 +105,7 @@ class World:
                     self.pulses += 1
                 else:
                     self.opens += message.opens
-                    self.rows += message.rows()
+                    self.rows += rows_of(message)
 
     def ends(self) -> list:
         return [row.end for row in self.rows if row.end]

@@ -11,9 +11,9 @@ from grpc import StatusCode
 
 from router.peers.peers import HUNG_UP_SECONDS
 from sluice.ring.errors import FinishReason
-from sluice.ring.frame import HEADER, MAGIC
 from sluice.ring.heartbeats import Hello
 from sluice.ring.inbox import Inbox
+from sluice.ring.lane import HEADER, MAGIC
 from sluice.ring.message import VERSION
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub

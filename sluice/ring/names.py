@@ -1,18 +1,16 @@
-"""Things of the user's that a setting names."""
+"""Names that users write: objects by `module:name`, and hints for mistyped ones."""
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 
 def find(value: str) -> Any:
-    """What `module:name` names; the module is looked for as any other, and then in the working directory.
-
-    Raises ValueError with the reason.
-    """
+    """Import `module:name`; the working directory comes last on the path. Raises ValueError with the reason."""
     module, _, name = value.partition(":")
     if not (module and name):
         raise ValueError("it is not of the form module:name")
@@ -25,10 +23,16 @@ def find(value: str) -> Any:
 
 @contextmanager
 def _working_directory_last() -> Iterator[None]:
-    """Services run with `python -P`, so that no file in the user's folder is taken for a module of ours."""
+    """Services run with `python -P`, so that no file in the user's folder shadows a module of ours."""
     folder = os.getcwd()
     sys.path.append(folder)
     try:
         yield
     finally:
         sys.path.remove(folder)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message: the closest known name; empty if none is close."""
+    found = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
