@@ -123,6 +123,7 @@ class Outbox:
             return
         self._kept_alive_at = now
         for address, peer in list(self._peers.items()):
+            # Also after rows were lost: the gap in the frame numbers shows only with the next frame.
             if peer.lane.ready() and peer.lane.send(KeepAlive(self._engine, self._epoch)):
                 peer.accepted_at = now
             elif now - peer.accepted_at >= LANE_FORGET_SECONDS:
