@@ -244,6 +244,7 @@ class Request:
         place = place_in_line(spec.priority, now, aging_seconds)
         self.sequences = tuple(self._sequence(index, (place, number, index)) for index in remaining(spec))
         """By index."""
+        # Sequences without output await the prompt; the first of them computes it.
         for computes_prompt in self.awaiting()[:1]:
             computes_prompt.state = State.WAITING
         self.num_live = len(self.sequences)

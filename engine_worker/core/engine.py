@@ -112,6 +112,7 @@ class Engine:
         schedule = self._schedule()
         if not (schedule.context or schedule.generation):
             return False
+        # Moves are taken after scheduling, which decides them.
         step = InFlightStep.launch(self._runner, schedule, self._cache.take_moves(), now)
         self._in_flight.append(step)
         for entry in step.entries:

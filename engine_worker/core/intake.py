@@ -93,6 +93,7 @@ class Intake:
                 self._arrivals += 1
                 root = root_hash(self._terms.fingerprint, spec.salt)
                 request = Request(spec, root, self._arrivals, now, self._aging_seconds)
+                # `alone`: engines died under this request before.
                 (self.quarantine if spec.alone else self._live).begin(request, now)
             else:
                 self._live.refuse(spec, fault)

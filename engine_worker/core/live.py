@@ -151,6 +151,7 @@ class LiveRequests:
         over."""
         computes_prompt = sequence.state is not State.AWAITING and not sequence.output
         if sequence.state is not State.AWAITING:
+            # Orders are unique, so this is its index.
             del self.active[bisect_left(self.active, sequence.order, key=IN_ORDER)]
         if sequence.num_inflight:
             self._cache.retire(sequence)

@@ -85,6 +85,7 @@ def plan(schedule: Schedule) -> tuple[list[StepEntry], list[Slice], int]:
         drawers = _drawers(chunk)
         entries.append(StepEntry(sequence, num_tokens, drawers))
         slices.append(_slice(sequence, num_tokens, drawers))
+        # After the slice was made, which starts where the previous step ends.
         sequence.num_inflight += num_tokens
         for drawer in drawers:
             drawer.expect(draw)
@@ -94,6 +95,7 @@ def plan(schedule: Schedule) -> tuple[list[StepEntry], list[Slice], int]:
 
 def _drawers(chunk: Chunk) -> tuple[Sequence, ...]:
     sequence = chunk.sequence
+    # In the middle of a context there is nothing to draw.
     if chunk.num_tokens < sequence.num_pending:
         return ()
     if sequence.output:

@@ -83,6 +83,7 @@ class KvCacheManager:
         if self.geometry.window is not None and sequence.first_block < (first := self.geometry.first_needed(end)):
             behind = range(sequence.first_block, first)
             self._release_blocks(sequence, behind)
+            # The table keeps its length, so that positions still map to indexes.
             sequence.blocks[behind.start : first] = [UNUSED] * len(behind)
             sequence.first_block = first
 

@@ -44,6 +44,7 @@ class Tiers:
     def onload(self, source: int) -> int:
         """A device block, held once, with the content of a held host block, which becomes unfindable."""
         block = self.allocate()
+        # Content is findable in one place only.
         stored = self.host.forget(source)
         if stored is None:
             raise CacheCorruptError(f"host block {source} has no content to load")
@@ -102,6 +103,7 @@ class Tiers:
         if dropped is not None:
             self.journal.remove(dropped.content.hash)
         host.publish(target, *evicted)
+        # Cached at once: host blocks are held only while they are about to be loaded.
         host.release(target)
         self.moves.append(Move(MoveKind.OFFLOAD, block, target))
         self.offloads += 1

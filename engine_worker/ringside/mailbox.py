@@ -63,6 +63,7 @@ class Mailbox:
             message, room = self._messages[0], len(found) < limit
             if isinstance(message, Hello):
                 self._orphans |= {(s.request, s.attempt) for s in self._submits.values() if s.router == message.address}
+            # Meant for an earlier process at this address.
             elif message.engine_epoch != self._epoch:
                 self._drop("other_epoch", message)
             elif isinstance(message, Cancel):
@@ -115,6 +116,7 @@ class Mailbox:
     def _accept(self, spec: Submit, room: bool) -> bool:
         """Whether the core may have the request; if not, it was refused or dropped."""
         if spec.request in self._submits:
+            # The live attempt is the same or a later one.
             return self._drop("stale", spec)
         if not (1 <= spec.n <= MAX_SEQUENCES and remaining(spec)):
             return self._drop("invalid", spec)

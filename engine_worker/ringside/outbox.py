@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from structlog.stdlib import BoundLogger
 
 from sluice.ring.heartbeats import KeepAlive
-from sluice.ring.lane import Lane
+from sluice.ring.lane import SendLane
 from sluice.ring.timing import CUT_OFF_FORGET_SECONDS, CUT_OFF_SECONDS, KEEP_ALIVE_SECONDS, LANE_FORGET_SECONDS
 from sluice.ring.wire import Open, TokenBatch, TokenRow
 
@@ -17,7 +17,7 @@ MAX_LANES = 256
 class _Peer:
     """A detokenizer: its lane, and what waits for it."""
 
-    def __init__(self, lane: Lane, now: float) -> None:
+    def __init__(self, lane: SendLane, now: float) -> None:
         self.lane = lane
         self.users = 0
         """Live requests that send to it."""
@@ -41,7 +41,12 @@ class Outbox:
     """
 
     def __init__(
-        self, engine: str, epoch: int, open_lane: Callable[[str], Lane], clock: Callable[[], float], log: BoundLogger
+        self,
+        engine: str,
+        epoch: int,
+        open_lane: Callable[[str], SendLane],
+        clock: Callable[[], float],
+        log: BoundLogger,
     ) -> None:
         """`open_lane` raises ValueError on an invalid address. `clock`: seconds."""
         self.lost = 0
@@ -118,6 +123,7 @@ class Outbox:
             return
         self._kept_alive_at = now
         for address, peer in list(self._peers.items()):
+            # Also after rows were lost: the gap in the frame numbers shows only with the next frame.
             if peer.lane.ready() and peer.lane.send(KeepAlive(self._engine, self._epoch)):
                 peer.accepted_at = now
             elif now - peer.accepted_at >= LANE_FORGET_SECONDS:

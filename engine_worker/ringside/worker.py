@@ -244,6 +244,7 @@ class Worker:
         found: list[Submit | Cancel | Hello] = []
         for message in self._inbox.receive():
             if isinstance(message, Hello):
+                # Before on_hello, which makes its epoch the known one. The mailbox ends the former router's requests.
                 if self._routers.is_replacement(message):
                     found.append(message)
                 if not self._routers.on_hello(message):

@@ -95,6 +95,7 @@ class GuardedScheduler(RequestScheduler):
         try:
             context, generation = self._scheduler.schedule(list(active), NO_REQUESTS)
             schedule = self._checked(list(context), list(generation), active)
+        # Not a fault: the engine collects the step and asks again.
         except InFlightError:
             raise
         except Exception:  # noqa: BLE001 - the user's code may raise anything, and the engine must go on

@@ -36,6 +36,7 @@ class MaxUtilization:
 
     def _preempt(self, holders: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         """(kept, preempted). A step that preempts admits nothing."""
+        # A new forecast, because the caller's has let some holders grow.
         forecast, kept, preempted = self._cache.forecast(), 0, []
         while kept < len(holders):
             if forecast.grow(holders[kept]):

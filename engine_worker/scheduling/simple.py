@@ -58,6 +58,7 @@ class RequestScheduler(ABC):
         Raises InFlightError, with no effect, if one of them is in flight.
         """
         sequences = [sequence for sequence in sequences if sequence.blocks]
+        # Checked for all first, so that nothing has moved when it raises.
         if any(sequence.num_inflight for sequence in sequences):
             raise InFlightError
         for sequence in sequences:

@@ -139,7 +139,7 @@ def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
     refused = sum(worker._mailbox.refused.values())
     return (
         f"{inbox.malformed} malformed, {inbox.gaps} gaps, {dropped} dropped, {refused} refused, "
-        f"{engine.live.begun} begun, {runner.failures} steps failed, {beside.done} streams beside"
+        f"{engine.live.num_begun} begun, {runner.failures} steps failed, {beside.done} streams beside"
     )
 
 
