@@ -21,5 +21,5 @@ def fallbacks(choices: Mapping[str, str]) -> dict[str, str]:
     """By choice, which one it is and why; none on a CPU."""
     if choices["device"] == "cpu":
         return {}
-    said = {**choices, "attention": f"{choices['attention']}: {choices['attention_because']}"}
+    said = {**choices, "attention": f"{choices['attention']}: {choices['attention_reason']}"}
     return {name: f"{name} = {said[name]}" for name, no in FALLBACKS.items() if said[name].startswith(no)}

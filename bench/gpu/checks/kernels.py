@@ -8,11 +8,10 @@ import torch
 
 from bench.gpu.findings import Skip
 from engine_worker.attention import flash, varlen
-from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.backend import AttentionBackend, HeadShape, Refusal, RefusedError
 from engine_worker.attention.choice import KERNELS, Site, try_kernel
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.paged import Kernel
-from engine_worker.attention.refusal import Refusal, RefusedError
 
 Make = Callable[[HeadShape, int | None, int], AttentionBackend]
 """(heads, window, tokens per block) → a backend. Raises Skip where it is not here or not for these, and RefusedError

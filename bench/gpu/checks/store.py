@@ -6,8 +6,8 @@ import torch
 
 from bench.gpu.findings import Check, Skip
 from engine_worker.attention.backend import HeadShape
-from engine_worker.attention.store import Store, fused
-from engine_worker.attention.trial import try_store
+from engine_worker.attention.paged import Store, triton_store
+from engine_worker.attention.trial import verify_store
 
 TITLE = "Triton's store"
 NAME = f"{TITLE} = torch's"
@@ -18,7 +18,7 @@ def check(heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) 
     if device.type == "cpu":
         raise Skip("it needs a CUDA device")
     try:
-        store = fused()
+        store = triton_store()
     except ModuleNotFoundError as error:
         raise Skip(str(error)) from error
     return compare(store, heads, dtype, device)
@@ -27,5 +27,5 @@ def check(heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) 
 def compare(store: Store, heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) -> Check:
     """For each of the heads. Raises RefusedError where it is wrong, and whatever it raises."""
     for one in heads:
-        try_store(store, one, dtype, device)
+        verify_store(store, one, dtype, device)
     return Check(NAME, passed=True, detail=f"{len(heads)} shapes of heads")

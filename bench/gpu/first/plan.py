@@ -19,7 +19,7 @@ from bench.gpu.served import Served, served
 from bench.gpu.session import Session
 from bench.gpu.shapes import Shape
 from bench.gpu.stages import Stages
-from engine_worker.runner import compiler
+from engine_worker.runner.machine import missing_compiler
 
 TRIAL, DEFAULT = 20.0, 45.0
 """About how many seconds a kernel's trials take, and a load of the default path with its requests."""
@@ -60,7 +60,7 @@ class First(Stages):
 
     def _facts(self) -> str:
         self._findings.facts = facts(self._device)
-        if compiler.missing():
+        if missing_compiler():
             self._findings.notes.append(NO_COMPILER)
         return "; ".join(f"{name}: {value}" for name, value in self._findings.facts.items())
 

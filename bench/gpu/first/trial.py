@@ -8,8 +8,7 @@ import torch
 
 from bench.gpu.findings import RUNS
 from bench.gpu.first.subjects import Place, Trial, subjects
-from engine_worker.attention.backend import HeadShape
-from engine_worker.attention.refusal import Refusal, RefusedError
+from engine_worker.attention.backend import HeadShape, Refusal, RefusedError
 
 BEGUN, MARK = "begun: ", "tried: "
 """Before each line: libraries print too."""
