@@ -77,6 +77,7 @@ class KVCache:
             match kind:
                 case MoveKind.COPY:
                     self._blocks[:, :, target] = self._blocks[:, :, source]
+                # Host blocks keep all layers together, so that a move is one copy in host memory.
                 case MoveKind.OFFLOAD:
                     self._host_blocks[target].copy_(self._blocks[:, :, source], non_blocking=True)
                 case MoveKind.ONLOAD:

@@ -78,6 +78,7 @@ def choose(wanted: str, site: Site) -> ChosenBackend:
             )
         return ChosenBackend(CpuAttention(site.heads, site.windows), "the device is a CPU", size)
     refused: list[str] = []
+    # A stable sort: among kernels that split long contexts the best still comes first.
     for kernel in sorted(KERNELS, key=lambda kernel: not kernel.splits(site.heads, site.windows)):
         if wanted in ("auto", kernel.name):
             try:
@@ -103,6 +104,7 @@ def try_kernel(kernel: Kernel, site: Site) -> ChosenBackend:
         raise
     except Exception as error:  # a third-party package may raise anything
         refused = RefusedError.of(error)
+        # A kernel that is absent has run nothing, so the device need not be checked.
         if refused.kind is not Refusal.ABSENT:
             check_device(site.device, kernel.title, f"attention = {_alternative(kernel)}", error)
         raise refused from error

@@ -50,6 +50,7 @@ def causal_mask(length: int, dtype: torch.dtype, window: int | None) -> Tensor:
     Aligned bottom right, so that `mask[-rows:, -keys:]` fits every tile of `rows` tokens that ends at the last of
     `keys` keys.
     """
+    # Key `own + i` is query row i's own.
     own = length - TILE
     seen = torch.ones(TILE, length, dtype=torch.bool).tril(own)
     if window is not None:
@@ -60,6 +61,7 @@ def causal_mask(length: int, dtype: torch.dtype, window: int | None) -> Tensor:
 def attend_context(query: Tensor, cache: LayerCache, plan: ContextPlan, mask: Tensor, heads: HeadShape) -> Tensor:
     """Query [Q, heads, head_dim] of this sequence -> the same shape. The mask is at least `plan.widest` wide."""
     keys, values = (pool[plan.blocks].flatten(0, 1).transpose(0, 1)[None] for pool in (cache.keys, cache.values))
+    # Tiles keep the mask small and skip keys that causality or the window rules out.
     past = plan.length - len(query)
     tiles = []
     for begin in range(0, len(query), TILE):

@@ -46,6 +46,7 @@ class CpuAttention:
         silence_warning()
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> CpuInputs:
+        # Known once per step, so that every layer can store without a mask.
         padded = len(inputs.slots) > int(inputs.query_start[-1]) or bool((inputs.slots < 0).any())
         # A window wider than every context of the step equals no window: such layers share a plan.
         narrow = {window: window if window and window < inputs.max_context else None for window in self._windows}
@@ -79,6 +80,7 @@ class CpuAttention:
             cache.store(key[inputs.stored], value[inputs.stored], inputs.slots[inputs.stored])
         plan = inputs.plans[window]
         single = plan.generation
+        # The common case, a step of generation rows only, needs no scattering.
         if single is not None and single.rows is None:
             return attend_generation(query, cache, single, self._heads.scale)
         out = torch.zeros_like(query, memory_format=torch.contiguous_format)

@@ -20,6 +20,7 @@ from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
 
 _bag = torch.ops.aten._embedding_bag_forward_only.default
+# Arguments of the op.
 SUM = 0
 NO_PADDING = -1
 
@@ -142,6 +143,7 @@ def attend_generation(query: Tensor, cache: LayerCache, plan: GenerationPlan, sc
     """Query [B, heads, head_dim] -> the same shape."""
     heads = query.reshape(-1, query.shape[2])
     pairs = plan.pairs
+    # Writes into the plan's own values: nothing is allocated per layer.
     scores = torch.sparse.sampled_addmm(pairs, heads, cache.key_columns, beta=0.0, alpha=scale, out=pairs).values()
     plan.scores.index_copy_(0, plan.flat_index, scores)
     weights = _softmax(plan.rectangles).index_select(0, plan.flat_index)

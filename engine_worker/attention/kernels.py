@@ -72,12 +72,15 @@ def _attend(
 
     Online softmax (arXiv:1805.02867). Writes the output or, if keys are split, partial results for `_combine`.
     """
+    # Grid: tiles of query rows; KV heads times shares; sequences.
     tile, sequence = tl.program_id(0), skipped + tl.program_id(2)
     head, split = tl.program_id(1) // most, tl.program_id(1) % most
     begin = tl.load(query_start + sequence)
     count = tl.load(query_start + sequence + 1) - begin
     past = tl.load(lengths + sequence) - count
+    # Sequences are padded to the longest query: shorter ones leave programs without rows.
     if tile * ROWS < count * GROUP:
+        # All query heads of a KV head share a tile, so that its keys and values are read once.
         row = tile * ROWS + tl.arange(0, ROWS)
         token = row // GROUP
         live = token < count
@@ -88,6 +91,7 @@ def _attend(
         place = (begin + token).to(tl.int64) * query_stride + query_head * HEAD_DIM
         rows = tl.load(query + place[:, None] + at[None, :], mask=inside, other=0.0)
 
+        # Keys that any row of the tile sees: [first, end), divided into shares of whole rounds.
         end = past + tl.minimum(count, (tile * ROWS + ROWS - 1) // GROUP + 1)
         first = 0
         if WINDOWED:
@@ -116,6 +120,7 @@ def _attend(
             # A row that has seen no key yet has top -inf, and -inf - -inf would be NaN: subtract 0 instead.
             base = tl.where(higher == float("-inf"), 0.0, higher)
             weights = tl.exp(scores - base[:, None])
+            # Rescale what was accumulated under the former maximum.
             shrink = tl.exp(top - base)
             total = total * shrink + tl.sum(weights, 1)
             content = tl.load(values + slot[:, None] + at[None, :], mask=wanted, other=0.0)
@@ -125,6 +130,7 @@ def _attend(
 
         target = (begin + token).to(tl.int64) * (GROUP * KV_HEADS) + query_head
         if SPLIT:
+            # A share without keys writes no sums; _combine does not read them.
             target = target * most + split
             tl.store(tops + target, top, mask=live)
             tl.store(totals + target, total, mask=live)

@@ -24,6 +24,7 @@ UNSPLIT = Split(1, 1)
 def plan_split(programs: int, max_context: int, keys: int, cores: int) -> Split:
     """programs: how many there are without splitting; max_context: tokens; keys: that a program reads per round; cores:
     multiprocessors of the GPU."""
+    # No share is smaller than a round of keys.
     busy = max(1, min(SPLITS, ROUNDS * cores // programs, -(-max_context // keys)))
     most = max(busy, min(LONG_SPLITS, -(-max_context // LONG)))
     return UNSPLIT if most == 1 else Split(most, busy)

@@ -70,6 +70,7 @@ class SelfAttention(Layer):
         self, x: Tensor, rotations: tuple[Tensor, Tensor], cache: LayerCache, inputs: AttentionInputs
     ) -> Tensor:
         num_heads, num_kv_heads = self._heads.num_heads, self._heads.num_kv_heads
+        # Queries and keys are adjacent in the product, so one call rotates both.
         qkv = self.qkv_proj(x).view(len(x), num_heads + 2 * num_kv_heads, self._heads.head_dim)
         query_key = self.rotate(qkv[:, : num_heads + num_kv_heads], rotations)
         query, key, value = query_key[:, :num_heads], query_key[:, num_heads:], qkv[:, num_heads + num_kv_heads :]

@@ -53,4 +53,5 @@ class LMHead(Linear):
         return {f"{prefix}weight": Cut(0, self._rows)}
 
     def __call__(self, x: Tensor) -> Tensor:
+        # Only the last ranks have padding rows, so they end up behind the vocabulary.
         return self._shard.gather(super().__call__(x))[:, : self._rows.total]

@@ -45,6 +45,7 @@ class FusedLinear(Linear):
         """Outputs of each map by its name in the checkpoint."""
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
+        # "layers.0.self_attn.qkv_proj." -> "layers.0.self_attn".
         parent = prefix.removesuffix(".").rpartition(".")[0]
         found: dict[str, Tensor] = {}
         for name, fused in super().targets().items():

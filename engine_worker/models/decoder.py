@@ -128,6 +128,7 @@ class CausalLM(Layer):
 
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
         x = self.model.embed_tokens(token_ids)
+        # The same for all layers.
         rotations = self._rotary.rotations(positions)
         update = None
         for layer, layer_cache in zip(self.model.layers, cache.layers, strict=True):

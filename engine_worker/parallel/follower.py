@@ -124,6 +124,7 @@ class Follower:
 
     def _load(self, load: LoadModel) -> Forward:
         rank_env, seconds = self._rank_env, load.start_seconds
+        # Each machine opens its own copy; the fingerprint proves that it is the same.
         checkpoint = open_checkpoint(load.model, revision=load.revision)
         if checkpoint.fingerprint != load.fingerprint:
             raise CheckpointError(f"{checkpoint.path} holds different files on this machine than on rank 0's")

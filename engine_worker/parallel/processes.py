@@ -65,6 +65,7 @@ class Processes:
     def exit_reason(self, rank: int) -> str | None:
         """How this rank's process has ended, or is about to; None if it runs on."""
         with suppress(subprocess.TimeoutExpired):
+            # A closed connection can be noticed before the process has ended: wait a moment for its exit status.
             code = self._children[rank - 1].wait(REAP_SECONDS)
             return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return None

@@ -80,6 +80,7 @@ class RankListener:
         if len(handshake) < HANDSHAKE.size:
             return None
         token, rank = HANDSHAKE.unpack(handshake)
+        # Constant time, so that the token cannot be guessed byte by byte.
         return int(rank) if hmac.compare_digest(token, self._token) else None
 
 

@@ -84,6 +84,7 @@ def build_batch(slices: Sequence[Slice], tokens_per_block: int, window: int | No
         block_tables,
         query_start=np.concatenate(([0], ends)).astype(np.int32),
         context_lengths=lengths.astype(np.int32),
+        # None spares the gather in the common step, where every token draws.
         last_tokens=None if len(drawing) == total else (ends - 1)[drawing],
         follow_tokens=follow_tokens,
         follow_draws=follow_draws,

@@ -185,6 +185,7 @@ class Graphs:
         # A graph reads the inputs that the backend prepared for it, but does not keep them alive.
         self._inputs: list[AttentionInputs] = []
         token_ids, positions, attention = buffers.inputs(buffers.rows)
+        # One output buffer for all sizes, shaped by an eager run of the largest.
         self._hidden = torch.empty_like(compute(token_ids, positions, prepare(attention)))
         for done, size in enumerate(reversed(self.sizes)):
             progress(done, len(self.sizes))

@@ -43,6 +43,17 @@ def _no_warning(_event: str, _reason: str) -> None:
     pass
 
 
+class Placement(NamedTuple):
+    """How this rank runs a model."""
+
+    config: RunnerConfig
+    """With `tokens_per_block` set."""
+    max_context: int
+    dtype: torch.dtype
+    device: torch.device
+    shard: Shard
+
+
 class LoadedModel(NamedTuple):
     """A model, or a rank's shard of it, in memory."""
 
@@ -87,14 +98,9 @@ def load(
     """See `load_runner`."""
     device = find_device(config)
     config = _share_of_rank(config, device)
-    if device.type == "cpu":
-        torch.set_num_threads(config.threads or 1)
-    else:
-        torch.cuda.set_device(device)
-        _check_compiler(warn)
-    dtype = _dtype(config, checkpoint, device)
+    _use_device(device, config, warn)
+    dtype, context = _dtype(config, checkpoint, device), checkpoint.max_context_tokens
     found = find_model(checkpoint.config)
-    context = checkpoint.max_context_tokens
     shape = replace(found.config, windows=narrow_windows(found.config.windows, config.max_attention_window, context))
     heads = shard.heads(shape.heads)
     with torch.inference_mode():
@@ -104,24 +110,13 @@ def load(
             raise ValueError(f"ranks disagree on tokens_per_block: {chosen.tokens_per_block} suits this one")
         _warn_if_slow(chosen, device, warn)
         config = replace(config, tokens_per_block=chosen.tokens_per_block)
+        placement = Placement(config, context, dtype, device, shard)
         model = found.architecture(shape, chosen.backend, dtype=dtype, device=device, shard=shard)
-        if config.weights == "random":
-            deviation = float(checkpoint.config.get("initializer_range", 0.02))
-            random_weights(model.targets(), config.weights_seed, deviation, progress, model.cuts())
-        elif isinstance(model, SelfLoading):
-            model.load(checkpoint.path, progress)
-        else:
-            load_weights(checkpoint.path, model.targets(), progress, model.cuts())
-        model.freeze()
-        packer = Packer()
-        if isinstance(model, Layer):
-            model.pack(packer)
+        packer = _load_weights(model, checkpoint, config, progress)
         fused = fuse(model, heads, dtype, device, shard, by_triton if config.fused_kernels else none)
         gumbel_max = fused.gumbel_max if shard.rank == 0 else None
-        cache = _make_cache(model, chosen.backend, config, context, dtype, device, shard, gumbel_max)
-        graphs, summary = _make_graphs(
-            model, cache, chosen.backend, config, context, device, shard, gumbel_max, capturing, warn
-        )
+        cache = _make_cache(model, chosen.backend, placement, gumbel_max)
+        graphs, summary = _make_graphs(model, cache, chosen.backend, placement, gumbel_max, capturing, warn)
     choices = {
         **found.choices,
         "attention_reason": chosen.reason,
@@ -130,6 +125,14 @@ def load(
         "cuda_graphs": summary,
     }
     return LoadedModel(Forward(model, cache, chosen.backend, device, graphs, shard), choices, fused.gumbel_max)
+
+
+def _use_device(device: torch.device, config: RunnerConfig, warn: Warn) -> None:
+    if device.type == "cpu":
+        torch.set_num_threads(config.threads or 1)
+    else:
+        torch.cuda.set_device(device)
+        _check_compiler(warn)
 
 
 def _check_compiler(warn: Warn) -> None:
@@ -143,55 +146,60 @@ def _warn_if_slow(chosen: ChosenBackend, device: torch.device, warn: Warn) -> No
         warn("attention_fell_back", chosen.reason)
 
 
+def _load_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> Packer:
+    if config.weights == "random":
+        deviation = float(checkpoint.config.get("initializer_range", 0.02))
+        random_weights(model.targets(), config.weights_seed, deviation, progress, model.cuts())
+    elif isinstance(model, SelfLoading):
+        model.load(checkpoint.path, progress)
+    else:
+        load_weights(checkpoint.path, model.targets(), progress, model.cuts())
+    model.freeze()
+    packer = Packer()
+    if isinstance(model, Layer):
+        model.pack(packer)
+    return packer
+
+
+def _make_cache(model: Model, backend: AttentionBackend, placement: Placement, gumbel_max: GumbelMax | None) -> KVCache:
+    config, context, dtype, device, shard = placement
+    heads, num_layers = shard.heads(model.config.heads), model.config.num_layers
+    sizes = (config.tokens_per_block, heads.num_kv_heads, heads.head_dim)
+    if device.type == "cuda":
+        # What the largest step allocates must be gone from the free memory before the cache is sized by it.
+        tiny = KVCache(num_layers, 1, *sizes, dtype, device)
+        warm_up(model, tiny, backend, config, context, gumbel_max=gumbel_max)
+    block_bytes = KVCache.block_bytes(num_layers, *sizes, dtype)
+    num_blocks = shard.all_min(count_blocks(config, block_bytes, heads.num_kv_heads, context, device))
+    num_host_blocks = shard.all_min(count_host_blocks(config, block_bytes, num_blocks, device))
+    return KVCache(num_layers, num_blocks, *sizes, dtype, device, num_host_blocks)
+
+
 def _make_graphs(
     model: Model,
     cache: KVCache,
     backend: AttentionBackend,
-    config: RunnerConfig,
-    max_context: int,
-    device: torch.device,
-    shard: Shard,
+    placement: Placement,
     gumbel_max: GumbelMax | None,
     capturing: Progress,
     warn: Warn,
 ) -> tuple[Graphs | None, str]:
     """The graphs, if any, and a summary for the log."""
+    config, context, _, device, shard = placement
     refused = graphs_refused(config, model, backend, device)
     # All ranks or none: padding changes the shapes of a step, on which collectives must agree.
     if not shard.all_min(int(refused is None)):
         return None, f"none: {refused or 'another rank cannot'}"
     graphs, summary = None, ""
     try:
-        graphs = capture_graphs(model, cache, backend, config, max_context, CudaCapture(device), capturing, shard)
+        graphs = capture_graphs(model, cache, backend, config, context, CudaCapture(device), capturing, shard)
         summary = f"{len(graphs.sizes)} up to {graphs.sizes[-1]}"
     except CaptureError as error:
         summary = f"none: the capture failed: {error}"
         warn("cuda_graphs_failed", summary)
     where = "beside the KV cache (see kv_memory_fraction) and CUDA graphs"
-    warm_up(model, cache, backend, config, max_context, gumbel_max=gumbel_max, where=where)
+    warm_up(model, cache, backend, config, context, gumbel_max=gumbel_max, where=where)
     return graphs, summary
-
-
-def _make_cache(
-    model: Model,
-    backend: AttentionBackend,
-    config: RunnerConfig,
-    max_context: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    shard: Shard,
-    gumbel_max: GumbelMax | None,
-) -> KVCache:
-    heads, num_layers = shard.heads(model.config.heads), model.config.num_layers
-    sizes = (config.tokens_per_block, heads.num_kv_heads, heads.head_dim)
-    if device.type == "cuda":
-        # What the largest step allocates must be gone from the free memory before the cache is sized by it.
-        tiny = KVCache(num_layers, 1, *sizes, dtype, device)
-        warm_up(model, tiny, backend, config, max_context, gumbel_max=gumbel_max)
-    block_bytes = KVCache.block_bytes(num_layers, *sizes, dtype)
-    num_blocks = shard.all_min(count_blocks(config, block_bytes, heads.num_kv_heads, max_context, device))
-    num_host_blocks = shard.all_min(count_host_blocks(config, block_bytes, num_blocks, device))
-    return KVCache(num_layers, num_blocks, *sizes, dtype, device, num_host_blocks)
 
 
 def find_device(config: RunnerConfig) -> torch.device:

@@ -51,6 +51,7 @@ def count_host_blocks(config: RunnerConfig, block_bytes: int, num_blocks: int, d
             f"kv_host_memory = {wanted} bytes is less than the {block_bytes} "
             f"that a block of {config.tokens_per_block} tokens takes"
         )
+    # On a CPU both pools share the memory, and the device blocks are not written yet.
     free = free_memory(cpu) - (num_blocks * block_bytes if device == cpu else 0)
     if wanted > free:
         raise MemoryTooSmallError(f"kv_host_memory = {wanted >> 20} MiB, but {max(0, free) >> 20} MiB are left")

@@ -182,15 +182,17 @@ class ModelRunner:
             return self._launch(step)
 
     def _launch(self, step: Step) -> LaunchedStep:
+        # Cleared first, so that a step after a failed launch follows none.
         before, self._latest = self._latest, None
         batch = prepared = plan = None
         if step.slices:
             batch = build_batch(step.slices, self.tokens_per_block, self.window)
             prepared = self._forward.prepare(batch.arrays)
+            # Built now: the engine may change the prompts and outputs that draws refer to once this step is collected.
             if batch.draws:
                 plan = to_device(batch.plan(self._vocab_size), self._forward.device)
         if prepared is None or not prepared.follows:
-            # Drop the reference: the previous step's results need not be kept for this one.
+            # Let go of the previous step's results: nothing in this step depends on them.
             before = None
         if self._followers is not None:
             self._followers.send_step(step.moves, None if batch is None else batch.arrays)

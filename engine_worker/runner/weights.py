@@ -27,6 +27,7 @@ def load_weights(folder: Path, targets: dict[str, Tensor], progress: Progress, c
     Derived tensors of old checkpoints are ignored: rotary frequencies, and a tied head. Raises CheckpointError on files
     that are missing or broken, and on tensors that are missing, unexpected, or of another shape or type.
     """
+    # All names are checked before the first, possibly large, tensor is read.
     files = weight_files(folder)
     _check_names(folder, targets, files)
     total = sum(file.stat().st_size for file in files)
@@ -96,6 +97,7 @@ def _fill(name: str, target: Tensor, found: Any, cut: Cut | None) -> int:
     if shape != _whole(target, cut):
         raise CheckpointError(f"tensor {name} has shape {shape}, the model needs {_whole(target, cut)}")
     tensor = found[:] if cut is None else found[(slice(None),) * cut.dim + (_rows(cut),)]
+    # Integer and 8-bit tensors are quantized: without their scales they mean something else.
     if not tensor.is_floating_point() or tensor.itemsize < torch.float16.itemsize:
         raise CheckpointError(f"tensor {name} has type {tensor.dtype}: quantized weights are not supported")
     target.copy_(tensor)

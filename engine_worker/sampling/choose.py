@@ -89,6 +89,7 @@ def _filtered(
     size = scores.shape[1]
     values, ids = scores.topk(min(candidates, size), dim=1)
     scaled = values / temperature
+    # Noise depends on the token id alone, so a token gets the same in any number of candidates.
     kept, needs_more = keep(scaled, filters, mass, whole=candidates >= size)
     noise = gumbel(random_bits(keys, ids))
     winners = noise.add_(scaled).masked_fill_(~kept, -torch.inf).argmax(dim=1, keepdim=True)
@@ -119,6 +120,7 @@ class Unfiltered(NamedTuple):
         return Unfiltered(_temperature(draws), _keys(draws), Filters.of([draw.sampling for draw in draws]).min_p)
 
     def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
+        # min-p is relative to the most likely token, in logits: log(min_p) below the best.
         best = scores.amax(dim=1, keepdim=True)
         threshold = None if self.min_p is None else best / self.temperature + self.min_p.log()
         peaks, tokens = gumbel_max(scores, self.temperature, self.keys, threshold)

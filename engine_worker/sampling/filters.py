@@ -54,6 +54,7 @@ def keep(scaled: Tensor, filters: Filters, mass: Tensor | None, *, whole: bool) 
         weights = (scaled.double() - scaled[:, :1]).exp_().masked_fill_(~kept, 0.0)
         total = weights.sum(dim=1, keepdim=True)
         total = total if mass is None else torch.where(limited, total, mass)
+        # The token that crosses top_p is kept, as in transformers: only the mass before a token counts.
         before = weights.cumsum(dim=1) - weights
         inside = (before < filters.top_p * total) | (filters.top_p >= 1.0)
         # In a row of only -inf or NaN nothing is inside; the caller marks it as not valid.

@@ -59,6 +59,7 @@ class Allowed(NamedTuple):
 
     def apply(self, scores: Tensor) -> None:
         """In place."""
+        # Save what is allowed, clear the rows, put it back: the host needs no mask of the vocabulary.
         values = gather_flat(scores, self.flat_index)
         scores.index_fill_(0, self.rows, -torch.inf)
         scatter_flat(scores, self.flat_index, values)

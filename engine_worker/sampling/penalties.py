@@ -69,6 +69,7 @@ class Repetition(NamedTuple):
         rows = [row for row, draw in enumerate(draws) if draw.sampling.repetition_penalty != 1.0]
         if not rows:
             return None
+        # Each token once: the penalty does not grow with the number of occurrences.
         seen = [np.unique(np.concatenate([_ids(draws[row].prompt), _ids(draws[row].output)])) for row in rows]
         sizes = [len(tokens) for tokens in seen]
         penalties = np.array([draws[row].sampling.repetition_penalty for row in rows], np.float32)

@@ -117,11 +117,13 @@ def sample(
     chosen = []
     for group in plan.groups:
         scores = logits if group.rows is None else logits.index_select(0, group.rows)
+        # The logits themselves stay as they are: logprobs are computed from them below.
         if group.edits is not None:
             scores = logits.clone() if scores is logits else scores
             group.edits.apply(scores, before)
         chosen.append(group.choose(scores, widen=widen, gumbel_max=gumbel_max))
     tokens, valid = chosen[0].tokens, chosen[0].valid
+    # Back from the order of the groups to that of the draws.
     if plan.order is not None:
         tokens = torch.cat([each.tokens for each in chosen]).index_select(0, plan.order)
         valid = torch.cat([each.valid for each in chosen]).index_select(0, plan.order)
