@@ -20,7 +20,7 @@ from engine_worker.models.model import Model
 from engine_worker.sampling.gumbel_max import GumbelMax, torch_gumbel_max
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Relative to 1 + |expected|. A different order of summation may round the other way, which later steps amplify."""
+"""Relative to 1 + |expected|: a sum in another order may round the other way."""
 NOISE_TOLERANCE = 1e-9
 ROWS = (1, 3, 70)
 VOCAB = 3001
@@ -31,7 +31,7 @@ Find = Callable[[torch.device], tuple[FusedKernels, GumbelMax]]
 
 
 class Fused(NamedTuple):
-    """The outcome."""
+    """What a model and its sampler use from now on."""
 
     gumbel_max: GumbelMax
     summary: str

@@ -60,6 +60,7 @@ def warm_up(
     """
     device = cache.layers[0].keys.device
     if device.type == "cuda":
+        # What the kernel tests left behind, so that the free memory below is accurate.
         gc.collect()
         torch.cuda.empty_cache()
     free, window = free_memory(device), widest_window(model.config.windows)

@@ -73,7 +73,7 @@ def test_generation_rows_beside_context_are_split(monkeypatch):
     monkeypatch.setattr(
         kernels, "_launch", lambda *args: launched.append((args[6], args[7], args[8] and args[8].split.most))
     )
-    monkeypatch.setattr(kernels, "_put_together", lambda *_: None)
+    monkeypatch.setattr(kernels, "_launch_combine", lambda *_: None)
     heads = HeadShape(4, 2, 16)
     attend(PagedAttention(TRITON, heads, store_by_torch), paged_step(heads, MIXED))
     assert launched == [(range(2), 1, 5), (range(2, 5), 40, None)]
