@@ -46,7 +46,7 @@ def main() -> None:
     check_limit(raise_limit(), NEEDED_DESCRIPTORS, log)
     with ExitStack() as stack:
         try:
-            if settings.place.rank:
+            if settings.rank_env.rank:
                 follow(settings, log)
             check_ports([Port("metrics_port", settings.metrics_host, settings.metrics_port)])
             settings.schedulers.find()
@@ -76,7 +76,7 @@ def follow(settings: EngineSettings, log: BoundLogger) -> NoReturn:
     """Another rank than 0, that torchrun started: the process ends with it. Raises ChannelError."""
     from engine_worker.parallel.follower import follow
 
-    follow(settings.place, settings.rank_start_timeout, log)
+    follow(settings.rank_env, settings.rank_start_timeout, log)
 
 
 def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger, stack: ExitStack) -> Runner:
@@ -110,16 +110,16 @@ def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger, sta
     progress, capturing = progress_log(log, "loading"), progress_log(log, "capturing")
     if settings.tensor_parallel == 1:
         return load_runner(checkpoint, config, progress, capturing=capturing, warn=partial(_warn, log))
-    from engine_worker.parallel.leader import Lead
+    from engine_worker.parallel.leader import Leader
 
-    lead = stack.enter_context(
-        closing(Lead(settings.place, settings.rank_start_timeout, settings.rank_timeout, log, settings.log_level))
+    leader = stack.enter_context(
+        closing(Leader(settings.rank_env, settings.rank_start_timeout, settings.rank_timeout, log, settings.log_level))
     )
-    return lead.load(settings.model, checkpoint, config, progress, capturing, settings.revision)
+    return leader.load(settings.model, checkpoint, config, progress, capturing, settings.revision)
 
 
-def _warn(log: BoundLogger, event: str, because: str) -> None:
-    log.warning(event, because=because)
+def _warn(log: BoundLogger, event: str, reason: str) -> None:
+    log.warning(event, reason=reason)
 
 
 def progress_log(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationInfo, field_validator
 
-from engine_worker.parallel.rank_env import Place, find_place
+from engine_worker.parallel.rank_env import RankEnv, read_rank_env
 from engine_worker.scheduling.build import POLICIES, SchedulerNames
 from engine_worker.scheduling.context import ChunkingPolicy
 from sluice.ring.settings import ServiceSettings, load_settings
@@ -138,9 +138,9 @@ class EngineSettings(ServiceSettings):
         return tokens
 
     @property
-    def place(self) -> Place:
+    def rank_env(self) -> RankEnv:
         """Which of the ranks this process is. Raises ValueError where torchrun started another number of them."""
-        return find_place(self.tensor_parallel, os.environ)
+        return read_rank_env(self.tensor_parallel, os.environ)
 
     @property
     def step_threads(self) -> int | None:

@@ -9,7 +9,7 @@ import torch
 
 from bench.gpu import standins
 from bench.harness.origin import command, now, packages_text, versions
-from engine_worker.runner import compiler
+from engine_worker.runner.machine import missing_compiler
 
 PACKAGES = ("torch", "triton", "transformers", "flash-attn", "flash-attn-3", "flash-attn-4", "numpy", "safetensors")
 OPTIONAL = ("msgspec", "structlog", "matplotlib", "vllm", "sglang", "nanovllm")
@@ -34,7 +34,7 @@ def facts(device: torch.device) -> dict[str, str]:
     absent = [name for name in OPTIONAL if name in standins.installed() or find_spec(name) is None]
     return {
         "device": _device(device),
-        "compiler": compiler.missing() or "Triton can compile",
+        "compiler": missing_compiler() or "Triton can compile",
         "packages": packages_text(present),
         "not installed": ", ".join([name for name in PACKAGES if name not in present] + absent) or "nothing",
         "CUDA of torch": str(torch.version.cuda),

@@ -1,4 +1,4 @@
-"""The paged KV cache: one pool of blocks, the same for all layers."""
+"""The paged KV cache (PagedAttention, arXiv:2309.06180): one pool of blocks, used alike by all layers."""
 
 import math
 import mmap
@@ -11,16 +11,16 @@ from engine_worker.step import Move, MoveKind
 
 
 class LayerCache:
-    """One layer's blocks, in flash-attn's paged layout, and the same memory in other shapes."""
+    """One layer's blocks, in flash-attn's paged layout, and views of the same memory in other shapes."""
 
     __slots__ = ("_key_slots", "_value_slots", "key_columns", "keys", "spare", "value_rows", "values")
 
     def __init__(self, keys: Tensor, values: Tensor, tokens_per_block: int) -> None:
-        """Each [slots + 1, kv_heads, head_dim]: the last is in no block, so nobody reads it."""
+        """Each [slots + 1, kv_heads, head_dim]: the last slot is in no block, so it is never read."""
         self._key_slots = keys
         self._value_slots = values
         self.spare = len(keys) - 1
-        """The slot for what is to be written nowhere."""
+        """The slot that takes the keys and values of padding."""
         blocks = (self.spare // tokens_per_block, tokens_per_block)
         self.keys, self.values = (pool[:-1].unflatten(0, blocks) for pool in (keys, values))
         """Each [num_blocks, tokens_per_block, kv_heads, head_dim]."""
@@ -30,19 +30,24 @@ class LayerCache:
         """[slots * kv_heads, head_dim]."""
 
     def store(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """Write key and value [T, kv_heads, head_dim] to slots [T] int64, none of them negative."""
+        """Write key and value [T, kv_heads, head_dim] to slots [T] int64, none negative."""
         self._key_slots.index_copy_(0, slots, key)
         self._value_slots.index_copy_(0, slots, value)
 
     def copy(self) -> "LayerCache":
-        """The same in other memory."""
         return LayerCache(self._key_slots.clone(), self._value_slots.clone(), self.keys.shape[1])
 
 
-class KVCache:
-    """Keys and values of all layers, and blocks in host memory that hold what was evicted.
+def store_by_torch(cache: LayerCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    """Write key and value [T, kv_heads, head_dim] to slots [T] int64; -1: nowhere that is read."""
+    # Not filtered by a mask: that would make the host wait to learn how many tokens are padding.
+    cache.store(key, value, slots.masked_fill(slots < 0, cache.spare))
 
-    Blocks start as zeros, so that what was never written is still a number.
+
+class KVCache:
+    """Keys and values of all layers, and a second pool in host memory for evicted blocks.
+
+    Blocks start as zeros: attention multiplies unwritten slots by a weight of 0, which NaN would survive.
     """
 
     def __init__(
@@ -67,11 +72,12 @@ class KVCache:
         self.layers = tuple(LayerCache(slots[0, i], slots[1, i], tokens_per_block) for i in range(num_layers))
 
     def move(self, moves: Iterable[Move]) -> None:
-        """Carry out moves in order, in every layer. On CUDA they are queued like everything else on its stream."""
+        """Copy blocks, all layers at once, in order. On CUDA the copies are queued on the current stream."""
         for kind, source, target in moves:
             match kind:
                 case MoveKind.COPY:
                     self._blocks[:, :, target] = self._blocks[:, :, source]
+                # Host blocks keep all layers together, so that a move is one copy in host memory.
                 case MoveKind.OFFLOAD:
                     self._host_blocks[target].copy_(self._blocks[:, :, source], non_blocking=True)
                 case MoveKind.ONLOAD:
@@ -81,23 +87,23 @@ class KVCache:
     def block_bytes(
         num_layers: int, tokens_per_block: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> int:
-        """Memory of one block over all layers."""
+        """Bytes of one block over all layers."""
         return 2 * num_layers * tokens_per_block * num_kv_heads * head_dim * dtype.itemsize
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU from fresh pages, which take memory once they are written: torch would write them all."""
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size:
         return torch.zeros(shape, dtype=dtype, device=device)
+    # Fresh pages take memory only when they are written; torch.zeros would write them all now.
     return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
 
 
 def _host_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """In host memory that copies to and from `device` need not wait for."""
+    """Zeros in host memory; pinned for CUDA, so that copies are asynchronous."""
     blocks = _zeros(shape, dtype, torch.device("cpu"))
     if device.type == "cuda" and blocks.nbytes:
-        # Torch's own pinned memory takes the next power of two, which is up to twice of what was asked for.
+        # Registered by hand: torch's pinned allocator rounds up to a power of two, up to twice as much.
         cudart = torch.cuda.cudart()
         torch.cuda.check_error(cudart.cudaHostRegister(blocks.data_ptr(), blocks.nbytes, 0))
     return blocks

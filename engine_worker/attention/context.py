@@ -1,4 +1,4 @@
-"""Context slices on a CPU: several query tokens of one sequence, through torch's own flash attention."""
+"""Context slices on a CPU: several query tokens of one sequence, by torch's scaled_dot_product_attention."""
 
 from dataclasses import dataclass
 
@@ -10,31 +10,30 @@ from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import LayerCache
 
 TILE = 256
-"""Query tokens at a time; keys past a tile's last token, or behind the window of its first, are not touched."""
+"""Query tokens per call. Keys past a tile's last token, or behind the window of its first, are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextPlan:
-    """One sequence: tokens begin to end of the step, which are the last of the `length` tokens in its blocks."""
+    """One sequence: the step's tokens [begin, end) are the last of the `length` tokens in its blocks."""
 
     begin: int
     end: int
     length: int
     blocks: Tensor | slice
-    """[ceil(length / tokens_per_block)] int64, or a slice of the pool where the blocks are neighbours: no copy is
-    needed."""
+    """[ceil(length / tokens_per_block)] int64; or, if they are contiguous, a slice of the pool, which needs no copy."""
     window: int | None
 
     @property
     def widest(self) -> int:
-        """Keys that a tile may need."""
+        """Most keys that a tile needs."""
         return self.length if self.window is None else min(self.length, TILE + self.window - 1)
 
 
-def plan(
+def plan_context(
     begin: int, end: int, length: int, block_table: Tensor, tokens_per_block: int, window: int | None
 ) -> ContextPlan:
-    """block_table [M] int32. Blocks behind the window of the first token are left out."""
+    """block_table [M] int32; blocks behind the window of the first token are dropped."""
     first = 0 if window is None else max(0, length - (end - begin) - window + 1)
     skipped = first // tokens_per_block
     blocks = block_table[skipped : -(-length // tokens_per_block)].long()
@@ -46,9 +45,12 @@ def plan(
 
 
 def causal_mask(length: int, dtype: torch.dtype, window: int | None) -> Tensor:
-    """[TILE, length] added to scores: row i of the last TILE tokens sees up to itself, and the last `window` of these.
-    Aligned bottom right, so that `mask[-rows:, -keys:]` serves every tile of `rows` tokens that ends with its last of
-    `keys` keys."""
+    """[TILE, length], added to scores: 0 where a query sees a key, else -inf.
+
+    Aligned bottom right, so that `mask[-rows:, -keys:]` fits every tile of `rows` tokens that ends at the last of
+    `keys` keys.
+    """
+    # Key `own + i` is query row i's own.
     own = length - TILE
     seen = torch.ones(TILE, length, dtype=torch.bool).tril(own)
     if window is not None:
@@ -56,9 +58,10 @@ def causal_mask(length: int, dtype: torch.dtype, window: int | None) -> Tensor:
     return torch.zeros(TILE, length, dtype=dtype).masked_fill_(~seen, -torch.inf)
 
 
-def attend(query: Tensor, cache: LayerCache, plan: ContextPlan, mask: Tensor, heads: HeadShape) -> Tensor:
-    """Query [Q, heads, head_dim] of this sequence -> the same shape. The mask covers at least `plan.widest` keys."""
+def attend_context(query: Tensor, cache: LayerCache, plan: ContextPlan, mask: Tensor, heads: HeadShape) -> Tensor:
+    """Query [Q, heads, head_dim] of this sequence -> the same shape. The mask is at least `plan.widest` wide."""
     keys, values = (pool[plan.blocks].flatten(0, 1).transpose(0, 1)[None] for pool in (cache.keys, cache.values))
+    # Tiles keep the mask small and skip keys that causality or the window rules out.
     past = plan.length - len(query)
     tiles = []
     for begin in range(0, len(query), TILE):

@@ -1,4 +1,4 @@
-"""The CPU backend: generation rows together, context slices one by one. Needs no compiler."""
+"""The CPU backend: all generation rows at once, context slices one by one. Needs no compiler."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,32 +8,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_worker.attention import context, generation
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
+from engine_worker.attention.context import TILE, ContextPlan, attend_context, causal_mask, plan_context
+from engine_worker.attention.generation import GenerationPlan, attend_generation, plan_generation, silence_warning
 from engine_worker.attention.inputs import AttentionInputs
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A step's sequences by query length, for layers with the same window."""
+class CpuPlan:
+    """A step's sequences, split by query length, for layers with the same window."""
 
-    generation: generation.GenerationPlan | None
-    contexts: tuple[context.ContextPlan, ...]
+    generation: GenerationPlan | None
+    contexts: tuple[ContextPlan, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CpuInputs(AttentionInputs):
-    """The inputs, planned."""
+    """`AttentionInputs` with a plan per window."""
 
     stored: Tensor | None
-    """[S] int64: tokens that are no padding; None when there is no padding."""
-    plans: Mapping[int | None, Plan]
-    """By the layer's window."""
+    """[S] int64: tokens that are not padding; None: all."""
+    plans: Mapping[int | None, CpuPlan]
+    """By window."""
 
 
 class CpuAttention:
-    """Vectorised torch over the cache's pages."""
+    """Vectorized torch over the cache's pages. Padding comes out as zeros."""
 
     name = "cpu"
     graphs = False
@@ -42,12 +43,12 @@ class CpuAttention:
         self._heads = heads
         self._windows = frozenset(windows)
         self._masks: dict[int | None, Tensor] = {}
-        generation.quiet()
+        silence_warning()
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> CpuInputs:
-        """Plan for each window of the model."""
+        # Known once per step, so that every layer can store without a mask.
         padded = len(inputs.slots) > int(inputs.query_start[-1]) or bool((inputs.slots < 0).any())
-        # A window that holds every context of the step is none.
+        # A window wider than every context of the step equals no window: such layers share a plan.
         narrow = {window: window if window and window < inputs.max_context else None for window in self._windows}
         plans = {window: self._plan(inputs, cache, window) for window in set(narrow.values())}
         return CpuInputs(
@@ -71,8 +72,6 @@ class CpuAttention:
         inputs: AttentionInputs,
         window: int | None = None,
     ) -> Tensor:
-        """See `AttentionBackend.attend`. Padding comes out as zeros. Raises TypeError where prepare() did not come
-        first."""
         if not isinstance(inputs, CpuInputs):
             raise TypeError("prepare() comes before attend()")
         if inputs.stored is None:
@@ -81,39 +80,39 @@ class CpuAttention:
             cache.store(key[inputs.stored], value[inputs.stored], inputs.slots[inputs.stored])
         plan = inputs.plans[window]
         single = plan.generation
+        # The common case, a step of generation rows only, needs no scattering.
         if single is not None and single.rows is None:
-            return generation.attend(query, cache, single, self._heads.scale)
+            return attend_generation(query, cache, single, self._heads.scale)
         out = torch.zeros_like(query, memory_format=torch.contiguous_format)
         if single is not None and single.rows is not None:
             rows = query.index_select(0, single.rows)
-            out.index_copy_(0, single.rows, generation.attend(rows, cache, single, self._heads.scale))
+            out.index_copy_(0, single.rows, attend_generation(rows, cache, single, self._heads.scale))
         for part in plan.contexts:
             rows = query[part.begin : part.end]
-            out[part.begin : part.end] = context.attend(rows, cache, part, self._mask(part, query.dtype), self._heads)
+            out[part.begin : part.end] = attend_context(rows, cache, part, self._mask(part, query.dtype), self._heads)
         return out
 
-    def _plan(self, inputs: AttentionInputs, cache: KVCache, window: int | None) -> Plan:
-        """Split the sequences by query length: one token, or more."""
+    def _plan(self, inputs: AttentionInputs, cache: KVCache, window: int | None) -> CpuPlan:
         bounds = inputs.query_start.numpy()
         queries = np.diff(bounds)
         lengths = inputs.context_lengths.numpy()
         live = (queries > 0) & (lengths > 0)
-        # The sparse product knows no half precision.
+        # Sparse products support no half precision: single tokens then count as context slices.
         single = live & (queries == 1) & (cache.dtype == torch.float32)
         size = cache.tokens_per_block
-        return Plan(
+        return CpuPlan(
             self._plan_generation(inputs, np.flatnonzero(single), cache, window) if single.any() else None,
             tuple(
-                context.plan(int(bounds[i]), int(bounds[i + 1]), int(lengths[i]), inputs.block_tables[i], size, window)
+                plan_context(int(bounds[i]), int(bounds[i + 1]), int(lengths[i]), inputs.block_tables[i], size, window)
                 for i in np.flatnonzero(live & ~single)
             ),
         )
 
     def _plan_generation(
         self, inputs: AttentionInputs, single: NDArray[np.int64], cache: KVCache, window: int | None
-    ) -> generation.GenerationPlan:
+    ) -> GenerationPlan:
         every = len(single) == len(inputs.slots)
-        return generation.plan(
+        return plan_generation(
             None if every else inputs.query_start.numpy()[single].astype(np.int64),
             inputs.block_tables.numpy()[single],
             inputs.context_lengths.numpy()[single],
@@ -122,10 +121,10 @@ class CpuAttention:
             window,
         )
 
-    def _mask(self, plan: context.ContextPlan, dtype: torch.dtype) -> Tensor:
-        """As wide as a plan needs; kept, and doubled when it is too narrow."""
+    def _mask(self, plan: ContextPlan, dtype: torch.dtype) -> Tensor:
+        """At least as wide as the plan needs; cached, and grown in powers of two."""
         mask = self._masks.get(plan.window)
         if mask is None or plan.widest > mask.shape[1] or dtype != mask.dtype:
-            width = max(context.TILE, 1 << (plan.widest - 1).bit_length())
-            mask = self._masks[plan.window] = context.causal_mask(width, dtype, plan.window)
+            width = max(TILE, 1 << (plan.widest - 1).bit_length())
+            mask = self._masks[plan.window] = causal_mask(width, dtype, plan.window)
         return mask

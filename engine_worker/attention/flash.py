@@ -1,7 +1,7 @@
-"""FlashAttention (arXiv:2307.08691, arXiv:2407.08608) by its own packages; the only importer of them.
+"""FlashAttention (arXiv:2307.08691, arXiv:2407.08608) from its own packages; their only importer.
 
-Each release has its own names and limits. All mask causally from the bottom right, and count a window without the
-token itself.
+Each release has its own names and limits. All align the causal mask bottom right, and exclude the token itself from the
+window's size.
 """
 
 from torch import Tensor
@@ -12,12 +12,12 @@ from engine_worker.attention.paged import Attend, Kernel
 
 
 def _flash2() -> Attend:
-    """flash-attn, from 2.6 on."""
+    """From package flash-attn, 2.6 or later."""
     import flash_attn
 
-    # FlashAttention-4 alone makes a namespace package of this name, with a folder `cute` and nothing else.
+    # FlashAttention-4 on its own installs a namespace package of this name that contains only `cute`.
     if hasattr(flash_attn, "__path__") and getattr(flash_attn, "__file__", None) is None:
-        raise ModuleNotFoundError("the package flash_attn has nothing but FlashAttention-4")
+        raise ModuleNotFoundError("the package flash_attn contains only FlashAttention-4")
     from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
     def attend(query: Tensor, cache: LayerCache, inputs: PagedInputs, scale: float, window: int | None) -> Tensor:
@@ -29,7 +29,7 @@ def _flash2() -> Attend:
         }
         out: Tensor
         if inputs.generation:
-            # Splits long contexts over the GPU, which the other function does not.
+            # Unlike the varlen function, this one splits long contexts over the GPU.
             out = flash_attn_with_kvcache(
                 query[:, None], cache.keys, cache.values, cache_seqlens=inputs.context_lengths, **shared
             )
@@ -50,7 +50,7 @@ def _flash2() -> Attend:
 
 
 def _flash3() -> Attend:
-    """FlashAttention-3, built from the `hopper` folder of its repository."""
+    """FlashAttention-3, built from the `hopper` folder of the flash-attention repository."""
     from flash_attn_interface import flash_attn_with_kvcache
 
     def attend(query: Tensor, cache: LayerCache, inputs: PagedInputs, scale: float, window: int | None) -> Tensor:
@@ -72,7 +72,7 @@ def _flash3() -> Attend:
 
 
 def _flash4() -> Attend:
-    """FlashAttention-4, package flash-attn-4."""
+    """From package flash-attn-4."""
     from flash_attn.cute import flash_attn_varlen_func
 
     def attend(query: Tensor, cache: LayerCache, inputs: PagedInputs, scale: float, window: int | None) -> Tensor:
@@ -88,10 +88,10 @@ def _flash4() -> Attend:
             softmax_scale=scale,
             causal=True,
             window_size=(None, None) if window is None else (window - 1, 0),
-            # 0: as many as keep the GPU busy.
+            # 0: as many as keep the GPU busy. Context rows already do.
             num_splits=0 if inputs.generation else 1,
         )
-        # With the logarithm of the sum of the exponentials, or, in some releases, without.
+        # Some releases return the log-sum-exp as well.
         found: Tensor = out[0] if isinstance(out, tuple) else out
         return found
 
@@ -100,7 +100,7 @@ def _flash4() -> Attend:
 
 KERNELS = (
     Kernel("flash", "FlashAttention-3", _flash3, frozenset({9}), tokens_per_block=1),
-    # On Hopper it does not split contexts, which all the others do.
+    # Not on Hopper: there it does not split long contexts, as all the others do.
     Kernel("flash", "FlashAttention-4", _flash4, frozenset({10, 11}), tokens_per_block=1),
     Kernel("flash", "FlashAttention-2", _flash2, frozenset({8, 9, 10, 11, 12}), tokens_per_block=256, key_start=True),
 )

@@ -1,9 +1,9 @@
-"""Generation rows on a CPU: one query token per sequence, all at once, keys and values read where they lie in the pool.
+"""Generation rows on a CPU: one query token per sequence, all at once, with keys and values read in place.
 
-The pool is a table of vectors, and each query head has its list of rows in it. Scores are a sampled matrix product
-(SDDMM): query times keys at the places of a sparse matrix with a row per query head. The output is an embedding bag:
-per query head the sum of its rows of the values, weighted. Both take lists of any length, so nothing is gathered, no
-row is padded but in the softmax, and what a row gets does not depend on its neighbours, bit for bit.
+The pool is a table of vectors, and each query head has a list of rows in it. The scores are a sampled dense-dense
+matrix product (SDDMM): query times keys, at the positions of a sparse matrix with a row per query head. The output is
+an embedding bag: per query head the weighted sum of its rows of the values. Both take lists of any length, so nothing
+is gathered, only the softmax needs padding, and a row's result is independent of the batch, bit for bit.
 """
 
 import warnings
@@ -20,37 +20,37 @@ from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
 
 _bag = torch.ops.aten._embedding_bag_forward_only.default
+# Arguments of the op.
 SUM = 0
 NO_PADDING = -1
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """What all layers with the same window share. B sequences, H heads, E = H * sum of keys seen (query head, key)
-    pairs.
+    """Shared by all layers with the same window. B sequences, H heads; E (query head, key) pairs, H * sum of keys seen.
 
-    For the softmax the scores stand in rectangles [sequences * H, width], one after the other, one per width: a
-    sequence's width is its number of blocks in the window, rounded up to a power of two, in tokens, so one long
-    sequence does not widen the others. Every layer overwrites the same scores; the rest of the rectangles stays -inf.
+    For the softmax the scores are laid out in rectangles [sequences * H, width], one per distinct width. A sequence's
+    width is its number of blocks in the window, rounded up to a power of two, in tokens: one long sequence does not
+    widen the others. Every layer overwrites the same scores; the rest of the rectangles stays -inf.
     """
 
     rows: Tensor | None
-    """[B] int64: the sequences' tokens in the step; None when they are all of it, in order."""
+    """[B] int64: each sequence's token in the step; None: all tokens, in order."""
     pairs: Tensor
     """Sparse CSR [B * H, slots * kv_heads] of E scores."""
     table_rows: Tensor
-    """[E] int32: its columns."""
+    """[E] int32: the columns of `pairs`, rows of the pool."""
     bag_start: Tensor
-    """[B * H] int32: where each of its rows begins."""
-    cells: Tensor
-    """[E] int64: where each score goes in the rectangles."""
+    """[B * H] int32: where each row of `pairs` begins."""
+    flat_index: Tensor
+    """[E] int64: position of each score in `scores`."""
     scores: Tensor
-    """The rectangles, flat."""
+    """All rectangles, one after the other."""
     rectangles: tuple[Tensor, ...]
     """Views of `scores`."""
 
 
-def plan(
+def plan_generation(
     rows: NDArray[np.int64] | None,
     block_tables: NDArray[np.int32],
     lengths: NDArray[np.int32],
@@ -58,21 +58,22 @@ def plan(
     cache: KVCache,
     window: int | None,
 ) -> GenerationPlan:
-    """block_tables [B, M], lengths [B] all positive; rows [B] as in the plan."""
+    """block_tables [B, M]; lengths [B], all positive; rows [B] as in `GenerationPlan`."""
     size = cache.tokens_per_block
     block_tables, firsts, ends = _in_window(block_tables, lengths, size, window)
     widths = [size << (-(-end // size) - 1).bit_length() for end in ends.tolist()]
     if min(widths) != max(widths):
+        # Sequences of the same width must be adjacent to share a rectangle.
         order = np.argsort(widths, kind="stable")
         rows = order if rows is None else rows[order]
         block_tables, firsts, ends, widths = block_tables[order], firsts[order], ends[order], sorted(widths)
-    table_rows, cells, shapes = [], [], []
+    table_rows, positions, shapes = [], [], []
     begin, area = 0, 0
     for width, group in groupby(widths):
         end = begin + sum(1 for _ in group)
         places, part = np.arange(width), np.s_[begin:end, None, None]
         inside = ((places >= firsts[part]) & (places < ends[part])).repeat(heads.num_heads, axis=1)
-        cells.append(np.flatnonzero(inside) + area)
+        positions.append(np.flatnonzero(inside) + area)
         table_rows.append(_table_rows(block_tables[begin:end], width, heads, size)[inside])
         shapes.append(((end - begin) * heads.num_heads, width))
         begin, area = end, area + inside.size
@@ -86,7 +87,7 @@ def plan(
         pairs=_sparse(row_starts, columns, cache.num_blocks * size * heads.num_kv_heads, cache.dtype),
         table_rows=columns,
         bag_start=row_starts[:-1],
-        cells=_joined(cells),
+        flat_index=_joined(positions),
         scores=scores,
         rectangles=tuple(part.view(shape) for part, shape in zip(rectangles, shapes, strict=True)),
     )
@@ -95,7 +96,7 @@ def plan(
 def _in_window(
     block_tables: NDArray[np.int32], lengths: NDArray[np.int32], tokens_per_block: int, window: int | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """Tables that begin with the block of the first key seen; the keys seen are [first, end) of them."""
+    """Tables cut to begin with the block of the first key seen, and the range [first, end) of keys seen in them."""
     if window is None:
         return block_tables, np.zeros_like(lengths), lengths
     firsts = np.maximum(lengths - window, 0)
@@ -109,7 +110,7 @@ def _in_window(
 def _table_rows(
     block_tables: NDArray[np.int32], width: int, heads: HeadShape, tokens_per_block: int
 ) -> NDArray[np.int32]:
-    """[b, M] blocks -> [b, heads, width] rows of the pool; what lies past a sequence's blocks is arbitrary."""
+    """[b, M] blocks -> [b, heads, width] rows of the pool; arbitrary past a sequence's blocks."""
     count, blocks = len(block_tables), width // tokens_per_block
     if block_tables.shape[1] < blocks:
         missing = np.zeros((count, blocks - block_tables.shape[1]), np.int32)
@@ -131,26 +132,27 @@ def _sparse(row_starts: Tensor, columns: Tensor, width: int, dtype: torch.dtype)
     )
 
 
-def quiet() -> None:
-    """Spend the one warning that torch gives per process, that CSR tensors are in beta."""
+def silence_warning() -> None:
+    """Trigger, unseen, the warning that torch gives once per process: CSR tensors are in beta."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _sparse(torch.zeros(2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), 1, torch.float32)
 
 
-def attend(query: Tensor, cache: LayerCache, plan: GenerationPlan, scale: float) -> Tensor:
+def attend_generation(query: Tensor, cache: LayerCache, plan: GenerationPlan, scale: float) -> Tensor:
     """Query [B, heads, head_dim] -> the same shape."""
     heads = query.reshape(-1, query.shape[2])
     pairs = plan.pairs
+    # Writes into the plan's own values: nothing is allocated per layer.
     scores = torch.sparse.sampled_addmm(pairs, heads, cache.key_columns, beta=0.0, alpha=scale, out=pairs).values()
-    plan.scores.index_copy_(0, plan.cells, scores)
-    weights = _softmax(plan.rectangles).index_select(0, plan.cells)
+    plan.scores.index_copy_(0, plan.flat_index, scores)
+    weights = _softmax(plan.rectangles).index_select(0, plan.flat_index)
     bags = _bag(cache.value_rows, plan.table_rows, plan.bag_start, False, SUM, False, weights, False, NO_PADDING)
     out: Tensor = bags[0].view(query.shape)
     return out
 
 
 def _softmax(rectangles: tuple[Tensor, ...]) -> Tensor:
-    """Over the rows of each; the results flat, one after the other."""
+    """Over the rows of each rectangle; flat, like `GenerationPlan.scores`."""
     parts = [torch.softmax(rectangle, dim=1).view(-1) for rectangle in rectangles]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,4 +1,4 @@
-"""Where each token of a step stands: what attention needs besides query, key and value."""
+"""The layout of a step's tokens: what attention needs besides query, key and value."""
 
 from dataclasses import dataclass
 
@@ -7,40 +7,39 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """T tokens of B sequences. Tokens of a sequence are adjacent; its query is the last `query` of its `context`
-    tokens.
+    """T tokens of B sequences. A sequence's tokens are adjacent; its query is the end of its context.
 
-    Tokens at or after `query_start[B]` are padding: they belong to no sequence, their slots are -1 and their output
-    means nothing. Every sequence has a token at least. A sequence of context length 0 is padding too.
+    Tokens from `query_start[B]` on are padding: they belong to no sequence, their slots are -1 and their output is
+    undefined. Every sequence has at least one token. A sequence with context length 0 is padding too.
     """
 
     slots: Tensor
-    """[T] int64: where each token's key and value go, block * tokens_per_block + offset; -1 writes nothing."""
+    """[T] int64: where each token's key and value go, block * tokens_per_block + offset; -1: nowhere."""
     block_tables: Tensor
-    """[B, M] int32: blocks of each sequence in order; entries past its context are never read, nor are those that lie
-    wholly behind the window of its first query token."""
+    """[B, M] int32: each sequence's blocks in order. Entries past its context are never read, nor are those wholly
+    behind the window of its first query token."""
     query_start: Tensor
-    """[B + 1] int32: first token of each sequence, and the end of the last."""
+    """[B + 1] int32: index of each sequence's first token, and the end of the last."""
     context_lengths: Tensor
-    """[B] int32: the sequence's tokens in these blocks, its last one included; where nothing is behind the window, all.
-    """
+    """[B] int32: tokens of the sequence in its block table, its last query token included. Without a window that is
+    the whole sequence."""
     generation_rows: int
-    """Sequences in front that have one token each."""
+    """Leading sequences that have one token each."""
     max_query: int
-    """Longest query, or more."""
+    """At least the longest query."""
     max_context: int
-    """Longest context, or more: where a step is captured as a graph, what its tables can hold."""
+    """At least the longest context; in a captured graph the most that its block tables can hold."""
 
     @property
     def generation(self) -> bool:
-        """One token of every sequence and no padding after them: B = T. Known without a look at the tensors."""
+        """Every sequence has one token and no padding follows: B = T. Known without reading tensors."""
         return self.generation_rows == len(self.slots)
 
 
 @dataclass(frozen=True, slots=True)
 class PagedInputs(AttentionInputs):
-    """The inputs, and what a kernel may need beside them."""
+    """`AttentionInputs` with what some kernels need in addition."""
 
     key_start: Tensor | None
-    """[B + 1] int32: where keys would begin if those of the sequences stood one after the other. In a generation step
-    only its shape is right: graphs replay that, and no kernel looks. None where the kernel does not ask for it."""
+    """[B + 1] int32: where each sequence's keys would begin if they were contiguous. In a generation step only its
+    shape is right. None if the kernel does not need it."""

@@ -1,4 +1,4 @@
-"""Triton kernels; the only importer of triton, itself imported where one is wanted."""
+"""Sluice's attention kernels in Triton. Imports triton, so it is imported only when they are wanted."""
 
 from typing import NamedTuple
 
@@ -9,31 +9,30 @@ from torch import Tensor
 
 from engine_worker.attention.cache import LayerCache
 from engine_worker.attention.inputs import PagedInputs
-from engine_worker.attention.split import ALONE, LONG, SPLITS, Split, plan
+from engine_worker.attention.split import LONG, SPLITS, UNSPLIT, Split, plan_split
 
 TILE_BYTES = 1 << 15
-"""Of query rows, and of keys and values together, in one round of a program: with two rounds on their way at once that
-is what any GPU's multiprocessor has room for."""
+"""Bytes of query rows, and of keys and values together, in one round of a program. With two rounds in flight that fits
+the shared memory of every supported GPU."""
 STAGES = 3
-"""Rounds that overlap. With 2 Triton's pipeline leaves out what other loads wait for, entries of block tables; 3 takes
-no more shared memory."""
+"""Pipeline stages. With 2, Triton does not prefetch loads that others depend on: the block table entries. 3 takes no
+more shared memory."""
 CHUNK = 16
-"""Shares that are put together at once."""
+"""Shares combined per iteration."""
 
 
 class Shares(NamedTuple):
-    """Keys of each sequence are split over programs; here these leave what they found."""
+    """Partial results of programs that each attended to a share of a sequence's keys."""
 
     split: Split
     sums: Tensor
-    """[rows, heads, most, head_dim] float32: weighted values."""
+    """[rows, heads, most, head_dim] float32: weighted sum of the values, not normalized."""
     tops: Tensor
     totals: Tensor
     """Each [rows, heads, most] float32: the highest score, and the sum of the weights."""
 
     @classmethod
     def of(cls, split: Split, query: Tensor, rows: int) -> "Shares":
-        """For the first `rows` tokens of the query."""
         shape = (rows, query.shape[1], split.most)
         sums, tops, totals = (
             query.new_empty(size, dtype=torch.float32) for size in ((*shape, query.shape[2]), shape, shape)
@@ -43,7 +42,7 @@ class Shares(NamedTuple):
 
 @triton.jit
 def _store(key, value, keys, values, slots, key_stride, value_stride, size, WIDTH: tl.constexpr):
-    """A token: `size` numbers of its key and its value to its slot."""
+    """One token per program: `size` elements of its key and of its value go to its slot."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     if slot >= 0:
@@ -54,7 +53,7 @@ def _store(key, value, keys, values, slots, key_stride, value_stride, size, WIDT
 
 
 def store(cache: LayerCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """See `engine_worker.attention.store.Store`."""
+    """See `engine_worker.attention.paged.Store`."""
     key, value = _rows(key), _rows(value)
     size = key.shape[1]
     width = triton.next_power_of_2(size)
@@ -69,16 +68,19 @@ def _attend(
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, PAGE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, LONG: tl.constexpr, SPLIT: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """A KV head, a share of a sequence's keys, and ROWS pairs of a query token and one of the head's query heads.
+    """One KV head, one share of a sequence's keys, and ROWS (query token, query head of the KV head) pairs per program.
 
-    Online softmax (arXiv:1805.02867). The output, or where keys are split what `_combine` needs.
+    Online softmax (arXiv:1805.02867). Writes the output or, if keys are split, partial results for `_combine`.
     """
+    # Grid: tiles of query rows; KV heads times shares; sequences.
     tile, sequence = tl.program_id(0), skipped + tl.program_id(2)
     head, split = tl.program_id(1) // most, tl.program_id(1) % most
     begin = tl.load(query_start + sequence)
     count = tl.load(query_start + sequence + 1) - begin
     past = tl.load(lengths + sequence) - count
+    # Sequences are padded to the longest query: shorter ones leave programs without rows.
     if tile * ROWS < count * GROUP:
+        # All query heads of a KV head share a tile, so that its keys and values are read once.
         row = tile * ROWS + tl.arange(0, ROWS)
         token = row // GROUP
         live = token < count
@@ -89,6 +91,7 @@ def _attend(
         place = (begin + token).to(tl.int64) * query_stride + query_head * HEAD_DIM
         rows = tl.load(query + place[:, None] + at[None, :], mask=inside, other=0.0)
 
+        # Keys that any row of the tile sees: [first, end), divided into shares of whole rounds.
         end = past + tl.minimum(count, (tile * ROWS + ROWS - 1) // GROUP + 1)
         first = 0
         if WINDOWED:
@@ -114,9 +117,10 @@ def _attend(
                 seen = seen & (key[None, :] > position[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, 1))
-            # A row that has seen nothing yet has no top: what it has is nothing times one.
+            # A row that has seen no key yet has top -inf, and -inf - -inf would be NaN: subtract 0 instead.
             base = tl.where(higher == float("-inf"), 0.0, higher)
             weights = tl.exp(scores - base[:, None])
+            # Rescale what was accumulated under the former maximum.
             shrink = tl.exp(top - base)
             total = total * shrink + tl.sum(weights, 1)
             content = tl.load(values + slot[:, None] + at[None, :], mask=wanted, other=0.0)
@@ -126,6 +130,7 @@ def _attend(
 
         target = (begin + token).to(tl.int64) * (GROUP * KV_HEADS) + query_head
         if SPLIT:
+            # A share without keys writes no sums; _combine does not read them.
             target = target * most + split
             tl.store(tops + target, top, mask=live)
             tl.store(totals + target, total, mask=live)
@@ -140,7 +145,7 @@ def _combine(
     sums, tops, totals, out, most,
     HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The shares of one query token and head."""
+    """Merges the shares of one query token and head per program."""
     pair = tl.program_id(0).to(tl.int64)
     split, at = tl.arange(0, SPLITS), tl.arange(0, DIMS)
     inside = at < HEAD_DIM
@@ -152,7 +157,7 @@ def _combine(
     for start in range(0, most, CHUNK):
         part = start + tl.arange(0, CHUNK)
         weights = tl.exp(tl.load(tops + pair * most + part, mask=part < most, other=float("-inf")) - base)
-        # Who had no keys has a weight of 0, and left nothing.
+        # A share without keys has weight 0 and has written no sums.
         there = (weights > 0.0)[:, None] & inside[None, :]
         found = tl.load(sums + (pair * most + part)[:, None] * HEAD_DIM + at[None, :], mask=there, other=0.0)
         weighted += tl.sum(found * weights[:, None], 0)
@@ -161,17 +166,18 @@ def _combine(
 
 
 def attend(query: Tensor, cache: LayerCache, inputs: PagedInputs, scale: float, window: int | None) -> Tensor:
-    """See `engine_worker.attention.paged.Attend`. Generation rows in front are computed apart, in steps with context
-    too: their tiles have few rows, and their keys are split where that is worth while."""
+    """See `engine_worker.attention.paged.Attend`."""
+    # Leading generation rows get a launch of their own, in steps with context too: their tiles have few rows, and their
+    # keys are split if that pays.
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     single, batch = inputs.generation_rows, len(inputs.context_lengths)
     if single:
         longest = min(inputs.max_context, window or inputs.max_context)
-        split = plan(single * cache.keys.shape[2], longest, _keys(query), _cores(query.device))
-        shares = None if split == ALONE else Shares.of(split, query, single)
+        split = plan_split(single * cache.keys.shape[2], longest, _keys_per_round(query), _cores(query.device))
+        shares = None if split == UNSPLIT else Shares.of(split, query, single)
         _launch(query, cache, inputs, scale, window, out, range(single), 1, shares)
         if shares is not None:
-            _put_together(shares, out)
+            _launch_combine(shares, out)
     if single < batch:
         _launch(query, cache, inputs, scale, window, out, range(single, batch), inputs.max_query, None)
     return out
@@ -188,11 +194,11 @@ def _launch(
     longest: int,
     shares: Shares | None,
 ) -> None:
-    """For these sequences, which have `longest` tokens at most."""
+    """For these sequences, of at most `longest` query tokens each."""
     page, kv_heads, head_dim = cache.keys.shape[1:]
     group = query.shape[1] // kv_heads
-    rows = max(16, triton.next_power_of_2(group) if longest == 1 else min(128, _in_tile(query)))
-    split, *found = shares or (ALONE, out, out, out)
+    rows = max(16, triton.next_power_of_2(group) if longest == 1 else min(128, _vectors_per_tile(query)))
+    split, *found = shares or (UNSPLIT, out, out, out)
     rows_of_query = _rows(query)
     grid = triton.cdiv(longest * group, rows), kv_heads * split.most, len(sequences)
     _attend[grid](
@@ -200,12 +206,12 @@ def _launch(
         inputs.context_lengths, scale, rows_of_query.stride(0), inputs.block_tables.stride(0),
         sequences.start, split.most, split.busy, window or 0,
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, DIMS=_dims(head_dim), PAGE=page,
-        ROWS=rows, KEYS=_keys(query), LONG=LONG, SPLIT=shares is not None, WINDOWED=window is not None,
+        ROWS=rows, KEYS=_keys_per_round(query), LONG=LONG, SPLIT=shares is not None, WINDOWED=window is not None,
         num_stages=STAGES, num_warps=4 if longest == 1 else 8,
     )  # fmt: skip
 
 
-def _put_together(shares: Shares, out: Tensor) -> None:
+def _launch_combine(shares: Shares, out: Tensor) -> None:
     rows, num_heads, most, head_dim = shares.sums.shape
     _combine[(rows * num_heads,)](
         shares.sums, shares.tops, shares.totals, out, most,
@@ -217,22 +223,21 @@ def _dims(head_dim: int) -> int:
     return max(16, triton.next_power_of_2(head_dim))
 
 
-def _in_tile(query: Tensor) -> int:
-    """Vectors of a head in TILE_BYTES."""
+def _vectors_per_tile(query: Tensor) -> int:
+    """Vectors of head_dim that fit TILE_BYTES."""
     return TILE_BYTES // (_dims(query.shape[2]) * query.itemsize)
 
 
-def _keys(query: Tensor) -> int:
-    """In a round."""
-    return max(16, min(64, _in_tile(query) // 2))
+def _keys_per_round(query: Tensor) -> int:
+    return max(16, min(64, _vectors_per_tile(query) // 2))
 
 
 def _cores(device: torch.device) -> int:
-    """Multiprocessors; on a CPU, where Triton interprets, some."""
+    """Multiprocessors; an arbitrary number on a CPU, where Triton interprets."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 32
 
 
 def _rows(heads: Tensor) -> Tensor:
-    """[T, heads, head_dim] -> [T, heads * head_dim], copied only where heads do not lie side by side."""
+    """[T, heads, head_dim] -> [T, heads * head_dim], copied only if the heads are not contiguous."""
     together = heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
     return (heads if together else heads.contiguous()).flatten(1)

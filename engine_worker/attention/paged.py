@@ -1,4 +1,4 @@
-"""Attention by a kernel that reads the cache's pages itself."""
+"""Attention on a GPU: a kernel that reads the cache's pages in place, and the kernels' common description."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +10,14 @@ from torch import Tensor
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.attention.inputs import AttentionInputs, PagedInputs
-from engine_worker.attention.store import Store
 
 Splits = Callable[[HeadShape, tuple[int | None, ...]], bool]
 """(heads, windows of the layers) -> whether long contexts of generation rows are split over the GPU."""
 Attend = Callable[[Tensor, LayerCache, PagedInputs, float, int | None], Tensor]
 """(query [T, heads, head_dim], cache, inputs, scale of the scores, window) -> the same shape as the query."""
+Store = Callable[[LayerCache, Tensor, Tensor, Tensor], None]
+"""(cache, key, value, slots): writes key and value [T, kv_heads, head_dim] to slots [T] int64. Slot -1 is padding:
+nothing that is ever read may be written for it. Never waits for the device, so a CUDA graph can capture it."""
 
 
 def _always(heads: HeadShape, windows: tuple[int | None, ...]) -> bool:  # noqa: ARG001
@@ -24,28 +26,53 @@ def _always(heads: HeadShape, windows: tuple[int | None, ...]) -> bool:  # noqa:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One that may be here, and what it asks for; see `engine_worker.attention.choice`."""
+    """A kernel that may be available, and its requirements; `engine_worker.attention.choice` checks them."""
 
     name: str
-    """As in the settings."""
+    """The value of the setting `attention` that selects it."""
     title: str
-    """For people."""
+    """For messages."""
     load: Callable[[], Attend]
-    """Raises ModuleNotFoundError or RefusedError where it is not here, other errors where it is broken."""
+    """Raises ModuleNotFoundError or RefusedError if it is not available, other errors if it is broken."""
     majors: frozenset[int]
-    """Compute capabilities, the number before the point."""
+    """Major compute capabilities."""
     tokens_per_block: int
-    """A multiple of it is needed."""
+    """The block size must be a multiple of it."""
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
     head_dims: range = range(8, 257, 8)
     key_start: bool = False
-    """Whether it asks for `PagedInputs.key_start`."""
+    """Whether it needs `PagedInputs.key_start`."""
     splits: Splits = _always
-    """Where it is false `auto` prefers any kernel for which it is true."""
+    """If false, `auto` prefers any kernel for which it is true."""
+
+
+def _load_triton() -> Attend:
+    from engine_worker.attention.kernels import attend
+
+    return attend
+
+
+TRITON = Kernel(
+    "triton",
+    "Triton",
+    _load_triton,
+    frozenset({8, 9, 10, 11, 12}),
+    tokens_per_block=1,
+    dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    head_dims=range(1, 257),
+)
+"""Sluice's own: any block size and dtype, and no package but torch's."""
+
+
+def triton_store() -> Store:
+    """Writes keys and values in one launch. Raises ModuleNotFoundError without Triton."""
+    from engine_worker.attention.kernels import store
+
+    return store
 
 
 class PagedAttention:
-    """Stores what is new, then lets the kernel attend."""
+    """The backend of a kernel: stores the new keys and values, then attends."""
 
     graphs = True
 
@@ -58,7 +85,6 @@ class PagedAttention:
         self._store = store
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> PagedInputs:  # noqa: ARG002
-        """See `AttentionBackend.prepare`."""
         return PagedInputs(
             slots=inputs.slots,
             block_tables=inputs.block_tables,
@@ -79,7 +105,6 @@ class PagedAttention:
         inputs: AttentionInputs,
         window: int | None = None,
     ) -> Tensor:
-        """See `AttentionBackend.attend`. Raises TypeError where prepare() did not come first."""
         if not isinstance(inputs, PagedInputs):
             raise TypeError("prepare() comes before attend()")
         self._store(cache, key, value, inputs.slots)
@@ -88,5 +113,6 @@ class PagedAttention:
 
 def _key_start(inputs: AttentionInputs) -> Tensor:
     if inputs.generation:
+        # Kernels look at its shape only, and a graph would replay whatever values it has now.
         return inputs.query_start
     return F.pad(inputs.context_lengths.cumsum(0, dtype=torch.int32), (1, 0))

@@ -1,16 +1,16 @@
-"""The oracle: attention by its definition, one sequence at a time, in float32."""
+"""The reference: attention by its definition, one sequence at a time, in float32. Every other backend is tested
+against it."""
 
 import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import HeadShape
-from engine_worker.attention.cache import KVCache, LayerCache
+from engine_worker.attention.cache import KVCache, LayerCache, store_by_torch
 from engine_worker.attention.inputs import AttentionInputs
-from engine_worker.attention.store import plain
 
 
 class ReferenceAttention:
-    """Plain torch on any device; the other backends must agree with it."""
+    """Plain torch on any device; slow. Padding comes out as zeros."""
 
     name = "reference"
     graphs = False
@@ -19,7 +19,6 @@ class ReferenceAttention:
         self._heads = heads
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> AttentionInputs:  # noqa: ARG002
-        """Nothing to prepare."""
         return inputs
 
     def attend(
@@ -31,12 +30,12 @@ class ReferenceAttention:
         inputs: AttentionInputs,
         window: int | None = None,
     ) -> Tensor:
-        """See `AttentionBackend.attend`. Padding comes out as zeros."""
-        plain(cache, key, value, inputs.slots)
+        store_by_torch(cache, key, value, inputs.slots)
         out = torch.zeros_like(query)
         bounds = inputs.query_start.tolist()
         for i, length in enumerate(inputs.context_lengths.tolist()):
             begin, end = bounds[i], bounds[i + 1]
+            # Keys behind the window of the first query token are not read: their blocks may hold anything.
             first = 0 if window is None else max(0, length - (end - begin) - window + 1)
             keys, values = (_gather(pool, inputs.block_tables[i], first, length) for pool in (cache.keys, cache.values))
             out[begin:end] = self._attend(query[begin:end], keys, values, window)
@@ -56,7 +55,7 @@ class ReferenceAttention:
 
 
 def _gather(pool: Tensor, block_table: Tensor, first: int, length: int) -> Tensor:
-    """A sequence's tokens `first` to `length` out of [num_blocks, tokens_per_block, kv_heads, head_dim]."""
+    """A sequence's tokens `first` to `length` from a pool [num_blocks, tokens_per_block, kv_heads, head_dim]."""
     tokens_per_block = pool.shape[1]
     skipped = first // tokens_per_block
     blocks = block_table[skipped : -(-length // tokens_per_block)].long()

@@ -1,31 +1,30 @@
-"""Over how many programs the keys of generation rows are split (flash-decoding: each attends to a share, and what they
-found is put together)."""
+"""Flash-decoding: over how many programs the keys of generation rows are split, each attending to a share of them."""
 
 from typing import NamedTuple
 
 SPLITS = 64
-"""Shares of a sequence's keys, at most."""
+"""Most shares of a sequence's keys."""
 ROUNDS = 2
-"""Programs per multiprocessor that splitting goes for."""
+"""Programs per multiprocessor that splitting aims for."""
 LONG, LONG_SPLITS = 4096, 8
-"""Where rows alone keep the GPU busy a longer context is split still, into so many shares at most: one program would
-take the time of the whole step for it. More of them would cost the short ones beside it, whose shares are empty."""
+"""Contexts longer than LONG are split even if the batch alone keeps the GPU busy, into at most LONG_SPLITS shares: a
+single program would set the time of the step. More would cost the short contexts beside it, whose shares are empty."""
 
 
 class Split(NamedTuple):
-    """A sequence's keys have `busy` shares, more where these were longer than LONG, and `most` at most."""
+    """A sequence's keys have `busy` shares; more, up to `most`, if these were longer than LONG."""
 
     most: int
     busy: int
 
 
-ALONE = Split(1, 1)
-"""One program has all the keys of a sequence."""
+UNSPLIT = Split(1, 1)
 
 
-def plan(programs: int, max_context: int, keys: int, cores: int) -> Split:
-    """For so many programs without splitting, contexts of at most `max_context` tokens, a program's round of `keys` of
-    them, and so many multiprocessors."""
+def plan_split(programs: int, max_context: int, keys: int, cores: int) -> Split:
+    """programs: how many there are without splitting; max_context: tokens; keys: that a program reads per round; cores:
+    multiprocessors of the GPU."""
+    # No share is smaller than a round of keys.
     busy = max(1, min(SPLITS, ROUNDS * cores // programs, -(-max_context // keys)))
     most = max(busy, min(LONG_SPLITS, -(-max_context // LONG)))
-    return ALONE if most == 1 else Split(most, busy)
+    return UNSPLIT if most == 1 else Split(most, busy)

@@ -1,26 +1,25 @@
-"""A backend against the reference, on the machine that it is to run on."""
+"""Tests a backend against the reference, on the machine and for the model that it is to serve."""
 
 from collections.abc import Iterable
 from itertools import takewhile
 
 import torch
 
-from engine_worker.attention.backend import AttentionBackend, HeadShape
-from engine_worker.attention.cache import KVCache
+from engine_worker.attention.backend import AttentionBackend, HeadShape, Refusal, RefusedError
+from engine_worker.attention.cache import KVCache, store_by_torch
 from engine_worker.attention.inputs import AttentionInputs
+from engine_worker.attention.paged import Store
 from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.attention.refusal import Refusal, RefusedError
-from engine_worker.attention.store import Store, plain
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Of numbers about one."""
+"""Absolute; outputs are about 1."""
 STEPS = (((0, 1), (699, 1), (400, 1)), ((0, 1), (5, 1)), ((700, 1), (0, 5), (300, 40), (650, 1)))
-"""(tokens in the cache, tokens of the step) of each sequence: a generation step long enough to be split over a GPU, one
-that is not, and one with context. What is compiled for serving is compiled here."""
+"""(tokens in the cache, tokens of the step) of each sequence: a generation step long enough to be split over a GPU, a
+short one, and one with context. They also compile every kernel variant that serving needs."""
 WINDOW = 100
 
 
-def try_out(
+def verify_backend(
     backend: AttentionBackend,
     heads: HeadShape,
     windows: Iterable[int | None],
@@ -28,7 +27,7 @@ def try_out(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Raises RefusedError where it does not agree, and whatever the backend raises."""
+    """Raises RefusedError if it does not agree with the reference, and anything the backend raises."""
     reference = ReferenceAttention(heads)
     for sequences in STEPS:
         pool, inputs = _step(sequences, heads, tokens_per_block, dtype, device)
@@ -42,23 +41,24 @@ def try_out(
             expected = reference.attend(query, key, value, pool.layers[0].copy(), inputs, window)
             found = backend.attend(query, key, value, pool.layers[0].copy(), prepared, window)
             error = float((found.float() - expected.float()).abs().max())
+            # Not `error > ...`: a NaN must fail too.
             if not error <= TOLERANCE[dtype]:
-                reason = f"tried out, it is off by {error:.2g} in a step of {sequences}, window {window}"
+                reason = f"off by {error:.2g} in a test step of {sequences}, window {window}"
                 raise RefusedError(Refusal.WRONG, reason)
 
 
-def try_store(store: Store, heads: HeadShape, dtype: torch.dtype, device: torch.device) -> None:
-    """Raises RefusedError where it does not do what `plain` does, and whatever it raises."""
+def verify_store(store: Store, heads: HeadShape, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises RefusedError if it does not do what `store_by_torch` does, and anything the store raises."""
     shape = (3, heads.num_kv_heads, heads.head_dim)
     key, value = torch.randn(2, *shape, generator=torch.Generator().manual_seed(2)).to(device, dtype)
     slots = torch.tensor([2, 0, -1], device=device)
     pools = []
-    for one in (store, plain):
+    for one in (store, store_by_torch):
         cache = KVCache(1, 2, 2, *shape[1:], dtype, device).layers[0]
         one(cache, key, value, slots)
         pools.append(torch.stack((cache.keys, cache.values)))
     if not torch.equal(*pools):
-        raise RefusedError(Refusal.WRONG, "tried out, keys and values are not where they belong")
+        raise RefusedError(Refusal.WRONG, "in a test, keys and values are not in their slots")
 
 
 def _step(
@@ -68,7 +68,7 @@ def _step(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[KVCache, AttentionInputs]:
-    """With blocks in reverse, so that neighbours are none."""
+    """A step over random blocks in reverse order, so that no sequence is contiguous in the pool."""
     needed = [-(-(past + query) // tokens_per_block) for past, query in sequences]
     pool = KVCache(1, sum(needed), tokens_per_block, heads.num_kv_heads, heads.head_dim, dtype, device)
     random = torch.Generator().manual_seed(1)

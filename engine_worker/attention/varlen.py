@@ -1,4 +1,4 @@
-"""FlashAttention as torch has it built in; the only user of torch.nn.attention.varlen."""
+"""FlashAttention as built into torch; the only user of torch.nn.attention.varlen."""
 
 import inspect
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine_worker.attention.backend import Refusal, RefusedError
 from engine_worker.attention.cache import LayerCache
 from engine_worker.attention.inputs import PagedInputs
 from engine_worker.attention.paged import Attend, Kernel
-from engine_worker.attention.refusal import Refusal, RefusedError
 
 PAGED_SINCE = "2.12"
 
@@ -51,7 +51,7 @@ def _varlen() -> Attend:
 
 def packs(num_heads: int, num_kv_heads: int, window: int | None) -> bool:
     """Whether torch reads each KV head once in a generation step, and splits long contexts over the GPU. Otherwise it
-    reads a KV head once per query head, by one program per sequence and query head."""
+    reads a KV head once per query head, in one program per sequence and query head."""
     return num_heads > num_kv_heads and window is None
 
 

@@ -10,11 +10,11 @@ from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import FusedLinear, SummedLinear
 from engine_worker.layers.norm import Normalize, RMSNorm
 from engine_worker.layers.rotary import rotate
-from engine_worker.layers.shard import ALONE, Shard
+from engine_worker.layers.shard import UNSHARDED, Shard
 
 
 class SelfAttention(Layer):
-    """Projections and rotation around an attention backend. `window`: a token sees the last that many tokens."""
+    """Projections and rotation around an attention backend: [T, hidden] -> [T, hidden]."""
 
     def __init__(
         self,
@@ -25,12 +25,17 @@ class SelfAttention(Layer):
         *,
         bias: bool,
         output_bias: bool,
+        norm_eps: float | None,
         dtype: torch.dtype,
         device: torch.device,
-        shard: Shard = ALONE,
+        shard: Shard = UNSHARDED,
     ) -> None:
-        """`heads`: of the whole model. Raises ValueError where the ranks cannot share them."""
-        queries, pairs = (part.times(heads.head_dim) for part in (shard.query_heads(heads), shard.kv_heads(heads)))
+        """`heads`: of the whole model. `window`: how many tokens a token sees, itself included. `norm_eps`: of an
+        RMSNorm on each query and key head (arXiv:2302.05442); None: without.
+
+        Raises ValueError if the ranks cannot share the heads equally.
+        """
+        queries, pairs = (span.times(heads.head_dim) for span in (shard.query_heads(heads), shard.kv_heads(heads)))
         self.qkv_proj = FusedLinear(
             hidden_size, {"q_proj": queries, "k_proj": pairs, "v_proj": pairs}, bias=bias, dtype=dtype, device=device
         )
@@ -38,67 +43,35 @@ class SelfAttention(Layer):
         self._heads = shard.heads(heads)
         self._backend = backend
         self._window = window
+        self._norm_eps = norm_eps
+        self._norm_weight: Tensor | None = None
+        """[heads + kv_heads, head_dim], set by `freeze`: one norm serves queries and keys together."""
+        if norm_eps is not None:
+            self.q_norm = RMSNorm(heads.head_dim, eps=norm_eps, dtype=dtype, device=device)
+            self.k_norm = RMSNorm(heads.head_dim, eps=norm_eps, dtype=dtype, device=device)
+            self._normalize = Normalize(heads.head_dim, norm_eps, device)
 
-    def turn(self, query_key: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
-        """Queries and keys together, [T, heads + kv_heads, head_dim], as attention gets them."""
+    def freeze(self) -> None:
+        super().freeze()
+        if self._norm_eps is not None:
+            query, key = self.q_norm.weight, self.k_norm.weight
+            self._norm_weight = torch.cat(
+                (query.expand(self._heads.num_heads, -1), key.expand(self._heads.num_kv_heads, -1))
+            )
+            self._normalize.set_weight(self._norm_weight)
+
+    def rotate(self, query_key: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
+        """Normalize, if the model does, and rotate queries and keys together: [T, heads + kv_heads, head_dim]."""
         if self._kernels is not None:
-            return self._kernels.turn(query_key, rotations, None, 0.0)
-        return rotate(query_key, rotations)
+            return self._kernels.rotate(query_key, rotations, self._norm_weight, self._norm_eps or 0.0)
+        return rotate(query_key if self._norm_weight is None else self._normalize(query_key), rotations)
 
     def __call__(
         self, x: Tensor, rotations: tuple[Tensor, Tensor], cache: LayerCache, inputs: AttentionInputs
     ) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
         num_heads, num_kv_heads = self._heads.num_heads, self._heads.num_kv_heads
+        # Queries and keys are adjacent in the product, so one call rotates both.
         qkv = self.qkv_proj(x).view(len(x), num_heads + 2 * num_kv_heads, self._heads.head_dim)
-        query_key = self.turn(qkv[:, : num_heads + num_kv_heads], rotations)
+        query_key = self.rotate(qkv[:, : num_heads + num_kv_heads], rotations)
         query, key, value = query_key[:, :num_heads], query_key[:, num_heads:], qkv[:, num_heads + num_kv_heads :]
         return self.o_proj(self._backend.attend(query, key, value, cache, inputs, self._window).flatten(1))
-
-
-class NormedSelfAttention(SelfAttention):
-    """With RMSNorm of each query and key head (arXiv:2302.05442)."""
-
-    def __init__(
-        self,
-        hidden_size: int,
-        heads: HeadShape,
-        backend: AttentionBackend,
-        window: int | None,
-        *,
-        bias: bool,
-        output_bias: bool,
-        eps: float,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = ALONE,
-    ) -> None:
-        super().__init__(
-            hidden_size,
-            heads,
-            backend,
-            window,
-            bias=bias,
-            output_bias=output_bias,
-            dtype=dtype,
-            device=device,
-            shard=shard,
-        )
-        self.q_norm = RMSNorm(heads.head_dim, eps=eps, dtype=dtype, device=device)
-        self.k_norm = RMSNorm(heads.head_dim, eps=eps, dtype=dtype, device=device)
-        self._normalize = Normalize(heads.head_dim, eps, device)
-        self._rows = torch.empty(0, dtype=dtype, device=device)
-        self._eps = eps
-
-    def freeze(self) -> None:
-        """See Layer. One weight [heads + kv_heads, head_dim] does for both norms."""
-        super().freeze()
-        query, key = self.q_norm.weight, self.k_norm.weight
-        self._rows = torch.cat((query.expand(self._heads.num_heads, -1), key.expand(self._heads.num_kv_heads, -1)))
-        self._normalize.weigh(self._rows)
-
-    def turn(self, query_key: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
-        """See SelfAttention."""
-        if self._kernels is not None:
-            return self._kernels.turn(query_key, rotations, self._rows, self._eps)
-        return rotate(self._normalize(query_key), rotations)

@@ -1,61 +1,57 @@
-"""Tokens into vectors, and back. Each rank has some rows of the vocabulary."""
+"""Token embedding and output head. Each rank holds some rows of the vocabulary."""
 
 import torch
 from torch import Tensor
 
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import Linear
-from engine_worker.layers.shard import ALONE, Cut, Shard
+from engine_worker.layers.shard import UNSHARDED, Cut, Shard
 
 
 class Embedding(Layer):
-    """A row per token id."""
+    """[T] int64 -> [T, hidden], a copy."""
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device, shard: Shard = ALONE
+        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device, shard: Shard = UNSHARDED
     ) -> None:
         self._shard = shard
-        self._rows = shard.padded_part(vocab_size)
+        self._rows = shard.padded_span(vocab_size)
         self.weight = torch.empty(self._rows.size, hidden_size, dtype=dtype, device=device)
         self.weight[self._rows.filled :].zero_()
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
-        """See Layer."""
         return {f"{prefix}weight": self.weight[: self._rows.filled]}
 
     def cuts(self, prefix: str = "") -> dict[str, Cut]:
-        """See Layer."""
         return {f"{prefix}weight": Cut(0, self._rows)}
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """[T] int64 -> [T, hidden], a copy."""
         if self._shard.size == 1:
             return self.weight.index_select(0, token_ids)
+        # Every token is on exactly one rank; the others contribute zeros to the sum.
         rows = token_ids - self._rows.start
         elsewhere = (rows < 0) | (rows >= self._rows.size)
         found = self.weight.index_select(0, rows.masked_fill_(elsewhere, 0))
-        return self._shard.reduce(found.masked_fill_(elsewhere.unsqueeze(1), 0))
+        return self._shard.all_reduce(found.masked_fill_(elsewhere.unsqueeze(1), 0))
 
 
-class Head(Linear):
-    """Scores of all tokens, in rank 0."""
+class LMHead(Linear):
+    """[R, hidden] -> logits [R, vocab] on rank 0; undefined on other ranks."""
 
     def __init__(
-        self, hidden_size: int, vocab_size: int, *, dtype: torch.dtype, device: torch.device, shard: Shard = ALONE
+        self, hidden_size: int, vocab_size: int, *, dtype: torch.dtype, device: torch.device, shard: Shard = UNSHARDED
     ) -> None:
         self._shard = shard
-        self._rows = shard.padded_part(vocab_size)
+        self._rows = shard.padded_span(vocab_size)
         super().__init__(hidden_size, self._rows.size, dtype=dtype, device=device)
         self.weight[self._rows.filled :].zero_()
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
-        """See Layer."""
         return {f"{prefix}weight": self.weight[: self._rows.filled]}
 
     def cuts(self, prefix: str = "") -> dict[str, Cut]:
-        """See Layer."""
         return {f"{prefix}weight": Cut(0, self._rows)}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[R, hidden] -> [R, vocab]. What other ranks than 0 get means nothing."""
+        # Only the last ranks have padding rows, so they end up behind the vocabulary.
         return self._shard.gather(super().__call__(x))[:, : self._rows.total]

@@ -1,19 +1,19 @@
-"""Triton kernels of `fusion`; imports triton, and is itself imported where they are wanted."""
+"""Triton implementations of `FusedKernels`. Imports triton, so it is imported only when they are wanted."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_worker.layers.fusion import Kernels
+from engine_worker.layers.layer import FusedKernels
 
 TILE = 1 << 10
-"""Numbers that a program computes, but in a norm, where it has a whole row."""
+"""Elements per program, except in `_norm`, where a program computes a whole row."""
 
 
 @triton.jit
 def _norm(x, update, weight, out, eps, ADDED: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """A row."""
+    """One row per program. Rounds to x's dtype where torch's operations would: after the sum and before the weight."""
     start = tl.program_id(0).to(tl.int64) * SIZE
     at = tl.arange(0, WIDTH)
     inside = at < SIZE
@@ -29,11 +29,11 @@ def _norm(x, update, weight, out, eps, ADDED: tl.constexpr, SIZE: tl.constexpr, 
 
 
 @triton.jit
-def _turn(
+def _rotate(
     x, cos, sin, weight, out, stride, eps,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, GROUP: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """GROUP heads of a token: each number, and the one half a head from it that it is rotated with."""
+    """GROUP heads of a token per program. `near` is each element, `far` its rotation partner half a head away."""
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * GROUP + tl.arange(0, GROUP))[:, None]
     at = tl.arange(0, DIMS)[None, :]
@@ -53,13 +53,13 @@ def _turn(
         far = far.to(x.dtype.element_ty).to(tl.float32)
     cosines = tl.load(cos + token * HEAD_DIM + at, mask=at < HEAD_DIM, other=0.0).to(tl.float32)
     sines = tl.load(sin + token * HEAD_DIM + at, mask=at < HEAD_DIM, other=0.0).to(tl.float32)
-    turned = (near * cosines).to(x.dtype.element_ty).to(tl.float32) + far * sines
-    tl.store(out + (token * HEADS + head) * HEAD_DIM + at, turned.to(out.dtype.element_ty), mask=inside)
+    rotated = (near * cosines).to(x.dtype.element_ty).to(tl.float32) + far * sines
+    tl.store(out + (token * HEADS + head) * HEAD_DIM + at, rotated.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _gate(x, out, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """TILE numbers of a row."""
+    """TILE elements of a row per program."""
     row = tl.program_id(0).to(tl.int64) * SIZE
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = at < SIZE
@@ -70,7 +70,6 @@ def _gate(x, out, SIZE: tl.constexpr, TILE: tl.constexpr):
 
 
 def norm(x: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """See `Norm`."""
     rows, size = x.shape
     out = torch.empty_like(x)
     width = triton.next_power_of_2(size)
@@ -80,13 +79,12 @@ def norm(x: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> Tensor
     return out
 
 
-def turn(x: Tensor, rotations: tuple[Tensor, Tensor], weight: Tensor | None, eps: float) -> Tensor:
-    """See `Turn`."""
+def rotate(x: Tensor, rotations: tuple[Tensor, Tensor], weight: Tensor | None, eps: float) -> Tensor:
     tokens, heads, head_dim = x.shape
     out = torch.empty((tokens, heads, head_dim), dtype=x.dtype, device=x.device)
     dims = triton.next_power_of_2(head_dim)
     group = max(1, min(TILE // dims, triton.next_power_of_2(heads)))
-    _turn[(tokens, triton.cdiv(heads, group))](
+    _rotate[(tokens, triton.cdiv(heads, group))](
         x, *rotations, x if weight is None else weight, out, x.stride(0), eps,
         HEADS=heads, HEAD_DIM=head_dim, DIMS=dims, GROUP=group, NORMED=weight is not None,
     )  # fmt: skip
@@ -94,11 +92,10 @@ def turn(x: Tensor, rotations: tuple[Tensor, Tensor], weight: Tensor | None, eps
 
 
 def gate(x: Tensor) -> Tensor:
-    """See `Gate`."""
     rows, size = len(x), x.shape[1] // 2
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     _gate[(rows, triton.cdiv(size, TILE))](x, out, SIZE=size, TILE=TILE)
     return out
 
 
-KERNELS = Kernels(norm, turn, gate)
+KERNELS = FusedKernels(norm, rotate, gate)

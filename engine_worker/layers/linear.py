@@ -1,4 +1,4 @@
-"""Linear maps."""
+"""Linear layers: plain, fused and row-parallel."""
 
 import torch
 import torch.nn.functional as F
@@ -6,11 +6,11 @@ from torch import Tensor
 
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.packing import Packer, Product
-from engine_worker.layers.shard import ALONE, Cut, Part, Shard
+from engine_worker.layers.shard import UNSHARDED, Cut, Shard, Span
 
 
 class Linear(Layer):
-    """y = x Wᵀ + b."""
+    """y = x Wᵀ + b: [T, inputs] -> [T, outputs]."""
 
     def __init__(
         self, inputs: int, outputs: int, *, bias: bool = False, dtype: torch.dtype, device: torch.device
@@ -20,71 +20,73 @@ class Linear(Layer):
         self._product: Product | None = None
 
     def pack(self, packer: Packer) -> None:
-        """See Layer. Where the weight is packed the plain one is given up."""
         self._product = packer.pack(self.weight)
         if self._product is not None:
+            # The packed copy replaces the plain weight: keeping both would double the memory.
             del self.weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, inputs] -> [T, outputs]."""
         if self._product is None:
             return F.linear(x, self.weight, self.bias)
         return self._product(x, self.bias)
 
 
 class FusedLinear(Linear):
-    """Several linear maps of the same input as one: their outputs, or this rank's parts of them, side by side."""
+    """Several linear maps of the same input as one product; their outputs (this rank's share of them) concatenated.
+
+    Checkpoints store the maps separately, as siblings of this layer: `targets` gives a view for each.
+    """
 
     def __init__(
-        self, inputs: int, outputs: dict[str, Part], *, bias: bool = False, dtype: torch.dtype, device: torch.device
+        self, inputs: int, outputs: dict[str, Span], *, bias: bool = False, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__(inputs, sum(part.size for part in outputs.values()), bias=bias, dtype=dtype, device=device)
+        super().__init__(inputs, sum(span.size for span in outputs.values()), bias=bias, dtype=dtype, device=device)
         self.outputs = outputs
-        """Name of each map, beside this one's, and its outputs."""
+        """Outputs of each map by its name in the checkpoint."""
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
-        """See Layer."""
-        beside = prefix.removesuffix(".").rpartition(".")[0]
+        # "layers.0.self_attn.qkv_proj." -> "layers.0.self_attn".
+        parent = prefix.removesuffix(".").rpartition(".")[0]
         found: dict[str, Tensor] = {}
         for name, fused in super().targets().items():
-            rows = fused.split([part.size for part in self.outputs.values()])
-            found |= {f"{beside}.{each}.{name}": view for each, view in zip(self.outputs, rows, strict=True)}
+            rows = fused.split([span.size for span in self.outputs.values()])
+            found |= {f"{parent}.{each}.{name}": view for each, view in zip(self.outputs, rows, strict=True)}
         return found
 
     def cuts(self, prefix: str = "") -> dict[str, Cut]:
-        """See Layer."""
-        beside = prefix.removesuffix(".").rpartition(".")[0]
+        parent = prefix.removesuffix(".").rpartition(".")[0]
         names = super().targets()
-        return {f"{beside}.{each}.{name}": Cut(0, part) for each, part in self.outputs.items() for name in names}
+        return {f"{parent}.{each}.{name}": Cut(0, span) for each, span in self.outputs.items() for name in names}
 
 
 class SummedLinear(Linear):
-    """A linear map of which each rank has some inputs; the ranks' products are summed."""
+    """A row-parallel linear map: each rank has some of the inputs, and the ranks' products are summed.
+
+    [T, this rank's inputs] -> [T, outputs], the same on every rank.
+    """
 
     def __init__(
         self,
-        inputs: Part,
+        inputs: Span,
         outputs: int,
         *,
         bias: bool = False,
         dtype: torch.dtype,
         device: torch.device,
-        shard: Shard = ALONE,
+        shard: Shard = UNSHARDED,
     ) -> None:
         super().__init__(inputs.size, outputs, bias=bias, dtype=dtype, device=device)
         self._inputs = inputs
         self._shard = shard
 
     def cuts(self, prefix: str = "") -> dict[str, Cut]:
-        """See Layer."""
         return {f"{prefix}weight": Cut(1, self._inputs)}
 
     def freeze(self) -> None:
-        """See Layer. One rank adds the bias, and so the sum has it once."""
         super().freeze()
+        # Rank 0 alone adds the bias, so that the sum contains it once.
         if self._shard.rank:
             self.bias = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, this rank's inputs] -> [T, outputs]."""
-        return self._shard.reduce(super().__call__(x))
+        return self._shard.all_reduce(super().__call__(x))

@@ -1,4 +1,4 @@
-"""Mixture of experts: every token goes through the few experts that its router chooses (arXiv:1701.06538)."""
+"""Sparse mixture of experts: a router picks a few experts per token (arXiv:1701.06538)."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,17 @@ from torch import Tensor
 
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import Linear
-from engine_worker.layers.shard import ALONE, Cut, Shard
+from engine_worker.layers.shard import UNSHARDED, Cut, Shard
 
 ALIGNED = 8
-"""Half-precision numbers in 16 bytes, which the grouped matrix product needs rows to be a multiple of."""
+"""The grouped matrix product needs rows of a multiple of 16 bytes: so many half-precision numbers."""
 
 
 def waits_for_device(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether torch's grouped product looks at its groups on the host: it has a kernel for all of them together in
-    bfloat16 on GPUs of compute capability 9 and 10, and loops over them elsewhere."""
+    """Whether torch's grouped product reads the group sizes on the host, which rules out CUDA graphs.
+
+    In bfloat16 on compute capability 9 and 10 it is a single kernel; elsewhere torch loops over the groups.
+    """
     if device.type != "cuda" or dtype != torch.bfloat16:
         return True
     return torch.cuda.get_device_capability(device)[0] not in (9, 10)
@@ -24,18 +26,18 @@ def waits_for_device(dtype: torch.dtype, device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """Of the experts of a layer."""
+    """The experts of a layer."""
 
     num_experts: int
     num_chosen: int
     """Experts per token."""
     intermediate_size: int
     normalized: bool
-    """Whether the weights of a token's experts sum to one."""
+    """Whether the weights of a token's experts are scaled to sum to one."""
 
 
 class Experts(Layer):
-    """SwiGLU without biases, `num_experts` times. Each rank has a part of every expert, and its share of the result."""
+    """`num_experts` SwiGLUs without biases. Each rank holds a slice of every expert and computes a partial sum."""
 
     def __init__(
         self,
@@ -44,9 +46,9 @@ class Experts(Layer):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        shard: Shard = ALONE,
+        shard: Shard = UNSHARDED,
     ) -> None:
-        self._inside = shard.part(shape.intermediate_size, "moe_intermediate_size")
+        self._inside = shard.span(shape.intermediate_size, "moe_intermediate_size")
         count, size = shape.num_experts, self._inside.size
         if size % ALIGNED:
             raise ValueError(
@@ -57,7 +59,7 @@ class Experts(Layer):
         self.down_proj = torch.empty(count, hidden_size, size, dtype=dtype, device=device)
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
-        """See Layer. Checkpoints have each expert's maps apart."""
+        """Checkpoints store the three projections of each expert separately."""
         found = {}
         for i, (gate_up, down) in enumerate(zip(self.gate_up_proj, self.down_proj, strict=True)):
             gate, up = gate_up.chunk(2)
@@ -66,20 +68,20 @@ class Experts(Layer):
         return found
 
     def cuts(self, prefix: str = "") -> dict[str, Cut]:
-        """See Layer."""
         dims = {"gate_proj": 0, "up_proj": 0, "down_proj": 1}
         experts = range(len(self.down_proj))
         return {f"{prefix}{i}.{name}.weight": Cut(dim, self._inside) for i in experts for name, dim in dims.items()}
 
     def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
-        """[S, hidden] -> [S, hidden]: rows up to ends[0] through expert 0, from there to ends[1] through expert 1, and
-        so on; ends [num_experts] int32."""
+        """x [S, hidden], rows sorted by expert; ends [num_experts] int32, where each expert's rows end -> [S, hidden].
+
+        One grouped product per projection, over all experts."""
         gate, up = F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends).chunk(2, dim=-1)
         return F.grouped_mm(F.silu(gate).mul_(up), self.down_proj.transpose(1, 2), offs=ends)
 
 
 class SparseMoE(Layer):
-    """The sum of the experts with the highest router probabilities, weighted by these."""
+    """The weighted sum of the experts with the highest router probabilities: [T, hidden] -> [T, hidden]."""
 
     def __init__(
         self,
@@ -88,9 +90,9 @@ class SparseMoE(Layer):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        shard: Shard = ALONE,
+        shard: Shard = UNSHARDED,
     ) -> None:
-        """Raises ValueError where the ranks cannot share the inside of an expert."""
+        """Raises ValueError if the ranks cannot share the experts' intermediate size."""
         self.gate = Linear(hidden_size, shape.num_experts, dtype=dtype, device=device)
         self.experts = Experts(hidden_size, shape, dtype=dtype, device=device, shard=shard)
         self._shard = shard
@@ -98,16 +100,18 @@ class SparseMoE(Layer):
         self._numbers = torch.arange(shape.num_experts, device=device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
         weights, chosen = self._choose(x)
+        # (token, expert) pairs sorted by expert: the grouped product needs each expert's rows side by side.
         experts, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(experts, self._numbers, right=True, out_int32=True)
         sorted_rows = self.experts(x.index_select(0, order // self._shape.num_chosen), ends)
         rows = torch.empty_like(sorted_rows).index_copy_(0, order, sorted_rows)
-        return self._shard.reduce(torch.einsum("tkh,tk->th", rows.view(len(x), self._shape.num_chosen, -1), weights))
+        return self._shard.all_reduce(
+            torch.einsum("tkh,tk->th", rows.view(len(x), self._shape.num_chosen, -1), weights)
+        )
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, hidden] -> weights and numbers of each token's experts, both [T, num_chosen]."""
+        """[T, hidden] -> weights and indices of each token's experts, both [T, num_chosen]."""
         probabilities = torch.softmax(self.gate(x), dim=-1, dtype=torch.float32)
         weights, chosen = torch.topk(probabilities, self._shape.num_chosen, dim=-1)
         if self._shape.normalized:

@@ -8,7 +8,7 @@ from engine_worker.layers.layer import Layer
 
 
 class RMSNorm(Layer):
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension (arXiv:1910.07467)."""
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension (arXiv:1910.07467): [T, size] -> [T, size]."""
 
     def __init__(self, size: int, *, eps: float, dtype: torch.dtype, device: torch.device) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)
@@ -16,11 +16,10 @@ class RMSNorm(Layer):
         self._normalize = Normalize(size, eps, device)
 
     def freeze(self) -> None:
-        """See Layer."""
-        self._normalize.weigh(self.weight)
+        self._normalize.set_weight(self.weight)
 
     def __call__(self, x: Tensor, update: Tensor | None = None) -> Tensor:
-        """[T, size] -> the same shape. `update`: is added to x first, in place."""
+        """`update` is first added to x, in place: the residual connection."""
         if self._kernels is not None:
             return self._kernels.norm(x, update, self.weight, self._eps)
         if update is not None:
@@ -28,13 +27,13 @@ class RMSNorm(Layer):
         return self._normalize(x)
 
 
-def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm by torch: [..., size], by a weight [..., size]."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm by torch: x [..., size], weight [..., size]."""
     return F.rms_norm(x, weight.shape[-1:], eps=eps) * weight
 
 
 class Normalize:
-    """The arithmetic of RMSNorm, by a weight of any shape [..., size] that broadcasts to x."""
+    """RMSNorm of [..., size] by a weight of any shape [..., size] that broadcasts to it, as fast as the device can."""
 
     def __init__(self, size: int, eps: float, device: torch.device) -> None:
         self._size = size
@@ -43,15 +42,13 @@ class Normalize:
         self._weight = torch.ones(size, device=device)
         self._fused = True
 
-    def weigh(self, weight: Tensor) -> None:
-        """Set the weight."""
+    def set_weight(self, weight: Tensor) -> None:
         # On a CPU torch's rms_norm is a chain of ten small ops; x / hypot(|x|, sqrt(n eps)) * (sqrt(n) weight) is four.
         self._fused = weight.dtype != torch.float32 or weight.device.type != "cpu"
         self._weight = weight if self._fused else weight * self._size**0.5
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., size] -> the same shape."""
         if self._fused:
-            return normed(x, self._weight, self._eps)
+            return rms_norm(x, self._weight, self._eps)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x / torch.hypot(norm, self._root)).mul_(self._weight)

@@ -1,9 +1,9 @@
-"""Weights packed once into the layout of a library's matrix product, and which library each weight gets.
+"""Weights packed once, at load time, into the layout of a CPU library's matrix product.
 
-A plain product packs its weight anew on every call, which at 4 to 32 rows can cost more than the product itself.
-Whether a product is batch invariant, so that a row has the same bits in every batch, depends on the CPU, the number of
-threads and the weight's shape: MKL's is on Intel, but on AMD it treats batches of 1 to 3 rows in a way of their own. So
-it is tried out.
+A plain product repacks its weight on every call, which at 4 to 32 rows can cost more than the product itself. A product
+is batch invariant if a row gets the same bits in every batch. Whether one is depends on the CPU, the number of threads
+and the weight's shape: MKL's is on Intel, but on AMD it computes batches of 1 to 3 rows differently. So every library
+is tested on this machine, for each shape of weight.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,36 +17,37 @@ Product = Callable[[Tensor, Tensor | None], Tensor]
 """(x [T, inputs], bias [outputs] or None) -> [T, outputs]."""
 
 TUNED_ROWS = 16
-"""Rows that libraries choose their layout for. A product serves any number."""
+"""Rows that the libraries optimize their layout for; the product accepts any number."""
 ONEDNN_ROWS = 2
-"""From so many rows on oneDNN's order of summation depends on the weight alone; a single row can get another kernel."""
-TRIED_ROWS = 512
-TRIED_BATCHES = (*range(1, 18), 24, 33, 64, 100, 257)
-TRIED_OUTPUTS = 2048
-"""Of a weight at most. What a sum's order depends on is the number of its terms, the inputs."""
+"""From this many rows on oneDNN's order of summation depends on the weight alone; a single row can get another
+kernel."""
+TESTED_ROWS = 512
+TESTED_BATCHES = (*range(1, 18), 24, 33, 64, 100, 257)
+TESTED_OUTPUTS = 2048
+"""At most: the order of a sum depends on the number of its terms, which is the number of inputs."""
 
 
 class Library(NamedTuple):
-    """A way to compute x Wᵀ + b in float32 on a CPU."""
+    """A float32 implementation of x Wᵀ + b on a CPU."""
 
     name: str
     exists: Callable[[], bool]
-    """Whether this build of torch has it."""
+    """Whether this build of torch includes it."""
     pack: Callable[[Tensor], Product]
-    """A weight [outputs, inputs], which is not needed any more afterwards."""
+    """Packs a weight [outputs, inputs]; the caller may then free it."""
 
 
-class Choice(NamedTuple):
-    """Of a library for weights of a shape."""
+class LibraryChoice(NamedTuple):
+    """The library for weights of one shape."""
 
     library: Library
     invariant: bool
 
 
 def pack_mkl(weight: Tensor) -> Product:
-    """cblas_sgemm_pack and cblas_sgemm_compute."""
+    """By cblas_sgemm_pack and cblas_sgemm_compute."""
     packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, TUNED_ROWS)
-    # Beside a packed weight the op reads only the sizes of the plain one.
+    # Next to the packed weight the op reads only the sizes of the plain one, so an expanded scalar will do.
     shape = torch.empty(1).expand(weight.shape)
 
     def product(x: Tensor, bias: Tensor | None) -> Tensor:
@@ -56,7 +57,7 @@ def pack_mkl(weight: Tensor) -> Product:
 
 
 def pack_onednn(weight: Tensor) -> Product:
-    """oneDNN's inner product, with `ONEDNN_ROWS` rows at least."""
+    """By oneDNN's inner product, padded to at least `ONEDNN_ROWS` rows."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, TUNED_ROWS)
 
     def product(x: Tensor, bias: Tensor | None) -> Tensor:
@@ -78,44 +79,44 @@ LIBRARIES = (MKL, ONEDNN)
 
 
 class Packer:
-    """Packs weights, each by the first library whose product is batch invariant for its shape, or else by the first."""
+    """Packs each weight by the first library that is batch invariant for its shape, or by the first one if none is."""
 
     def __init__(self, libraries: Sequence[Library] = LIBRARIES) -> None:
         self._libraries = [library for library in libraries if library.exists()]
-        self._choices: dict[torch.Size, Choice] = {}
-        """By the shape that was tried out."""
+        self._choices: dict[torch.Size, LibraryChoice] = {}
+        """By the tested shape."""
 
     @property
     def invariant(self) -> bool:
-        """Whether all products of packed weights are. Without any it is unknown, and so it is not claimed."""
+        """Whether the products of all packed weights are batch invariant; False without any, since it is unknown."""
         return bool(self._choices) and all(choice.invariant for choice in self._choices.values())
 
     @property
     def summary(self) -> str:
-        """For the log."""
         if not self._choices:
             return "not packed"
         names = dict.fromkeys(choice.library.name for choice in self._choices.values())
         return f"{' and '.join(names)}, {'' if self.invariant else 'not '}batch invariant"
 
     def pack(self, weight: Tensor) -> Product | None:
-        """[outputs, inputs], final; None where it is better left as it is: in half precision, or on a GPU."""
+        """The product by a final weight [outputs, inputs]; None in half precision or on a GPU, where packing is no
+        use."""
         if weight.dtype != torch.float32 or weight.device.type != "cpu" or not self._libraries:
             return None
-        part = weight[:TRIED_OUTPUTS]
+        part = weight[:TESTED_OUTPUTS]
         if part.shape not in self._choices:
             self._choices[part.shape] = self._choose(part)
         return self._choices[part.shape].library.pack(weight)
 
-    def _choose(self, weight: Tensor) -> Choice:
+    def _choose(self, weight: Tensor) -> LibraryChoice:
         for library in self._libraries:
             if is_batch_invariant(library.pack(weight), weight.shape[1]):
-                return Choice(library, True)
-        return Choice(self._libraries[0], False)
+                return LibraryChoice(library, True)
+        return LibraryChoice(self._libraries[0], False)
 
 
 def is_batch_invariant(product: Product, inputs: int) -> bool:
-    """Tried out: whether rows have the same bits in smaller batches, where they also have other places."""
-    x = torch.randn(TRIED_ROWS, inputs, generator=torch.Generator().manual_seed(0))
+    """Whether rows come out the same, bit for bit, in smaller batches, at other offsets in the batch."""
+    x = torch.randn(TESTED_ROWS, inputs, generator=torch.Generator().manual_seed(0))
     whole = product(x, None)
-    return all(torch.equal(product(x[-rows:], None), whole[-rows:]) for rows in TRIED_BATCHES)
+    return all(torch.equal(product(x[-rows:], None), whole[-rows:]) for rows in TESTED_BATCHES)

@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoFormer, arXiv:2104.09864), halves rotated as in Hugging Face checkpoints."""
+"""Rotary position embedding (RoFormer, arXiv:2104.09864), in the half-split form of Hugging Face checkpoints."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Low frequencies divided by a factor, high ones kept, those between blended (Llama 3.1)."""
+    """Low frequencies divided by a factor, high ones kept, those in between interpolated (Llama 3.1)."""
 
     factor: float
     low_freq_factor: float
@@ -41,22 +41,24 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
         case LinearScaling(factor):
             return plain / factor
         case Llama3Scaling(factor, low, high, original):
-            # 1 where the wavelength fits `high` times into the original context, 0 where not even `low` times.
+            # 1 where at least `high` wavelengths fit into the original context, 0 where at most `low` do.
             kept = ((original * plain / (2 * math.pi) - low) / (high - low)).clamp(0.0, 1.0)
             return (1 - kept) * plain / factor + kept * plain
 
 
 class Rotary:
-    """Turns positions into rotations, once per step for all layers."""
+    """Computes the rotations of a step's positions, once for all layers."""
 
     def __init__(self, rope: Rope, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         half = frequencies(rope, head_dim)
         self._frequencies = torch.cat((half, half)).to(device)
+        # The sign of the sine is folded in here, so that `rotate` needs no negation: (a, b) -> (a cos - b sin, ...).
         self._signs = torch.cat((-torch.ones_like(half), torch.ones_like(half))).to(device)
         self._dtype = dtype
 
     def rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Positions [T] -> cosines and signed sines, each [T, 1, head_dim]."""
+        # In float32: bfloat16 cannot represent positions above 256 exactly.
         angles = torch.outer(positions.float(), self._frequencies).unsqueeze(1)
         return angles.cos().to(self._dtype), (angles.sin() * self._signs).to(self._dtype)
 

@@ -1,4 +1,4 @@
-"""What config.json says of a model, read once: every field present and supported, or an error that names it."""
+"""config.json of a decoder, validated: every option is present and supported, or an error names it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,8 +6,7 @@ from typing import Any
 
 from engine_worker.attention.backend import HeadShape
 from engine_worker.layers.rotary import LinearScaling, Llama3Scaling, Rope
-from engine_worker.models.errors import NotComputedError
-from engine_worker.models.windows import Windows, no_windows
+from engine_worker.models.windows import NotNativeError, Windows, no_windows
 from sluice.ring.checkpoint import CheckpointError
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -21,13 +20,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "num_experts": (None, 0),
     "num_local_experts": (None, 0),
 }
-"""Options that change what a model computes, and the values of them that these models compute; an absent one is
-neutral."""
+"""Options that change what a model computes, with the values that leave our models right; absent is fine too."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A pre-norm decoder with grouped-query attention and SwiGLU."""
+    """Shape and options of a native decoder."""
 
     vocab_size: int
     hidden_size: int
@@ -38,37 +36,41 @@ class DecoderConfig:
     rms_norm_eps: float
     rope: Rope
     attention_bias: bool
-    """Of queries, keys and values."""
+    """On queries, keys and values."""
     output_bias: bool
-    """Of attention's output."""
+    """On attention's output projection."""
     mlp_bias: bool
     tie_word_embeddings: bool
+    head_norms: bool
+    """Whether each query and key head goes through an RMSNorm (Qwen3)."""
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
         return len(self.windows)
 
 
 def read_decoder(
     raw: Mapping[str, Any],
     *,
-    mlp_bias: bool,
+    mlp_bias: bool = False,
     read_windows: Callable[[Mapping[str, Any], int], Windows] = no_windows,
+    head_norms: bool = False,
 ) -> DecoderConfig:
-    """`mlp_bias`: whether the family knows that option; `read_windows`: what the family makes of config.json and a
-    number of layers.
+    """`mlp_bias`: whether the family supports that option. `read_windows`: (config.json, number of layers) -> each
+    layer's window.
 
-    Raises CheckpointError on an option that is missing or means nothing, NotComputedError on one that is not supported.
+    Raises CheckpointError on an option that is missing or invalid, NotNativeError on one that is not supported.
     """
     _refuse_unsupported(raw, mlp_bias)
     hidden_size, num_heads = size(raw, "hidden_size"), size(raw, "num_attention_heads")
     num_kv_heads = size(raw, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
-        raise CheckpointError(f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}")
+        raise CheckpointError(
+            f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
+        )
     head_dim = size(raw, "head_dim", hidden_size // num_heads)
     if head_dim % 2:
-        raise CheckpointError(f"head_dim {head_dim} is odd: it has no rotary halves")
+        raise CheckpointError(f"head_dim {head_dim} is odd: rotary embedding needs an even one")
     return DecoderConfig(
         vocab_size=size(raw, "vocab_size"),
         hidden_size=hidden_size,
@@ -81,19 +83,20 @@ def read_decoder(
         output_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=bool(raw.get("mlp_bias", False)),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        head_norms=head_norms,
     )
 
 
 def _refuse_unsupported(raw: Mapping[str, Any], mlp_bias: bool) -> None:
     for name, neutral in NEUTRAL.items():
         if name in raw and raw[name] not in neutral:
-            raise NotComputedError(f"config.json: {name} = {raw[name]!r} is not supported")
+            raise NotNativeError(f"config.json: {name} = {raw[name]!r} is not supported")
     if raw.get("mlp_bias") and not mlp_bias:
-        raise NotComputedError("config.json: mlp_bias = true is not supported in this architecture")
+        raise NotNativeError("config.json: mlp_bias = true is not supported in this architecture")
 
 
 def size(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A positive integer. Raises CheckpointError."""
+    """A positive integer option. Raises CheckpointError."""
     found = raw.get(name)
     found = default if found is None else found
     if not isinstance(found, int) or found < 1:
@@ -102,16 +105,14 @@ def size(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
 
 
 def _read_rope(raw: Mapping[str, Any]) -> Rope:
-    """`rope_parameters` since transformers 5; before it `rope_theta` beside `rope_scaling`."""
+    """Checkpoints of transformers 5 have `rope_parameters`; older ones `rope_theta` and `rope_scaling`."""
     found = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if any(isinstance(value, Mapping) for value in found.values()):
-        raise NotComputedError("config.json: rope_parameters per layer type are not supported")
+        raise NotNativeError("config.json: rope_parameters per layer type are not supported")
     kind = found.get("rope_type", found.get("type", "default"))
     theta = float(found.get("rope_theta", raw.get("rope_theta", 10000.0)))
     if found.get("partial_rotary_factor", 1.0) != 1.0:
-        raise NotComputedError(
-            f"config.json: partial_rotary_factor = {found['partial_rotary_factor']} is not supported"
-        )
+        raise NotNativeError(f"config.json: partial_rotary_factor = {found['partial_rotary_factor']} is not supported")
     try:
         match kind:
             case "default":
@@ -122,7 +123,7 @@ def _read_rope(raw: Mapping[str, Any]) -> Rope:
                 return Rope(theta, _read_llama3(found))
     except KeyError as error:
         raise CheckpointError(f"config.json: rope type {kind} lacks {error}") from error
-    raise NotComputedError(f"config.json: rope type {kind!r} is not supported; supported: default, linear, llama3")
+    raise NotNativeError(f"config.json: rope type {kind!r} is not supported; supported: default, linear, llama3")
 
 
 def _read_llama3(found: Mapping[str, Any]) -> Llama3Scaling:

@@ -1,6 +1,7 @@
-"""The decoder that the Llama and Qwen families share: pre-norm layers of grouped-query attention and SwiGLU.
+"""The decoder that all native models share: pre-norm layers of grouped-query attention and a feed-forward block.
 
-Parameters are named as in Hugging Face checkpoints, but that maps of the same input are fused (see `FusedLinear`).
+Attributes are named as in Hugging Face checkpoints, except that projections of the same input are fused (see
+`FusedLinear`).
 """
 
 from collections.abc import Callable
@@ -8,27 +9,27 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from engine_worker.attention.backend import AttentionBackend
 from engine_worker.attention.cache import KVCache, LayerCache
 from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.layers.attention import SelfAttention
-from engine_worker.layers.embedding import Embedding, Head
+from engine_worker.layers.embedding import Embedding, LMHead
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.mlp import SwiGLU
 from engine_worker.layers.moe import SparseMoE
 from engine_worker.layers.norm import RMSNorm
 from engine_worker.layers.rotary import Rotary
-from engine_worker.layers.shard import ALONE, Shard
+from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.models.config import DecoderConfig
 
 TIED = "lm_head.weight"
-"""What a checkpoint with tied embeddings may leave out."""
-
+"""The tensor that a checkpoint with tied embeddings may leave out."""
 
 FeedForward = SwiGLU | SparseMoE
 
 
 class DecoderLayer(Layer):
-    """x + attention(norm(x)), then x + mlp(norm(x)). What is added last is left to the next layer's norm."""
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(
         self,
@@ -53,61 +54,81 @@ class DecoderLayer(Layer):
         cache: LayerCache,
         inputs: AttentionInputs,
     ) -> Tensor:
-        """x [T, hidden] is changed in place. `update`: what the layer before left -> what this one leaves."""
+        """x [T, hidden], the residual stream, is updated in place.
+
+        `update` and the result [T, hidden] are what the previous layer, and this one, still have to add to x: the next
+        norm does it, so that a fused kernel can do both at once.
+        """
         update = self.self_attn(self.input_layernorm(x, update), rotations, cache, inputs)
         return self.mlp(self.post_attention_layernorm(x, update))
 
 
 class Decoder(Layer):
-    """Embedding, layers, final norm. `attention`: of a layer with this window; `mlp`: of the layer of this number."""
+    """Embedding, layers and final norm; named "model" in checkpoints."""
 
     def __init__(
         self,
         config: DecoderConfig,
-        attention: Callable[[int | None], SelfAttention],
-        mlp: Callable[[int], FeedForward],
+        layers: list[DecoderLayer],
         *,
         dtype: torch.dtype,
         device: torch.device,
-        shard: Shard = ALONE,
+        shard: Shard,
     ) -> None:
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device, shard=shard)
-        self.layers = [
-            DecoderLayer(config, attention(window), mlp(layer), dtype=dtype, device=device)
-            for layer, window in enumerate(config.windows)
-        ]
+        self.layers = layers
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
 
 
 class CausalLM(Layer):
-    """A decoder and its output head. Sees tensors only. `mlp`: of the layer of this number; None: SwiGLU in all."""
+    """A decoder and its output head; see `Model`."""
 
     def __init__(
         self,
         config: DecoderConfig,
-        attention: Callable[[int | None], SelfAttention],
+        backend: AttentionBackend,
         mlp: Callable[[int], FeedForward] | None = None,
         *,
         dtype: torch.dtype,
         device: torch.device,
-        shard: Shard = ALONE,
+        shard: Shard = UNSHARDED,
     ) -> None:
+        """`mlp`: makes the feed-forward block of the layer with this index; None: SwiGLU in every layer."""
+
+        def attention(window: int | None) -> SelfAttention:
+            return SelfAttention(
+                config.hidden_size,
+                config.heads,
+                backend,
+                window,
+                bias=config.attention_bias,
+                output_bias=config.output_bias,
+                norm_eps=config.rms_norm_eps if config.head_norms else None,
+                dtype=dtype,
+                device=device,
+                shard=shard,
+            )
+
         def dense(layer: int) -> FeedForward:  # noqa: ARG001 - all layers are alike
             size, inside = config.hidden_size, config.intermediate_size
             return SwiGLU(size, inside, bias=config.mlp_bias, dtype=dtype, device=device, shard=shard)
 
+        make_mlp = mlp or dense
+        layers = [
+            DecoderLayer(config, attention(window), make_mlp(layer), dtype=dtype, device=device)
+            for layer, window in enumerate(config.windows)
+        ]
         self.config = config
         self.graphs = True
-        """See Model."""
-        self.model = Decoder(config, attention, mlp or dense, dtype=dtype, device=device, shard=shard)
-        self.lm_head = Head(config.hidden_size, config.vocab_size, dtype=dtype, device=device, shard=shard)
+        self.model = Decoder(config, layers, dtype=dtype, device=device, shard=shard)
+        self.lm_head = LMHead(config.hidden_size, config.vocab_size, dtype=dtype, device=device, shard=shard)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self._rotary = Rotary(config.rope, config.heads.head_dim, dtype, device)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
-        """token_ids [T] int64, positions [T] int64 -> hidden states [T, hidden], before the head."""
         x = self.model.embed_tokens(token_ids)
+        # The same for all layers.
         rotations = self._rotary.rotations(positions)
         update = None
         for layer, layer_cache in zip(self.model.layers, cache.layers, strict=True):
@@ -115,11 +136,9 @@ class CausalLM(Layer):
         return self.model.norm(x, update)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] -> [R, vocab] float32. What other ranks than 0 get means nothing."""
         return self.lm_head(hidden).float()
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
-        """See Layer."""
         found = super().targets(prefix)
         if self.config.tie_word_embeddings:
             del found[prefix + TIED]

@@ -1,45 +1,34 @@
-"""Llama (arXiv:2302.13971, 2407.21783)."""
+"""Llama, and the families that differ from it by configuration alone: Mistral and Qwen2."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import torch
-
-from engine_worker.attention.backend import AttentionBackend
-from engine_worker.layers.attention import SelfAttention
-from engine_worker.layers.shard import ALONE, Shard
 from engine_worker.models.config import DecoderConfig, read_decoder
 from engine_worker.models.decoder import CausalLM
+from engine_worker.models.windows import mistral_windows, qwen_windows
 
 
 class Llama(CausalLM):
-    """Optional biases; rope scaling linear or llama3."""
-
-    def __init__(
-        self,
-        config: DecoderConfig,
-        backend: AttentionBackend,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = ALONE,
-    ) -> None:
-        def attention(window: int | None) -> SelfAttention:
-            return SelfAttention(
-                config.hidden_size,
-                config.heads,
-                backend,
-                window,
-                bias=config.attention_bias,
-                output_bias=config.output_bias,
-                dtype=dtype,
-                device=device,
-                shard=shard,
-            )
-
-        super().__init__(config, attention, dtype=dtype, device=device, shard=shard)
+    """Llama 2 and 3 (arXiv:2302.13971, 2407.21783). Optional biases; rope scaling linear or llama3."""
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> DecoderConfig:
-        """From config.json. Raises CheckpointError."""
         return read_decoder(raw, mlp_bias=True)
+
+
+class Mistral(CausalLM):
+    """Llama with a sliding window over every layer (arXiv:2310.06825)."""
+
+    @staticmethod
+    def read_config(raw: Mapping[str, Any]) -> DecoderConfig:
+        return read_decoder(raw, read_windows=mistral_windows)
+
+
+class Qwen2(CausalLM):
+    """Qwen2 and Qwen2.5, dense: Llama with biased queries, keys and values; sliding windows in some layers
+    (arXiv:2407.10671)."""
+
+    @staticmethod
+    def read_config(raw: Mapping[str, Any]) -> DecoderConfig:
+        return replace(read_decoder(raw, read_windows=qwen_windows), attention_bias=True, output_bias=False)

@@ -1,4 +1,4 @@
-"""What the runner sees of a model."""
+"""The interface between the runner and models."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,76 +10,70 @@ from torch import Tensor
 from engine_worker.attention.backend import AttentionBackend, HeadShape
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.inputs import AttentionInputs
-from engine_worker.layers.shard import ALONE, Cut, Shard
+from engine_worker.layers.shard import UNSHARDED, Cut, Shard
 from engine_worker.models.windows import Windows
 
 
 class ModelConfig(Protocol):
-    """What of a model's configuration others need."""
+    """The part of a model's configuration that the runner needs."""
 
     @property
-    def vocab_size(self) -> int:
-        """Tokens."""
+    def vocab_size(self) -> int: ...
 
     @property
-    def hidden_size(self) -> int:
-        """Numbers per token between layers."""
+    def hidden_size(self) -> int: ...
 
     @property
-    def windows(self) -> Windows:
-        """One per layer."""
+    def windows(self) -> Windows: ...
 
     @property
     def heads(self) -> HeadShape:
         """The same in all layers."""
 
     @property
-    def num_layers(self) -> int:
-        """Decoder layers."""
+    def num_layers(self) -> int: ...
 
 
 class Model(Protocol):
-    """A decoder over the paged cache and its output head. Its weights come first, then `freeze`, then calls."""
+    """A decoder over the paged cache and its output head. First its weights are loaded, then `freeze`, then calls."""
 
     @property
-    def config(self) -> ModelConfig:
-        """What it was made by."""
+    def config(self) -> ModelConfig: ...
 
     @property
     def graphs(self) -> bool:
-        """Whether a call looks at no tensor's values on the host, so that a CUDA graph can hold it."""
+        """Whether a call never reads a tensor's values on the host, so that a CUDA graph can capture it."""
 
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
         """token_ids [T] int64, positions [T] int64 -> hidden states [T, hidden], before the head."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] -> [R, vocab] float32."""
+        """[R, hidden] -> [R, vocab] float32; undefined on ranks other than 0."""
         ...
 
     def targets(self) -> dict[str, Tensor]:
-        """Where the weights go."""
+        """Views to load the weights into, by the checkpoint's tensor names."""
         ...
 
     def cuts(self) -> Mapping[str, Cut]:
-        """By name, which part of the checkpoint's tensor a target is, where it is not all of it."""
+        """Which slice of the checkpoint's tensor a target holds; targets not listed hold all of it."""
         ...
 
     def freeze(self) -> None:
-        """The weights are final."""
+        """The weights are final. Raises CheckpointError if the model turns out not to be servable."""
 
 
 @runtime_checkable
 class SelfLoading(Protocol):
-    """A model that knows how to read a checkpoint."""
+    """A model that reads a checkpoint by itself, instead of having its targets filled."""
 
     def load(self, folder: Path, progress: Callable[[int, int], None]) -> None:
-        """In place of filling its targets. `progress` is called with bytes done and bytes in all. Raises
-        CheckpointError."""
+        """`progress` gets bytes done and bytes in total. Raises CheckpointError."""
 
 
 class Architecture(Protocol):
-    """A class of models."""
+    """A model class."""
 
     def __call__(
         self,
@@ -88,13 +82,14 @@ class Architecture(Protocol):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        shard: Shard = ALONE,
+        shard: Shard = UNSHARDED,
     ) -> Model:
-        """`config`: as `read_config` gives it, or with narrower windows. Raises ValueError where the ranks cannot share
-        the model."""
+        """`config`: from `read_config`, possibly with narrower windows. Raises ValueError if the ranks cannot share the
+        model."""
         ...
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> Any:
-        """A ModelConfig from config.json. Raises CheckpointError."""
+        """A ModelConfig from config.json. Raises CheckpointError, or NotNativeError if another implementation might
+        serve it."""
         ...

@@ -1,48 +1,94 @@
-"""Qwen3, dense (arXiv:2505.09388)."""
+"""Qwen3, dense and with a mixture of experts (arXiv:2505.09388)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from engine_worker.attention.backend import AttentionBackend
-from engine_worker.layers.attention import NormedSelfAttention
-from engine_worker.layers.shard import ALONE, Shard
-from engine_worker.models.config import DecoderConfig, read_decoder
+from engine_worker.layers.mlp import SwiGLU
+from engine_worker.layers.moe import ALIGNED, ExpertShape, SparseMoE, waits_for_device
+from engine_worker.layers.shard import UNSHARDED, Shard
+from engine_worker.models.config import DecoderConfig, read_decoder, size
 from engine_worker.models.decoder import CausalLM, FeedForward
-from engine_worker.models.windows import qwen_windows
+from engine_worker.models.windows import qwen_moe_windows, qwen_windows
+from sluice.ring.checkpoint import CheckpointError
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts")
+"""The option that holds the number of experts: Qwen's own name, and the one that transformers saves."""
 
 
 class Qwen3(CausalLM):
-    """Llama with an RMSNorm on each query and key head, and a head size of its own; sliding windows in some layers."""
-
-    def __init__(
-        self,
-        config: DecoderConfig,
-        backend: AttentionBackend,
-        mlp: Callable[[int], FeedForward] | None = None,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = ALONE,
-    ) -> None:
-        def attention(window: int | None) -> NormedSelfAttention:
-            return NormedSelfAttention(
-                config.hidden_size,
-                config.heads,
-                backend,
-                window,
-                bias=config.attention_bias,
-                output_bias=config.output_bias,
-                eps=config.rms_norm_eps,
-                dtype=dtype,
-                device=device,
-                shard=shard,
-            )
-
-        super().__init__(config, attention, mlp, dtype=dtype, device=device, shard=shard)
+    """Llama with an RMSNorm on each query and key head, and an independent head_dim; sliding windows in some layers."""
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> DecoderConfig:
-        """From config.json. Raises CheckpointError."""
-        return read_decoder({"head_dim": 128} | dict(raw), mlp_bias=False, read_windows=qwen_windows)
+        return read_decoder({"head_dim": 128} | dict(raw), read_windows=qwen_windows, head_norms=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3MoeConfig(DecoderConfig):
+    """A Qwen3 decoder with some sparse layers."""
+
+    experts: ExpertShape
+    sparse: tuple[bool, ...]
+    """Whether each layer has experts."""
+
+
+class Qwen3Moe(CausalLM):
+    """Qwen3 with a mixture of experts in place of the SwiGLU, in all layers or some."""
+
+    def __init__(
+        self,
+        config: Qwen3MoeConfig,
+        backend: AttentionBackend,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard = UNSHARDED,
+    ) -> None:
+        def mlp(layer: int) -> FeedForward:
+            size, inside = config.hidden_size, config.intermediate_size
+            if config.sparse[layer]:
+                return SparseMoE(size, config.experts, dtype=dtype, device=device, shard=shard)
+            return SwiGLU(size, inside, bias=False, dtype=dtype, device=device, shard=shard)
+
+        super().__init__(config, backend, mlp, dtype=dtype, device=device, shard=shard)
+        self.graphs = not any(config.sparse) or not waits_for_device(dtype, device)
+
+    @staticmethod
+    def read_config(raw: Mapping[str, Any]) -> Qwen3MoeConfig:
+        # read_decoder refuses options of experts: they are read here.
+        dense = {name: value for name, value in raw.items() if name not in EXPERT_COUNTS}
+        decoder = read_decoder(dense, read_windows=qwen_moe_windows, head_norms=True)
+        return Qwen3MoeConfig(
+            **{field.name: getattr(decoder, field.name) for field in fields(decoder)},
+            experts=_read_experts(raw, decoder.hidden_size),
+            sparse=_read_sparse(raw, decoder.num_layers),
+        )
+
+
+def _read_experts(raw: Mapping[str, Any], hidden_size: int) -> ExpertShape:
+    shape = ExpertShape(
+        num_experts=size(raw, next((name for name in EXPERT_COUNTS if raw.get(name) is not None), EXPERT_COUNTS[0])),
+        num_chosen=size(raw, "num_experts_per_tok"),
+        intermediate_size=size(raw, "moe_intermediate_size"),
+        normalized=bool(raw.get("norm_topk_prob", False)),
+    )
+    if shape.num_chosen > shape.num_experts:
+        raise CheckpointError(
+            f"config.json: num_experts_per_tok {shape.num_chosen} is more than the {shape.num_experts} experts"
+        )
+    for name, found in (("hidden_size", hidden_size), ("moe_intermediate_size", shape.intermediate_size)):
+        if found % ALIGNED:
+            raise CheckpointError(f"config.json: {name} must be a multiple of {ALIGNED}, not {found}")
+    return shape
+
+
+def _read_sparse(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+    step = size(raw, "decoder_sparse_step", 1)
+    dense = raw.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise CheckpointError(f"config.json: mlp_only_layers must be a list of layers, not {dense!r}")
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))

@@ -3,13 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from engine_worker.models.errors import NotComputedError
-from engine_worker.models.llama import Llama
-from engine_worker.models.mistral import Mistral
+from engine_worker.models.llama import Llama, Mistral, Qwen2
 from engine_worker.models.model import Architecture
-from engine_worker.models.qwen2 import Qwen2
-from engine_worker.models.qwen3 import Qwen3
-from engine_worker.models.qwen3_moe import Qwen3Moe
+from engine_worker.models.qwen3 import Qwen3, Qwen3Moe
+from engine_worker.models.windows import NotNativeError
 from sluice.ring.checkpoint import CheckpointError
 
 MODELS: Mapping[str, Architecture] = {
@@ -21,41 +18,40 @@ MODELS: Mapping[str, Architecture] = {
 }
 
 
-class Found(NamedTuple):
-    """Who computes a checkpoint."""
+class ResolvedModel(NamedTuple):
+    """The class that computes a checkpoint, and its configuration."""
 
     architecture: Architecture
     config: Any
     """A ModelConfig."""
     choices: Mapping[str, str]
-    """What was chosen, for the log: `implementation`, and why where it is not our own."""
+    """For the log: `implementation`, and `implementation_reason` if it is not our own."""
 
 
 def model_class(raw: Mapping[str, Any]) -> Architecture:
-    """Our own, by `architectures` of config.json. Raises NotComputedError where there is none."""
+    """Our own class for `architectures` of config.json. Raises NotNativeError if there is none."""
     names = [str(name) for name in raw.get("architectures") or []]
     for name in names:
         if name in MODELS:
             return MODELS[name]
-    raise NotComputedError(f"there is no class of our own for {', '.join(names) or 'no architecture'}")
+    raise NotNativeError(f"Sluice has no class of its own for {', '.join(names) or 'no architecture'}")
 
 
-def find_model(raw: Mapping[str, Any]) -> Found:
-    """By config.json: our own class for its `architectures`, or where there is none, or it does not compute what is
-    asked for, transformers' module.
+def find_model(raw: Mapping[str, Any]) -> ResolvedModel:
+    """Our own class if it computes what config.json asks for, else transformers' module behind the adapter.
 
-    Raises CheckpointError where neither can serve it.
+    Raises CheckpointError if neither can serve it.
     """
     try:
         own = model_class(raw)
-        return Found(own, own.read_config(raw), {"implementation": "sluice"})
-    except NotComputedError as error:
-        because = str(error)
-    # transformers takes seconds to import.
+        return ResolvedModel(own, own.read_config(raw), {"implementation": "sluice"})
+    except NotNativeError as error:
+        reason = str(error)
+    # Imported only if needed: transformers takes seconds to import.
     from engine_worker.models.generic.model import Adapter
 
     try:
         config = Adapter.read_config(raw)
     except CheckpointError as error:
-        raise CheckpointError(f"{because}; and through transformers: {error}") from error
-    return Found(Adapter, config, {"implementation": "transformers", "implementation_because": because})
+        raise CheckpointError(f"{reason}; and through transformers: {error}") from error
+    return ResolvedModel(Adapter, config, {"implementation": "transformers", "implementation_reason": reason})

@@ -1,25 +1,28 @@
-"""How far back each layer sees: a token sees the last `window` tokens, itself included."""
+"""Sliding windows per layer: a token sees the last `window` tokens, itself included."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine_worker.models.errors import NotComputedError
 from sluice.ring.checkpoint import CheckpointError
 
 Windows = tuple[int | None, ...]
-"""One per layer; None where a layer sees everything."""
+"""One per layer; None: full attention."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
+class NotNativeError(CheckpointError):
+    """config.json asks for something that our own model classes do not compute; transformers' might."""
+
+
 def no_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
-    """Llama knows none. Raises CheckpointError where config.json asks for one."""
+    """Llama has none. Raises NotNativeError if config.json asks for one."""
     if raw.get("use_sliding_window"):
-        raise NotComputedError("config.json: use_sliding_window = True is not supported in this architecture")
+        raise NotNativeError("config.json: use_sliding_window = True is not supported in this architecture")
     if raw.get("sliding_window") is not None and raw.get("use_sliding_window") is None:
-        raise NotComputedError(
+        raise NotNativeError(
             f"config.json: sliding_window = {raw['sliding_window']!r} is not supported in this architecture"
         )
     _check_types(raw, num_layers, FULL)
@@ -27,19 +30,19 @@ def no_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
 
 
 def mistral_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
-    """`sliding_window` in every layer; null: none. Raises CheckpointError on layers that differ."""
+    """`sliding_window` in every layer; null: full attention. Raises CheckpointError on layers that differ."""
     window = _window(raw)
     _check_types(raw, num_layers, FULL if window is None else SLIDING)
     return (window,) * num_layers
 
 
 def qwen_moe_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
-    """`sliding_window` in every layer, given `use_sliding_window`. Raises CheckpointError."""
+    """`sliding_window` in every layer if `use_sliding_window`. Raises CheckpointError."""
     return mistral_windows(raw, num_layers) if raw.get("use_sliding_window") else (None,) * num_layers
 
 
 def qwen_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
-    """`sliding_window`, given `use_sliding_window`: in the layers that `layer_types` says, else in those from
+    """`sliding_window` if `use_sliding_window`: in the layers that `layer_types` marks, or without it in layers from
     `max_window_layers` on. Raises CheckpointError."""
     window = _window(raw) if raw.get("use_sliding_window") else None
     if raw.get("layer_types") is None:
@@ -51,9 +54,9 @@ def qwen_windows(raw: Mapping[str, Any], num_layers: int) -> Windows:
     return tuple(window if kind == SLIDING else None for kind in raw["layer_types"])
 
 
-def narrowed(windows: Windows, limits: Sequence[int], max_context: int) -> Windows:
-    """The lesser of each layer's own window and its limit; fewer limits than layers are repeated over them, as in
-    TensorRT-LLM's max_attention_window. A window that holds a context of `max_context` tokens is none."""
+def narrow_windows(windows: Windows, limits: Sequence[int], max_context: int) -> Windows:
+    """The smaller of each layer's window and its limit. Fewer limits than layers repeat, as in TensorRT-LLM's
+    max_attention_window. A window of `max_context` tokens or more is dropped: it hides nothing."""
     found = []
     for layer, window in enumerate(windows):
         least = min(window or max_context, limits[layer % len(limits)] if limits else max_context)
@@ -61,8 +64,8 @@ def narrowed(windows: Windows, limits: Sequence[int], max_context: int) -> Windo
     return tuple(found)
 
 
-def widest(windows: Windows) -> int | None:
-    """How far back any layer sees; None: everything."""
+def widest_window(windows: Windows) -> int | None:
+    """The widest window of any layer; None if a layer has full attention."""
     known = [window for window in windows if window is not None]
     return max(known) if len(known) == len(windows) else None
 
@@ -80,6 +83,6 @@ def _check_types(raw: Mapping[str, Any], num_layers: int, *supported: str) -> No
         return
     other = sorted({str(kind) for kind in kinds} - set(supported))
     if other:
-        raise NotComputedError(f"config.json: layer_types {', '.join(other)} are not supported")
+        raise NotNativeError(f"config.json: layer_types {', '.join(other)} are not supported")
     if len(kinds) != num_layers:
         raise CheckpointError(f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers")

@@ -1,82 +1,80 @@
-"""How commands go from rank 0 to the other ranks of its group: in order, each of them to every rank."""
+"""The channel on which rank 0 sends commands to the other ranks of its group: each goes to every rank, in order."""
 
 import struct
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-Part = bytes | bytearray | memoryview
-Count = int
-LOST = 1
+Chunk = bytes | bytearray | memoryview
+EXIT_GROUP_LOST = 1
 """Exit status of a rank whose group is lost."""
 HEADER = struct.Struct("!QQ")
-"""Of a command: its number, from 1, and its size in bytes."""
+"""Of a command: its number, counted from 1, and its size in bytes."""
+SLICE_SECONDS = 0.5
+"""A single wait counts at most this much towards a timeout: time for which this process was suspended is not the
+peer's silence."""
 
 
 class ChannelError(RuntimeError):
-    """A rank cannot be reached any more, or what came of it is no command. The group is lost."""
+    """A rank cannot be reached any more, or sent something invalid. The group is lost."""
 
 
-class GoneError(ChannelError):
-    """This rank."""
+class RankGoneError(ChannelError):
+    """This rank has closed its end, or died."""
 
     def __init__(self, rank: int) -> None:
-        super().__init__(f"rank {rank} has gone")
+        super().__init__(f"rank {rank} has disconnected")
         self.rank = rank
 
 
 class Sender(Protocol):
-    """Rank 0's end. Several threads may send; one asks for the rest. Ranks are counted from 1."""
+    """Rank 0's end. Several threads may send; only one may call the rest. Other ranks are numbered from 1."""
 
     @property
-    def sent(self) -> Count:
+    def sent(self) -> int:
         """Commands sent so far."""
         ...
 
-    def send(self, parts: Sequence[Part]) -> None:
-        """One command, in pieces. Raises ChannelError where a rank has gone or makes no room in time: what was sent
-        then means nothing."""
+    def send(self, chunks: Sequence[Chunk]) -> None:
+        """Send the concatenated chunks as one command. Raises ChannelError if a rank has disconnected, or does not make
+        room in time; the channel is unusable then."""
         ...
 
     def idle(self) -> bool:
-        """Whether nobody is sending just now."""
+        """Whether no thread is sending at the moment."""
         ...
 
-    def done(self, rank: int) -> Count:
-        """Commands that this rank is through with."""
+    def completed(self, rank: int) -> int:
+        """Commands that this rank has completed."""
         ...
 
-    def gone(self, rank: int) -> bool:
-        """Whether it has closed its end, or died."""
+    def disconnected(self, rank: int) -> bool:
+        """Whether this rank has closed its end, or died."""
         ...
 
-    def close(self) -> None:
-        """Give everything back."""
-        ...
+    def close(self) -> None: ...
 
 
 class Receiver(Protocol):
     """A follower's end; for one thread."""
 
     def receive(self, seconds: float) -> bytearray:
-        """The next command. Raises ChannelError where rank 0 has gone, or has sent nothing for so long."""
+        """The next command. Raises ChannelError if rank 0 has disconnected, or has sent nothing for so many seconds."""
         ...
 
     def fileno(self) -> int:
-        """Of the socket that hangs up when rank 0 has gone."""
+        """The socket that hangs up when rank 0 disconnects."""
         ...
 
-    def finish(self) -> None:
-        """This rank is through with the command that came last."""
+    def complete(self) -> None:
+        """Report the latest command as completed."""
         ...
 
-    def close(self) -> None:
-        """Give everything back."""
-        ...
+    def close(self) -> None: ...
 
 
-def take_command(due: Count, take: Callable[[int], bytearray]) -> bytearray:
-    """The command of this number. `take`: the next so many bytes. Raises ChannelError where another one came."""
-    number, size = HEADER.unpack(take(HEADER.size))
-    if number != due:
-        raise ChannelError(f"command {number} came where {due} was due")
-    return take(size)
+def read_command(expected: int, read: Callable[[int], bytearray]) -> bytearray:
+    """`read`: the next so many bytes. Raises ChannelError if the command does not have the expected number."""
+    number, size = HEADER.unpack(read(HEADER.size))
+    if number != expected:
+        raise ChannelError(f"received command {number} instead of {expected}")
+    return read(size)

@@ -1,4 +1,5 @@
-"""What rank 0 tells the others, in MessagePack: a step's arrays as they are, so that they build nothing."""
+"""Commands from rank 0 to the other ranks, in MessagePack. A step travels as finished arrays, so followers build
+nothing."""
 
 from typing import Any
 
@@ -6,50 +7,48 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_worker.runner.arrays import Arrays
+from engine_worker.runner.batch import StepArrays
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Move
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of all."""
+    """Base class."""
 
 
-class Load(Command, frozen=True):
-    """The first: join the group, load your shard."""
+class LoadModel(Command, frozen=True):
+    """The first command: join the group and load this rank's shard."""
 
     model: str
     """Folder or hub id."""
     fingerprint: str
-    """Of rank 0's files."""
+    """Of rank 0's model files."""
     config: RunnerConfig
     store: str | None
-    """host:port of the group's store; None: where the environment says."""
+    """host:port of the group's store; None: as given in the environment."""
     start_seconds: float
-    """In which all have loaded."""
+    """Time limit for all ranks to load."""
     silent_seconds: float
-    """After so long without a command rank 0 is taken for dead."""
+    """After so long without a command rank 0 counts as dead."""
     revision: str | None = None
     """Of a hub id."""
 
 
-class Compute(Command, frozen=True):
-    """A step."""
-
+class ComputeStep(Command, frozen=True):
     moves: tuple[Move, ...]
-    arrays: Arrays | None
+    arrays: StepArrays | None
     """None: moves only."""
 
 
 class Heartbeat(Command, frozen=True):
-    """Nothing; whoever is through with it gets on."""
+    """No work; a rank that completes it is making progress."""
 
 
-class Stop(Command, frozen=True):
-    """The last."""
+class Shutdown(Command, frozen=True):
+    """The last command."""
 
 
-ORDERS = {"<i4", "<i8"}
+NUMBER_TYPES = {"<i4", "<i8"}
 
 
 def _pack(array: object) -> tuple[str, tuple[int, ...], memoryview]:
@@ -59,23 +58,22 @@ def _pack(array: object) -> tuple[str, tuple[int, ...], memoryview]:
 
 
 def _unpack(_: type, packed: Any) -> NDArray[Any]:
-    """A copy that can be written to, as torch wants it."""
     kind, shape, data = packed
-    if kind not in ORDERS:
+    if kind not in NUMBER_TYPES:
         raise ValueError(f"numbers of type {kind}")
+    # A copy, since torch.from_numpy needs writable memory.
     return np.frombuffer(data, kind).reshape(shape).copy()
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
-_decoder = msgspec.msgpack.Decoder(Load | Compute | Heartbeat | Stop, dec_hook=_unpack)
+_decoder = msgspec.msgpack.Decoder(LoadModel | ComputeStep | Heartbeat | Shutdown, dec_hook=_unpack)
 
 
 def encode(command: Command) -> bytes:
-    """For a channel."""
     return _encoder.encode(command)
 
 
-def decode(message: bytearray) -> Load | Compute | Heartbeat | Stop:
-    """Raises msgspec.DecodeError on what is no command."""
-    found: Load | Compute | Heartbeat | Stop = _decoder.decode(message)
+def decode(message: bytearray) -> LoadModel | ComputeStep | Heartbeat | Shutdown:
+    """Raises msgspec.DecodeError on an invalid message."""
+    found: LoadModel | ComputeStep | Heartbeat | Shutdown = _decoder.decode(message)
     return found

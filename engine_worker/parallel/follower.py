@@ -1,7 +1,7 @@
-"""A rank that follows: it computes what rank 0 tells it to.
+"""A rank other than 0: it computes what rank 0 commands.
 
-As `python -m engine_worker.parallel.follower RANK SIZE MEMORY BELL LOG_LEVEL` rank 0 starts it, with two file
-descriptors.
+Rank 0 starts it as `python -m engine_worker.parallel.follower RANK SIZE MEMORY WAKEUP LOG_LEVEL`, where MEMORY and
+WAKEUP are inherited file descriptors.
 """
 
 import select
@@ -18,13 +18,12 @@ import torch
 from structlog.stdlib import BoundLogger
 from torch.distributed.distributed_c10d import Store
 
-from engine_worker.parallel.channel import LOST, ChannelError, Receiver
-from engine_worker.parallel.commands import Compute, Load, Stop, decode
-from engine_worker.parallel.group import Group, find_store, given_store, store_errors
-from engine_worker.parallel.rank_env import Place
-from engine_worker.parallel.shm_channel import Memory, RingReader
-from engine_worker.parallel.tcp import INVITATION, connect
-from engine_worker.parallel.wakeup import Bell
+from engine_worker.parallel.channel import EXIT_GROUP_LOST, ChannelError, Receiver
+from engine_worker.parallel.commands import ComputeStep, LoadModel, Shutdown, decode
+from engine_worker.parallel.group import RankGroup, connect_store, store_errors, torchrun_store
+from engine_worker.parallel.rank_env import RankEnv
+from engine_worker.parallel.shm_channel import SharedMemory, ShmReceiver, Wakeup
+from engine_worker.parallel.tcp import ENDPOINT_KEY, connect
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.load import find_device, load_forward
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
@@ -34,76 +33,74 @@ from sluice.telemetry.output import leave, protect_stderr
 
 HANGUP = getattr(select, "POLLRDHUP", select.POLLHUP)
 GRACE_SECONDS = 5.0
-"""Rank 0 has gone: to hear its last words, or where it failed for the same reason to let it say so."""
+"""After rank 0 has disconnected: to read its last commands, and to let it log the cause first if it failed likewise."""
 FIRST_SECONDS = 600.0
-"""For the first command."""
+"""Time limit for the first command; every later one follows the limit that it sets."""
 
 
 def main() -> None:
-    """A child of rank 0's. Exit status 0 after a Stop."""
+    """A child process of rank 0. Exit status 0 after a Shutdown."""
     protect_stderr()
     die_with_parent(signal.SIGKILL)
-    rank, size, memory, bell = map(int, sys.argv[1:5])
-    end = socket.socket(fileno=bell)
+    rank, size, memory, wakeup = map(int, sys.argv[1:5])
+    end = socket.socket(fileno=wakeup)
     watch_hangup(end.fileno())
     log = configure("engine_worker", sys.argv[5], exception_texts=True).bind(rank=rank)
-    place = Place(rank, size, rank, size)
-    leave(Follower(RingReader(Memory(memory, size - 1), rank, Bell(end)), place, log).run())
+    rank_env = RankEnv(rank, size, rank, size)
+    leave(Follower(ShmReceiver(SharedMemory(memory, size - 1), rank, Wakeup(end)), rank_env, log).run())
 
 
-def follow(place: Place, start_seconds: float, log: BoundLogger) -> NoReturn:
-    """A process that torchrun started, until its end. Raises ChannelError."""
-    store = given_store(start_seconds)
-    with store_errors("rank 0 has not come"):
-        invitation = store.get(INVITATION).decode()
-    receiver = connect(invitation, place.rank, start_seconds)
+def follow(rank_env: RankEnv, start_seconds: float, log: BoundLogger) -> NoReturn:
+    """Run a rank that torchrun started, until the process ends. Raises ChannelError."""
+    store = torchrun_store(start_seconds)
+    with store_errors("rank 0 has not joined"):
+        endpoint = store.get(ENDPOINT_KEY).decode()
+    receiver = connect(endpoint, rank_env.rank, start_seconds)
     watch_hangup(receiver.fileno())
-    leave(Follower(receiver, place, log.bind(rank=place.rank), store).run())
+    leave(Follower(receiver, rank_env, log.bind(rank=rank_env.rank), store).run())
 
 
 def watch_hangup(descriptor: int) -> None:
-    """End this process soon after the other end of a socket has gone, whatever it waits for then."""
+    """End this process soon after a socket's peer has disconnected, whatever its threads wait for."""
 
     def watch() -> None:
         poll = select.poll()
         poll.register(descriptor, HANGUP)
         poll.poll()
         time.sleep(GRACE_SECONDS)
-        leave(LOST)
+        leave(EXIT_GROUP_LOST)
 
     threading.Thread(target=watch, name="hangup", daemon=True).start()
 
 
 class Follower:
-    """The loop."""
-
-    def __init__(self, receiver: Receiver, place: Place, log: BoundLogger, store: Store | None = None) -> None:
-        """`store`: the group's, where there is one already."""
+    def __init__(self, receiver: Receiver, rank_env: RankEnv, log: BoundLogger, store: Store | None = None) -> None:
+        """`store`: the group's, if torchrun has started it."""
         self._receiver = receiver
-        self._place = place
+        self._rank_env = rank_env
         self._log = log
         self._store = store
         self._seconds = FIRST_SECONDS
-        self._group: Group | None = None
+        self._group: RankGroup | None = None
 
     def run(self) -> int:
-        """Until a Stop; returns the exit status."""
-        # Rank 0 drains, and then says when to end.
+        """Compute until a Shutdown; returns the exit status."""
+        # Signals are rank 0's to handle: it drains, then sends a Shutdown.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         try:
             self._follow()
         except (ChannelError, msgspec.DecodeError) as error:
-            self._log.error("lead_lost", error=str(error))
-            return LOST
+            self._log.error("leader_lost", error=str(error))
+            return EXIT_GROUP_LOST
         except (CheckpointError, ValueError) as error:
-            self._log.error("not_loaded", error=str(error))
-            # Rank 0 may say the same, and better.
+            self._log.error("load_failed", error=str(error))
+            # Rank 0 has probably failed likewise: let it log the cause before this exit is noticed.
             time.sleep(GRACE_SECONDS)
-            return LOST
-        except Exception:  # noqa: BLE001 - whatever it was, the group cannot go on
+            return EXIT_GROUP_LOST
+        except Exception:  # noqa: BLE001 - whatever it was, the group cannot continue
             self._log.exception("rank_failed")
-            return LOST
+            return EXIT_GROUP_LOST
         return 0
 
     @torch.inference_mode()
@@ -112,31 +109,32 @@ class Follower:
         while True:
             command = decode(self._receiver.receive(self._seconds))
             match command:
-                case Load():
+                case LoadModel():
                     forward = self._load(command)
                     self._seconds = command.silent_seconds
-                case Compute(moves, arrays) if forward is not None:
+                case ComputeStep(moves, arrays) if forward is not None:
                     forward.logits(moves, None if arrays is None else forward.prepare(arrays))
-                case Stop():
+                case Shutdown():
                     break
-            self._receiver.finish()
+            self._receiver.complete()
         if forward is not None:
             forward.close()
         if self._group is not None:
             self._group.close()
 
-    def _load(self, load: Load) -> Forward:
-        place, seconds = self._place, load.start_seconds
+    def _load(self, load: LoadModel) -> Forward:
+        rank_env, seconds = self._rank_env, load.start_seconds
+        # Each machine opens its own copy; the fingerprint proves that it is the same.
         checkpoint = open_checkpoint(load.model, revision=load.revision)
         if checkpoint.fingerprint != load.fingerprint:
-            raise CheckpointError(f"{checkpoint.path} holds other files here than where rank 0 is")
-        config = replace(load.config, device_index=place.rank_here, ranks_here=place.size_here)
-        store = find_store(load.store, place.size, seconds) if load.store else self._store
+            raise CheckpointError(f"{checkpoint.path} holds different files on this machine than on rank 0's")
+        config = replace(load.config, device_index=rank_env.local_rank, ranks_here=rank_env.local_size)
+        store = connect_store(load.store, rank_env.size, seconds) if load.store else self._store
         if store is None:
-            raise ChannelError("rank 0 named no store")
-        self._group = Group(place.rank, place.size, find_device(config), store, seconds)
+            raise ChannelError("rank 0 sent no address of a store")
+        self._group = RankGroup(rank_env.rank, rank_env.size, find_device(config), store, seconds)
         forward = load_forward(checkpoint, config, lambda *_: None, self._group)
-        self._group.meet()
+        self._group.barrier()
         return forward
 
 

@@ -1,4 +1,4 @@
-"""Ranks in processes of their own, joined by torch.distributed: NCCL between GPUs, gloo between CPUs."""
+"""A tensor-parallel group of processes, joined by torch.distributed: NCCL between GPUs, gloo between CPUs."""
 
 import os
 import socket
@@ -19,12 +19,12 @@ from engine_worker.parallel.channel import ChannelError
 LOOPBACK = "127.0.0.1"
 
 
-class Group(Shard):
-    """This process's place among them. One per process: torch keeps the group."""
+class RankGroup(Shard):
+    """This process's membership in its group. At most one per process: torch keeps the group globally."""
 
     def __init__(self, rank: int, size: int, device: torch.device, store: Store, seconds: float) -> None:
-        """Waits until all have joined. Raises ChannelError where they have not in `seconds`, in which also whatever
-        they exchange has to be through."""
+        """Waits until all ranks have joined. `seconds`: time limit for that, and for each collective from then on.
+        Raises ChannelError."""
         self.rank = rank
         self.size = size
         self._device = device
@@ -36,18 +36,16 @@ class Group(Shard):
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=seconds),
-                # NCCL connects now rather than in the first step.
+                # With a device NCCL connects now instead of in the first step.
                 device_id=device if gpu else None,
             )
 
-    def reduce(self, x: Tensor) -> Tensor:
-        """See Shard."""
+    def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         dist.all_reduce(x)
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """See Shard."""
         x = x.contiguous()
         if self.rank:
             dist.gather(x, dst=0)
@@ -56,28 +54,26 @@ class Group(Shard):
         dist.gather(x, parts, dst=0)
         return torch.cat(parts, dim=1)
 
-    def share(self, x: Tensor) -> None:
-        """See Shard."""
+    def broadcast(self, x: Tensor) -> None:
         dist.broadcast(x, src=0)
 
-    def least(self, number: int) -> int:
-        """See Shard."""
+    def all_min(self, number: int) -> int:
         found = torch.tensor([number], device=self._device)
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
         return int(found)
 
-    def meet(self) -> None:
-        """Wait until all have come here."""
-        self.least(0)
+    def barrier(self) -> None:
+        """Wait until all ranks have called it."""
+        self.all_min(0)
 
     def close(self) -> None:
-        """Leave it, all together. With NCCL that waits until each graph that captured an exchange has gone."""
+        """Leave the group; all ranks together. NCCL waits here for every graph that captured a collective."""
         dist.destroy_process_group()
 
 
 @contextmanager
 def store_errors(what: str) -> Iterator[None]:
-    """Errors of torch's store and of its groups as ChannelError; `what` has failed."""
+    """Turns errors of torch's stores and groups into ChannelError; `what`: what has failed."""
     try:
         yield
     except dist.DistError as error:
@@ -85,7 +81,7 @@ def store_errors(what: str) -> Iterator[None]:
 
 
 def open_store(size: int, seconds: float) -> tuple[Store, str]:
-    """Rank 0's, for ranks on this machine: on a port of loopback that the system chooses; and its address."""
+    """Rank 0's store for ranks on this machine, and its address: a loopback port that the system picks."""
     listening = socket.create_server((LOOPBACK, 0))
     port = listening.getsockname()[1]
     store: Store = TCPStore(
@@ -100,8 +96,8 @@ def open_store(size: int, seconds: float) -> tuple[Store, str]:
     return store, f"{LOOPBACK}:{port}"
 
 
-def find_store(address: str, size: int, seconds: float) -> Store:
-    """Another rank's way to it. Raises ChannelError."""
+def connect_store(address: str, size: int, seconds: float) -> Store:
+    """Another rank's connection to the store of `open_store`. Raises ChannelError."""
     host, _, port = address.rpartition(":")
     limit = timedelta(seconds=seconds)
     with store_errors(f"no store at {address}"):
@@ -109,10 +105,10 @@ def find_store(address: str, size: int, seconds: float) -> Store:
     return store
 
 
-def given_store(seconds: float) -> Store:
-    """That of whoever started the ranks, by MASTER_ADDR and MASTER_PORT in the environment, as torchrun sets them.
-    torchrun's own outlives its ranks: what those before them wrote is not seen. Raises ChannelError."""
+def torchrun_store(seconds: float) -> Store:
+    """The store at MASTER_ADDR and MASTER_PORT, as torchrun sets them. Raises ChannelError."""
     with store_errors("no store at MASTER_ADDR and MASTER_PORT"):
         store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+    # torchrun's store outlives its ranks: a prefix per restart hides what earlier ranks wrote.
     found: Store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
     return found

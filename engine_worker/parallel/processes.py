@@ -1,4 +1,4 @@
-"""The other ranks as child processes, and the ring between them and this one."""
+"""The other ranks as child processes on this machine, with the shared memory between them and rank 0."""
 
 import os
 import signal
@@ -8,50 +8,49 @@ import sys
 import time
 from contextlib import suppress
 
-from engine_worker.parallel.shm_channel import Memory, RingWriter
-from engine_worker.parallel.wakeup import Bell
+from engine_worker.parallel.shm_channel import SharedMemory, ShmSender, Wakeup
 from sluice.ring.process import PARENT_VARIABLE
 
 REAP_SECONDS = 1.0
 
 
 class Processes:
-    """They die with this process, or rather with the thread that starts them, however it ends."""
+    """The children are killed when the thread that started them ends, however this process ends."""
 
     def __init__(self, size: int, seconds: float, log_level: str) -> None:
-        """`seconds`: in which a full ring must get room. Raises OSError where they cannot be started."""
-        descriptor = Memory.create(size - 1)
-        bells = []
+        """`seconds`: see `ShmSender`. Raises OSError if a child cannot be started."""
+        descriptor = SharedMemory.create(size - 1)
+        wakeups = []
         self._children: list[subprocess.Popen[bytes]] = []
         loopback = "lo" if sys.platform == "linux" else "lo0"
         environment = {
             "GLOO_SOCKET_IFNAME": loopback,
             "NCCL_SOCKET_IFNAME": loopback,
             **os.environ,
-            # With -P, and from wherever this process imports.
+            # -P drops the working directory from the path, so pass on wherever this process imports from.
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             PARENT_VARIABLE: str(os.getpid()),
         }
-        # This process is one of them.
+        # Rank 0 is a member of the group as well.
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ[name] = environment[name]
         try:
             for rank in range(1, size):
                 ours, theirs = socket.socketpair()
-                bells.append(Bell(ours))
+                wakeups.append(Wakeup(ours))
                 with theirs:
-                    words = map(str, (rank, size, descriptor, theirs.fileno(), log_level))
+                    arguments = map(str, (rank, size, descriptor, theirs.fileno(), log_level))
                     self._children.append(
                         subprocess.Popen(
-                            [sys.executable, "-P", "-m", "engine_worker.parallel.follower", *words],
+                            [sys.executable, "-P", "-m", "engine_worker.parallel.follower", *arguments],
                             stdin=subprocess.DEVNULL,
                             env=environment,
-                            # Ctrl-C in the terminal is for this process, which then ends them.
+                            # Ctrl-C in the terminal goes to this process only, which then ends the children.
                             process_group=0,
                             pass_fds=(descriptor, theirs.fileno()),
                         )
                     )
-            self.sender = RingWriter(Memory(descriptor, size - 1), bells, seconds)
+            self.sender = ShmSender(SharedMemory(descriptor, size - 1), wakeups, seconds)
         except OSError:
             self.kill()
             raise
@@ -60,18 +59,19 @@ class Processes:
 
     @property
     def pids(self) -> list[int]:
-        """Of ranks 1 and on."""
+        """Of ranks 1 and up."""
         return [child.pid for child in self._children]
 
-    def ending(self, rank: int) -> str | None:
-        """How this one ended, in words; of one that is about to end too."""
+    def exit_reason(self, rank: int) -> str | None:
+        """How this rank's process has ended, or is about to; None if it runs on."""
         with suppress(subprocess.TimeoutExpired):
+            # A closed connection can be noticed before the process has ended: wait a moment for its exit status.
             code = self._children[rank - 1].wait(REAP_SECONDS)
             return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return None
 
     def end(self, seconds: float) -> None:
-        """Wait until they have ended, and kill those that have not by then."""
+        """Wait for the children to end; kill those that have not after `seconds`."""
         end = time.monotonic() + seconds
         for child in self._children:
             with suppress(subprocess.TimeoutExpired):
@@ -79,7 +79,7 @@ class Processes:
         self.kill()
 
     def kill(self) -> None:
-        """At once, those that stand still too."""
+        """SIGKILL, which ends stopped processes too."""
         for child in self._children:
             child.kill()
         for child in self._children:

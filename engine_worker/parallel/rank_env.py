@@ -1,37 +1,36 @@
-"""Which rank this process is, of how many, and who started them."""
+"""Which rank this process is, of how many, and whether torchrun started them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-GIVEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets."""
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A rank among its group."""
+class RankEnv:
+    """This process's rank in its group."""
 
     rank: int
     size: int
-    rank_here: int
-    """Among those on this machine."""
-    size_here: int
-    given: bool = False
-    """Whether somebody else, such as torchrun, has started all ranks; else rank 0 starts the others, beside it."""
+    local_rank: int
+    """Among the ranks on this machine."""
+    local_size: int
+    external: bool = False
+    """Whether a launcher such as torchrun has started all ranks; if not, rank 0 starts the others on this machine."""
     master: str = ""
-    """Then: the address of rank 0's machine."""
+    """If external: the address of rank 0's machine."""
 
 
-def find_place(tensor_parallel: int, environment: Mapping[str, str]) -> Place:
-    """Raises ValueError where the environment asks for another number of ranks."""
-    found = {name: environment[name] for name in GIVEN if name in environment}
+def read_rank_env(tensor_parallel: int, environment: Mapping[str, str]) -> RankEnv:
+    """Raises ValueError if the environment is incomplete, or its number of ranks is not `tensor_parallel`."""
+    found = {name: environment[name] for name in TORCHRUN_VARIABLES if name in environment}
     alone = tensor_parallel == 1 and found.get("WORLD_SIZE") == "1"
     if alone or not found.keys() >= {"RANK", "WORLD_SIZE"}:
-        return Place(0, tensor_parallel, 0, tensor_parallel)
-    missing = [name for name in GIVEN if name not in found]
+        return RankEnv(0, tensor_parallel, 0, tensor_parallel)
+    missing = [name for name in TORCHRUN_VARIABLES if name not in found]
     if missing:
         raise ValueError(f"RANK is set, but {', '.join(missing)} is not: see torchrun")
-    rank, size, rank_here, size_here = (int(found[name]) for name in GIVEN[:4])
+    rank, size, local_rank, local_size = (int(found[name]) for name in TORCHRUN_VARIABLES[:4])
     if size != tensor_parallel:
         raise ValueError(f"WORLD_SIZE = {size}, but tensor_parallel = {tensor_parallel}")
-    return Place(rank, size, rank_here, size_here, True, found["MASTER_ADDR"])
+    return RankEnv(rank, size, local_rank, local_size, True, found["MASTER_ADDR"])

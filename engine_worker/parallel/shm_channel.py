@@ -1,37 +1,98 @@
-"""Commands through memory that one process writes and several read: a ring of bytes, and a cursor for each of them.
+"""Commands through shared memory, for ranks on one machine: a ring buffer with one writer and several readers.
 
-The memory has no name: whoever reads it got its file descriptor from whoever made it, so nothing is left behind however
-they end. Cursors count bytes from the beginning and never wrap: what is in the ring for a reader is the writer's minus
-its own. A command is its number, its length and its bytes; one that is longer than the ring goes through it in pieces.
+The memory has no name. Readers inherit its file descriptor, so nothing is left behind however the processes end. A
+cursor counts bytes from the start and never wraps: what a reader has yet to read is the writer's cursor minus its own.
+A command is its header and its bytes; one that is longer than the ring passes through it in pieces.
 
-A cursor is eight bytes at a multiple of eight, which a 64-bit machine reads and writes at once. Between it and the
-bytes that it speaks of there is a fence, on both sides: ARM, for one, lets others see them in another order.
+A cursor is an aligned 8-byte word, which a 64-bit machine reads and writes atomically. Between a cursor and the bytes
+that it publishes both sides need a fence, since ARM, for one, may reorder them. A byte over a socket pair wakes a
+reader that waits, and its hang-up shows that a process has ended.
 """
 
 import mmap
 import os
+import select
+import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
 
-from engine_worker.parallel.channel import HEADER, ChannelError, GoneError, Part, take_command
-from engine_worker.parallel.wakeup import Bell
+from engine_worker.parallel.channel import (
+    HEADER,
+    SLICE_SECONDS,
+    ChannelError,
+    Chunk,
+    RankGoneError,
+    read_command,
+)
 
 CAPACITY = 4 << 20
 LINE = 64
-"""Bytes of a cache line: processes that write count in lines of their own."""
+"""Bytes of a cache line: each process writes to a line of its own, to avoid false sharing."""
 FULL_SECONDS = 100e-6
-"""Between two looks for room."""
-HEAD, TAIL, DONE = 0, 0, 1
+"""Poll interval of the writer while the ring is full."""
+HEAD, TAIL, COMPLETED = 0, 0, 1
+"""Words within a cache line."""
+DRAIN_BYTES = 4096
 
 
-class Memory:
-    """Shared by file descriptor. The first line has the writer's cursor, then comes one for each reader."""
+class Wakeup:
+    """One end of a socket pair that wakes the process at the other end. Several unread wake-ups count as one."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        end.setblocking(False)
+
+    def wake(self) -> bool:
+        """False if the other end has disconnected."""
+        try:
+            self._socket.send(b"\0")
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Until woken; False after so many seconds. Raises EOFError if the other end has disconnected."""
+        while seconds > 0:
+            before = time.monotonic()
+            if select.select([self._socket], [], [], min(seconds, SLICE_SECONDS))[0]:
+                return self._drain()
+            seconds -= min(time.monotonic() - before, SLICE_SECONDS)
+        return False
+
+    def disconnected(self) -> bool:
+        """Whether the other end has disconnected. Discards pending wake-ups."""
+        try:
+            return bool(select.select([self._socket], [], [], 0)[0]) and not self._drain()
+        except EOFError:
+            return True
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _drain(self) -> bool:
+        try:
+            if not self._socket.recv(DRAIN_BYTES):
+                raise EOFError
+        except BlockingIOError:
+            pass
+        except ConnectionError as error:
+            raise EOFError from error
+        return True
+
+
+class SharedMemory:
+    """The ring: a cache line with the writer's cursor, one for each reader, then the bytes."""
 
     def __init__(self, descriptor: int, readers: int) -> None:
-        """`descriptor` is the caller's to close."""
+        """Maps it; the caller still has to close `descriptor`."""
         self._map = mmap.mmap(descriptor, 0)
         view = memoryview(self._map)
         first = LINE * (1 + readers)
@@ -42,7 +103,7 @@ class Memory:
 
     @staticmethod
     def create(readers: int, capacity: int = CAPACITY) -> int:
-        """A file descriptor of zeros, and no file."""
+        """A file descriptor of zeroed memory without a name."""
         if sys.platform == "linux":
             descriptor = os.memfd_create("sluice-ring")
         else:
@@ -53,144 +114,137 @@ class Memory:
 
 
 class Fence:
-    """What came before it in a thread is over, for all cores, before what comes after it.
+    """A full memory barrier, which Python lacks, in about a microsecond.
 
-    Python has nothing for that, but the kernel has: a byte into a pipe of one's own releases the pipe's lock, and the
-    byte out again takes it after that (po-unlock-lock-po in Linux's tools/memory-model). It takes a microsecond.
+    Writing a byte into a private pipe releases the pipe's lock and reading it takes the lock again, which orders all
+    memory accesses before against all after (po-unlock-lock-po in Linux's tools/memory-model).
     """
 
     def __init__(self) -> None:
         self._out, self._in = os.pipe()
 
     def __call__(self) -> None:
-        """Pass it. For one thread at a time."""
+        """For one thread at a time."""
         os.write(self._in, b"\0")
         os.read(self._out, 1)
 
     def close(self) -> None:
-        """Give the pipe back."""
         os.close(self._in)
         os.close(self._out)
 
 
-class RingWriter:
+class ShmSender:
     """See `Sender`."""
 
-    def __init__(self, memory: Memory, bells: Sequence[Bell], seconds: float) -> None:
-        """`bells`: of the readers; `seconds`: in which a full ring must get room."""
+    def __init__(self, memory: SharedMemory, wakeups: Sequence[Wakeup], seconds: float) -> None:
+        """`wakeups`: of the readers, by rank. `seconds`: time limit for room in a full ring."""
         self.sent = 0
         self._memory = memory
-        self._bells = bells
+        self._wakeups = wakeups
         self._seconds = seconds
         self._written = 0
         self._fence = Fence()
         self._sending = threading.Lock()
 
-    def send(self, parts: Sequence[Part]) -> None:
-        """See `Sender`."""
+    def send(self, chunks: Sequence[Chunk]) -> None:
         with self._sending:
-            size = sum(len(part) for part in parts)
-            for part in (HEADER.pack(self.sent + 1, size), *parts):
-                self._write(memoryview(part).cast("B"))
+            size = sum(len(chunk) for chunk in chunks)
+            for chunk in (HEADER.pack(self.sent + 1, size), *chunks):
+                self._write(memoryview(chunk).cast("B"))
             self.sent += 1
-            for rank, bell in enumerate(self._bells, 1):
-                if not bell.ring():
-                    raise GoneError(rank)
+            for rank, wakeup in enumerate(self._wakeups, 1):
+                if not wakeup.wake():
+                    raise RankGoneError(rank)
 
     def idle(self) -> bool:
-        """See `Sender`."""
         return not self._sending.locked()
 
-    def done(self, rank: int) -> int:
-        """See `Sender`."""
-        return self._memory.readers[rank - 1][DONE]
+    def completed(self, rank: int) -> int:
+        return self._memory.readers[rank - 1][COMPLETED]
 
-    def gone(self, rank: int) -> bool:
-        """See `Sender`."""
-        return self._bells[rank - 1].gone()
+    def disconnected(self, rank: int) -> bool:
+        return self._wakeups[rank - 1].disconnected()
 
     def close(self) -> None:
-        """See `Sender`."""
-        for bell in self._bells:
-            bell.close()
+        for wakeup in self._wakeups:
+            wakeup.close()
         self._fence.close()
 
-    def _write(self, part: memoryview) -> None:
+    def _write(self, chunk: memoryview) -> None:
         data = self._memory.data
-        while part:
+        while chunk:
             begin = self._written % len(data)
-            piece = part[: min(self._room(), len(data) - begin)]
+            piece = chunk[: min(self._room(), len(data) - begin)]
             data[begin : begin + len(piece)] = piece
+            # The bytes must be visible before the cursor that publishes them.
             self._fence()
             self._written += len(piece)
             self._memory.head[HEAD] = self._written
-            part = part[len(piece) :]
+            chunk = chunk[len(piece) :]
 
     def _room(self) -> int:
-        """Bytes that all readers have read; waits until there are any."""
+        """Bytes that all readers have read, at least one; waits for it."""
         size, end = len(self._memory.data), time.monotonic() + self._seconds
         while True:
             read = [line[TAIL] for line in self._memory.readers]
             if room := size - self._written + min(read):
+                # The readers' cursors must be read before their bytes are overwritten.
                 self._fence()
                 return room
             if time.monotonic() > end:
                 raise ChannelError(f"rank {read.index(min(read)) + 1} has read nothing for {self._seconds:g} s")
-            for bell in self._bells:
-                bell.ring()
+            for wakeup in self._wakeups:
+                wakeup.wake()
             time.sleep(FULL_SECONDS)
 
 
-class RingReader:
+class ShmReceiver:
     """See `Receiver`."""
 
-    def __init__(self, memory: Memory, rank: int, bell: Bell) -> None:
+    def __init__(self, memory: SharedMemory, rank: int, wakeup: Wakeup) -> None:
         self._memory = memory
         self._line = memory.readers[rank - 1]
-        self._bell = bell
+        self._wakeup = wakeup
         self._read = 0
         self._received = 0
         self._fence = Fence()
 
     def receive(self, seconds: float) -> bytearray:
-        """See `Receiver`."""
-        message = take_command(self._received + 1, lambda size: self._take(size, seconds))
+        message = read_command(self._received + 1, lambda size: self._read_bytes(size, seconds))
         self._received += 1
         return message
 
     def fileno(self) -> int:
-        """See `Receiver`."""
-        return self._bell.fileno()
+        return self._wakeup.fileno()
 
-    def finish(self) -> None:
-        """See `Receiver`."""
-        self._line[DONE] = self._received
+    def complete(self) -> None:
+        self._line[COMPLETED] = self._received
 
     def close(self) -> None:
-        """See `Receiver`."""
-        self._bell.close()
+        self._wakeup.close()
         self._fence.close()
 
-    def _take(self, size: int, seconds: float) -> bytearray:
+    def _read_bytes(self, size: int, seconds: float) -> bytearray:
         out, data, filled = bytearray(size), self._memory.data, 0
         while filled < size:
             begin = self._read % len(data)
-            count = min(size - filled, self._unread(seconds), len(data) - begin)
+            count = min(size - filled, self._wait_unread(seconds), len(data) - begin)
             out[filled : filled + count] = data[begin : begin + count]
+            # The bytes must be read before the cursor allows the writer to overwrite them.
             self._fence()
             filled += count
             self._read += count
             self._line[TAIL] = self._read
         return out
 
-    def _unread(self, seconds: float) -> int:
-        """Bytes that wait to be read; waits until there are any."""
+    def _wait_unread(self, seconds: float) -> int:
+        """Unread bytes, at least one; waits for it."""
         while True:
             if unread := self._memory.head[HEAD] - self._read:
                 self._fence()
                 return unread
             try:
-                if not self._bell.wait(seconds):
+                if not self._wakeup.wait(seconds):
                     raise ChannelError(f"rank 0 has sent nothing for {seconds:g} s")
             except EOFError:
-                raise ChannelError("rank 0 has gone") from None
+                raise ChannelError("rank 0 has disconnected") from None

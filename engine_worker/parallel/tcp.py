@@ -1,8 +1,8 @@
-"""Commands over TCP, for ranks on several machines: a connection per follower, which sends a byte back for each command
-that it is through with.
+"""Commands over TCP, for ranks on several machines: one connection per follower, which sends a byte back for each
+command that it has completed.
 
-Nothing is encrypted, as nothing is between the ranks of a torch group: their network has to be theirs alone. Who
-connects must show a token that only the group's store tells.
+Nothing is encrypted, nor is anything between the ranks of a torch group: they need a private network. A peer must
+present a token that is published in the group's store only.
 """
 
 import hmac
@@ -15,71 +15,72 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from engine_worker.parallel.channel import HEADER, ChannelError, Part, take_command
-from engine_worker.parallel.wakeup import SLICE_SECONDS
+from engine_worker.parallel.channel import HEADER, SLICE_SECONDS, ChannelError, Chunk, read_command
 
-GREETING = struct.Struct("!16sI")
+HANDSHAKE = struct.Struct("!16sI")
 """Token and rank."""
-MAX_UNKNOWN = 256
-"""Connections that have not said yet whose they are; with more, the one that has been silent longest is closed."""
-INVITATION = "sluice/commands"
-"""Where in the group's store the others find the listener."""
-DONE = b"\1"
+MAX_PENDING = 256
+"""Connections without a complete handshake; beyond it the oldest is closed."""
+ENDPOINT_KEY = "sluice/commands"
+"""Key of the listener's endpoint in the group's store."""
+ACK = b"\1"
 
 
-class Listener:
-    """Rank 0's, before the others have connected."""
+class RankListener:
+    """Accepts the connections of the other ranks, on rank 0."""
 
     def __init__(self, host: str) -> None:
-        """`host`: where the others find this machine. Raises OSError."""
-        # On rank 0's own machine its name may mean loopback.
+        """`host`: this machine's address for the others. Raises OSError."""
+        # Bound to all interfaces, since on its own machine the host's name may resolve to loopback.
         self._socket = socket.create_server(("", 0), family=_family(host), backlog=128)
         self._token = secrets.token_bytes(16)
         self._host = host
 
     @property
-    def invitation(self) -> str:
-        """What `connect` needs."""
+    def endpoint(self) -> str:
+        """What `connect` needs: token, port and host."""
         return f"{self._token.hex()} {self._socket.getsockname()[1]} {self._host}"
 
     def accept(self, size: int, seconds: float) -> list[socket.socket]:
-        """Connections of ranks 1 to size - 1, in their order. Strangers are turned away, and nobody waits for those
-        that say nothing. Raises ChannelError."""
+        """Connections of ranks 1 to size - 1, in order. Unauthorized and silent peers do not delay it. Raises
+        ChannelError after `seconds`."""
         found: dict[int, socket.socket] = {}
-        unknown: dict[socket.socket, bytes] = {}
+        pending: dict[socket.socket, bytes] = {}
         end = time.monotonic() + seconds
         self._socket.setblocking(False)
         with self._socket:
             while len(found) < size - 1 and (left := end - time.monotonic()) > 0:
-                for ready in select.select([self._socket, *unknown], [], [], left)[0]:
+                for ready in select.select([self._socket, *pending], [], [], left)[0]:
                     if ready is self._socket:
-                        self._admit(unknown)
-                    elif ready in unknown and (greeting := _hear(ready, unknown)) is not None:
-                        rank = self._rank(greeting)
+                        self._accept_one(pending)
+                    elif ready in pending and (handshake := _read_handshake(ready, pending)) is not None:
+                        rank = self._rank(handshake)
                         if rank is None or not 0 < rank < size or rank in found:
                             ready.close()
                         else:
                             found[rank] = ready
-        for connection in unknown:
+        for connection in pending:
             connection.close()
         if missing := sorted(set(range(1, size)) - found.keys()):
             raise ChannelError(f"ranks {missing} have not connected in {seconds:g} s")
         return [found[rank] for rank in sorted(found)]
 
-    def _admit(self, unknown: dict[socket.socket, bytes]) -> None:
+    def _accept_one(self, pending: dict[socket.socket, bytes]) -> None:
         with suppress(BlockingIOError, ConnectionError):
             connection, _ = self._socket.accept()
             connection.setblocking(False)
-            unknown[connection] = b""
-        if len(unknown) > MAX_UNKNOWN:
-            silent = next(iter(unknown))
-            del unknown[silent]
-            silent.close()
+            pending[connection] = b""
+        if len(pending) > MAX_PENDING:
+            oldest = next(iter(pending))
+            del pending[oldest]
+            oldest.close()
 
-    def _rank(self, greeting: bytes) -> int | None:
-        if len(greeting) < GREETING.size:
+    def _rank(self, handshake: bytes) -> int | None:
+        """None if the handshake is incomplete, or its token is wrong."""
+        if len(handshake) < HANDSHAKE.size:
             return None
-        token, rank = GREETING.unpack(greeting)
+        token, rank = HANDSHAKE.unpack(handshake)
+        # Constant time, so that the token cannot be guessed byte by byte.
         return int(rank) if hmac.compare_digest(token, self._token) else None
 
 
@@ -87,24 +88,23 @@ class TcpSender:
     """See `Sender`."""
 
     def __init__(self, connections: Sequence[socket.socket], seconds: float) -> None:
-        """`connections`: of ranks 1 and on; `seconds`: in which each must take a command."""
+        """`connections`: of ranks 1 and up. `seconds`: time limit for each to take a command."""
         self.sent = 0
         self._connections = connections
-        # What waits on one object of a socket waits on no other one.
-        self._ears = [connection.dup() for connection in connections]
-        self._done = [0] * len(connections)
-        self._gone = [False] * len(connections)
+        # Duplicates, because a timeout belongs to the socket object: sends block, reads of acknowledgements must not.
+        self._ack_sockets = [connection.dup() for connection in connections]
+        self._completed = [0] * len(connections)
+        self._disconnected = [False] * len(connections)
         self._sending = threading.Lock()
         for connection in connections:
-            _tune(connection)
+            _disable_nagle(connection)
             connection.settimeout(seconds)
-        for ear in self._ears:
-            ear.setblocking(False)
+        for ack_socket in self._ack_sockets:
+            ack_socket.setblocking(False)
 
-    def send(self, parts: Sequence[Part]) -> None:
-        """See `Sender`."""
+    def send(self, chunks: Sequence[Chunk]) -> None:
         with self._sending:
-            frame = b"".join((HEADER.pack(self.sent + 1, sum(map(len, parts))), *parts))
+            frame = b"".join((HEADER.pack(self.sent + 1, sum(map(len, chunks))), *chunks))
             for rank, connection in enumerate(self._connections, 1):
                 try:
                     connection.sendall(frame)
@@ -113,33 +113,29 @@ class TcpSender:
             self.sent += 1
 
     def idle(self) -> bool:
-        """See `Sender`."""
         return not self._sending.locked()
 
-    def done(self, rank: int) -> int:
-        """See `Sender`."""
-        self._hear(rank - 1)
-        return self._done[rank - 1]
+    def completed(self, rank: int) -> int:
+        self._read_acks(rank - 1)
+        return self._completed[rank - 1]
 
-    def gone(self, rank: int) -> bool:
-        """See `Sender`."""
-        self._hear(rank - 1)
-        return self._gone[rank - 1]
+    def disconnected(self, rank: int) -> bool:
+        self._read_acks(rank - 1)
+        return self._disconnected[rank - 1]
 
     def close(self) -> None:
-        """See `Sender`."""
-        for connection in (*self._connections, *self._ears):
+        for connection in (*self._connections, *self._ack_sockets):
             connection.close()
 
-    def _hear(self, index: int) -> None:
+    def _read_acks(self, index: int) -> None:
         try:
-            while told := self._ears[index].recv(4096):
-                self._done[index] += len(told)
-            self._gone[index] = True
+            while acks := self._ack_sockets[index].recv(4096):
+                self._completed[index] += len(acks)
+            self._disconnected[index] = True
         except BlockingIOError:
             pass
         except OSError:
-            self._gone[index] = True
+            self._disconnected[index] = True
 
 
 class TcpReceiver:
@@ -148,32 +144,28 @@ class TcpReceiver:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._received = 0
-        _tune(connection)
+        _disable_nagle(connection)
         connection.settimeout(SLICE_SECONDS)
 
     def receive(self, seconds: float) -> bytearray:
-        """See `Receiver`."""
-        message = take_command(self._received + 1, lambda size: self._take(size, seconds))
+        message = read_command(self._received + 1, lambda size: self._read_bytes(size, seconds))
         self._received += 1
         return message
 
     def fileno(self) -> int:
-        """See `Receiver`."""
         return self._socket.fileno()
 
-    def finish(self) -> None:
-        """See `Receiver`. That rank 0 has gone is told by the next `receive`."""
+    def complete(self) -> None:
         try:
-            self._socket.send(DONE)
+            self._socket.send(ACK)
         except OSError:
+            # Rank 0 has disconnected: the next `receive` reports it.
             return
 
     def close(self) -> None:
-        """See `Receiver`."""
         self._socket.close()
 
-    def _take(self, size: int, seconds: float) -> bytearray:
-        """In looks of SLICE_SECONDS: time in which this process itself stood still does not count."""
+    def _read_bytes(self, size: int, seconds: float) -> bytearray:
         out = bytearray(size)
         rest, silent = memoryview(out), 0.0
         while rest:
@@ -185,35 +177,36 @@ class TcpReceiver:
                     raise ChannelError(f"rank 0 has sent nothing for {seconds:g} s") from None
                 continue
             except OSError as error:
-                raise ChannelError(f"rank 0 has gone: {error}") from error
+                raise ChannelError(f"rank 0 has disconnected: {error}") from error
             if not count:
-                raise ChannelError("rank 0 has gone")
+                raise ChannelError("rank 0 has disconnected")
             rest, silent = rest[count:], 0.0
         return out
 
 
-def connect(invitation: str, rank: int, seconds: float) -> TcpReceiver:
+def connect(endpoint: str, rank: int, seconds: float) -> TcpReceiver:
     """A follower's end. Raises ChannelError."""
-    token, port, host = invitation.split(" ", 2)
+    token, port, host = endpoint.split(" ", 2)
     try:
         connection = socket.create_connection((host, int(port)), seconds)
-        connection.sendall(GREETING.pack(bytes.fromhex(token), rank))
+        connection.sendall(HANDSHAKE.pack(bytes.fromhex(token), rank))
     except OSError as error:
         raise ChannelError(f"rank 0 cannot be reached at {host}:{port}: {error}") from error
     return TcpReceiver(connection)
 
 
-def _hear(connection: socket.socket, unknown: dict[socket.socket, bytes]) -> bytes | None:
-    """Its greeting, shorter where it has gone, and then no more among the unknown; None: there is more to come."""
-    greeting = unknown.pop(connection)
+def _read_handshake(connection: socket.socket, pending: dict[socket.socket, bytes]) -> bytes | None:
+    """The handshake, after which the connection is no longer pending; None while bytes are missing. Shorter if the peer
+    has disconnected."""
+    handshake = pending.pop(connection)
     try:
-        part = connection.recv(GREETING.size - len(greeting))
+        part = connection.recv(HANDSHAKE.size - len(handshake))
     except OSError:
-        return greeting
-    greeting += part
-    if not part or len(greeting) == GREETING.size:
-        return greeting
-    unknown[connection] = greeting
+        return handshake
+    handshake += part
+    if not part or len(handshake) == HANDSHAKE.size:
+        return handshake
+    pending[connection] = handshake
     return None
 
 
@@ -221,5 +214,6 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
 
 
-def _tune(connection: socket.socket) -> None:
+def _disable_nagle(connection: socket.socket) -> None:
+    # Commands and acknowledgements are small and must not be delayed.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

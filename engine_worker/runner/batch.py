@@ -1,4 +1,4 @@
-"""A step as arrays, and what to sample from it."""
+"""A step's slices as arrays: what every rank computes from, and what rank 0 samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,32 +7,59 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_worker.runner.arrays import Arrays
-from engine_worker.sampling.sampler import Plan
+from engine_worker.sampling.sampler import SamplingPlan
 from engine_worker.step import Draw, Slice
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """What the model computes, and the draws from its R rows of logits."""
+class StepArrays:
+    """T tokens of B slices; plain data that can be sent to other ranks. Attention's are described in
+    `AttentionInputs`."""
 
-    arrays: Arrays
+    token_ids: NDArray[np.int64]
+    """[T]. Arbitrary where the previous step still has to draw the token; see `follow_tokens`."""
+    positions: NDArray[np.int64]
+    """[T]."""
+    slots: NDArray[np.int64]
+    """[T]."""
+    block_tables: NDArray[np.int32]
+    """[B, M]."""
+    query_start: NDArray[np.int32]
+    """[B + 1]."""
+    context_lengths: NDArray[np.int32]
+    """[B]."""
+    last_tokens: NDArray[np.int64] | None
+    """[R]: the tokens whose logits are needed; None: all."""
+    follow_tokens: NDArray[np.int64]
+    """[F]: indices of the tokens that the previous step draws."""
+    follow_draws: NDArray[np.int64]
+    """[F]: the draws of the previous step that yield them."""
+    generation_rows: int
+    max_query: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A step for the model, and the draws from its R rows of logits."""
+
+    arrays: StepArrays
     draws: list[Draw]
     draw_rows: list[int]
-    """Row of the logits, 0 to R - 1, of each draw."""
+    """Each draw's row of the logits."""
     num_rows: int
     """R."""
     follows: dict[int, int]
-    """Draws whose output has one more token than is known -> the draw of the step before that gives it."""
+    """For draws whose last output token is still being drawn: the draw of the previous step."""
 
-    def plan(self, vocab_size: int) -> Plan:
-        """How to sample. Whatever draws refer to may change once it is there."""
-        return Plan.of(self.draws, self.draw_rows, self.num_rows, vocab_size, self.follows)
+    def plan(self, vocab_size: int) -> SamplingPlan:
+        """Copies what it needs of the draws, which the engine may change afterwards."""
+        return SamplingPlan.of(self.draws, self.draw_rows, self.num_rows, vocab_size, self.follows)
 
 
-def build(slices: Sequence[Slice], tokens_per_block: int, window: int | None) -> Batch:
-    """Slices of at least one token each. Their block tables begin for attention where `window`, the widest of all
-    layers, of their first token does: what lies behind costs nothing."""
+def build_batch(slices: Sequence[Slice], tokens_per_block: int, window: int | None) -> Batch:
+    """`window` is the widest of any layer: block tables are cut to begin there, so that what lies behind costs
+    nothing."""
     size = len(slices)
     counts = np.fromiter((len(part.tokens) for part in slices), np.int64, size)
     starts = np.fromiter((part.start for part in slices), np.int64, size)
@@ -40,6 +67,7 @@ def build(slices: Sequence[Slice], tokens_per_block: int, window: int | None) ->
     ends = np.cumsum(counts)
     total = int(ends[-1])
     token_ids = np.fromiter(chain.from_iterable(part.tokens for part in slices), np.int64, total)
+    # One token per slice, as in most steps, needs no repeating.
     positions = starts if total == size else np.arange(total) + np.repeat(starts - ends + counts, counts)
     rows = np.arange(size) if total == size else np.repeat(np.arange(size), counts)
     lengths = starts + counts - skipped * tokens_per_block
@@ -49,13 +77,14 @@ def build(slices: Sequence[Slice], tokens_per_block: int, window: int | None) ->
 
     drawing = [i for i, part in enumerate(slices) if part.draws]
     follow_tokens, follow_draws = _follows(slices, ends)
-    arrays = Arrays(
+    arrays = StepArrays(
         token_ids,
         positions,
         slots,
         block_tables,
         query_start=np.concatenate(([0], ends)).astype(np.int32),
         context_lengths=lengths.astype(np.int32),
+        # None spares the gather in the common step, where every token draws.
         last_tokens=None if len(drawing) == total else (ends - 1)[drawing],
         follow_tokens=follow_tokens,
         follow_draws=follow_draws,
@@ -86,7 +115,7 @@ def _following_draws(slices: Sequence[Slice]) -> dict[int, int]:
 
 
 def _padded(tables: list[Sequence[int]], skipped: NDArray[np.int64], used: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Of each table the `used` blocks after the first `skipped`, [B, M]; the rest is zeros."""
+    """Each table's `used` blocks after the first `skipped`, padded with zeros to [B, M]."""
     out = np.zeros((len(tables), int(used.max())), np.int32)
     inside = np.arange(out.shape[1]) < used[:, None]
     parts = zip(tables, skipped.tolist(), used.tolist(), strict=True)

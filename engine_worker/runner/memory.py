@@ -1,29 +1,29 @@
-"""How many blocks the KV cache gets."""
+"""Sizes the KV cache."""
 
 import torch
 
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.machine import free_memory, gpu_memory, held_memory
+from engine_worker.runner.machine import free_memory, gpu_memory, reserved_memory
 
 FRACTION = {"cpu": 0.5, "cuda": 0.9}
-"""Part of the free memory that goes to the KV caches of all engines there, unless told otherwise."""
+"""Default share of the free memory for the KV caches of all engines on this machine, or on this GPU."""
 BEFORE = {"cpu": "loading", "cuda": "loading and a step of the largest size"}
-"""What has its memory before the KV cache gets it."""
+"""What has been allocated by then; for the error."""
 MAX_TABLE_ROWS = 2**31 - 1
-"""Slots times KV heads: the CPU backend counts them in 32 bits."""
+"""Slots times KV heads: the CPU backend indexes them with 32 bits."""
 
 
 class MemoryTooSmallError(ValueError):
-    """No KV cache of a useful size fits; the message has the numbers."""
+    """The KV cache or a step does not fit; the message has the numbers."""
 
 
 def count_blocks(
     config: RunnerConfig, block_bytes: int, num_kv_heads: int, max_context: int, device: torch.device
 ) -> int:
-    """Blocks of `tokens_per_block` tokens and `block_bytes` bytes each: by tokens, by memory, or the lesser of both.
+    """Blocks on the device: by `kv_cache_tokens`, by memory, or the smaller of both.
 
-    By memory alone they are no more than a batch of sequences of `max_context` tokens can fill. The config must say
-    `tokens_per_block`.
+    By memory alone there are no more than a batch of sequences of `max_context` tokens can fill. `tokens_per_block`
+    must be set. Raises MemoryTooSmallError.
     """
     limits = [MAX_TABLE_ROWS // (config.tokens_per_block * num_kv_heads)]
     if config.kv_cache_tokens is None:
@@ -33,7 +33,7 @@ def count_blocks(
     if config.kv_cache_tokens is None or config.kv_memory_fraction is not None:
         limits.append(_by_memory(config, block_bytes, device))
     blocks = min(limits)
-    # A CPU has its pages when they are written; a GPU at once.
+    # A GPU allocates all of it now; on a CPU pages are allocated when they are written.
     if device.type == "cuda" and (wanted := blocks * block_bytes) > (free := free_memory(device)):
         raise MemoryTooSmallError(
             f"kv_cache_tokens = {config.kv_cache_tokens} take {wanted >> 20} MiB, but {free >> 20} MiB are free"
@@ -42,7 +42,7 @@ def count_blocks(
 
 
 def count_host_blocks(config: RunnerConfig, block_bytes: int, num_blocks: int, device: torch.device) -> int:
-    """Blocks in host memory, beside `num_blocks` on the device."""
+    """Blocks in host memory, in addition to `num_blocks` on the device. Raises MemoryTooSmallError."""
     wanted, cpu = config.kv_host_memory, torch.device("cpu")
     if not wanted:
         return 0
@@ -51,6 +51,7 @@ def count_host_blocks(config: RunnerConfig, block_bytes: int, num_blocks: int, d
             f"kv_host_memory = {wanted} bytes is less than the {block_bytes} "
             f"that a block of {config.tokens_per_block} tokens takes"
         )
+    # On a CPU both pools share the memory, and the device blocks are not written yet.
     free = free_memory(cpu) - (num_blocks * block_bytes if device == cpu else 0)
     if wanted > free:
         raise MemoryTooSmallError(f"kv_host_memory = {wanted >> 20} MiB, but {max(0, free) >> 20} MiB are left")
@@ -58,19 +59,20 @@ def count_host_blocks(config: RunnerConfig, block_bytes: int, num_blocks: int, d
 
 
 def fraction_of(config: RunnerConfig, device: torch.device) -> float:
-    """Part of `_room` that the KV cache gets: what is asked for, or this engine's share."""
+    """Fraction of `_room` for the KV cache: the setting, or this engine's share of the default."""
     if config.kv_memory_fraction is not None:
         return config.kv_memory_fraction
     return FRACTION[device.type] / (config.engines_here if device.type == "cpu" else 1)
 
 
 def _room(config: RunnerConfig, device: torch.device) -> int:
-    """Bytes that the KV cache gets its part of: what is free. Engines that share a GPU and look at different times find
-    different amounts free, so each has an equal part of the whole GPU instead, less what it holds already."""
+    """Bytes of which the KV cache gets a fraction."""
     free = free_memory(device)
     if device.type == "cpu" or config.engines_per_gpu == 1 or config.kv_memory_fraction is not None:
         return free
-    return max(0, min(free, gpu_memory(device) // config.engines_per_gpu - held_memory(device)))
+    # Engines that share a GPU load at different times and find different amounts free. So each gets an equal share of
+    # the whole GPU, less what it has reserved already.
+    return max(0, min(free, gpu_memory(device) // config.engines_per_gpu - reserved_memory(device)))
 
 
 def _by_tokens(tokens: int, tokens_per_block: int) -> int:

@@ -1,4 +1,4 @@
-"""Computes steps: tensors in, the model, sampling, plain data out."""
+"""Computes steps: plain data in, model, sampling, plain data out."""
 
 import time
 from collections.abc import Callable
@@ -6,45 +6,45 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from engine_worker.attention.refusal import synchronize
-from engine_worker.models.windows import widest
-from engine_worker.runner.arrays import Arrays
-from engine_worker.runner.batch import Batch, build
-from engine_worker.runner.forward import Forward, Prepared
-from engine_worker.runner.results import Results
-from engine_worker.runner.transfer import send
-from engine_worker.sampling.gumbel_max import Race, by_torch
-from engine_worker.sampling.sampler import Plan, sample
-from engine_worker.step import DeviceLostError, Drawn, Move, Step
+from engine_worker.attention.backend import synchronize
+from engine_worker.models.windows import widest_window
+from engine_worker.runner.batch import Batch, StepArrays, build_batch
+from engine_worker.runner.forward import Forward, PreparedStep
+from engine_worker.runner.transfer import to_device
+from engine_worker.sampling.gumbel_max import GumbelMax, torch_gumbel_max
+from engine_worker.sampling.logprobs import Logprobs
+from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample
+from engine_worker.step import DeviceLostError, Draw, Drawn, Move, Step
 
-Work = Callable[[], Results | None]
+Work = Callable[[], "StepResults | None"]
 
 
-class Ranks(Protocol):
-    """The other ranks of a group, which compute what this one does."""
+class Followers(Protocol):
+    """The other ranks of a tensor-parallel group, which compute every step along with rank 0."""
 
-    def tell(self, moves: tuple[Move, ...], arrays: Arrays | None) -> None:
-        """Have them compute a step."""
+    def send_step(self, moves: tuple[Move, ...], arrays: StepArrays | None) -> None:
+        """Have them compute a step; None: moves only."""
         ...
 
-    def lose(self, error: Exception) -> None:
-        """This one failed at a step that they were told of: the group is out of step."""
+    def on_step_failed(self, error: Exception) -> None:
+        """Rank 0 failed at a step that they were sent: the group is out of step."""
         ...
 
 
 def _use(device: torch.device) -> None:
-    """The current device is each thread's own."""
+    # CUDA's current device is a property of the thread.
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
-class Waiting:
-    """Since when the engine's thread has been waiting in here. Other threads may look."""
+class WaitTimer:
+    """Context manager around waits of the engine's thread; other threads may read `since`."""
 
     def __init__(self) -> None:
         self.since: float | None = None
-        """By time.monotonic; None: it is not."""
+        """Start of the current wait by time.monotonic; None: not waiting."""
 
     def __enter__(self) -> None:
         self.since = time.monotonic()
@@ -53,47 +53,83 @@ class Waiting:
         self.since = None
 
 
-class Running:
-    """A step on its way; see `engine_worker.step.Launched`."""
+class StepResults:
+    """A step's samples on their way to the host: asynchronous copies to pinned memory, started here."""
 
-    def __init__(self, results: "Future[Results | None]", waiting: Waiting) -> None:
+    def __init__(self, sampled: Sampled, draws: list[Draw], *, hidden: bool) -> None:
+        """`hidden`: the next step is queued before this one is waited for, so a late wake-up costs nothing."""
+        self.tokens = sampled.tokens
+        """[D] int64, on the device."""
+        self._draws = draws
+        self._copied: torch.cuda.Event | None = None
+        if self.tokens.device.type != "cpu":
+            logprobs = None if sampled.logprobs is None else Logprobs(*map(_on_host, sampled.logprobs))
+            short = None if sampled.short is None else _on_host(sampled.short)
+            sampled = Sampled(_on_host(sampled.tokens), _on_host(sampled.valid), logprobs, short)
+            # CUDA spins while it waits, which takes a core that router and detokenizer may need. A blocking wait wakes
+            # up about 50 µs late. `short` is awaited before the next step can be queued, so that one has to spin.
+            self._copied = torch.cuda.Event(blocking=hidden and short is None)
+            self._copied.record()
+        self._sampled = sampled
+
+    def drawn(self) -> list[Drawn]:
+        """One per draw; waits for the device."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._sampled.results(self._draws)
+
+    def short(self) -> bool:
+        """See `Sampled.short`; waits for the device only if a draw has a filter."""
+        if self._sampled.short is None:
+            return False
+        if self._copied is not None:
+            self._copied.synchronize()
+        return bool(self._sampled.short)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+class LaunchedStep:
+    """See `engine_worker.step.Launched`."""
+
+    def __init__(self, results: "Future[StepResults | None]", waiting: WaitTimer) -> None:
         self._results = results
         self._waiting = waiting
 
     def collect(self) -> list[Drawn]:
-        """See `Launched.collect`."""
         with self._waiting:
             results = self._results.result()
             return [] if results is None else results.drawn()
 
-    def sampled(self) -> torch.Tensor | None:
-        """Its tokens, [D] int64 on the device, once it was computed; None where it failed or drew nothing."""
+    def sampled(self) -> Tensor | None:
+        """Its tokens, [D] int64 on the device; None if it failed or drew nothing. Waits until it was computed."""
         results = None if self._results.exception() is not None else self._results.result()
         return None if results is None else results.tokens
 
 
 class ModelRunner:
-    """A model, its KV cache and an attention backend; see `engine_worker.step.Runner`.
+    """See `engine_worker.step.Runner`.
 
-    With overlap a thread of its own works the steps off, in order; only their tensors are made in the caller's. On
-    CUDA both put their work into the same stream, so a step's tensors are there before it runs.
+    With overlap a thread of its own computes the steps, in order; the caller's thread only creates their tensors. On
+    CUDA both use the same stream, so a step's tensors have arrived before it runs.
     """
 
     def __init__(
         self,
         forward: Forward,
         overlap: bool = False,
-        ranks: Ranks | None = None,
+        followers: Followers | None = None,
         synchronize: Callable[[torch.device], None] = synchronize,
-        race: Race = by_torch,
+        gumbel_max: GumbelMax = torch_gumbel_max,
     ) -> None:
-        """`synchronize` waits for the device and raises where it has failed. `race` draws from the
-        whole vocabulary."""
+        """`synchronize` waits for the device and raises if it has failed."""
         cache, device = forward.cache, forward.device
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = cache.num_host_blocks
         self.tokens_per_block = cache.tokens_per_block
-        self.window = widest(forward.model.config.windows)
+        self.window = widest_window(forward.model.config.windows)
         self.dtype = str(cache.layers[0].keys.dtype).removeprefix("torch.")
         self.choices = {
             "device": str(device),
@@ -104,73 +140,73 @@ class ModelRunner:
         self.overlap = overlap
         self._thread = ThreadPoolExecutor(1, "runner", _use, (device,)) if overlap else None
         self._forward = forward
-        self._ranks = ranks
-        self._race = race
-        self._wait_for = synchronize
+        self._followers = followers
+        self._gumbel_max = gumbel_max
+        self._synchronize = synchronize
         self._vocab_size = forward.model.config.vocab_size
-        self._waits = device.type == "cpu"
-        """Whether sampling may wait for the device: on a CPU there is nothing to wait for."""
-        self._latest: Running | None = None
-        self._waiting = Waiting()
+        # On a CPU results are there at once, so sampling may look at them and widen its candidates by itself.
+        self._widen = device.type == "cpu"
+        self._latest: LaunchedStep | None = None
+        self._waiting = WaitTimer()
 
     @property
     def waiting_since(self) -> float | None:
-        """Since when a launch, a collect or a check has not come back, by time.monotonic; None: nobody waits. On a
-        device that hangs they wait without limit."""
+        """When the launch, collect or check in progress began, by time.monotonic; None: none is. On a device that hangs
+        they wait without limit."""
         return self._waiting.since
 
     def close(self) -> None:
-        """After the last step: end the thread, then what `Forward.close` ends."""
+        """After the last step: ends the thread, then closes `Forward`."""
         if self._thread is not None:
             self._thread.shutdown()
         self._forward.close()
 
     def run(self, step: Step) -> list[Drawn]:
-        """Launch and collect."""
         return self.launch(step).collect()
 
     def check(self) -> None:
-        """See `Runner.check`. After an illegal access, a failed assert or a memory fault CUDA gives the same error to
-        every call of this process, for ever."""
+        # After an illegal access, a failed assertion or a memory fault every CUDA call of this process fails.
         try:
             with self._waiting:
-                self._wait_for(self._forward.device)
+                self._synchronize(self._forward.device)
         except Exception as error:
-            said = str(error).partition("\n")[0]
-            lost = DeviceLostError(f"{self._forward.device} answers no more: {said}")
-            if self._ranks is not None:
-                self._ranks.lose(lost)
+            first = str(error).partition("\n")[0]
+            lost = DeviceLostError(f"{self._forward.device} has failed: {first}")
+            if self._followers is not None:
+                self._followers.on_step_failed(lost)
             raise lost from error
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> Running:
-        """See `Runner.launch`."""
+    def launch(self, step: Step) -> LaunchedStep:
         with self._waiting:
             return self._launch(step)
 
-    def _launch(self, step: Step) -> Running:
+    def _launch(self, step: Step) -> LaunchedStep:
+        # Cleared first, so that a step after a failed launch follows none.
         before, self._latest = self._latest, None
         batch = prepared = plan = None
         if step.slices:
-            batch = build(step.slices, self.tokens_per_block, self.window)
+            batch = build_batch(step.slices, self.tokens_per_block, self.window)
             prepared = self._forward.prepare(batch.arrays)
+            # Built now: the engine may change the prompts and outputs that draws refer to once this step is collected.
             if batch.draws:
-                plan = send(batch.plan(self._vocab_size), self._forward.device)
+                plan = to_device(batch.plan(self._vocab_size), self._forward.device)
         if prepared is None or not prepared.follows:
+            # Let go of the previous step's results: nothing in this step depends on them.
             before = None
-        if self._ranks is not None:
-            self._ranks.tell(step.moves, None if batch is None else batch.arrays)
+        if self._followers is not None:
+            self._followers.send_step(step.moves, None if batch is None else batch.arrays)
         results = self._start(lambda: self._compute(step.moves, batch, prepared, plan, before))
-        self._latest = Running(results, self._waiting)
+        self._latest = LaunchedStep(results, self._waiting)
         return self._latest
 
-    def _start(self, work: Work) -> "Future[Results | None]":
+    def _start(self, work: Work) -> "Future[StepResults | None]":
         if self._thread is not None:
             return self._thread.submit(work)
-        done: Future[Results | None] = Future()
+        done: Future[StepResults | None] = Future()
         try:
             done.set_result(work())
-        except Exception as error:  # noqa: BLE001 - told when the step is collected, as it is with overlap
+        except Exception as error:  # noqa: BLE001 - raised when the step is collected, as it is with overlap
             done.set_exception(error)
         return done
 
@@ -179,24 +215,24 @@ class ModelRunner:
         self,
         moves: tuple[Move, ...],
         batch: Batch | None,
-        prepared: Prepared | None,
-        plan: Plan | None,
-        before: Running | None,
-    ) -> Results | None:
+        prepared: PreparedStep | None,
+        plan: SamplingPlan | None,
+        before: LaunchedStep | None,
+    ) -> StepResults | None:
         try:
             sampled = before.sampled() if before is not None else None
             if sampled is not None and prepared is not None:
                 prepared.tensors.follow(sampled)
             logits = self._forward.logits(moves, prepared)
         except Exception as error:
-            if self._ranks is not None:
-                self._ranks.lose(error)
+            if self._followers is not None:
+                self._followers.on_step_failed(error)
             raise
         if batch is None or plan is None or logits is None:
             return None
-        drawn = sample(logits, plan, sampled, widen=self._waits, race=self._race)
-        results = Results(drawn, batch.draws, hidden=self.overlap)
-        # Looked at when all of the step is queued: the device runs dry only until the next one is queued too.
+        drawn = sample(logits, plan, sampled, widen=self._widen, gumbel_max=self._gumbel_max)
+        results = StepResults(drawn, batch.draws, hidden=self.overlap)
+        # Checked only after the whole step is queued: the device idles at most until the next one is queued too.
         if not results.short():
             return results
-        return Results(sample(logits, plan, sampled, race=self._race), batch.draws, hidden=self.overlap)
+        return StepResults(sample(logits, plan, sampled, gumbel_max=self._gumbel_max), batch.draws, hidden=self.overlap)

@@ -1,4 +1,4 @@
-"""Weights from safetensors files, one tensor at a time and only what this rank has of it, straight to its device."""
+"""Loads weights from safetensors files: one tensor at a time, only this rank's slice, straight to its device."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -16,18 +16,18 @@ from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.weight_files import listed, weight_files
 
 Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""
+"""Called with bytes done and bytes in total."""
 Cuts = Mapping[str, Cut]
-"""By name, which part of a checkpoint's tensor a target is; those that are not here are all of it."""
+"""Which slice of the checkpoint's tensor a target holds, by name; targets not listed hold all of it."""
 
 
 def load_weights(folder: Path, targets: dict[str, Tensor], progress: Progress, cuts: Cuts = {}) -> None:  # noqa: B006
     """Fill every target from the tensor of its name.
 
-    Raises CheckpointError on files that are missing or broken, and on tensors that are missing, unexpected, or of
-    another shape or type. Derived tensors that old checkpoints carry are passed over: rotary frequencies and a tied
-    head.
+    Derived tensors of old checkpoints are ignored: rotary frequencies, and a tied head. Raises CheckpointError on files
+    that are missing or broken, and on tensors that are missing, unexpected, or of another shape or type.
     """
+    # All names are checked before the first, possibly large, tensor is read.
     files = weight_files(folder)
     _check_names(folder, targets, files)
     total = sum(file.stat().st_size for file in files)
@@ -35,7 +35,7 @@ def load_weights(folder: Path, targets: dict[str, Tensor], progress: Progress, c
     device = str(next(iter(targets.values())).device)
     for file in files:
         with _opened(file, device) as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - no mapping
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 if name in targets:
                     whole = _fill(name, targets[name], tensors.get_slice(name), cuts.get(name))
                     progress(min(done := done + whole, total), total)
@@ -49,8 +49,7 @@ def random_weights(
     progress: Progress,
     cuts: Cuts = {},  # noqa: B006
 ) -> None:
-    """Fill matrices with normal noise, norms with ones and biases with zeros. Ranks together have the weights that one
-    alone has."""
+    """Fill matrices with normal noise, norms with ones and biases with zeros."""
     generators: dict[torch.device, torch.Generator] = {}
     total = sum(target.nbytes for target in targets.values())
     done = 0
@@ -62,10 +61,11 @@ def random_weights(
             if device not in generators:
                 generators[device] = torch.Generator(device).manual_seed(seed)
             cut = cuts.get(name)
+            # Every rank draws the whole tensor and keeps its slice, so that all together hold the weights of one alone.
             whole = target if cut is None else target.new_empty(_whole(target, cut))
             whole.normal_(0.0, deviation, generator=generators[device])
             if cut is not None:
-                target.copy_(whole.narrow(cut.dim, cut.part.end - cut.part.filled, cut.part.filled))
+                target.copy_(whole.narrow(cut.dim, cut.span.end - cut.span.filled, cut.span.filled))
         progress(done := done + target.nbytes, total)
 
 
@@ -87,16 +87,17 @@ def _whole(target: Tensor, cut: Cut | None) -> list[int]:
     """Shape of the checkpoint's tensor."""
     shape = list(target.shape)
     if cut is not None:
-        shape[cut.dim] = cut.part.total
+        shape[cut.dim] = cut.span.total
     return shape
 
 
 def _fill(name: str, target: Tensor, found: Any, cut: Cut | None) -> int:
-    """From safetensors' slice `found`; returns the bytes of all of it."""
+    """Copy from safetensors' slice `found`; returns the bytes of the whole tensor."""
     shape = list(found.get_shape())
     if shape != _whole(target, cut):
         raise CheckpointError(f"tensor {name} has shape {shape}, the model needs {_whole(target, cut)}")
     tensor = found[:] if cut is None else found[(slice(None),) * cut.dim + (_rows(cut),)]
+    # Integer and 8-bit tensors are quantized: without their scales they mean something else.
     if not tensor.is_floating_point() or tensor.itemsize < torch.float16.itemsize:
         raise CheckpointError(f"tensor {name} has type {tensor.dtype}: quantized weights are not supported")
     target.copy_(tensor)
@@ -104,7 +105,7 @@ def _fill(name: str, target: Tensor, found: Any, cut: Cut | None) -> int:
 
 
 def _rows(cut: Cut) -> slice:
-    return slice(cut.part.end - cut.part.filled, cut.part.end)
+    return slice(cut.span.end - cut.span.filled, cut.span.end)
 
 
 @contextmanager

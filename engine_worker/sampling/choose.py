@@ -1,8 +1,7 @@
-"""The next token of each row: the best, or the best after noise. The vocabulary is never sorted where a few candidates
-will do.
+"""The three ways to choose a token from scores: greedy, sampled through filters, sampled from the whole vocabulary.
 
-A way of choosing is made from draws, on the host, and sent to the device; there it is called with scores [N, vocab]
-float32, which it leaves as they are, one row per draw.
+Each is built from draws on the host, sent to the device, and called there with scores [N, vocab] float32, one row per
+draw, which it does not modify. The vocabulary is never sorted where a few candidates suffice.
 """
 
 from collections.abc import Sequence
@@ -12,56 +11,53 @@ import torch
 from torch import Tensor
 
 from engine_worker.sampling.filters import Filters, keep
-from engine_worker.sampling.gumbel_max import Race, by_torch
+from engine_worker.sampling.gumbel_max import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.noise import gumbel, noise_key, random_bits
 from engine_worker.step import Draw
 
 FEW, CANDIDATES = 64, 256
-"""Tried first, the few where a small top-k says that they will do."""
+"""Most likely tokens that are looked at first: FEW if every row has a smaller top-k, which makes them enough."""
 MORE = 16
-"""Times as many for rows whose filters let more pass, again and again."""
+"""Growth factor of the candidates, repeatedly, for rows whose filters let more pass."""
 
 
 class Chosen(NamedTuple):
-    """What came out, one entry per row."""
+    """The tokens, one per row."""
 
     tokens: Tensor
     """[N] int64."""
     valid: Tensor
-    """[N] bool: whether there was anything to choose; not so where all is -inf, or something NaN or +inf."""
+    """[N] bool: whether there was a token to choose; false if all scores are -inf, or one is NaN or +inf."""
     short: Tensor | None = None
-    """[N] bool: where the candidates were too few to tell."""
+    """[N] bool: the candidates were too few to decide, so the token may be wrong."""
 
 
 class Greedy(NamedTuple):
-    """The most likely token; of equals the lowest id."""
+    """The most likely token; the lowest id among equals."""
 
     @staticmethod
     def of(_draws: Sequence[Draw]) -> "Greedy":
-        """Needs nothing of them."""
         return Greedy()
 
-    def __call__(self, scores: Tensor, *, widen: bool, race: Race = by_torch) -> Chosen:  # noqa: ARG002
-        """Never short."""
+    def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
         tokens = scores.argmax(dim=1)
         return Chosen(tokens, _finite(scores.gather(1, tokens.unsqueeze(1)).squeeze(1)))
 
 
 class Filtered(NamedTuple):
-    """Sampled from what top-k, top-p and min-p let pass."""
+    """Sampled from the tokens that top-k, top-p and min-p let pass."""
 
     temperature: Tensor
     """[N, 1] float32."""
     keys: Tensor
-    """[N, 1] int64, of the noise."""
+    """[N, 1] int64, see `noise_key`."""
     filters: Filters
     unlimited: Tensor | None
-    """[n] int64: the rows with a top-p and no top-k, which need the mass of the whole vocabulary; None: no row."""
+    """[n] int64: rows with a top-p and no top-k, which need the mass of the whole vocabulary; None: no row."""
     candidates: int
 
     @staticmethod
     def of(draws: Sequence[Draw]) -> "Filtered":
-        """In order of the rows."""
         sampling = [draw.sampling for draw in draws]
         unlimited = [i for i, params in enumerate(sampling) if params.top_p < 1.0 and not params.top_k]
         return Filtered(
@@ -72,9 +68,9 @@ class Filtered(NamedTuple):
             FEW if all(0 < params.top_k < FEW for params in sampling) else CANDIDATES,
         )
 
-    def __call__(self, scores: Tensor, *, widen: bool, race: Race = by_torch) -> Chosen:  # noqa: ARG002
-        """`widen`: rows for which the candidates are too few get more, and the host waits for the device to tell which;
-        else they are told."""
+    def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
+        """`widen`: give rows more candidates while they have too few, which makes the host wait for the device. Else
+        such rows are reported in `Chosen.short`."""
         temperature, unlimited = self.temperature, self.unlimited
         mass = None if unlimited is None else _mass(scores, temperature, unlimited)
         return _filtered(scores, temperature, self.keys, self.filters, mass, self.candidates, widen=widen)
@@ -93,6 +89,7 @@ def _filtered(
     size = scores.shape[1]
     values, ids = scores.topk(min(candidates, size), dim=1)
     scaled = values / temperature
+    # Noise depends on the token id alone, so a token gets the same in any number of candidates.
     kept, needs_more = keep(scaled, filters, mass, whole=candidates >= size)
     noise = gumbel(random_bits(keys, ids))
     winners = noise.add_(scaled).masked_fill_(~kept, -torch.inf).argmax(dim=1, keepdim=True)
@@ -108,26 +105,25 @@ def _filtered(
     return Chosen(tokens, valid)
 
 
-class Free(NamedTuple):
-    """Sampled from the whole vocabulary, but for what min-p cuts off."""
+class Unfiltered(NamedTuple):
+    """Sampled from the whole vocabulary, except what min-p cuts off."""
 
     temperature: Tensor
     """[N, 1] float32."""
     keys: Tensor
-    """[N, 1] int64, of the noise."""
+    """[N, 1] int64, see `noise_key`."""
     min_p: Tensor | None
-    """[N, 1] float32; None where it is off in all rows."""
+    """[N, 1] float32; None if it is off in all rows."""
 
     @staticmethod
-    def of(draws: Sequence[Draw]) -> "Free":
-        """In order of the rows."""
-        return Free(_temperature(draws), _keys(draws), Filters.of([draw.sampling for draw in draws]).min_p)
+    def of(draws: Sequence[Draw]) -> "Unfiltered":
+        return Unfiltered(_temperature(draws), _keys(draws), Filters.of([draw.sampling for draw in draws]).min_p)
 
-    def __call__(self, scores: Tensor, *, widen: bool, race: Race = by_torch) -> Chosen:  # noqa: ARG002
-        """Never short."""
+    def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
+        # min-p is relative to the most likely token, in logits: log(min_p) below the best.
         best = scores.amax(dim=1, keepdim=True)
         threshold = None if self.min_p is None else best / self.temperature + self.min_p.log()
-        peaks, tokens = race(scores, self.temperature, self.keys, threshold)
+        peaks, tokens = gumbel_max(scores, self.temperature, self.keys, threshold)
         winner = peaks.argmax(dim=1, keepdim=True)
         return Chosen(tokens.gather(1, winner).squeeze(1), _finite(best.squeeze(1)))
 
@@ -141,8 +137,8 @@ def _keys(draws: Sequence[Draw]) -> Tensor:
 
 
 def _mass(scores: Tensor, temperature: Tensor, rows: Tensor) -> Tensor:
-    """[N, 1] float64: sum over the vocabulary of exp((score - highest) / temperature) of these rows, as `filters.keep`
-    needs it; 0 in the others."""
+    """[N, 1] float64, for `filters.keep`: sum over the vocabulary of exp((score - highest) / temperature) in these
+    rows, 0 in the others."""
     chosen = scores.index_select(0, rows)
     scaled, best = chosen / temperature[rows], chosen.amax(dim=1, keepdim=True) / temperature[rows]
     masses = torch.zeros(len(scores), 1, dtype=torch.float64, device=scores.device)
@@ -150,5 +146,5 @@ def _mass(scores: Tensor, temperature: Tensor, rows: Tensor) -> Tensor:
 
 
 def _finite(values: Tensor) -> Tensor:
-    """Neither infinite nor NaN; one op less than torch's own."""
+    """Neither infinite nor NaN; one op fewer than torch.isfinite."""
     return values.abs() < torch.inf

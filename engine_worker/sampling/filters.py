@@ -1,7 +1,7 @@
-"""Top-k, top-p and min-p over candidates in falling order, with the meaning they have in transformers.
+"""Top-k, top-p and min-p over candidates in descending order, with the semantics of transformers.
 
-A filter is a threshold: tokens of equal probability stay or go together, so the result does not depend on how a sort
-breaks ties.
+Each filter is a threshold: tokens of equal probability are kept or dropped together, so the result does not depend on
+how a sort breaks ties.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,17 @@ from sluice.ring.params import SamplingParams
 
 
 class Filters(NamedTuple):
-    """One entry per row, [N, 1]."""
+    """Each [N, 1], a row per draw."""
 
     top_k: Tensor
     """int64; 0 is off."""
     top_p: Tensor | None
-    """float64; 1 is off. None where it is off in all rows."""
+    """float64; 1 is off. None if it is off in all rows."""
     min_p: Tensor | None
-    """float32; 0 is off. None where it is off in all rows."""
+    """float32; 0 is off. None if it is off in all rows."""
 
     @staticmethod
     def of(params: Sequence[SamplingParams]) -> "Filters":
-        """In order of the rows."""
         top_p, min_p = [[p.top_p] for p in params], [[p.min_p] for p in params]
         return Filters(
             torch.tensor([[p.top_k] for p in params]),
@@ -34,34 +33,36 @@ class Filters(NamedTuple):
         )
 
     def rows(self, index: Tensor) -> "Filters":
-        """Some of them, [n] int64."""
+        """The rows at index [n] int64."""
         top_p, min_p = (None if column is None else column[index] for column in (self.top_p, self.min_p))
         return Filters(self.top_k[index], top_p, min_p)
 
 
 def keep(scaled: Tensor, filters: Filters, mass: Tensor | None, *, whole: bool) -> tuple[Tensor, Tensor]:
-    """Which candidates pass, and which rows need more candidates to tell.
+    """Which candidates pass [N, C] bool, and which rows need more candidates to decide [N] bool.
 
-    scaled [N, C]: the most likely tokens' logits over temperature, falling. mass [N, 1]: sum over the vocabulary of
-    exp(scaled logit - the highest), read where there is a top-p and no top-k. whole: the candidates are the vocabulary.
-    Returns ([N, C] bool, [N] bool).
+    scaled [N, C]: logits over temperature of the most likely tokens, descending. mass [N, 1]: sum over the vocabulary
+    of exp(scaled logit - the highest), used in rows with a top-p and no top-k. whole: the candidates are the
+    vocabulary.
     """
     limited = filters.top_k > 0
     last = torch.where(limited, filters.top_k, scaled.shape[1]).clamp_(max=scaled.shape[1]) - 1
     kept = scaled >= scaled.gather(1, last)
+    # While the last candidate passes, tokens beyond the candidates might pass too.
     needs_more = limited.squeeze(1) & kept[:, -1]
     if filters.top_p is not None:
         weights = (scaled.double() - scaled[:, :1]).exp_().masked_fill_(~kept, 0.0)
         total = weights.sum(dim=1, keepdim=True)
         total = total if mass is None else torch.where(limited, total, mass)
+        # The token that crosses top_p is kept, as in transformers: only the mass before a token counts.
         before = weights.cumsum(dim=1) - weights
         inside = (before < filters.top_p * total) | (filters.top_p >= 1.0)
-        # A row of nothing but -inf or NaN has nothing inside; the caller finds it out.
+        # In a row of only -inf or NaN nothing is inside; the caller marks it as not valid.
         smallest = scaled.gather(1, (inside.sum(dim=1, keepdim=True) - 1).clamp_(min=0))
         kept &= scaled >= smallest
     if filters.min_p is not None:
         kept &= scaled >= scaled[:, :1] + filters.min_p.log()
     needs_more |= kept[:, -1]
-    # Below a candidate of -inf there is nothing that could pass.
+    # Beyond a candidate of -inf nothing can pass.
     needs_more &= scaled[:, -1] > -torch.inf
     return kept, torch.zeros_like(needs_more) if whole else needs_more

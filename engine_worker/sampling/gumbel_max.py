@@ -1,4 +1,4 @@
-"""Scores plus noise over the whole vocabulary, part by part: who leads in each."""
+"""The Gumbel-max trick over the whole vocabulary: add noise to every score and keep the maxima."""
 
 from collections.abc import Callable
 
@@ -7,21 +7,24 @@ from torch import Tensor
 
 from engine_worker.sampling.noise import gumbel, random_bits
 
-Race = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""(scores, temperature, keys, threshold): scores [N, vocab] float32, over temperature [N, 1] float32, plus the noise of
-keys [N, 1] int64; tokens below the threshold [N, 1] float32, if there is one, are out -> the highest sum in each of P
-parts of the vocabulary, [N, P] float64, and its token, [N, P] int64, the lowest of equals. A row with no number or NaN
-gets any tokens."""
+GumbelMax = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""(scores [N, vocab] float32, temperature [N, 1] float32, keys [N, 1] int64, threshold [N, 1] float32 or None).
 
-CELLS, MIN_COLUMNS = {"cpu": 1 << 15, "cuda": 1 << 24}, 1 << 9
-"""Scores of a part: so that they stay in the processor's cache, and so that they fit into memory."""
+Scores over temperature plus the noise of the keys; tokens below the threshold are excluded. The vocabulary is processed
+in P parts -> each part's maximum [N, P] float64 and its token [N, P] int64, the lowest among equals. Rows with NaN, or
+without a finite score, get arbitrary tokens."""
+
+PART_ELEMENTS, MIN_COLUMNS = {"cpu": 1 << 15, "cuda": 1 << 24}, 1 << 9
+"""Scores per part: few enough for the CPU's cache, or for the GPU's memory."""
 
 
-def by_torch(scores: Tensor, temperature: Tensor, keys: Tensor, threshold: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A `Race`. Every token gets its noise: bounding the noise and skipping tokens that cannot win costs more than it
-    saves."""
+def torch_gumbel_max(
+    scores: Tensor, temperature: Tensor, keys: Tensor, threshold: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """A `GumbelMax` in plain torch."""
+    # Every token gets its noise: bounding it, to skip tokens that cannot win, was measured to cost more than it saves.
     device, size = scores.device, scores.shape[1]
-    columns = max(CELLS[device.type] // len(scores), MIN_COLUMNS)
+    columns = max(PART_ELEMENTS[device.type] // len(scores), MIN_COLUMNS)
     peaks, tokens = [], []
     for begin in range(0, size, columns):
         scaled = scores[:, begin : begin + columns] / temperature

@@ -1,7 +1,8 @@
-"""Triton kernels of `race`; imports triton, and is itself imported where it is wanted.
+"""`GumbelMax` in Triton. Imports triton, so it is imported only when it is wanted.
 
-Many GPUs compute float64 at a 32nd or a 64th of the speed of float32. So the whole vocabulary gets its noise in float32
-first, good to MARGIN, and the few parts that may hold the winner get theirs once more, exactly.
+Many GPUs compute float64 at 1/32 or 1/64 of the speed of float32. So a first pass computes the noise of the whole
+vocabulary in float32, accurate to MARGIN, and a second one recomputes in float64 the few parts that may hold the
+winner.
 """
 
 import torch
@@ -12,18 +13,18 @@ from torch import Tensor
 from engine_worker.sampling.noise import BITS, FACTORS, GOLDEN
 
 WIDTH = 1 << 10
-"""Tokens of a part."""
+"""Tokens per part."""
 NOISE = {"GOLDEN": GOLDEN, "FIRST": FACTORS[0], "SECOND": FACTORS[1], "BITS": BITS}
 UNIT = 2.0**-BITS
 MARGIN, RELATIVE = 1e-3, 1e-6
-"""What a sum in float32 is good to, absolute and of the highest: a thousand, and eight, times its rounding error."""
+"""Bounds on the error of a float32 sum, absolute and relative to the highest: 1000 and 8 times its rounding error."""
 
 
 @triton.jit
 def random_bits(
     key, ids, GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BITS: tl.constexpr
 ):  # fmt: skip
-    """See `noise.random_bits`, whose integers these are."""
+    """The same integers as `noise.random_bits`."""
     x = (ids.to(tl.uint64) + 1) * GOLDEN + key.to(tl.uint64, bitcast=True)
     x = (x ^ (x >> 30)) * FIRST
     x = (x ^ (x >> 27)) * SECOND
@@ -32,8 +33,8 @@ def random_bits(
 
 @triton.jit
 def exponential(bits, BITS: tl.constexpr, UNIT: tl.constexpr):
-    """-log(u) in float32, good to a few units in the last place also where u is nearly 1: from 1 - u, by Kahan's way to
-    log1p."""
+    """-log(u) in float32 to a few units in the last place. Where u is near 1 it is computed from 1 - u, by Kahan's
+    formula for log1p: rounding u itself to float32 would lose most of its digits."""
     low = (bits.to(tl.float32) + 0.5) * UNIT
     rest = (((1 << BITS) - 1 - bits).to(tl.float32) + 0.5) * UNIT
     near = 1.0 - rest
@@ -47,7 +48,7 @@ def _best(
     GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BITS: tl.constexpr,
     UNIT: tl.constexpr, LIMITED: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """The highest sum in a part of a row, and its token."""
+    """The maximum of one part of a row, and its token."""
     at = part * WIDTH + tl.arange(0, WIDTH)
     score = tl.load(scores + row * stride + at, mask=at < size, other=float("-inf"))
     scaled = tl.div_rn(score, tl.load(temperatures + row))
@@ -58,19 +59,19 @@ def _best(
         sums = scaled - tl.log(exponential(bits, BITS, UNIT))
     if LIMITED:
         sums = tl.where(scaled < tl.load(thresholds + row), float("-inf"), sums)
-    # What is no number must not win by being incomparable: a token past the last would.
+    # NaN must not win for being incomparable: the token could lie past the end of the vocabulary.
     sums = tl.where(sums == sums, sums, float("-inf"))
     peak, column = tl.max(sums, 0, return_indices=True)
     return peak.to(tl.float64), (part * WIDTH + column).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["stride", "size"])
-def _race(
+def _coarse_max(
     scores, temperatures, keys, thresholds, peaks, tokens, stride, size,
     GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BITS: tl.constexpr,
     UNIT: tl.constexpr, LIMITED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """A part of a row, in float32."""
+    """One part of a row per program, in float32."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     peak, token = _best(
         scores, temperatures, keys, thresholds, row, part, stride, size,
@@ -82,20 +83,20 @@ def _race(
 
 
 @triton.jit(do_not_specialize=["stride", "size", "count"])
-def _settle(
+def _exact_max(
     scores, temperatures, keys, thresholds, peaks, exact, tokens, stride, size, count,
     GOLDEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BITS: tl.constexpr,
     UNIT: tl.constexpr, LIMITED: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
     MARGIN: tl.constexpr, RELATIVE: tl.constexpr,
 ):  # fmt: skip
-    """A part of a row once more, in float64, where its highest sum may be the row's."""
+    """One part of a row per program, recomputed in float64 if its maximum may be the row's."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = row * count + part
     others = tl.arange(0, PARTS)
     highest = tl.max(tl.load(peaks + row * count + others, mask=others < count, other=float("-inf")), 0)
     peak = tl.load(peaks + place)
     near = peak >= highest - MARGIN - RELATIVE * tl.abs(highest)
-    # Not-a-number, where the highest is infinite: then all are near.
+    # If the highest is infinite or NaN, this difference is NaN, and every part is recomputed.
     if near | (highest - highest != 0.0):
         peak, token = _best(
             scores, temperatures, keys, thresholds, row, part, stride, size,
@@ -105,16 +106,18 @@ def _settle(
     tl.store(exact + place, peak)
 
 
-def race(scores: Tensor, temperature: Tensor, keys: Tensor, threshold: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A `Race`. Sums of parts that cannot win are good to MARGIN."""
+def triton_gumbel_max(
+    scores: Tensor, temperature: Tensor, keys: Tensor, threshold: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """See `GumbelMax`. Maxima of parts that cannot win are accurate to MARGIN only."""
     rows, size = scores.shape
     parts = triton.cdiv(size, WIDTH)
     peaks, exact = torch.empty((2, rows, parts), dtype=torch.float64, device=scores.device)
     tokens = torch.empty((rows, parts), dtype=torch.int64, device=scores.device)
     inputs = scores, temperature, keys, temperature if threshold is None else threshold
     options = {**NOISE, "UNIT": UNIT, "LIMITED": threshold is not None, "WIDTH": WIDTH}
-    _race[(rows, parts)](*inputs, peaks, tokens, scores.stride(0), size, **options)
-    _settle[(rows, parts)](
+    _coarse_max[(rows, parts)](*inputs, peaks, tokens, scores.stride(0), size, **options)
+    _exact_max[(rows, parts)](
         *inputs, peaks, exact, tokens, scores.stride(0), size, parts,
         **options, PARTS=triton.next_power_of_2(parts), MARGIN=MARGIN, RELATIVE=RELATIVE,
     )  # fmt: skip

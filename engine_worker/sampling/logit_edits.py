@@ -1,6 +1,6 @@
-"""What changes logits before temperature: bias, bans, penalties, in this order.
+"""Changes to the logits before temperature: bias, allowed and banned tokens, penalties, in this order.
 
-Made from draws, on the host, and sent to the device. A cell is an index into all scores, one row after the other.
+Built from draws on the host, sent to the device, applied there. Flat indices: see `penalties`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,22 +9,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine_worker.sampling.flat_index import at, put
-from engine_worker.sampling.penalties import Frequency, Repetition
+from engine_worker.sampling.penalties import Frequency, Repetition, gather_flat, scatter_flat
 from engine_worker.step import Draw
 
 
 class Bias(NamedTuple):
-    """Is added."""
+    """Adds to the logits of some tokens."""
 
-    cells: Tensor
+    flat_index: Tensor
     """[C] int64."""
     values: Tensor
     """[C] float32."""
 
     @staticmethod
     def of(draws: Sequence[Draw], size: int) -> "Bias | None":
-        """In order of the rows, of `size` scores each; None where there is nothing to do."""
+        """For rows of `size` scores, one per draw; None if no draw needs it."""
         found = [
             (row * size + token, bias)
             for row, draw in enumerate(draws)
@@ -33,55 +32,56 @@ class Bias(NamedTuple):
         ]
         if not found:
             return None
-        cells, values = zip(*found, strict=True)
-        return Bias(torch.tensor(cells), torch.tensor(values))
+        flat_index, values = zip(*found, strict=True)
+        return Bias(torch.tensor(flat_index), torch.tensor(values))
 
     def apply(self, scores: Tensor) -> None:
         """In place."""
-        put(scores, self.cells, at(scores, self.cells) + self.values)
+        scatter_flat(scores, self.flat_index, gather_flat(scores, self.flat_index) + self.values)
 
 
 class Allowed(NamedTuple):
-    """Rows that keep some scores only."""
+    """Rows in which only some tokens may be drawn."""
 
     rows: Tensor
     """[n] int64."""
-    cells: Tensor
+    flat_index: Tensor
     """[C] int64."""
 
     @staticmethod
     def of(draws: Sequence[Draw], size: int) -> "Allowed | None":
-        """See `Bias.of`."""
         rows = [row for row, draw in enumerate(draws) if draw.sampling.allowed_token_ids]
         if not rows:
             return None
-        cells = [row * size + token for row in rows for token in draws[row].sampling.allowed_token_ids if token < size]
-        return Allowed(torch.tensor(rows), torch.tensor(cells, dtype=torch.int64))
+        allowed = ((row, token) for row in rows for token in draws[row].sampling.allowed_token_ids if token < size)
+        flat_index = [row * size + token for row, token in allowed]
+        return Allowed(torch.tensor(rows), torch.tensor(flat_index, dtype=torch.int64))
 
     def apply(self, scores: Tensor) -> None:
         """In place."""
-        values = at(scores, self.cells)
+        # Save what is allowed, clear the rows, put it back: the host needs no mask of the vocabulary.
+        values = gather_flat(scores, self.flat_index)
         scores.index_fill_(0, self.rows, -torch.inf)
-        put(scores, self.cells, values)
+        scatter_flat(scores, self.flat_index, values)
 
 
-class Edits(NamedTuple):
-    """All of them, of a group of draws."""
+class LogitEdits(NamedTuple):
+    """All edits of a group of draws."""
 
     size: int
     """Scores in a row."""
     bias: Bias | None
     allowed: Allowed | None
     banned: Tensor | None
-    """[C] int64: cells."""
+    """[C] int64 flat index."""
     repetition: Repetition | None
     frequency: Frequency | None
 
     @staticmethod
-    def of(draws: Sequence[Draw], size: int, follows: Mapping[int, int]) -> "Edits":
-        """Of draws with rows of `size` scores. `follows`: for rows whose output has one more token than is known, the
-        draw of the step before that gives it. Ids outside the vocabulary cannot come: they change nothing."""
-        return Edits(
+    def of(draws: Sequence[Draw], size: int, follows: Mapping[int, int]) -> "LogitEdits":
+        """For rows of `size` scores, one per draw. follows: for rows whose last output token is still being drawn, the
+        draw of the previous step. Token ids outside the vocabulary are ignored: they cannot be drawn anyway."""
+        return LogitEdits(
             size,
             Bias.of(draws, size),
             Allowed.of(draws, size),
@@ -91,10 +91,10 @@ class Edits(NamedTuple):
         )
 
     def apply(self, scores: Tensor, before: Tensor | None) -> None:
-        """Scores [N, size] float32, changed in place, one row per draw. `before`: tokens of the step before, [D] int64;
-        None where none is followed, or that step failed."""
+        """Scores [N, size] float32, in place. before: tokens of the previous step, [D] int64; None if no draw follows
+        it, or if it failed. Raises ValueError on scores of another size."""
         if scores.shape[1] != self.size:
-            raise ValueError(f"logits of {scores.shape[1]} tokens, edits for {self.size}")
+            raise ValueError(f"{scores.shape[1]} scores per row, but the edits were made for {self.size}")
         if self.bias is not None:
             self.bias.apply(scores)
         if self.allowed is not None:
@@ -107,8 +107,7 @@ class Edits(NamedTuple):
             self.frequency.apply(scores, before)
 
 
-def edits(draw: Draw) -> bool:
-    """Whether there is anything to edit."""
+def needs_edits(draw: Draw) -> bool:
     sampling = draw.sampling
     return bool(
         draw.banned or sampling.logit_bias or sampling.bad_token_ids or sampling.allowed_token_ids or sampling.penalized
@@ -116,10 +115,10 @@ def edits(draw: Draw) -> bool:
 
 
 def _banned(draws: Sequence[Draw], size: int) -> Tensor | None:
-    cells = [
+    flat_index = [
         row * size + token
         for row, draw in enumerate(draws)
         for token in (*draw.banned, *draw.sampling.bad_token_ids)
         if token < size
     ]
-    return torch.tensor(cells) if cells else None
+    return torch.tensor(flat_index) if flat_index else None

@@ -1,4 +1,4 @@
-"""What the model itself thought of the chosen tokens."""
+"""Logprobs of the chosen tokens under the model's own distribution, before any edit, temperature or filter."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,33 +8,33 @@ from torch import Tensor
 from sluice.ring.wire import TokenLogprob
 
 
-class Scores(NamedTuple):
-    """Of N chosen tokens and of the most likely ones beside them."""
+class Logprobs(NamedTuple):
+    """Of N chosen tokens, and of the K most likely tokens in each row."""
 
     own: Tensor
-    """[N] float32: log-softmax of the model's logits, before any edit or filter."""
+    """[N] float32."""
     ranks: Tensor
-    """[N] int64: one more than the number of tokens that are more likely."""
+    """[N] int64: 1 for the most likely token."""
     ids: Tensor
     """[N, K] int64."""
     best: Tensor
-    """[N, K] float32: log-softmax of `ids`, best first."""
+    """[N, K] float32: logprobs of `ids`, descending."""
 
     def entries(self, wanted: Sequence[int]) -> list[TokenLogprob]:
-        """As plain data, with so many alternatives each."""
+        """As plain data. wanted: number of alternatives per token."""
         columns = zip(*(column.tolist() for column in self), wanted, strict=True)
         return [TokenLogprob(own, rank, _best(ids, scores, count)) for own, rank, ids, scores, count in columns]
 
 
-def score(logits: Tensor, tokens: Tensor, most: int) -> Scores:
-    """Logits [N, vocab] at tokens [N], with `most` alternatives."""
+def compute_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
+    """Logits [N, vocab], tokens [N]; most: K."""
     log_total = logits.logsumexp(dim=1, keepdim=True)
     chosen = logits.gather(1, tokens.unsqueeze(1))
     ranks = (logits > chosen).sum(dim=1) + 1
     values, ids = logits.topk(min(most, logits.shape[1]), dim=1)
-    return Scores((chosen - log_total).squeeze(1), ranks, ids, values - log_total)
+    return Logprobs((chosen - log_total).squeeze(1), ranks, ids, values - log_total)
 
 
 def _best(ids: list[int], values: list[float], count: int) -> list[tuple[int, float]]:
-    """The first `count`; of equals the lowest id first."""
+    """The first `count`; the lowest id first among equals."""
     return sorted(zip(ids, values, strict=True), key=lambda entry: (-entry[1], entry[0]))[:count]

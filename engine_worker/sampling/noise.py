@@ -1,9 +1,9 @@
 """Gumbel noise that is a pure function of (seed, sequence, position, token id).
 
-Adding independent Gumbel noise to log-probabilities and taking the maximum samples from the distribution (Gumbel 1954,
-"Gumbel-max"). Counter-based noise makes the sample independent of batch, chunking, preemption and machine: each pair of
-seed and sequence is a seed of SplitMix64 (Steele et al. 2014), whose position-th output seeds another, whose (token
-id)-th output is the token's randomness.
+Adding independent Gumbel noise to log-probabilities and taking the maximum samples from the distribution: the
+Gumbel-max trick (Gumbel 1954). Counter-based noise makes the sample independent of batch, chunking, preemption and
+machine. Seed and sequence seed a SplitMix64 generator (Steele et al. 2014); its position-th output seeds a second one,
+whose (token id)-th output is the token's randomness.
 """
 
 from torch import Tensor
@@ -15,19 +15,19 @@ MASK = (1 << 64) - 1
 FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 BITS = 31
-"""Of a token's randomness: u = (bits + 1/2) / 2**31 is exact in float64."""
+"""Random bits per token: u = (bits + 1/2) / 2**31 is exact in float64, and never 0 or 1."""
 
 
 def noise_key(seed: int, sequence: int, position: int) -> int:
-    """Key of one draw, as a signed 64-bit integer."""
+    """Key of one draw: the seed of its tokens' generator, as a signed 64-bit integer."""
     return _signed(_mix_int(_mix_int(derive_seed(seed, sequence)) + (position + 1) * GOLDEN))
 
 
 def random_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """Int64 keys and token ids, broadcast -> int64 in 0 to 2**31 - 1.
+    """Int64 keys and token ids, broadcast -> int64 in [0, 2**31).
 
-    SplitMix64's finalizer in wrapping int64 arithmetic. Its last xor-shift leaves the upper 31 bits, which are taken,
-    as they are.
+    SplitMix64's finalizer in wrapping int64 arithmetic, without its last xor-shift, which does not change the upper 31
+    bits.
     """
     x = (token_ids + 1) * _signed(GOLDEN) + keys
     x.bitwise_xor_(_shifted(x, 30)).mul_(_signed(FACTORS[0]))
@@ -36,13 +36,13 @@ def random_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def gumbel(bits: Tensor) -> Tensor:
-    """Random bits -> float64 noise, -log(-log(u)). The two logarithms are good to 1e-15, so machines agree on the
-    winner."""
+    """Random bits -> float64 noise, -log(-log(u))."""
+    # In float64 the two logarithms are good to 1e-15, so that all machines agree on the winner.
     return bits.double().add_(0.5).mul_(2.0**-BITS).log_().neg_().log_().neg_()
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """Logical right shift of int64, which torch shifts arithmetically."""
+    """Logical right shift: torch's >> on int64 is arithmetic."""
     return (x >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 

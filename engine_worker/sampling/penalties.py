@@ -1,6 +1,7 @@
-"""What prompt and output do to the logits of their tokens.
+"""Penalties on tokens that are in the prompt or the output already.
 
-Of an output the last token may not be known yet, where the step before draws it: it is looked up on the device.
+With overlapped steps the last token of an output may not be known on the host yet, because the previous step draws it:
+it is looked up on the device. A flat index is a position in the scores [N, vocab] as one row after the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,55 +12,64 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine_worker.sampling.flat_index import at, put
 from engine_worker.step import Draw
 
 
-class Followed(NamedTuple):
-    """Tokens of outputs that the step before gives: F cells that come after the C known ones."""
+def gather_flat(scores: Tensor, flat_index: Tensor) -> Tensor:
+    """Scores [N, vocab] at flat_index [C] int64 -> [C]."""
+    return scores.view(-1).index_select(0, flat_index)
+
+
+def scatter_flat(scores: Tensor, flat_index: Tensor, values: Tensor) -> None:
+    """Write values [C] into scores, in place."""
+    scores.view(-1).index_copy_(0, flat_index, values)
+
+
+class PendingTokens(NamedTuple):
+    """Output tokens that the previous step draws: F of them, whose positions come after the C known ones."""
 
     starts: Tensor
-    """[F] int64: first cell of the row."""
+    """[F] int64: flat index of the row's first score."""
     draws: Tensor
-    """[F] int64: draw of the step before."""
+    """[F] int64: draw of the previous step."""
     owners: Tensor
-    """[C + F] int64: of each cell, which of the F is of its row; F where none is."""
+    """[C + F] int64: for each position, which pending token belongs to its row; F if none does."""
 
     @staticmethod
-    def of(rows: Sequence[int], sizes: Sequence[int], follows: Mapping[int, int], size: int) -> "Followed | None":
-        """`rows` have so many known cells; `follows`: draw of the step before, by row."""
+    def of(rows: Sequence[int], sizes: Sequence[int], follows: Mapping[int, int], size: int) -> "PendingTokens | None":
+        """rows, with the number of known positions of each; follows: draw of the previous step, by row."""
         following = [row for row in rows if row in follows]
         if not following:
             return None
         order = {row: i for i, row in enumerate(following)}
         owners = np.repeat([order.get(row, len(order)) for row in rows], sizes)
-        return Followed(
+        return PendingTokens(
             torch.tensor(following) * size,
             torch.tensor([follows[row] for row in following]),
             torch.from_numpy(np.concatenate((owners, np.arange(len(order))))),
         )
 
-    def cells(self, before: Tensor | None) -> Tensor:
-        """[F] int64. `before`: tokens of the step before, [D] int64; None where it failed and any will do."""
+    def flat_index(self, before: Tensor | None) -> Tensor:
+        """[F] int64. before: tokens of the previous step, [D] int64; None if it failed, then any position will do."""
         return self.starts if before is None else self.starts + before.index_select(0, self.draws)
 
 
 class Repetition(NamedTuple):
-    """Divides positive and multiplies negative logits of the tokens of prompt and output (CTRL, arXiv:1909.05858)."""
+    """Divides positive and multiplies negative logits of the tokens in prompt and output (CTRL, arXiv:1909.05858)."""
 
-    cells: Tensor
+    flat_index: Tensor
     """[C] int64."""
     penalties: Tensor
     """[C + F] float32."""
-    followed: Followed | None
+    pending: PendingTokens | None
 
     @staticmethod
     def of(draws: Sequence[Draw], size: int, follows: Mapping[int, int]) -> "Repetition | None":
-        """In order of the rows, of `size` scores each; None where there is nothing to do. `follows`: see
-        `Followed.of`."""
+        """For rows of `size` scores, one per draw; None if no draw needs it. follows: see `PendingTokens.of`."""
         rows = [row for row, draw in enumerate(draws) if draw.sampling.repetition_penalty != 1.0]
         if not rows:
             return None
+        # Each token once: the penalty does not grow with the number of occurrences.
         seen = [np.unique(np.concatenate([_ids(draws[row].prompt), _ids(draws[row].output)])) for row in rows]
         sizes = [len(tokens) for tokens in seen]
         penalties = np.array([draws[row].sampling.repetition_penalty for row in rows], np.float32)
@@ -67,34 +77,34 @@ class Repetition(NamedTuple):
         return Repetition(
             torch.from_numpy(np.repeat(rows, sizes) * size + np.concatenate(seen)),
             torch.from_numpy(np.concatenate((np.repeat(penalties, sizes), penalties[last]))),
-            Followed.of(rows, sizes, follows, size),
+            PendingTokens.of(rows, sizes, follows, size),
         )
 
     def apply(self, scores: Tensor, before: Tensor | None) -> None:
-        """In place. A token that is followed and was known before gets the same twice."""
-        cells = self.cells
-        if self.followed is not None:
-            cells = torch.cat((cells, self.followed.cells(before)))
-        found = at(scores, cells)
-        put(scores, cells, torch.where(found < 0, found * self.penalties, found / self.penalties))
+        """In place."""
+        flat_index = self.flat_index
+        if self.pending is not None:
+            # A pending token that is known from before is in twice, and both times gets the same value.
+            flat_index = torch.cat((flat_index, self.pending.flat_index(before)))
+        found = gather_flat(scores, flat_index)
+        scatter_flat(scores, flat_index, torch.where(found < 0, found * self.penalties, found / self.penalties))
 
 
 class Frequency(NamedTuple):
-    """Subtracts presence + count * frequency of the tokens of the output (as in OpenAI's API)."""
+    """Subtracts presence + count * frequency from the logits of tokens in the output (as in OpenAI's API)."""
 
-    cells: Tensor
+    flat_index: Tensor
     """[C] int64."""
     counts: Tensor
-    """[C + F] float64; the last F are zeros."""
+    """[C + F] float64: occurrences so far; the last F are zeros."""
     presence: Tensor
     frequency: Tensor
     """[C + F] float64 each."""
-    followed: Followed | None
+    pending: PendingTokens | None
 
     @staticmethod
     def of(draws: Sequence[Draw], size: int, follows: Mapping[int, int]) -> "Frequency | None":
-        """In order of the rows, of `size` scores each; None where there is nothing to do. `follows`: see
-        `Followed.of`."""
+        """For rows of `size` scores, one per draw; None if no draw needs it. follows: see `PendingTokens.of`."""
         rows = [
             row
             for row, draw in enumerate(draws)
@@ -113,24 +123,24 @@ class Frequency(NamedTuple):
             torch.from_numpy(np.concatenate([*(counts for _, counts in counted), np.zeros(sum(last))])),
             torch.from_numpy(np.concatenate((np.repeat(presence, sizes), presence[last]))),
             torch.from_numpy(np.concatenate((np.repeat(frequency, sizes), frequency[last]))),
-            Followed.of(rows, sizes, follows, size),
+            PendingTokens.of(rows, sizes, follows, size),
         )
 
     def apply(self, scores: Tensor, before: Tensor | None) -> None:
         """In place."""
-        cells, counts = self.cells, self.counts
-        if self.followed is not None:
-            new = self.followed.cells(before)
-            cells = torch.cat((cells, new))
-            # A token that is followed and was known before is in two cells: both get the whole count.
-            same = cells == torch.cat((new, new.new_full((1,), -1))).index_select(0, self.followed.owners)
-            counts = _count(counts, same, self.followed.owners, len(new))
+        flat_index, counts = self.flat_index, self.counts
+        if self.pending is not None:
+            new = self.pending.flat_index(before)
+            flat_index = torch.cat((flat_index, new))
+            # A pending token that is known from before is in twice: both entries must carry the total count.
+            same = flat_index == torch.cat((new, new.new_full((1,), -1))).index_select(0, self.pending.owners)
+            counts = _total_counts(counts, same, self.pending.owners, len(new))
         amount = (self.presence + self.frequency * counts).float()
-        put(scores, cells, at(scores, cells) - amount)
+        scatter_flat(scores, flat_index, gather_flat(scores, flat_index) - amount)
 
 
-def _count(counts: Tensor, same: Tensor, owners: Tensor, followed: int) -> Tensor:
-    totals = counts.new_ones(followed + 1).index_add_(0, owners, counts * same)
+def _total_counts(counts: Tensor, same: Tensor, owners: Tensor, pending: int) -> Tensor:
+    totals = counts.new_ones(pending + 1).index_add_(0, owners, counts * same)
     return torch.where(same, totals.index_select(0, owners), counts)
 
 

@@ -1,7 +1,7 @@
-"""From logits to tokens. Draws that need the same work go together, so an odd one costs its own work only.
+"""From logits to tokens. Draws that need the same work are grouped, so that an unusual draw slows down only itself.
 
-Everything that draws say is made into tensors first and sent to the device in one go (`Plan`), so that sampling itself
-is queued there behind the model and nothing waits for anything.
+Sampling parameters become tensors first and go to the device in one copy (`SamplingPlan`): sampling is then queued
+behind the model, and the host waits for nothing.
 """
 
 from collections import defaultdict
@@ -11,87 +11,88 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine_worker.sampling.choose import Filtered, Free, Greedy
-from engine_worker.sampling.gumbel_max import Race, by_torch
-from engine_worker.sampling.logit_edits import Edits, edits
-from engine_worker.sampling.logprobs import Scores, score
+from engine_worker.sampling.choose import Filtered, Greedy, Unfiltered
+from engine_worker.sampling.gumbel_max import GumbelMax, torch_gumbel_max
+from engine_worker.sampling.logit_edits import LogitEdits, needs_edits
+from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
 from engine_worker.step import Draw, Drawn
 from sluice.ring.errors import ErrorCode, Fault
 
-Kind = type[Greedy] | type[Free] | type[Filtered]
+Kind = type[Greedy] | type[Unfiltered] | type[Filtered]
 
-NOTHING = Drawn(
+NO_TOKEN = Drawn(
     0,
     fault=Fault(
         ErrorCode.NOTHING_TO_SAMPLE.name,
-        "no token can be sampled: bans leave none, or the model's logits are not numbers",
+        "no token can be sampled: all are banned, or the model's logits are NaN or infinite",
     ),
 )
 
 
 class Sampled(NamedTuple):
-    """What D draws gave, still as tensors."""
+    """Results of D draws, as tensors."""
 
     tokens: Tensor
     """[D] int64."""
     valid: Tensor
-    """[D] bool: whether there was anything to sample; where not, the token is any."""
-    scores: Scores | None
-    """Of the draws that ask for logprobs, in order."""
+    """[D] bool: whether there was a token to sample; if not, the token is arbitrary."""
+    logprobs: Logprobs | None
+    """Of the draws that ask for logprobs."""
     short: Tensor | None = None
-    """[] bool: whether some filter lets more pass than was looked at, so that all means nothing. None: it cannot be."""
+    """[] bool: some filter had too few candidates to decide, so the step must be sampled again with `widen`. None: no
+    draw has such a filter."""
 
     def results(self, draws: Sequence[Draw]) -> list[Drawn]:
-        """As plain data, one per draw; the tensors have to be there."""
+        """As plain data, one per draw. Only once the tensors are on the host."""
         pairs = zip(self.tokens.tolist(), self.valid.tolist(), strict=True)
-        if self.scores is None:
-            return [Drawn(token) if good else NOTHING for token, good in pairs]
-        asked = _asked(draws)
-        entries = dict(zip(asked, self.scores.entries([draws[i].sampling.logprobs or 0 for i in asked]), strict=True))
-        return [Drawn(token, entries.get(i)) if good else NOTHING for i, (token, good) in enumerate(pairs)]
+        if self.logprobs is None:
+            return [Drawn(token) if good else NO_TOKEN for token, good in pairs]
+        asked = _with_logprobs(draws)
+        entries = dict(zip(asked, self.logprobs.entries([draws[i].sampling.logprobs or 0 for i in asked]), strict=True))
+        return [Drawn(token, entries.get(i)) if good else NO_TOKEN for i, (token, good) in enumerate(pairs)]
 
 
-class Group(NamedTuple):
-    """Draws that are made in the same way."""
+class SamplingGroup(NamedTuple):
+    """Draws that are sampled in the same way."""
 
     rows: Tensor | None
-    """[N] int64: their rows of the logits; None: all, in order."""
-    edits: Edits | None
-    choose: Greedy | Free | Filtered
+    """[N] int64: rows of the logits; None: all, in order."""
+    edits: LogitEdits | None
+    choose: Greedy | Unfiltered | Filtered
 
 
-class Scored(NamedTuple):
+class LogprobRows(NamedTuple):
     """Draws that ask for logprobs."""
 
     rows: Tensor | None
-    """As in `Group`."""
+    """[N] int64: rows of the logits; None: all, in order."""
     draws: Tensor | None
     """[N] int64; None: all."""
     most: int
-    """Alternatives that one of them asks for."""
+    """The most alternatives that any of them asks for."""
 
 
-class Plan(NamedTuple):
-    """All that sampling needs besides logits."""
+class SamplingPlan(NamedTuple):
+    """All that sampling needs besides the logits; see `runner.transfer.to_device`."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[SamplingGroup, ...]
     order: Tensor | None
-    """[D] int64: where each draw is among those of all groups; None: as they are."""
-    scored: Scored | None
+    """[D] int64: index of each draw in the concatenated groups; None: they are in order."""
+    logprob_rows: LogprobRows | None
 
     @staticmethod
     def of(
         draws: Sequence[Draw], rows: Sequence[int], num_rows: int, vocab_size: int, follows: Mapping[int, int]
-    ) -> "Plan":
-        """For logits [num_rows, vocab_size]. `rows`: the row of each draw. `follows`: for draws whose output has one
-        more token than is known, the draw of the step before that gives it."""
+    ) -> "SamplingPlan":
+        """For logits [num_rows, vocab_size]. rows: the row of each draw. follows: for draws whose last output token is
+        still being drawn, the draw of the previous step. Copies what it needs of the draws."""
         groups: dict[tuple[Kind, bool], list[int]] = defaultdict(list)
         for i, draw in enumerate(draws):
-            groups[_kind(draw), edits(draw)].append(i)
+            groups[_kind(draw), needs_edits(draw)].append(i)
         members = list(groups.values())
-        return Plan(
+        return SamplingPlan(
             tuple(
-                Group(
+                SamplingGroup(
                     _rows([rows[i] for i in chosen], num_rows),
                     _edits(draws, chosen, vocab_size, follows) if edited else None,
                     kind.of([draws[i] for i in chosen]),
@@ -99,61 +100,70 @@ class Plan(NamedTuple):
                 for (kind, edited), chosen in groups.items()
             ),
             torch.tensor([i for chosen in members for i in chosen]).argsort() if len(members) > 1 else None,
-            _scored(draws, rows, num_rows),
+            _logprob_rows(draws, rows, num_rows),
         )
 
 
 def sample(
-    logits: Tensor, plan: Plan, before: Tensor | None = None, *, widen: bool = True, race: Race = by_torch
+    logits: Tensor,
+    plan: SamplingPlan,
+    before: Tensor | None = None,
+    *,
+    widen: bool = True,
+    gumbel_max: GumbelMax = torch_gumbel_max,
 ) -> Sampled:
-    """Logits [R, vocab] float32, left as they are. `before`: tokens of the step before, [D] int64, where draws follow
-    it; None where it failed. `widen`: see `Filtered`; without it nothing waits for the device. `race`: see `Free`."""
+    """logits [R, vocab] float32 are not modified. before: tokens of the previous step, [D] int64, if draws follow it;
+    None if it failed. widen: see `Filtered`; without it the host never waits for the device."""
     chosen = []
     for group in plan.groups:
         scores = logits if group.rows is None else logits.index_select(0, group.rows)
+        # The logits themselves stay as they are: logprobs are computed from them below.
         if group.edits is not None:
             scores = logits.clone() if scores is logits else scores
             group.edits.apply(scores, before)
-        chosen.append(group.choose(scores, widen=widen, race=race))
+        chosen.append(group.choose(scores, widen=widen, gumbel_max=gumbel_max))
     tokens, valid = chosen[0].tokens, chosen[0].valid
+    # Back from the order of the groups to that of the draws.
     if plan.order is not None:
         tokens = torch.cat([each.tokens for each in chosen]).index_select(0, plan.order)
         valid = torch.cat([each.valid for each in chosen]).index_select(0, plan.order)
     short = [each.short for each in chosen if each.short is not None]
-    return Sampled(tokens, valid, _scores(logits, plan.scored, tokens), torch.cat(short).any() if short else None)
+    return Sampled(
+        tokens, valid, _logprobs(logits, plan.logprob_rows, tokens), torch.cat(short).any() if short else None
+    )
 
 
 def _kind(draw: Draw) -> Kind:
     sampling = draw.sampling
     if sampling.greedy:
         return Greedy
-    return Filtered if sampling.top_k or sampling.top_p < 1.0 else Free
+    return Filtered if sampling.top_k or sampling.top_p < 1.0 else Unfiltered
 
 
-def _edits(draws: Sequence[Draw], members: list[int], vocab_size: int, follows: Mapping[int, int]) -> Edits:
+def _edits(draws: Sequence[Draw], members: list[int], vocab_size: int, follows: Mapping[int, int]) -> LogitEdits:
     following = {row: follows[i] for row, i in enumerate(members) if i in follows} if follows else {}
-    return Edits.of([draws[i] for i in members], vocab_size, following)
+    return LogitEdits.of([draws[i] for i in members], vocab_size, following)
 
 
 def _rows(rows: list[int], num_rows: int) -> Tensor | None:
     return None if rows == list(range(num_rows)) else torch.tensor(rows)
 
 
-def _asked(draws: Sequence[Draw]) -> list[int]:
+def _with_logprobs(draws: Sequence[Draw]) -> list[int]:
     return [i for i, draw in enumerate(draws) if draw.sampling.logprobs is not None]
 
 
-def _scored(draws: Sequence[Draw], rows: Sequence[int], num_rows: int) -> Scored | None:
-    asked = _asked(draws)
+def _logprob_rows(draws: Sequence[Draw], rows: Sequence[int], num_rows: int) -> LogprobRows | None:
+    asked = _with_logprobs(draws)
     if not asked:
         return None
     most = max(draws[i].sampling.logprobs or 0 for i in asked)
     picked = None if len(asked) == len(draws) else torch.tensor(asked)
-    return Scored(_rows([rows[i] for i in asked], num_rows), picked, most)
+    return LogprobRows(_rows([rows[i] for i in asked], num_rows), picked, most)
 
 
-def _scores(logits: Tensor, scored: Scored | None, tokens: Tensor) -> Scores | None:
-    if scored is None:
+def _logprobs(logits: Tensor, wanted: LogprobRows | None, tokens: Tensor) -> Logprobs | None:
+    if wanted is None:
         return None
-    rows = logits if scored.rows is None else logits.index_select(0, scored.rows)
-    return score(rows, tokens if scored.draws is None else tokens.index_select(0, scored.draws), scored.most)
+    rows = logits if wanted.rows is None else logits.index_select(0, wanted.rows)
+    return compute_logprobs(rows, tokens if wanted.draws is None else tokens.index_select(0, wanted.draws), wanted.most)

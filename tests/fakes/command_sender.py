@@ -29,10 +29,10 @@ class CommandSender:
     def idle(self) -> bool:
         return not self.busy
 
-    def done(self, rank: int) -> int:
+    def completed(self, rank: int) -> int:
         return self.sent if self.keeps_up else self.through[rank]
 
-    def gone(self, rank: int) -> bool:
+    def disconnected(self, rank: int) -> bool:
         return rank in self.left
 
     def close(self) -> None:

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from engine_worker.layers.fusion import Kernels
-from engine_worker.layers.mlp import gated
-from engine_worker.layers.norm import normed
+from engine_worker.layers.layer import FusedKernels
+from engine_worker.layers.mlp import silu_and_mul
+from engine_worker.layers.norm import rms_norm
 from engine_worker.layers.rotary import rotate
 
 
@@ -13,18 +13,18 @@ class CountedKernels:
 
     def __init__(self) -> None:
         self.launches: Counter[str] = Counter()
-        self.kernels = Kernels(self._norm, self._turn, self._gate)
+        self.kernels = FusedKernels(self._norm, self._rotate, self._gate)
 
     def _norm(self, x, update, weight, eps):
         self.launches["norm"] += 1
         if update is not None:
             x += update
-        return normed(x, weight, eps)
+        return rms_norm(x, weight, eps)
 
-    def _turn(self, x, rotations, weight, eps):
-        self.launches["turn"] += 1
-        return rotate(x if weight is None else normed(x, weight, eps), rotations)
+    def _rotate(self, x, rotations, weight, eps):
+        self.launches["rotate"] += 1
+        return rotate(x if weight is None else rms_norm(x, weight, eps), rotations)
 
     def _gate(self, x):
         self.launches["gate"] += 1
-        return gated(x)
+        return silu_and_mul(x)

@@ -4,10 +4,9 @@ import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import HeadShape
-from engine_worker.attention.cache import KVCache, LayerCache
+from engine_worker.attention.cache import KVCache, LayerCache, store_by_torch
 from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.attention.store import plain
 
 
 class PagedTorch:
@@ -34,7 +33,7 @@ class PagedTorch:
     ) -> Tensor:
         if inputs.max_query > 1:
             return self._others.attend(query, key, value, cache, inputs, window)
-        plain(cache, key, value, inputs.slots)
+        store_by_torch(cache, key, value, inputs.slots)
         group = self._heads.group
         keys, values = (
             pool.index_select(0, inputs.block_tables.view(-1))

@@ -9,8 +9,8 @@ import structlog
 from engine_worker.core.assembly import Batching, assemble, longest_sequence
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks, Report
-from engine_worker.parallel.leader import Lead
-from engine_worker.parallel.rank_env import Place
+from engine_worker.parallel.leader import Leader
+from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.runner.config import RunnerConfig
@@ -67,12 +67,12 @@ class EngineHarness:
             max_attention_window=max_attention_window,
         )
         log = structlog.wrap_logger(None, wrapper_class=QUIET)
-        self.lead: Lead | None = None
+        self.leader: Leader | None = None
         if tensor_parallel == 1:
             runner = load_runner(checkpoint, config, ignore)
         else:
-            self.lead = Lead(Place(0, tensor_parallel, 0, tensor_parallel), LOAD_SECONDS, STEP_SECONDS, log)
-            runner = self.lead.load(str(folder), checkpoint, config, ignore, ignore)
+            self.leader = Leader(RankEnv(0, tensor_parallel, 0, tensor_parallel), LOAD_SECONDS, STEP_SECONDS, log)
+            runner = self.leader.load(str(folder), checkpoint, config, ignore, ignore)
         batching = Batching(
             max_batch_size,
             max_tokens_per_step,
@@ -101,8 +101,8 @@ class EngineHarness:
 
     def close(self) -> None:
         """The other ranks end, if there are any."""
-        if self.lead is not None:
-            self.lead.close()
+        if self.leader is not None:
+            self.leader.close()
 
     @property
     def pauses(self) -> int:

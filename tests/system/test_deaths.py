@@ -33,7 +33,7 @@ def pairs():
 async def doomed_ring(pairs):
     """Whole again after the test before."""
     async with AsyncClient(pairs.address, timeout=200) as client:
-        assert await left(client, pairs) == NOTHING
+        assert await leftovers(client, pairs) == NOTHING
     return pairs
 
 

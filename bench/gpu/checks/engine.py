@@ -204,5 +204,5 @@ def fallbacks(choices: Mapping[str, str]) -> dict[str, str]:
     """The fallback and its reason, by choice; empty on a CPU."""
     if choices["device"] == "cpu":
         return {}
-    said = {**choices, "attention": f"{choices['attention']}: {choices['attention_because']}"}
+    said = {**choices, "attention": f"{choices['attention']}: {choices['attention_reason']}"}
     return {name: f"{name} = {said[name]}" for name, no in FALLBACKS.items() if said[name].startswith(no)}

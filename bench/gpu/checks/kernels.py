@@ -8,13 +8,11 @@ import torch
 
 from bench.gpu.findings import Check, Skip
 from engine_worker.attention import flash, varlen
-from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.backend import AttentionBackend, HeadShape, Refusal, RefusedError
 from engine_worker.attention.choice import KERNELS, Site, try_kernel
 from engine_worker.attention.cpu import CpuAttention
-from engine_worker.attention.paged import Kernel
-from engine_worker.attention.refusal import Refusal, RefusedError
-from engine_worker.attention.store import Store, fused
-from engine_worker.attention.trial import try_store
+from engine_worker.attention.paged import Kernel, Store, triton_store
+from engine_worker.attention.trial import verify_store
 
 Make = Callable[[HeadShape, int | None, int], AttentionBackend]
 """(heads, window, tokens per block) → a backend. Raises Skip if it is not installed or not meant for these, and
@@ -62,7 +60,7 @@ def check_store(heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.de
     if device.type == "cpu":
         raise Skip("it needs a CUDA device")
     try:
-        store = fused()
+        store = triton_store()
     except ModuleNotFoundError as error:
         raise Skip(str(error)) from error
     return compare_stores(store, heads, dtype, device)
@@ -71,5 +69,5 @@ def check_store(heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.de
 def compare_stores(store: Store, heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) -> Check:
     """The engine falls back to torch's store if Triton's is wrong. Raises RefusedError then, and what it raises."""
     for one in heads:
-        try_store(store, one, dtype, device)
+        verify_store(store, one, dtype, device)
     return Check(STORE_CHECK, passed=True, detail=f"{len(heads)} shapes of heads")

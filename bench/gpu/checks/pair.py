@@ -15,8 +15,8 @@ from bench.gpu.checks.ranks import MARK, RANKS, RanksWork, title
 from bench.gpu.engine import Served, StderrLog, served
 from bench.gpu.findings import Check
 from bench.gpu.shapes import Shape
-from engine_worker.parallel.leader import Lead
-from engine_worker.parallel.rank_env import Place
+from engine_worker.parallel.leader import Leader
+from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.weights import Progress
 from engine_worker.step import Runner
@@ -46,14 +46,14 @@ def pair(work: RanksWork, stack: ExitStack) -> Check:
     """Load both, the ranks as the engine worker does."""
     model = Path(work.model)
     shape, folder = Shape.read(model), model.parent
-    lead = Lead(Place(0, RANKS, 0, RANKS), START_SECONDS, STEP_SECONDS, cast(Any, StderrLog()))
+    leader = Leader(RankEnv(0, RANKS, 0, RANKS), START_SECONDS, STEP_SECONDS, cast(Any, StderrLog()))
 
     def load(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> Runner:
-        return lead.load(str(checkpoint.path), checkpoint, config, progress, lambda *_: None)
+        return leader.load(str(checkpoint.path), checkpoint, config, progress, lambda *_: None)
 
     ranks = stack.enter_context(served(shape, folder, load, **work.options))
     one = stack.enter_context(served(shape, folder, **work.options))
-    return compare(ranks, one, lead.close, work)
+    return compare(ranks, one, leader.close, work)
 
 
 def compare(ranks: Served, one: Served, close: Callable[[], None], work: RanksWork) -> Check:

@@ -20,7 +20,7 @@ from bench.gpu.scale import Scale
 from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape
 from bench.gpu.stages import Stages
-from engine_worker.runner import compiler
+from engine_worker.runner.machine import missing_compiler
 
 TRIAL, DEFAULT = 20.0, 45.0
 """Estimated seconds of a kernel's trials, and of loading and using the default path."""
@@ -58,7 +58,7 @@ class First(Stages):
 
     def _facts(self) -> str:
         self._findings.facts = facts(self._device)
-        if compiler.missing():
+        if missing_compiler():
             self._findings.notes.append(NO_COMPILER)
         return "; ".join(f"{name}: {value}" for name, value in self._findings.facts.items())
 

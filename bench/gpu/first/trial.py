@@ -13,14 +13,12 @@ import torch
 
 from bench.gpu.checks.kernels import STORE
 from bench.gpu.findings import RUNS
-from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.backend import HeadShape, Refusal, RefusedError
 from engine_worker.attention.choice import KERNELS, Site, try_kernel
 from engine_worker.attention.cpu import CpuAttention
-from engine_worker.attention.paged import Kernel
-from engine_worker.attention.refusal import Refusal, RefusedError
-from engine_worker.attention.store import fused
-from engine_worker.attention.trial import WINDOW, try_out, try_store
-from engine_worker.runner.fusing import by_triton, try_layers, try_race
+from engine_worker.attention.paged import Kernel, triton_store
+from engine_worker.attention.trial import WINDOW, verify_backend, verify_store
+from engine_worker.runner.fusing import by_triton, verify_gumbel_max, verify_layers
 
 BEGUN, MARK = "begun: ", "tried: "
 """Prefix of each line: libraries print too."""
@@ -66,21 +64,21 @@ def _cpu(place: TrialPlace) -> None:
     if place.device.type != "cpu":
         raise RefusedError(Refusal.ABSENT, "it needs a CPU")
     windows = (None, WINDOW) if place.windowed else (None,)
-    try_out(CpuAttention(place.heads, windows), place.heads, windows, PAGE, place.dtype, place.device)
+    verify_backend(CpuAttention(place.heads, windows), place.heads, windows, PAGE, place.dtype, place.device)
 
 
 def _store(place: TrialPlace) -> None:
     if place.device.type != "cuda":
         raise RefusedError(Refusal.ABSENT, "it needs a CUDA device")
-    try_store(fused(), place.heads, place.dtype, place.device)
+    verify_store(triton_store(), place.heads, place.dtype, place.device)
 
 
 def _fused(place: TrialPlace) -> None:
     if place.device.type != "cuda":
         raise RefusedError(Refusal.ABSENT, "it needs a CUDA device")
-    kernels, race = by_triton(place.device)
-    try_race(race, place.device)
-    try_layers(kernels, place.hidden_size, place.heads, place.dtype, place.device)
+    kernels, gumbel_max = by_triton(place.device)
+    verify_gumbel_max(gumbel_max, place.device)
+    verify_layers(kernels, place.hidden_size, place.heads, place.dtype, place.device)
 
 
 def main(arguments: list[str]) -> None:

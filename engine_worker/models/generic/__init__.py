@@ -1,4 +1,4 @@
-"""Any decoder-only architecture of transformers over the paged cache: its own module, with our attention inside.
+"""The adapter: any decoder-only architecture of transformers, as its own module with our paged attention inside.
 
-Imports transformers, which takes seconds: imported only for a checkpoint that needs it.
+Imported only for a checkpoint that needs it: transformers takes seconds to import.
 """

@@ -1,4 +1,4 @@
-"""How transformers' modules get attention from outside: its AttentionInterface.
+"""Replaces the attention of transformers' modules, through its AttentionInterface.
 
 https://huggingface.co/docs/transformers/attention_interface
 """
@@ -14,17 +14,18 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 SERVED = "sluice"
-"""Attention that sees to its masks itself; transformers makes none."""
+"""Registered without a mask function, so transformers builds no masks: the paged backend masks by itself."""
 PROBED = "sluice_probe"
-"""The same with masks whose content is a word: `seen_by`."""
+"""The same with masks that only say which window they stand for; see `window_of_mask`."""
 PROBED_ROWS = (0.0, 0.3, 0.5, 1.0)
+"""Rows of the mask to look at, as fractions of the context."""
 MAX_PROBED_CONTEXT = 1 << 20
 DEFAULT_CONTEXT = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """What an attention layer of a module asks for."""
+class AttentionCall:
+    """The arguments of one attention layer."""
 
     module: nn.Module
     query: Tensor
@@ -37,25 +38,25 @@ class Call:
     options: Mapping[str, Any]
 
 
-Answer = Callable[[Call], Tensor]
-"""Gives [1, T, heads, value_dim]."""
+Attention = Callable[[AttentionCall], Tensor]
+"""-> [1, T, heads, value_dim]."""
 
-_answer: ContextVar[Answer] = ContextVar("sluice_attention")
+# A context variable, since not all modules pass keyword arguments through to their attention.
+_attention: ContextVar[Attention] = ContextVar("sluice_attention")
 
 
 @contextmanager
-def answered_by(answer: Answer) -> Iterator[None]:
-    """What modules ask for in here, in this thread, `answer` gives. Not all of them pass keyword arguments through."""
-    token = _answer.set(answer)
+def attention_computed_by(attention: Attention) -> Iterator[None]:
+    """Within this block, modules called in this thread compute attention by `attention`."""
+    token = _attention.set(attention)
     try:
         yield
     finally:
-        _answer.reset(token)
+        _attention.reset(token)
 
 
-def seen_by(mask: Tensor) -> str | int | None:
-    """What a mask made for `PROBED` says: how many tokens are seen, None for all up to oneself, or what is the matter
-    with it."""
+def window_of_mask(mask: Tensor) -> str | int | None:
+    """The window of a mask made for `PROBED`; None: causal without one. A string describes an unsupported mask."""
     found: str | int | None = getattr(mask, "seen", "a mask of its own making")
     return found
 
@@ -63,11 +64,11 @@ def seen_by(mask: Tensor) -> str | int | None:
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    return _answer.get()(Call(module, query, key, value, attention_mask, options)), None
+    return _attention.get()(AttentionCall(module, query, key, value, attention_mask, options)), None
 
 
 def _make_mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Tensor], config: Any, **_: Any) -> Tensor:
-    """Looks at some rows of the mask as long as the model's context."""
+    """Classifies the mask by a few of its rows, at the full length of the model's context."""
     context = min(getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT, MAX_PROBED_CONTEXT)
     rows = torch.tensor([[int(part * (context - 1))] for part in PROBED_ROWS])
     keys = torch.arange(context)[None]

@@ -1,4 +1,4 @@
-"""The adapter: a module of transformers' behind the seam of our models."""
+"""The adapter: a module of transformers behind our `Model` interface."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -15,9 +15,9 @@ from engine_worker.attention.backend import AttentionBackend, HeadShape
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.layers.moe import waits_for_device
-from engine_worker.layers.shard import ALONE, Cut, Shard
+from engine_worker.layers.shard import UNSHARDED, Cut, Shard
 from engine_worker.models.generic.check import check
-from engine_worker.models.generic.interface import SERVED, Call, answered_by
+from engine_worker.models.generic.interface import SERVED, AttentionCall, attention_computed_by
 from engine_worker.models.generic.probe import probe
 from engine_worker.models.generic.source import Source, build, load, read_source
 from engine_worker.models.windows import Windows
@@ -27,7 +27,7 @@ DEFAULT_CONTEXT = 2048
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """A module of transformers', and what it asks of attention."""
+    """A module of transformers, and what it requires of attention."""
 
     vocab_size: int
     hidden_size: int
@@ -35,20 +35,16 @@ class AdapterConfig:
     """One per layer."""
     heads: HeadShape
     attention: tuple[str, ...]
-    """Name of each layer's attention in the module."""
+    """Each layer's attention submodule, by name."""
     source: Source = field(repr=False)
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
         return len(self.windows)
 
 
 class Adapter:
-    """Runs the module's own forward pass on the tokens of a step, as one row of them; it keeps no cache of its own.
-
-    The weights come first, by `load` or by filling `targets`; then `freeze`.
-    """
+    """Runs the module's own forward pass on a step's tokens, as a batch of one row, without a cache of its own."""
 
     def __init__(
         self,
@@ -57,9 +53,9 @@ class Adapter:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        shard: Shard = ALONE,
+        shard: Shard = UNSHARDED,
     ) -> None:
-        """Raises ValueError on more than one rank."""
+        """Raises ValueError if there is more than one rank."""
         if shard.size > 1:
             raise ValueError(
                 f"tensor_parallel = {shard.size}, but {config.source.name} runs through transformers, on one device"
@@ -75,14 +71,13 @@ class Adapter:
 
     @property
     def graphs(self) -> bool:
-        """See Model. The probe has shown that nothing looks at values, but for the experts; that nothing is copied to
-        the device, which a capture refuses too, it cannot see."""
+        # The probe has shown that nothing but the experts reads values on the host. Host-to-device copies, which a
+        # capture refuses too, it cannot see: they show when the capture fails.
         sparse = any(hasattr(part, "num_experts") for part in self._module.modules())
         return not sparse or not waits_for_device(self._dtype, self._device)
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> AdapterConfig:
-        """From config.json. Raises CheckpointError on an architecture that cannot run here."""
         source = read_source(raw)
         found = probe(source)
         return AdapterConfig(
@@ -95,26 +90,23 @@ class Adapter:
         )
 
     def targets(self) -> dict[str, Tensor]:
-        """Each weight, to be filled; transformers' own random ones stand there."""
+        """Weights that hold transformers' random initial values until they are filled."""
         with torch.inference_mode(False):
             self._module = build(self.config.source, SERVED, self._dtype, self._device).requires_grad_(False)
         return dict(self._module.named_parameters())
 
     def cuts(self) -> Mapping[str, Cut]:
-        """None: there is one rank."""
         return {}
 
     def load(self, folder: Path, progress: Callable[[int, int], None]) -> None:
-        """The weights of a checkpoint. Raises CheckpointError."""
         with torch.inference_mode(False), torch.no_grad():
             self._module = load(self.config.source, folder, self._dtype, self._device, progress)
 
     def freeze(self) -> None:
-        """The weights are final. Raises CheckpointError where the module turns out to do what cannot be served."""
         module = self._module.eval().requires_grad_(False)
         self._body = module.get_decoder()
         name = next(name for name, part in module.named_modules() if part is self._body)
-        self._head = _with_given_body(module, name)
+        self._head = _with_precomputed_body(module, name)
         self._layers = {module.get_submodule(name): layer for layer, name in enumerate(self.config.attention)}
         source = self.config.source
         context = getattr(source.config, "max_position_embeddings", None) or DEFAULT_CONTEXT
@@ -122,22 +114,20 @@ class Adapter:
         check(source.name, self._hidden, self.logits, self._whole, context, pad, self._device)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
-        """token_ids [T] int64, positions [T] int64 -> hidden states [T, hidden], before the head."""
 
-        def attend(call: Call) -> Tensor:
+        def attend(call: AttentionCall) -> Tensor:
             layer = self._layers[call.module]
             query, key, value = (_tokens(part, cache.dtype) for part in (call.query, call.key, call.value))
             size = value.shape[-1]
-            # Values that are shorter than keys (multi-head latent attention) lie in the cache with zeros behind them.
+            # The cache has one head size, so values shorter than keys (multi-head latent attention) are zero-padded.
             value = F.pad(value, (0, key.shape[-1] - size)) if size < key.shape[-1] else value
             out = self._backend.attend(query, key, value, cache.layers[layer], inputs, self.config.windows[layer])
             return out[None, ..., :size].to(call.query.dtype)
 
-        with answered_by(attend):
+        with attention_computed_by(attend):
             return self._hidden(token_ids, positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] -> [R, vocab] float32."""
         logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits.float()
 
@@ -154,30 +144,30 @@ class Adapter:
 
 
 def _tokens(heads: Tensor, dtype: torch.dtype) -> Tensor:
-    """[1, heads, T, dim] -> [T, heads, dim], each head's numbers side by side."""
+    """[1, heads, T, dim] -> [T, heads, dim], contiguous in its last dimension."""
     found = heads[0].transpose(0, 1).to(dtype)
     return found if found.stride(-1) == 1 else found.contiguous()
 
 
 class _Output(BaseModelOutputWithPast):
-    """A decoder's output with hidden states and nothing else, whatever one asks for."""
+    """A decoder's output with hidden states alone: every other attribute is None."""
 
     def __getattr__(self, name: str) -> None:
         return None
 
 
-class _Given(nn.Module):
-    """Stands for a decoder that has run: the embeddings it gets are its hidden states."""
+class _Precomputed(nn.Module):
+    """Stands in for a decoder that has already run: returns the embeddings it is given as its hidden states."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Output:
         return _Output(last_hidden_state=inputs_embeds)
 
 
-def _with_given_body(module: nn.Module, path: str) -> nn.Module:
-    """The module, whose parts it shares, without its decoder: what it does after that, scaling and capping included,
-    is left."""
+def _with_precomputed_body(module: nn.Module, path: str) -> nn.Module:
+    """A shallow copy of the module whose decoder is a no-op, leaving the head with any scaling and capping around
+    it."""
     name, _, rest = path.partition(".")
     found = copy.copy(module)
     found._modules = dict(module._modules)
-    found._modules[name] = _with_given_body(module.get_submodule(name), rest) if rest else _Given()
+    found._modules[name] = _with_precomputed_body(module.get_submodule(name), rest) if rest else _Precomputed()
     return found

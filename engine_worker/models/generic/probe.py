@@ -1,47 +1,51 @@
-"""What a module asks of attention, found out by running it on the meta device, where nothing is computed."""
+"""Finds out what a module requires of attention, by running it on the meta device, where nothing is computed."""
 
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from engine_worker.attention.backend import HeadShape
-from engine_worker.models.generic.counts import Counts
-from engine_worker.models.generic.interface import PROBED, Call, answered_by, seen_by
+from engine_worker.models.generic.interface import PROBED, AttentionCall, attention_computed_by, window_of_mask
 from engine_worker.models.generic.source import Source, build
 from engine_worker.models.windows import Windows
 from sluice.ring.checkpoint import CheckpointError
 
 TOKENS = 23
-"""A number that no module has of heads or experts."""
+"""A prime that is no number of heads or experts, so a dimension of this size is the tokens."""
 META = torch.device("meta")
 UNDERSTOOD = frozenset(
     {"dropout", "is_causal", "output_attentions", "position_ids", "scaling", "sliding_window", "use_cache"}
 )
-"""Options of attention that say nothing more than its mask and positions do, and the scale of its scores."""
+"""Attention options that add nothing to the mask and the positions, and the scale of the scores, which is used."""
+INDICES = ("index", "indices")
+"""Names of arguments that select or place values, but do not contribute any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """The attention layers of a module, in the order in which they are called."""
+    """The attention layers of a module, in call order."""
 
     modules: tuple[str, ...]
-    """Their names in it."""
+    """Their names."""
     heads: HeadShape
     windows: Windows
 
 
 def probe(source: Source) -> Probed:
-    """Raises CheckpointError where the module does something that the paged cache cannot serve."""
-    # The choices of experts are data, which this device has not; batched products do not look at them.
+    """Raises CheckpointError if the module does something that the paged cache cannot serve."""
+    # Meta tensors have no values, so nothing may depend on which experts are chosen: batched products do not.
     config = copy.deepcopy(source.config)
     config._experts_implementation = "batched_mm"
-    calls: list[Call] = []
-    counts = Counts(TOKENS)
+    calls: list[AttentionCall] = []
+    counts = TokenCountTracer(TOKENS)
 
-    def record(call: Call) -> Tensor:
+    def record(call: AttentionCall) -> Tensor:
         calls.append(call)
         value = call.value.repeat_interleave(call.query.shape[1] // call.value.shape[1], dim=1)
         return value.transpose(1, 2).contiguous()
@@ -49,7 +53,7 @@ def probe(source: Source) -> Probed:
     ids = torch.zeros(1, TOKENS, dtype=torch.int64, device=META)
     try:
         module = build(Source(source.module_class, config), PROBED, torch.bfloat16, META).eval()
-        with answered_by(record), torch.inference_mode(), counts:
+        with attention_computed_by(record), torch.inference_mode(), counts:
             found = module.get_decoder()(
                 input_ids=ids, position_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False
             )
@@ -62,7 +66,7 @@ def probe(source: Source) -> Probed:
     modules = tuple(names[call.module] for call in calls)
     _check_layers(source, modules)
     probed = Probed(modules, _heads(source, calls), tuple(_window(source, call) for call in calls))
-    # Rows of a step are of many sequences: a count of them says nothing of a token.
+    # A step holds tokens of many sequences, so the number of its tokens must not influence the result.
     if counts.reach(found.last_hidden_state, *(part for call in calls for part in (call.query, call.key, call.value))):
         raise CheckpointError(f"{source.name} counts the tokens of a step itself")
     return probed
@@ -77,7 +81,7 @@ def _check_layers(source: Source, modules: tuple[str, ...]) -> None:
         )
 
 
-def _heads(source: Source, calls: Iterable[Call]) -> HeadShape:
+def _heads(source: Source, calls: Iterable[AttentionCall]) -> HeadShape:
     found = {_shape(source, call) for call in calls}
     if len(found) > 1:
         shapes = ", ".join(sorted(map(str, found)))
@@ -85,7 +89,7 @@ def _heads(source: Source, calls: Iterable[Call]) -> HeadShape:
     return found.pop()
 
 
-def _shape(source: Source, call: Call) -> HeadShape:
+def _shape(source: Source, call: AttentionCall) -> HeadShape:
     _, num_heads, queries, head_dim = call.query.shape
     _, num_kv_heads, keys, value_dim = call.value.shape
     if (queries, keys) != (TOKENS, TOKENS) or call.key.shape != (1, num_kv_heads, keys, head_dim):
@@ -101,7 +105,7 @@ def _shape(source: Source, call: Call) -> HeadShape:
     return HeadShape(num_heads, num_kv_heads, head_dim, None if scale is None else float(scale))
 
 
-def _window(source: Source, call: Call) -> int | None:
+def _window(source: Source, call: AttentionCall) -> int | None:
     odd = sorted(
         name
         for name, value in call.options.items()
@@ -110,7 +114,7 @@ def _window(source: Source, call: Call) -> int | None:
     if odd:
         raise CheckpointError(f"{source.name} passes {', '.join(odd)} to attention, which is not supported")
     if call.mask is not None:
-        seen = seen_by(call.mask)
+        seen = window_of_mask(call.mask)
         if isinstance(seen, str):
             raise CheckpointError(f"{source.name} attends through {seen}")
         return seen
@@ -120,3 +124,49 @@ def _window(source: Source, call: Call) -> int | None:
     if not (getattr(call.module, "is_causal", True) if causal is None else causal):
         raise CheckpointError(f"{source.name} attends to what comes after a token")
     return None
+
+
+class TokenCountTracer(TorchDispatchMode):
+    """Taint tracking: follows a module's own count of the tokens in a step through everything computed from it.
+
+    A run on a few tokens would not show such an influence, which may begin at thousands of tokens. Rows selected by a
+    count are not tainted: `check` notices wrong positions.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self._tokens = tokens
+        self._counted: dict[int, Tensor] = {}
+        """Tainted tensors by their storage. Kept alive, so that the storage is not reused."""
+
+    def reach(self, *tensors: Tensor) -> bool:
+        """Whether any of them depends on a count."""
+        return any(_memory(tensor) in self._counted for tensor in tensors)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if self._counts(func, found) or self.reach(*_numbers(func, args, kwargs)):
+            self._counted |= {_memory(tensor): tensor for tensor in _tensors(found)}
+        return found
+
+    def _counts(self, func: Any, found: Any) -> bool:
+        name = func._schema.name
+        if name == "aten::arange":
+            return found.numel() == self._tokens
+        return name in ("aten::cumsum", "aten::cumsum_") and self._tokens in found.shape
+
+
+def _numbers(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Tensors whose values contribute to the result."""
+    named = zip((argument.name for argument in func._schema.arguments), args, strict=False)
+    given = [value for name, value in (*named, *kwargs.items()) if name not in INDICES]
+    return _tensors(given)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,4 +1,4 @@
-"""transformers' module for a checkpoint: which class, and its weights."""
+"""Loads transformers' module for a checkpoint: its class and its weights."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,26 +18,25 @@ from sluice.ring.checkpoint import CheckpointError
 
 LISTED = 5
 LOADING = "Loading weights"
-"""What transformers calls its progress bar."""
+"""Title of transformers' progress bar."""
 BATCH_BOUND = ("dynamic", "longrope")
-"""Kinds of rope whose frequencies follow the longest sequence of a batch."""
+"""Rope types whose frequencies depend on the longest sequence of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A class of transformers' and its configuration."""
+    """A class of transformers and its configuration."""
 
     module_class: Any
     config: PreTrainedConfig
 
     @property
     def name(self) -> str:
-        """Of the class."""
         return str(self.module_class.__name__)
 
 
 def read_source(raw: Mapping[str, Any]) -> Source:
-    """From config.json; code that comes with a checkpoint is not looked at. Raises CheckpointError."""
+    """From config.json; code shipped with a checkpoint is never run. Raises CheckpointError."""
     kind, names = str(raw.get("model_type")), raw.get("architectures") or []
     if kind not in CONFIG_MAPPING:
         raise CheckpointError(f"config.json: model_type {kind!r} is unknown to transformers {transformers.__version__}")
@@ -46,21 +45,23 @@ def read_source(raw: Mapping[str, Any]) -> Source:
     try:
         config = CONFIG_MAPPING[kind].from_dict(dict(raw))
     except Exception as error:
-        raise CheckpointError(f"config.json is no {kind} configuration: {error}") from error
+        raise CheckpointError(f"config.json is not a valid {kind} configuration: {error}") from error
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if found is None or found.__name__ not in names:
         listed = ", ".join(map(str, names)) or "none given"
-        raise CheckpointError(f"config.json: architecture {listed} is no causal language model of model_type {kind!r}")
+        raise CheckpointError(
+            f"config.json: architecture {listed} is not a causal language model of model_type {kind!r}"
+        )
     if config.is_encoder_decoder:
-        raise CheckpointError(f"{found.__name__} has an encoder")
+        raise CheckpointError(f"{found.__name__} has an encoder, which is not supported")
     for rope in _rope_types(config):
         if rope in BATCH_BOUND:
-            raise CheckpointError(f"rope type {rope!r} follows the longest sequence of a batch")
+            raise CheckpointError(f"rope type {rope!r} is not supported: it depends on the longest sequence of a batch")
     return Source(found, config)
 
 
 def build(source: Source, attention: str, dtype: torch.dtype, device: torch.device) -> Any:
-    """The module with transformers' own random weights."""
+    """The module, with transformers' random initial weights."""
     with torch.device(device):
         return AutoModelForCausalLM.from_config(source.config, dtype=dtype, attn_implementation=attention)
 
@@ -68,16 +69,16 @@ def build(source: Source, attention: str, dtype: torch.dtype, device: torch.devi
 def load(
     source: Source, folder: Path, dtype: torch.dtype, device: torch.device, progress: Callable[[int, int], None]
 ) -> Any:
-    """The module with a checkpoint's weights; renamed, fused and tied ones are transformers' business. Straight to the
-    device where accelerate is installed, by way of host memory elsewhere.
+    """The module with a checkpoint's weights; transformers handles renamed, fused and tied ones.
 
-    Raises CheckpointError on files that are missing or broken, and on tensors that are missing, unexpected or of
-    another shape.
+    `progress` gets bytes done and bytes in total. Raises CheckpointError on files that are missing or broken, and on
+    tensors that are missing, unexpected or of another shape.
     """
+    # Loading straight to a device needs accelerate; without it the weights pass through host memory.
     straight = device if device.type != "cpu" and find_spec("accelerate") else None
     total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     try:
-        with _told(progress, total):
+        with _progress_bar(progress, total):
             module, report = source.module_class.from_pretrained(
                 folder,
                 config=source.config,
@@ -100,15 +101,15 @@ def load(
 
 
 def _rope_types(config: PreTrainedConfig) -> list[str]:
-    """Of all layers together, or of each kind of layer."""
+    """One for all layers, or one per layer type."""
     found = getattr(config, "rope_parameters", None) or {}
     each = [found, *(part for part in found.values() if isinstance(part, Mapping))]
     return [str(part["rope_type"]) for part in each if "rope_type" in part]
 
 
 @contextmanager
-def _told(progress: Callable[[int, int], None], total: int) -> Iterator[None]:
-    """transformers' progress bar becomes calls of `progress`, by the share of tensors."""
+def _progress_bar(progress: Callable[[int, int], None], total: int) -> Iterator[None]:
+    """Turns transformers' progress bar into calls of `progress`, in proportion to the tensors loaded."""
 
     def bar(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs.get("desc") == LOADING and args:

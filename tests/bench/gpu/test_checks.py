@@ -32,13 +32,11 @@ from bench.gpu.findings import Skip
 from bench.gpu.measures import SHORTEST_GAP, uncovered
 from bench.gpu.scale import FULL, tiny_scale
 from bench.gpu.shapes import LARGE, SMALL, tiny
-from engine_worker.attention import store as store_module
-from engine_worker.attention.backend import HeadShape
-from engine_worker.attention.cache import KVCache
+from engine_worker.attention.backend import HeadShape, RefusedError
+from engine_worker.attention.cache import KVCache, store_by_torch
 from engine_worker.attention.choice import KERNELS, Site
 from engine_worker.attention.paged import Kernel
 from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.attention.refusal import RefusedError
 from engine_worker.sampling.choose import Filtered
 from engine_worker.step import Draw, Drawn
 from sluice.ring.wire import TokenLogprob
@@ -80,7 +78,7 @@ def test_the_reference_is_itself():
 
 
 @pytest.mark.parametrize(
-    ("what", "told"), [("window", "off by"), ("padding", "not where they belong"), ("nan", "off by inf")]
+    ("what", "told"), [("window", "off by"), ("padding", "not in their slots"), ("nan", "off by inf")]
 )
 def test_a_wrong_backend_is_found(what, told):
     found = check_attention(lambda heads, window, size: Wrong(heads, what))
@@ -155,7 +153,7 @@ def on_a_gpu(monkeypatch):
     ("one", "why"),
     [
         (kernel(raising(ModuleNotFoundError("No module named 'this'"))), "No module named 'this'"),
-        (kernel(lambda: zeros, dtypes=(torch.bfloat16,)), "does not compute in float32"),
+        (kernel(lambda: zeros, dtypes=(torch.bfloat16,)), "does not support float32"),
         (kernel(lambda: zeros, head_dims=range(8)), "heads of dimension 16"),
     ],
 )
@@ -169,7 +167,7 @@ def test_a_kernel_that_is_not_here_is_skipped(on_a_gpu, one, why):
     [
         (raising(ImportError("undefined symbol")), "failed: undefined symbol"),
         (lambda: broken, "failed: it does not compile"),
-        (lambda: zeros, "is wrong: tried out, it is off by"),
+        (lambda: zeros, "is wrong: off by"),
     ],
 )
 def test_a_kernel_that_is_here_and_fails_is_no_skip(on_a_gpu, load, why):
@@ -204,19 +202,19 @@ def test_generation_steps_are_padded_as_graphs_pad():
 
 
 def shifted(cache, key, value, slots):
-    store_module.plain(cache, key, value, slots.where(slots < 0, slots + 1))
+    store_by_torch(cache, key, value, slots.where(slots < 0, slots + 1))
 
 
 def test_a_store_that_is_wrong_is_found():
-    assert kernels.compare_stores(store_module.plain, FULL.heads, torch.float32, CPU).passed
-    with pytest.raises(RefusedError, match="not where they belong"):
+    assert kernels.compare_stores(store_by_torch, FULL.heads, torch.float32, CPU).passed
+    with pytest.raises(RefusedError, match="not in their slots"):
         kernels.compare_stores(shifted, FULL.heads, torch.float32, CPU)
 
 
 def test_a_store_that_is_not_here_is_skipped(monkeypatch):
     with pytest.raises(Skip, match="a CUDA device"):
         kernels.check_store(FULL.heads, torch.float32, CPU)
-    monkeypatch.setattr(kernels, "fused", raising(ModuleNotFoundError("No module named 'triton'")))
+    monkeypatch.setattr(kernels, "triton_store", raising(ModuleNotFoundError("No module named 'triton'")))
     with pytest.raises(Skip, match="No module named 'triton'"):
         kernels.check_store(FULL.heads, torch.float32, torch.device("cuda"))
 
@@ -237,7 +235,7 @@ def test_cases_ask_for_few_kernels_to_be_compiled():
 CHOICES = {
     "device": "cuda:0",
     "attention": "triton",
-    "attention_because": "it runs",
+    "attention_reason": "it runs",
     "fused": "layers and sampling",
     "cuda_graphs": "11 up to 128",
 }
@@ -253,8 +251,8 @@ GRAPHS = {"cuda_graphs": "none: the model waits for the device"}
 @pytest.mark.parametrize(
     ("others", "told"),
     [
-        ({"attention": "reference", "attention_because": "nothing faster runs"}, "reference: nothing faster runs"),
-        ({"fused": "no: tried out, the norm is wrong by 0.21"}, "fused = no: tried out, the norm is wrong by 0.21"),
+        ({"attention": "reference", "attention_reason": "nothing faster runs"}, "reference: nothing faster runs"),
+        ({"fused": "no: in a test, the norm is off by 0.21"}, "fused = no: in a test, the norm is off by 0.21"),
         (GRAPHS, "cuda_graphs = none: the model waits for the device"),
     ],
 )

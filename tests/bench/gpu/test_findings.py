@@ -104,7 +104,7 @@ def test_a_page_in_between_says_what_was_under_way(found):
 
 
 def test_a_kernel_that_crashed_is_no_pass():
-    found = Findings({}, tried=[Tried("Triton", "all", "is not here: no GPU", absent=True)])
+    found = Findings({}, tried=[Tried("Triton", "all", "is not available: no GPU", absent=True)])
     assert found.passed
     found.tried.append(Tried("Triton", "4 heads", "is wrong: it is off by 2"))
     assert not found.passed

@@ -15,7 +15,7 @@ from bench.gpu.scale import FULL, tiny_scale
 from bench.gpu.session import Budget, GpuSession
 from bench.gpu.shapes import LARGE, tiny
 from bench.gpu.stages import Stages
-from engine_worker.attention.refusal import Refusal, RefusedError
+from engine_worker.attention.backend import Refusal, RefusedError
 
 
 @pytest.fixture

@@ -5,12 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.attention import kernels, split, tiled
+from engine_worker.attention import kernels, split
 from engine_worker.attention.backend import HeadShape
-from engine_worker.attention.cache import KVCache
-from engine_worker.attention.paged import PagedAttention
+from engine_worker.attention.cache import KVCache, store_by_torch
+from engine_worker.attention.paged import TRITON, PagedAttention
 from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.attention.store import plain
 from tests.engine_worker.attention.paged import attend, paged_step, pools, without_blocks_behind
 from tests.examples import examples
 
@@ -20,7 +19,7 @@ MIXED = [(300, 1), (7, 1), (30, 40), (5, 1), (0, 3)]
 
 def assert_same(heads, step, window=None, tolerance=1e-5) -> None:
     expected, expected_cache = attend(ReferenceAttention(heads), step, window)
-    found, found_cache = attend(PagedAttention(tiled.KERNEL, heads, kernels.store), step, window)
+    found, found_cache = attend(PagedAttention(TRITON, heads, kernels.store), step, window)
     real = int(step.inputs.query_start[-1])
     torch.testing.assert_close(found[:real], expected[:real], atol=tolerance, rtol=tolerance)
     assert torch.equal(found_cache.keys, expected_cache.keys)
@@ -75,9 +74,9 @@ def test_generation_rows_beside_context_are_split(monkeypatch):
     monkeypatch.setattr(
         kernels, "_launch", lambda *args: launched.append((args[6], args[7], args[8] and args[8].split.most))
     )
-    monkeypatch.setattr(kernels, "_put_together", lambda *_: None)
+    monkeypatch.setattr(kernels, "_launch_combine", lambda *_: None)
     heads = HeadShape(4, 2, 16)
-    attend(PagedAttention(tiled.KERNEL, heads, plain), paged_step(heads, MIXED))
+    attend(PagedAttention(TRITON, heads, store_by_torch), paged_step(heads, MIXED))
     assert launched == [(range(2), 1, 5), (range(2, 5), 40, None)]
 
 
@@ -88,7 +87,7 @@ def test_a_sequence_without_a_context_is_zeros(head_dim):
     step = paged_step(heads, [(300, 1), (0, 1)])
     step.inputs.context_lengths[1] = 0
     step.inputs.slots[1] = -1
-    found, _ = attend(PagedAttention(tiled.KERNEL, heads, kernels.store), step)
+    found, _ = attend(PagedAttention(TRITON, heads, kernels.store), step)
     assert not found[1].any()
     assert found[0].any()
 
@@ -102,7 +101,7 @@ def test_the_store_is_the_plain_one(strided):
         key, value = key.transpose(1, 2).contiguous().transpose(1, 2), value.expand(5, 3, 24)
     slots = torch.tensor([7, -1, 0, 12, -1])
     caches = []
-    for store in (plain, kernels.store):
+    for store in (store_by_torch, kernels.store):
         pool = KVCache(1, 4, 4, 3, 24, torch.float32, torch.device("cpu"))
         store(pool.layers[0], key, value, slots)
         caches.append(pool.layers[0])

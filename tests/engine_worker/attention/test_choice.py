@@ -7,11 +7,11 @@ import torch
 from torch.nn.attention import varlen as torch_varlen
 from torch.torch_version import TorchVersion
 
-from engine_worker.attention import choice, refusal, store
-from engine_worker.attention.backend import HeadShape
-from engine_worker.attention.choice import Choice, Site, choose
+from engine_worker.attention import backend, choice
+from engine_worker.attention.backend import BrokenDeviceError, HeadShape, Refusal, RefusedError
+from engine_worker.attention.cache import store_by_torch
+from engine_worker.attention.choice import ChosenBackend, Site, choose
 from engine_worker.attention.paged import Kernel
-from engine_worker.attention.refusal import BrokenDeviceError, Refusal, RefusedError
 from tests.engine_worker.attention import twins
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def has_torch(monkeypatch, version: str) -> None:
     monkeypatch.setattr(torch_varlen, "varlen_attn", twins.varlen((int(major), int(minor))))
 
 
-def told(found: Choice) -> tuple[str, int]:
+def told(found: ChosenBackend) -> tuple[str, int]:
     return found.backend.name, found.tokens_per_block
 
 
@@ -71,8 +71,8 @@ def test_without_anything_it_is_the_reference_and_says_why():
     found = choose("auto", HOPPER)
     assert told(found) == ("reference", 16)
     for title in ("FlashAttention-3", "FlashAttention-4", "FlashAttention-2", "Triton"):
-        assert f"{title} is not here: " in found.because
-    assert "torch's varlen_attn is not here: torch 2.11.0 has it without" in found.because
+        assert f"{title} is not available: " in found.reason
+    assert "torch's varlen_attn is not available: torch 2.11.0 has it without" in found.reason
 
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.13.0"])
@@ -80,8 +80,8 @@ def test_torch_alone(installed, version):
     has_torch(installed, version)
     found = choose("auto", HOPPER)
     assert told(found) == ("varlen", 256)
-    assert found.because.startswith("torch's varlen_attn runs here. ")
-    assert "FlashAttention-3 is not here: " in found.because
+    assert found.reason.startswith("torch's varlen_attn runs here. ")
+    assert "FlashAttention-3 is not available: " in found.reason
 
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.13.0"])
@@ -111,16 +111,16 @@ def test_the_best_that_is_there(installed):
     assert told(choose("varlen", HOPPER)) == ("varlen", 256)
     installed.setitem(sys.modules, "flash_attn_interface", twins.flash3())
     assert told(choose("auto", HOPPER)) == ("flash", 16)
-    installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(store.plain))
-    assert choose("flash", HOPPER).because == "FlashAttention-3 runs here"
+    installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(store_by_torch))
+    assert choose("flash", HOPPER).reason == "FlashAttention-3 runs here"
 
 
 def test_the_gpu_must_be_one_that_it_is_for(installed):
     installed.setitem(sys.modules, "flash_attn", twins.flash2())
     installed.setitem(sys.modules, "flash_attn_interface", twins.flash3())
     found = choose("auto", AMPERE)
-    assert found.because.startswith("FlashAttention-2 runs here. ")
-    assert "FlashAttention-3 is not here: it is not for compute capability 8.0" in found.because
+    assert found.reason.startswith("FlashAttention-2 runs here. ")
+    assert "FlashAttention-3 is not available: it does not support compute capability 8.0" in found.reason
     turing = dataclasses.replace(HOPPER, capability=(7, 5))
     assert told(choose("auto", turing)) == ("reference", 16)
 
@@ -131,8 +131,8 @@ def test_blocks_of_another_size(installed):
     small = dataclasses.replace(AMPERE, tokens_per_block=32)
     found = choose("auto", small)
     assert told(found) == ("reference", 32)
-    assert "tokens_per_block = 32 is no multiple of 256" in found.because
-    with pytest.raises(ValueError, match=r"attention = flash cannot run here.*32 is no multiple of 256"):
+    assert "tokens_per_block = 32 is not a multiple of 256" in found.reason
+    with pytest.raises(ValueError, match=r"attention = flash cannot run here.*32 is not a multiple of 256"):
         choose("flash", small)
     assert told(choose("flash", dataclasses.replace(AMPERE, tokens_per_block=512))) == ("flash", 512)
 
@@ -158,7 +158,7 @@ def test_one_that_is_wrong_here_is_not_used(installed, name, windows):
         setattr(module, name, wrong)
         found = choose("auto", site)
         assert found.backend.name == ("reference" if told_apart else "flash")
-        assert ("FlashAttention-2 is wrong: tried out, it is off by" in found.because) == told_apart
+        assert ("FlashAttention-2 is wrong: off by" in found.reason) == told_apart
 
 
 def test_one_that_fails_here_is_not_used(installed):
@@ -166,7 +166,7 @@ def test_one_that_fails_here_is_not_used(installed):
     module.flash_attn_varlen_func = _no_image
     installed.setitem(sys.modules, "flash_attn", module)
     found = choose("auto", HOPPER)
-    assert "FlashAttention-2 failed: CUDA error: no kernel image is available." in found.because
+    assert "FlashAttention-2 failed: CUDA error: no kernel image is available." in found.reason
 
 
 def test_flash_attention_2_is_absent_where_only_4_is_installed(installed, tmp_path):
@@ -174,7 +174,7 @@ def test_flash_attention_2_is_absent_where_only_4_is_installed(installed, tmp_pa
     (tmp_path / "flash_attn" / "cute" / "__init__.py").touch()
     installed.delitem(sys.modules, "flash_attn")
     installed.syspath_prepend(tmp_path)
-    with pytest.raises(RefusedError, match="nothing but FlashAttention-4") as caught:
+    with pytest.raises(RefusedError, match="contains only FlashAttention-4") as caught:
         choice.try_kernel(_flash2(), AMPERE)
     installed.delitem(sys.modules, "flash_attn")
     assert caught.value.kind is Refusal.ABSENT
@@ -223,7 +223,7 @@ def with_store(function) -> ModuleType:
 
 def with_attend() -> ModuleType:
     """All of `engine_worker.attention.kernels`, with Triton's attention replaced by a twin's."""
-    module = with_store(store.plain)
+    module = with_store(store_by_torch)
 
     def attend(query, cache, inputs, scale, window):
         starts, lengths = inputs.query_start.tolist(), inputs.context_lengths.tolist()
@@ -245,7 +245,7 @@ def _padding_to_the_first(cache, key, value, slots):
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
-        (None, "is not here: "),
+        (None, "is not available: "),
         (with_store(_no_compiler), "failed: Failed to find C compiler"),
         (with_store(_padding_to_the_first), "is wrong: "),
     ],
@@ -255,7 +255,7 @@ def test_without_tritons_store_torch_stores(installed, found, reason):
     installed.setitem(sys.modules, "flash_attn", twins.flash2())
     installed.setitem(sys.modules, "engine_worker.attention.kernels", found)
     chosen = choose("flash", AMPERE)
-    assert f"Triton's store {reason}" in chosen.because
+    assert f"Triton's store {reason}" in chosen.reason
     assert chosen.backend.graphs
 
 
@@ -280,8 +280,8 @@ def test_a_kernel_that_breaks_the_context_ends_the_start_with_its_name_and_a_set
     module = twins.flash2()
     module.flash_attn_varlen_func = _no_image
     installed.setitem(sys.modules, "flash_attn", module)
-    installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(store.plain))
-    installed.setattr(refusal, "wait_for", _sticky)
+    installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(store_by_torch))
+    installed.setattr(backend, "synchronize", _sticky)
     with pytest.raises(BrokenDeviceError, match=r"FlashAttention-2 broke .* no kernel image .* attention = triton"):
         choose("auto", HOPPER)
 
@@ -289,7 +289,7 @@ def test_a_kernel_that_breaks_the_context_ends_the_start_with_its_name_and_a_set
 def test_a_store_that_breaks_the_context_names_the_setting_without_it(installed):
     installed.setitem(sys.modules, "flash_attn", twins.flash2())
     installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(_no_compiler))
-    installed.setattr(refusal, "wait_for", _sticky)
+    installed.setattr(backend, "synchronize", _sticky)
     with pytest.raises(BrokenDeviceError, match=r"Triton's store broke .* fused_kernels = false"):
         choose("flash", AMPERE)
 
@@ -298,4 +298,4 @@ def test_without_fused_kernels_tritons_store_is_not_tried(installed):
     installed.setitem(sys.modules, "flash_attn", twins.flash2())
     installed.setitem(sys.modules, "engine_worker.attention.kernels", with_store(_padding_to_the_first))
     found = choose("flash", dataclasses.replace(AMPERE, fused=False))
-    assert "Triton's store is not used: fused_kernels = false" in found.because
+    assert "Triton's store is not used: fused_kernels = false" in found.reason

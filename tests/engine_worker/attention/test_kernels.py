@@ -12,9 +12,9 @@ from torch.torch_version import TorchVersion
 
 from engine_worker.attention import flash, varlen
 from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.cache import store_by_torch
 from engine_worker.attention.paged import Kernel, PagedAttention
 from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.attention.store import plain
 from tests.engine_worker.attention import twins
 from tests.engine_worker.attention.paged import attend, paged_step, without_blocks_behind
 from tests.examples import examples
@@ -41,7 +41,7 @@ def kernel(request, monkeypatch) -> Kernel:
 
 def assert_same(kernel: Kernel, heads: HeadShape, step, window=None) -> None:
     expected, expected_cache = attend(ReferenceAttention(heads), step, window)
-    found, found_cache = attend(PagedAttention(kernel, heads, plain), step, window)
+    found, found_cache = attend(PagedAttention(kernel, heads, store_by_torch), step, window)
     real = int(step.inputs.query_start[-1])
     torch.testing.assert_close(found[:real], expected[:real], atol=1e-2, rtol=1e-2)
     assert torch.equal(found_cache.keys, expected_cache.keys)
@@ -80,7 +80,9 @@ def test_a_graphs_inputs_have_rows_of_nobody_and_bounds_that_hold_everything(ker
     tables[:, : inputs.block_tables.shape[1]] = inputs.block_tables.clamp(min=0)
     wide = dataclasses.replace(inputs, slots=slots, context_lengths=lengths, block_tables=tables, max_context=8 * 256)
     expected, expected_cache = attend(ReferenceAttention(SHARED), step, window)
-    found, cache = attend(PagedAttention(kernel, SHARED, plain), dataclasses.replace(step, inputs=wide), window)
+    found, cache = attend(
+        PagedAttention(kernel, SHARED, store_by_torch), dataclasses.replace(step, inputs=wide), window
+    )
     torch.testing.assert_close(found[:2], expected[:2], atol=1e-2, rtol=1e-2)
     unwritten = torch.ones(cache.keys.shape[:2], dtype=torch.bool).view(-1)
     unwritten[slots[:2]] = False
@@ -96,7 +98,7 @@ def test_a_scale_of_its_own(kernel):
 
 def test_one_prepared_step_serves_layers_with_different_windows(kernel):
     step = paged_step(SHARED, [(300, 1), (90, 33)], tokens_per_block=256, dtype=torch.bfloat16)
-    backend = PagedAttention(kernel, SHARED, plain)
+    backend = PagedAttention(kernel, SHARED, store_by_torch)
     inputs, cache = backend.prepare(step.inputs, step.pool), step.pool.layers[0]
     for window in (None, 20, 50, None):
         expected, _ = attend(ReferenceAttention(SHARED), step, window)
@@ -107,7 +109,7 @@ def test_one_prepared_step_serves_layers_with_different_windows(kernel):
 def test_preparing_a_generation_step_makes_no_tensor(kernel):
     """A graph is replayed on the inputs that it was captured with: whatever depends on them lies behind them."""
     step = paged_step(SHARED, [(300, 1), (3, 1)], tokens_per_block=256)
-    prepared = PagedAttention(kernel, SHARED, plain).prepare(step.inputs, step.pool)
+    prepared = PagedAttention(kernel, SHARED, store_by_torch).prepare(step.inputs, step.pool)
     given = {id(getattr(step.inputs, field.name)) for field in dataclasses.fields(step.inputs)} | {id(None)}
     assert {id(getattr(prepared, field.name)) for field in dataclasses.fields(prepared)} <= given
 
@@ -115,11 +117,13 @@ def test_preparing_a_generation_step_makes_no_tensor(kernel):
 def test_what_a_kernel_does_not_ask_for_is_not_made(kernel):
     """It would be two more launches in every step with context."""
     step = paged_step(SHARED, [(30, 2)], tokens_per_block=256)
-    prepared = PagedAttention(kernel, SHARED, plain).prepare(step.inputs, step.pool)
+    prepared = PagedAttention(kernel, SHARED, store_by_torch).prepare(step.inputs, step.pool)
     assert (prepared.key_start is None) == (kernel.title in ("FlashAttention-3", "FlashAttention-4"))
 
 
 def test_attending_unprepared_is_told(kernel):
     step = paged_step(SHARED, [(3, 1)], tokens_per_block=256)
     with pytest.raises(TypeError, match="prepare"):
-        PagedAttention(kernel, SHARED, plain).attend(step.query, step.key, step.value, step.pool.layers[0], step.inputs)
+        PagedAttention(kernel, SHARED, store_by_torch).attend(
+            step.query, step.key, step.value, step.pool.layers[0], step.inputs
+        )

@@ -1,7 +1,6 @@
 import torch
 
-from engine_worker.attention.cache import KVCache
-from engine_worker.attention.store import plain
+from engine_worker.attention.cache import KVCache, store_by_torch
 from tests.fakes.graphs import Recording
 
 
@@ -11,7 +10,7 @@ def test_padding_is_written_where_no_block_is_and_nobody_waits():
     key, value = torch.ones(4, 1, 4), torch.full((4, 1, 4), 2.0)
     slots = torch.tensor([-1, 0, 4, -1])
     with Recording():
-        plain(first, key, value, slots)
+        store_by_torch(first, key, value, slots)
     assert first.keys.view(6, 4).eq(torch.tensor([[1], [0], [0], [0], [1], [0]])).all()
     assert torch.equal(first.values, 2 * first.keys)
     assert not other.keys.any()

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_worker.attention import tiled, trial
+from engine_worker.attention import trial
 from engine_worker.attention.backend import HeadShape
-from engine_worker.attention.paged import PagedAttention
-from engine_worker.attention.store import plain
+from engine_worker.attention.cache import store_by_torch
+from engine_worker.attention.paged import TRITON, PagedAttention
 from tests.engine_worker.attention.paged import attend, paged_step
 from tests.engine_worker.triton_tools import interpret, needs_triton
 
@@ -65,7 +65,7 @@ def launched(monkeypatch, tmp_path):
         for one in recorded:
             one.sources.clear()
         step = paged_step(heads, sequences, dtype=torch.bfloat16)
-        attend(PagedAttention(tiled.KERNEL, heads, plain), step, window)
+        attend(PagedAttention(TRITON, heads, store_by_torch), step, window)
         return [source for one in recorded for source in one.sources]
 
     return launch

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.layers.kernels import KERNELS, TILE
-from engine_worker.layers.mlp import gated
-from engine_worker.layers.norm import normed
+from engine_worker.layers.mlp import silu_and_mul
+from engine_worker.layers.norm import rms_norm
 from engine_worker.layers.rotary import Rope, Rotary, rotate
 from tests.engine_worker.models.test_fused import Fusible
 from tests.examples import examples
@@ -34,7 +34,7 @@ def test_norm(rows, size, added, dtype, seed):
     some = numbers(seed, dtype)
     x, update, weight = some(rows, size), some(rows, size) if added else None, some(size)
     whole = x if update is None else x + update
-    expected = normed(whole, weight, EPS)
+    expected = rms_norm(whole, weight, EPS)
     torch.testing.assert_close(KERNELS.norm(x, update, weight, EPS), expected, **CLOSE[dtype])
     assert torch.equal(x, whole)
 
@@ -42,7 +42,7 @@ def test_norm(rows, size, added, dtype, seed):
 def test_an_update_may_lie_in_memory_as_it_likes():
     some = numbers(0, torch.float32)
     x, update, weight = some(3, 8), some(8, 3).T, some(8)
-    expected = normed(x + update, weight, EPS)
+    expected = rms_norm(x + update, weight, EPS)
     torch.testing.assert_close(KERNELS.norm(x, update, weight, EPS), expected)
 
 
@@ -56,13 +56,13 @@ def test_an_update_may_lie_in_memory_as_it_likes():
     dtype=dtypes,
     seed=seeds,
 )
-def test_turn(rows, heads, head_dim, values, weighted, dtype, seed):
+def test_rotate(rows, heads, head_dim, values, weighted, dtype, seed):
     some = numbers(seed, dtype)
     x = some(rows, heads + values, head_dim)[:, :heads]
     weight = some(heads, head_dim) if weighted else None
     rotations = Rotary(Rope(10000.0), head_dim, dtype, CPU).rotations(torch.arange(5, 5 + rows))
-    expected = rotate(x if weight is None else normed(x, weight, EPS), rotations)
-    found = KERNELS.turn(x, rotations, weight, EPS)
+    expected = rotate(x if weight is None else rms_norm(x, weight, EPS), rotations)
+    found = KERNELS.rotate(x, rotations, weight, EPS)
     assert found.is_contiguous()
     torch.testing.assert_close(found, expected, **(CLOSE[dtype] if weight is None else {"atol": 2e-2, "rtol": 1e-2}))
     if dtype == torch.float32:
@@ -73,7 +73,7 @@ def test_turn(rows, heads, head_dim, values, weighted, dtype, seed):
 @given(rows=rows, size=st.sampled_from([1, 80, TILE, TILE + 3]), dtype=dtypes, seed=seeds)
 def test_gate(rows, size, dtype, seed):
     x = 4 * numbers(seed, dtype)(rows, 2 * size)
-    torch.testing.assert_close(KERNELS.gate(x), gated(x), **CLOSE[dtype])
+    torch.testing.assert_close(KERNELS.gate(x), silu_and_mul(x), **CLOSE[dtype])
 
 
 @pytest.mark.parametrize("name", ["qwen3, biased", "llama, biased, linear rope"])

@@ -11,12 +11,12 @@ KERNELS = [
     ("_norm", BF16 | {"eps": "fp32"}, {"ADDED": True, "SIZE": 5120, "WIDTH": 8192}),
     ("_norm", BF16 | {"eps": "fp32"}, {"ADDED": False, "SIZE": 4096, "WIDTH": 4096}),
     (
-        "_turn",
+        "_rotate",
         BF16 | {"stride": "i32", "eps": "fp32"},
         {"HEADS": 40, "HEAD_DIM": 128, "DIMS": 128, "GROUP": 8, "NORMED": True},
     ),
     (
-        "_turn",
+        "_rotate",
         BF16 | {"stride": "i32", "eps": "fp32"},
         {"HEADS": 3, "HEAD_DIM": 80, "DIMS": 128, "GROUP": 4, "NORMED": False},
     ),

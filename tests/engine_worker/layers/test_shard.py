@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from engine_worker.attention.backend import HeadShape
-from engine_worker.layers.embedding import Embedding, Head
+from engine_worker.layers.embedding import Embedding, LMHead
 from engine_worker.layers.linear import SummedLinear
 from engine_worker.layers.mlp import SwiGLU
-from engine_worker.layers.shard import Part, Shard
+from engine_worker.layers.shard import Shard, Span
 
 PLACE = {"dtype": torch.float32, "device": torch.device("cpu")}
 
@@ -44,21 +44,21 @@ def random_like(layer) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
 def test_parts_are_the_whole(size):
-    parts = [rank.part(12, "rows") for rank in ranks(size)]
+    parts = [rank.span(12, "rows") for rank in ranks(size)]
     assert [row for part in parts for row in range(part.start, part.end)] == list(range(12))
     assert all(part.filled == part.size for part in parts)
 
 
 @pytest.mark.parametrize(("total", "size"), [(97, 2), (97, 4), (5, 4), (3, 8), (1, 1)])
 def test_padded_parts_are_the_whole_and_alike(total, size):
-    parts = [rank.padded_part(total) for rank in ranks(size)]
+    parts = [rank.padded_span(total) for rank in ranks(size)]
     assert len({part.size for part in parts}) == 1
     assert [row for part in parts for row in range(part.end - part.filled, part.end)] == list(range(total))
 
 
 def test_what_cannot_be_shared_is_named():
     with pytest.raises(ValueError, match="tensor_parallel = 3 does not divide intermediate_size = 80"):
-        Rank(0, 3).part(80, "intermediate_size")
+        Rank(0, 3).span(80, "intermediate_size")
     with pytest.raises(ValueError, match="tensor_parallel = 3 does not divide num_attention_heads = 8"):
         Rank(0, 3).heads(HeadShape(8, 3, 64))
     with pytest.raises(ValueError, match="tensor_parallel = 4 does not divide num_key_value_heads = 6"):
@@ -96,12 +96,12 @@ def test_an_mlp_is_the_sum_of_its_shards(size):
 
 
 def test_a_sum_of_inputs():
-    alone = SummedLinear(Part.whole(9), 4, bias=True, **PLACE)
+    alone = SummedLinear(Span(0, 9, 9), 4, bias=True, **PLACE)
     whole = random_like(alone)
     fill(alone, whole)
     x, total = torch.randn(3, 9), torch.zeros(3, 4)
     for rank in ranks(3):
-        part = rank.part(9, "inputs")
+        part = rank.span(9, "inputs")
         linear = SummedLinear(part, 4, bias=True, **PLACE, shard=rank)
         fill(linear, whole)
         total += linear(x[:, part.start : part.end])
@@ -116,7 +116,7 @@ def test_a_vocabulary_by_rows(size):
     whole = random_like(alone)
     fill(alone, whole)
     ids, total, scores = torch.tensor([0, 12, 5, 5, 7]), torch.zeros(5, 6), []
-    head = Head(6, vocabulary, **PLACE)
+    head = LMHead(6, vocabulary, **PLACE)
     fill(head, whole)
     for rank in ranks(size):
         embedding = Embedding(vocabulary, 6, **PLACE, shard=rank)
@@ -128,7 +128,7 @@ def test_a_vocabulary_by_rows(size):
             return x
 
         rank.gather = keep
-        part = Head(6, vocabulary, **PLACE, shard=rank)
+        part = LMHead(6, vocabulary, **PLACE, shard=rank)
         fill(part, whole)
         part(alone(ids))
     torch.testing.assert_close(total, alone(ids), rtol=0, atol=0)

@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
     "sinks": (GptOssConfig(**GROUPED, head_dim=12, num_local_experts=4), "passes s_aux to attention"),
     "rope of the batch": (
         Phi3Config(**GROUPED, original_max_position_embeddings=64, rope_parameters=LONGROPE),
-        "rope type 'longrope' follows the longest sequence",
+        "rope type 'longrope' is not supported: it depends on the longest sequence",
     ),
     "attention of its own": (FalconConfig(**PLAIN), "does not run on tokens of many sequences"),
     "attention of its own too": (GPTJConfig(**GPT2, rotary_dim=8), "does not run on tokens of many sequences"),

@@ -3,9 +3,8 @@ import transformers
 
 from engine_worker.layers.moe import ExpertShape
 from engine_worker.layers.rotary import LinearScaling, Llama3Scaling, Rope
-from engine_worker.models.errors import NotComputedError
 from engine_worker.models.registry import model_class
-from engine_worker.models.windows import narrowed, widest
+from engine_worker.models.windows import NotNativeError, narrow_windows, widest_window
 from sluice.ring.checkpoint import CheckpointError
 from tests.engine_worker.models.checkpoints import LLAMA3_ROPE, SIZES
 
@@ -59,7 +58,7 @@ def test_old_and_new_rope_keys():
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(change, words):
-    with pytest.raises(NotComputedError, match=words):
+    with pytest.raises(NotNativeError, match=words):
         read(LLAMA | change)
 
 
@@ -67,7 +66,7 @@ def test_what_is_not_computed_is_refused_by_name(change, words):
     ("change", "words"),
     [
         ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "llama3 lacks 'low_freq_factor'"),
-        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads 3"),
+        ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
         ({"num_hidden_layers": None}, "num_hidden_layers must be a positive integer"),
         ({"vocab_size": 0}, "vocab_size must be a positive integer"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
@@ -76,7 +75,7 @@ def test_what_is_not_computed_is_refused_by_name(change, words):
 def test_what_means_nothing_is_refused_by_name(change, words):
     with pytest.raises(CheckpointError, match=words) as caught:
         read(LLAMA | change)
-    assert not isinstance(caught.value, NotComputedError)
+    assert not isinstance(caught.value, NotNativeError)
 
 
 def test_a_window_that_is_off_is_fine():
@@ -160,17 +159,17 @@ def test_experts_that_mean_nothing_are_refused(change, words):
 
 
 def test_a_limit_narrows_and_is_repeated_over_the_layers():
-    assert narrowed((None, 64, None, 64), (), 1000) == (None, 64, None, 64)
-    assert narrowed((None, 64, None, 64), (32,), 1000) == (32, 32, 32, 32)
-    assert narrowed((None, 64, None, 64), (100,), 1000) == (100, 64, 100, 64)
-    assert narrowed((None, None, None, None, None), (8, 16), 1000) == (8, 16, 8, 16, 8)
-    assert narrowed((None, None, 64), (8, 1000), 1000) == (8, None, 8)
+    assert narrow_windows((None, 64, None, 64), (), 1000) == (None, 64, None, 64)
+    assert narrow_windows((None, 64, None, 64), (32,), 1000) == (32, 32, 32, 32)
+    assert narrow_windows((None, 64, None, 64), (100,), 1000) == (100, 64, 100, 64)
+    assert narrow_windows((None, None, None, None, None), (8, 16), 1000) == (8, 16, 8, 16, 8)
+    assert narrow_windows((None, None, 64), (8, 1000), 1000) == (8, None, 8)
 
 
 def test_a_window_as_long_as_the_context_is_none():
-    assert narrowed((63, 64, 65, None), (), 64) == (63, None, None, None)
+    assert narrow_windows((63, 64, 65, None), (), 64) == (63, None, None, None)
 
 
 def test_the_widest_window_counts_unless_a_layer_has_none():
-    assert widest((4, 16, 8)) == 16
-    assert widest((4, None, 8)) is None
+    assert widest_window((4, 16, 8)) == 16
+    assert widest_window((4, None, 8)) is None

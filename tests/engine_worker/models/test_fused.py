@@ -6,7 +6,7 @@ import torch
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.models.registry import model_class
-from engine_worker.runner.batch import build
+from engine_worker.runner.batch import build_batch
 from engine_worker.runner.forward import Forward
 from engine_worker.step import Draw, Slice
 from sluice.ring.params import SamplingParams
@@ -41,7 +41,7 @@ class Fusible:
             Slice([5, 6, 7, 8, 9], 0, [0, 1], (Draw(GREEDY, 0, 0, [0], [0]),)),
             Slice([10], 0, [2], (Draw(GREEDY, 0, 0, [0], [0]),)),
         ]
-        return self._forward.logits((), self._forward.prepare(build(slices, 4, None).arrays))
+        return self._forward.logits((), self._forward.prepare(build_batch(slices, 4, None).arrays))
 
 
 @pytest.mark.parametrize("name", ["qwen3, tied", "qwen3, biased", "llama, biased, linear rope", "qwen2"])
@@ -53,7 +53,7 @@ def test_by_kernels(name):
     made.model.fuse(counted.kernels)
     torch.testing.assert_close(made.logits(), expected, atol=1e-3, rtol=1e-3)
     layers = made.model.config.num_layers
-    assert counted.launches == {"norm": 2 * layers + 1, "turn": layers, "gate": layers}
+    assert counted.launches == {"norm": 2 * layers + 1, "rotate": layers, "gate": layers}
 
 
 @torch.inference_mode()
@@ -63,4 +63,4 @@ def test_experts_are_left_to_torch():
     made.model.fuse(counted.kernels)
     torch.testing.assert_close(made.logits(), expected, atol=1e-3, rtol=1e-3)
     layers = made.model.config.num_layers
-    assert counted.launches == {"norm": 2 * layers + 1, "turn": layers}
+    assert counted.launches == {"norm": 2 * layers + 1, "rotate": layers}

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from engine_worker.models.errors import NotComputedError
-from engine_worker.models.qwen3_moe import Qwen3Moe
+from engine_worker.models.qwen3 import Qwen3Moe
 from engine_worker.models.registry import find_model, model_class
+from engine_worker.models.windows import NotNativeError
 from tests.engine_worker.models.checkpoints import CONFIGS
 
 
@@ -21,14 +21,14 @@ def test_what_our_own_does_not_compute_goes_to_transformers():
     found = find_model(raw)
     assert found.choices == {
         "implementation": "transformers",
-        "implementation_because": "config.json: hidden_act = 'gelu' is not supported",
+        "implementation_reason": "config.json: hidden_act = 'gelu' is not supported",
     }
     assert found.config.num_layers == 2
 
 
 @pytest.mark.parametrize(("names", "words"), [(["Mamba"], "for Mamba"), (None, "for no architecture")])
 def test_there_is_not_always_one(names, words):
-    with pytest.raises(NotComputedError, match=words):
+    with pytest.raises(NotNativeError, match=words):
         model_class({"architectures": names})
 
 

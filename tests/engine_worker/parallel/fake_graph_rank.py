@@ -8,11 +8,11 @@ import os
 import sys
 from dataclasses import replace
 
-from engine_worker.attention.choice import Choice
+from engine_worker.attention.choice import ChosenBackend
 from engine_worker.parallel.follower import follow
-from engine_worker.parallel.group import Group
-from engine_worker.parallel.leader import Lead
-from engine_worker.parallel.rank_env import find_place
+from engine_worker.parallel.group import RankGroup
+from engine_worker.parallel.leader import Leader
+from engine_worker.parallel.rank_env import read_rank_env
 from engine_worker.runner import load
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Draw, Runner, Slice, Step
@@ -52,28 +52,28 @@ def generate(runner: Runner) -> list[list[int]]:
 
 
 def main() -> None:
-    folder, place, log = sys.argv[1], find_place(2, os.environ), configure("rank")
-    capture, leave = WeakCapture(), Group.close
+    folder, place, log = sys.argv[1], read_rank_env(2, os.environ), configure("rank")
+    capture, leave = WeakCapture(), RankGroup.close
     left: list[int] = []
 
-    def close(group: Group) -> None:
+    def close(group: RankGroup) -> None:
         left.append(len(capture.alive))
         leave(group)
         if left[0]:
             raise RuntimeError(f"{left[0]} graphs are left")
 
-    Group.close = close
+    RankGroup.close = close
     load.CudaCapture = lambda _: capture
     load.graphs_refused = lambda config, *_: None if config.cuda_graphs else "unwanted"
-    load.choose = lambda _, site: Choice(PagedTorch(site.heads), "it is fake", site.tokens_per_block)
+    load.choose = lambda _, site: ChosenBackend(PagedTorch(site.heads), "it is fake", site.tokens_per_block)
     if place.rank:
         follow(place, SECONDS, log)
     checkpoint = open_checkpoint(folder)
-    lead = Lead(place, SECONDS, SECONDS, log)
-    runner = lead.load(folder, checkpoint, CONFIG, ignore, ignore)
+    leader = Leader(place, SECONDS, SECONDS, log)
+    runner = leader.load(folder, checkpoint, CONFIG, ignore, ignore)
     found = {"graphs": runner.choices["cuda_graphs"], "tokens": generate(runner)}
     found["replays"] = sum(graph.replays for graph in capture.alive)
-    lead.close()
+    leader.close()
     alone = load.load_runner(checkpoint, replace(CONFIG, cuda_graphs=False), ignore)
     print(json.dumps({**found, "left": left, "expected": generate(alone)}))
     alone.close()

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from engine_worker.parallel import tcp
 from engine_worker.parallel.channel import ChannelError
-from engine_worker.parallel.shm_channel import Memory, RingWriter
-from engine_worker.parallel.tcp import Listener, TcpSender, connect
-from engine_worker.parallel.wakeup import Bell
+from engine_worker.parallel.shm_channel import SharedMemory, ShmSender, Wakeup
+from engine_worker.parallel.tcp import RankListener, TcpSender, connect
 from tests.engine_worker.parallel.channels import CHANNELS, SECONDS, close, ring
 from tests.examples import examples
 
@@ -56,7 +55,7 @@ def read(reader, count: int, naps: random.Random | None = None) -> list[bytes]:
         if naps is not None and naps.random() < 0.2:
             time.sleep(naps.random() * 2e-3)
         found.append(bytes(reader.receive(SECONDS)))
-        reader.finish()
+        reader.complete()
     return found
 
 
@@ -73,7 +72,7 @@ def test_order_wrap_around_and_splitting(sizes, capacity, readers, seed):
         writing.result(60)
         assert [each.result(60) for each in reading] == [sent] * readers
     assert writer.sent == len(sent)
-    assert [writer.done(rank + 1) for rank in range(readers)] == [len(sent)] * readers
+    assert [writer.completed(rank + 1) for rank in range(readers)] == [len(sent)] * readers
     close(writer, found)
 
 
@@ -105,7 +104,7 @@ def test_commands_wait_in_the_ring(sizes, data):
         if data.draw(st.booleans()):
             assert read(reader, i + 1 - due) == sent[due : i + 1]
             due = i + 1
-        assert writer.done(1) == due
+        assert writer.completed(1) == due
     assert read(reader, len(sent) - due) == sent[due:]
     close(writer, [reader])
 
@@ -142,12 +141,12 @@ def test_how_far_a_reader_is(channel):
         writer.send([b"x"])
     for _ in range(2):
         readers[1].receive(SECONDS)
-        readers[1].finish()
+        readers[1].complete()
     readers[0].receive(SECONDS)
     end = time.monotonic() + SECONDS
-    while writer.done(2) < 2 and time.monotonic() < end:
+    while writer.completed(2) < 2 and time.monotonic() < end:
         time.sleep(0.01)
-    assert (writer.sent, writer.done(1), writer.done(2)) == (3, 0, 2)
+    assert (writer.sent, writer.completed(1), writer.completed(2)) == (3, 0, 2)
     close(writer, readers)
 
 
@@ -172,19 +171,19 @@ def test_silence_is_bounded(channel):
 def test_the_other_end_has_gone(channel):
     writer, readers = channel(2)
     writer.send([b"last words"])
-    assert not writer.gone(1)
+    assert not writer.disconnected(1)
     readers[1].close()
     end = time.monotonic() + SECONDS
-    while not writer.gone(2) and time.monotonic() < end:
+    while not writer.disconnected(2) and time.monotonic() < end:
         time.sleep(0.01)
-    assert (writer.gone(1), writer.gone(2)) == (False, True)
+    assert (writer.disconnected(1), writer.disconnected(2)) == (False, True)
     with pytest.raises(ChannelError, match="rank 2"):  # noqa: PT012 - TCP may take one before it hears
         for _ in range(100):
             writer.send([b"anybody?"])
             time.sleep(0.01)
     writer.close()
     assert readers[0].receive(SECONDS) == b"last words"
-    with pytest.raises(ChannelError, match="rank 0 has gone"):  # noqa: PT012
+    with pytest.raises(ChannelError, match="rank 0 has disconnected"):  # noqa: PT012
         for _ in range(1000):
             readers[0].receive(SECONDS)
     readers[0].close()
@@ -194,7 +193,7 @@ def test_a_command_out_of_turn_is_no_command():
     writer, (reader,) = ring(1)
     writer.sent = 4
     writer.send([b"x"])
-    with pytest.raises(ChannelError, match="command 5 came where 1 was due"):
+    with pytest.raises(ChannelError, match="received command 5 instead of 1"):
         reader.receive(SECONDS)
     close(writer, [reader])
 
@@ -212,14 +211,14 @@ def test_who_waits_is_woken_at_once():
 
 
 def test_strangers_are_turned_away():
-    listener = Listener("127.0.0.1")
-    token, port, host = listener.invitation.split(" ")
+    listener = RankListener("127.0.0.1")
+    token, port, host = listener.endpoint.split(" ")
     strangers = [socket.create_connection((host, int(port))) for _ in range(4)]
     strangers[0].sendall(bytes(16) + struct.pack("!I", 1))
     strangers[1].sendall(bytes.fromhex(token) + struct.pack("!I", 0))
     strangers[2].sendall(bytes.fromhex(token) + struct.pack("!I", 9))
     strangers[3].close()
-    reader = connect(listener.invitation, 1, SECONDS)
+    reader = connect(listener.endpoint, 1, SECONDS)
     sender = TcpSender(listener.accept(2, SECONDS), SECONDS)
     sender.send([b"for one"])
     assert reader.receive(SECONDS) == b"for one"
@@ -231,18 +230,18 @@ def test_strangers_are_turned_away():
 
 
 def test_who_says_nothing_hinders_nobody():
-    """Nor does a rank whose greeting comes in two parts."""
-    listener = Listener("127.0.0.1")
-    token, port, host = listener.invitation.split(" ")
+    """Nor does a rank whose handshake comes in two parts."""
+    listener = RankListener("127.0.0.1")
+    token, port, host = listener.endpoint.split(" ")
     slow = socket.create_connection((host, int(port)))
-    greeting = bytes.fromhex(token) + struct.pack("!I", 1)
-    slow.sendall(greeting[:7])
+    handshake = bytes.fromhex(token) + struct.pack("!I", 1)
+    slow.sendall(handshake[:7])
     silent = [socket.create_connection((host, int(port))) for _ in range(2)]
     with ThreadPoolExecutor(1) as pool:
         accepting = pool.submit(listener.accept, 3, SECONDS)
-        reader = connect(listener.invitation, 2, SECONDS)
+        reader = connect(listener.endpoint, 2, SECONDS)
         time.sleep(0.3)
-        slow.sendall(greeting[7:])
+        slow.sendall(handshake[7:])
         sender = TcpSender(accepting.result(60), SECONDS)
     sender.send([b"for both"])
     assert reader.receive(SECONDS) == b"for both"
@@ -257,15 +256,15 @@ def test_who_says_nothing_hinders_nobody():
 
 def test_strangers_take_no_room(monkeypatch):
     """Of many that say nothing the first are turned away, while the last rank is still awaited."""
-    monkeypatch.setattr(tcp, "MAX_UNKNOWN", 3)
-    listener = Listener("127.0.0.1")
-    _, port, host = listener.invitation.split(" ")
+    monkeypatch.setattr(tcp, "MAX_PENDING", 3)
+    listener = RankListener("127.0.0.1")
+    _, port, host = listener.endpoint.split(" ")
     with ThreadPoolExecutor(1) as pool:
         accepting = pool.submit(listener.accept, 2, SECONDS)
         silent = [socket.create_connection((host, int(port)), SECONDS) for _ in range(5)]
         assert [stranger.recv(1) for stranger in silent[:2]] == [b"", b""]
         assert not accepting.done()
-        reader = connect(listener.invitation, 1, SECONDS)
+        reader = connect(listener.endpoint, 1, SECONDS)
         sender = TcpSender(accepting.result(60), SECONDS)
     for stranger in silent:
         stranger.close()
@@ -273,9 +272,9 @@ def test_strangers_take_no_room(monkeypatch):
 
 
 def test_who_does_not_connect_is_named():
-    listener = Listener("127.0.0.1")
-    _, port, host = listener.invitation.split(" ")
-    reader = connect(listener.invitation, 2, SECONDS)
+    listener = RankListener("127.0.0.1")
+    _, port, host = listener.endpoint.split(" ")
+    reader = connect(listener.endpoint, 2, SECONDS)
     with (
         socket.create_connection((host, int(port))),
         pytest.raises(ChannelError, match=r"ranks \[1, 3\] have not connected"),
@@ -286,29 +285,28 @@ def test_who_does_not_connect_is_named():
 
 READER = """
 import socket, sys
-from engine_worker.parallel.wakeup import Bell
-from engine_worker.parallel.shm_channel import Memory, RingReader
-memory, bell = map(int, sys.argv[1:])
-reader = RingReader(Memory(memory, 1), 1, Bell(socket.socket(fileno=bell)))
+from engine_worker.parallel.shm_channel import SharedMemory, ShmReceiver, Wakeup
+memory, wakeup = map(int, sys.argv[1:])
+reader = ShmReceiver(SharedMemory(memory, 1), 1, Wakeup(socket.socket(fileno=wakeup)))
 for i in range(500):
     message = reader.receive(20)
     assert message == bytes([i % 251]) * len(message), i
-    reader.finish()
+    reader.complete()
 sys.exit(len(message) % 100)
 """
 
 
 def test_from_process_to_process():
-    descriptor = Memory.create(1, 3001)
+    descriptor = SharedMemory.create(1, 3001)
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-c", READER, str(descriptor), str(theirs.fileno())]
     process = subprocess.Popen(command, pass_fds=(descriptor, theirs.fileno()), cwd=Path(__file__).parents[3])
     theirs.close()
-    writer = RingWriter(Memory(descriptor, 1), [Bell(ours)], SECONDS)
+    writer = ShmSender(SharedMemory(descriptor, 1), [Wakeup(ours)], SECONDS)
     for i in range(500):
         writer.send([bytes([i % 251]) * (i * 37 % 9000), b""])
     assert process.wait(60) == 499 * 37 % 9000 % 100
-    assert writer.done(1) == 500
-    assert writer.gone(1)
+    assert writer.completed(1) == 500
+    assert writer.disconnected(1)
     writer.close()
     os.close(descriptor)

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.parallel.commands import Compute, Heartbeat, Load, Stop, decode, encode
-from engine_worker.runner.arrays import Arrays
-from engine_worker.runner.batch import build
+from engine_worker.parallel.commands import ComputeStep, Heartbeat, LoadModel, Shutdown, decode, encode
+from engine_worker.runner.batch import StepArrays, build_batch
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Draw, Move, MoveKind, Slice
 from sluice.ring.params import SamplingParams
@@ -34,8 +33,8 @@ SLICES = st.lists(
 MOVES = st.lists(st.builds(Move, st.sampled_from(MoveKind), st.integers(0, 99), st.integers(0, 99)))
 
 
-def same(found: Arrays, expected: Arrays) -> bool:
-    for name in Arrays.__slots__:
+def same(found: StepArrays, expected: StepArrays) -> bool:
+    for name in StepArrays.__slots__:
         one, other = getattr(found, name), getattr(expected, name)
         if isinstance(other, np.ndarray):
             assert one.dtype == other.dtype
@@ -50,9 +49,9 @@ def same(found: Arrays, expected: Arrays) -> bool:
 @examples(40)
 @given(slices=SLICES, moves=MOVES)
 def test_a_step(slices, moves):
-    arrays = build(slices, 4, None).arrays
-    found = decode(bytearray(encode(Compute(tuple(moves), arrays))))
-    assert isinstance(found, Compute)
+    arrays = build_batch(slices, 4, None).arrays
+    found = decode(bytearray(encode(ComputeStep(tuple(moves), arrays))))
+    assert isinstance(found, ComputeStep)
     assert found.moves == tuple(moves)
     assert same(found.arrays, arrays)
 
@@ -60,13 +59,13 @@ def test_a_step(slices, moves):
 def test_the_others():
     config = RunnerConfig("cpu", max_attention_window=(3, 4), kv_memory_fraction=0.5)
     for command in (
-        Load("m", "f", config, "h:1", 2.0, 3.0),
-        Load("m", "f", config, None, 2.0, 3.0),
+        LoadModel("m", "f", config, "h:1", 2.0, 3.0),
+        LoadModel("m", "f", config, None, 2.0, 3.0),
         Heartbeat(),
-        Stop(),
+        Shutdown(),
     ):
         assert decode(bytearray(encode(command))) == command
-    assert decode(bytearray(encode(Compute((), None)))) == Compute((), None)
+    assert decode(bytearray(encode(ComputeStep((), None)))) == ComputeStep((), None)
 
 
 @pytest.mark.parametrize("message", [b"", b"\x00", b"\x91\xa3Nil", b"garbage", encode(Heartbeat())[:-1]])
@@ -76,7 +75,7 @@ def test_what_is_no_command(message):
 
 
 def test_other_numbers_than_a_step_has():
-    message = msgspec.msgpack.decode(encode(Compute((), build([Slice([1], 0, [0])], 4, None).arrays)))
+    message = msgspec.msgpack.decode(encode(ComputeStep((), build_batch([Slice([1], 0, [0])], 4, None).arrays)))
     message[2]["token_ids"] = ["|O", [1], b"12345678"]
     with pytest.raises(msgspec.ValidationError):
         decode(bytearray(msgspec.msgpack.encode(message)))

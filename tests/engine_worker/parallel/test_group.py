@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from engine_worker.parallel.channel import ChannelError
-from engine_worker.parallel.group import find_store, given_store, open_store
+from engine_worker.parallel.group import connect_store, open_store, torchrun_store
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ def port():
 
 def test_no_store(port):
     with pytest.raises(ChannelError, match=rf"no store at 127\.0\.0\.1:{port}: "):
-        find_store(f"127.0.0.1:{port}", 2, 1.0)
+        connect_store(f"127.0.0.1:{port}", 2, 1.0)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -28,7 +28,7 @@ def test_torchrun_s_other_ranks_do_not_come(port, monkeypatch, rank):
     for name, value in given.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(ChannelError, match=r"no store at MASTER_ADDR and MASTER_PORT: [^\n]+$"):
-        given_store(1.0)
+        torchrun_store(1.0)
 
 
 def test_after_a_restart_nothing_is_left_of_the_ranks_before(monkeypatch):
@@ -38,9 +38,9 @@ def test_after_a_restart_nothing_is_left_of_the_ranks_before(monkeypatch):
     for name, value in {**given, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
-    before = given_store(20.0)
+    before = torchrun_store(20.0)
     before.set("where", "there")
-    assert given_store(20.0).check(["where"])
+    assert torchrun_store(20.0).check(["where"])
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "4")
-    assert not given_store(20.0).check(["where"])
+    assert not torchrun_store(20.0).check(["where"])
     del kept

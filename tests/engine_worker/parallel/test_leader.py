@@ -11,15 +11,14 @@ import pytest
 import structlog
 import torch
 
-from engine_worker.attention.choice import Choice
+from engine_worker.attention.choice import ChosenBackend
 from engine_worker.layers.shard import Shard
-from engine_worker.parallel import follower
-from engine_worker.parallel import leader as lead
-from engine_worker.parallel.channel import LOST
-from engine_worker.parallel.commands import Command, Heartbeat, Load, Stop, encode
+from engine_worker.parallel import follower, leader
+from engine_worker.parallel.channel import EXIT_GROUP_LOST
+from engine_worker.parallel.commands import Command, Heartbeat, LoadModel, Shutdown, encode
 from engine_worker.parallel.follower import Follower
-from engine_worker.parallel.leader import Lead
-from engine_worker.parallel.rank_env import Place
+from engine_worker.parallel.leader import Leader
+from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.runner import load
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Slice, Step
@@ -49,7 +48,7 @@ class FakeProcesses:
         """Seconds that they were given."""
         self.killed = False
 
-    def ending(self, _rank: int) -> None:
+    def exit_reason(self, _rank: int) -> None:
         return None
 
     def end(self, seconds: float) -> None:
@@ -67,7 +66,7 @@ class FakeGroup(Shard):
         self.met = False
         self.closed = False
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         self.met = True
 
     def close(self) -> None:
@@ -90,13 +89,13 @@ def group(monkeypatch) -> FakeGroup:
     monkeypatch.setattr(load, "graphs_refused", lambda *_: None)
     monkeypatch.setattr(load, "CudaCapture", lambda _: group.capture)
     monkeypatch.setattr(
-        load, "choose", lambda _, site: Choice(PagedTorch(site.heads), "it is fake", site.tokens_per_block)
+        load, "choose", lambda _, site: ChosenBackend(PagedTorch(site.heads), "it is fake", site.tokens_per_block)
     )
-    monkeypatch.setattr(lead, "Processes", FakeProcesses)
-    monkeypatch.setattr(lead, "open_store", lambda *_: (None, "there:1"))
-    monkeypatch.setattr(follower, "find_store", lambda *_: object())
-    for module in (lead, follower):
-        monkeypatch.setattr(module, "Group", lambda *_: group)
+    monkeypatch.setattr(leader, "Processes", FakeProcesses)
+    monkeypatch.setattr(leader, "open_store", lambda *_: (None, "there:1"))
+    monkeypatch.setattr(follower, "connect_store", lambda *_: object())
+    for module in (leader, follower):
+        monkeypatch.setattr(module, "RankGroup", lambda *_: group)
     return group
 
 
@@ -107,77 +106,79 @@ def ends() -> list[int]:
 
 
 @pytest.fixture
-def make_lead(group, ends):
+def make_leader(group, ends):
     made = []
 
-    def make(step_seconds: float = 60.0) -> Lead:
+    def make(step_seconds: float = 60.0) -> Leader:
         # As long for both: nothing may be told from them.
-        made.append(Lead(Place(0, 2, 0, 2), step_seconds, step_seconds, structlog.get_logger(), "debug", ends.append))
+        made.append(
+            Leader(RankEnv(0, 2, 0, 2), step_seconds, step_seconds, structlog.get_logger(), "debug", ends.append)
+        )
         return made[-1]
 
     yield make
     for each in made:
-        each._watch.stop()
+        each._watchdog.stop()
 
 
-def loaded(lead: Lead, folder: str):
-    return lead.load(folder, open_checkpoint(folder), CONFIG, ignore, ignore)
+def loaded(one: Leader, folder: str):
+    return one.load(folder, open_checkpoint(folder), CONFIG, ignore, ignore)
 
 
 def without_heartbeats(processes: FakeProcesses) -> list[type[Command]]:
     return [type(command) for command in processes.sender.commands if not isinstance(command, Heartbeat)]
 
 
-def test_the_graphs_are_gone_before_the_group_ends(make_lead, group, ends, folder):
-    lead = make_lead()
-    runner = loaded(lead, folder)
+def test_the_graphs_are_gone_before_the_group_ends(make_leader, group, ends, folder):
+    one = make_leader()
+    runner = loaded(one, folder)
     assert group.met
     assert len(group.capture.alive) == 2
     runner.launch(STEP).collect()
-    lead.close()
+    one.close()
     assert group.closed
     assert not ends
-    assert lead._processes.patience > 0
-    assert without_heartbeats(lead._processes)[::2] == [Load, Stop]
-    assert lead._processes.sender.closed
+    assert one._processes.patience > 0
+    assert without_heartbeats(one._processes)[::2] == [LoadModel, Shutdown]
+    assert one._processes.sender.closed
 
 
-def test_the_others_log_as_much(make_lead):
-    assert make_lead()._processes.log_level == "debug"
+def test_the_others_log_as_much(make_leader):
+    assert make_leader()._processes.log_level == "debug"
 
 
-def test_a_group_that_does_not_end(make_lead, group, ends, folder, monkeypatch):
+def test_a_group_that_does_not_end(make_leader, group, ends, folder, monkeypatch):
     """Rank 0 does, and takes the others with it."""
-    monkeypatch.setattr(lead, "END_SECONDS", 0.2)
-    one, ended = make_lead(), threading.Event()
+    monkeypatch.setattr(leader, "END_SECONDS", 0.2)
+    one, ended = make_leader(), threading.Event()
     loaded(one, folder)
     monkeypatch.setattr(group, "close", ended.wait)
     one.close()
-    assert ends == [LOST]
+    assert ends == [EXIT_GROUP_LOST]
     assert one._processes.killed
     ended.set()
 
 
-def test_a_model_that_was_not_loaded(make_lead, group, ends, folder, monkeypatch):
+def test_a_model_that_was_not_loaded(make_leader, group, ends, folder, monkeypatch):
     """The others end at once: they wait for nothing."""
 
     def fail(*_):
         raise ValueError("too long a name")
 
-    monkeypatch.setattr(lead, "load_runner", fail)
-    one = make_lead()
+    monkeypatch.setattr(leader, "load_runner", fail)
+    one = make_leader()
     with pytest.raises(ValueError, match="too long"):
         loaded(one, folder)
     one.close()
-    assert without_heartbeats(one._processes) == [Load]
+    assert without_heartbeats(one._processes) == [LoadModel]
     assert one._processes.patience == 0.0
     assert not group.closed
     assert not ends
 
 
-def test_a_device_that_hangs(make_lead, ends, folder, monkeypatch):
+def test_a_device_that_hangs(make_leader, ends, folder, monkeypatch):
     """The others say that they are through: a step is queued on their devices."""
-    one, hangs = make_lead(0.5), threading.Event()
+    one, hangs = make_leader(0.5), threading.Event()
     runner = loaded(one, folder)
     monkeypatch.setattr(runner._forward, "logits", lambda *_: hangs.wait() and None)
     step = runner.launch(STEP)
@@ -185,7 +186,7 @@ def test_a_device_that_hangs(make_lead, ends, folder, monkeypatch):
     collecting.start()
     try:
         assert wait_until(lambda: bool(ends))
-        assert ends == [LOST]
+        assert ends == [EXIT_GROUP_LOST]
         assert one._processes.killed
     finally:
         hangs.set()
@@ -193,11 +194,11 @@ def test_a_device_that_hangs(make_lead, ends, folder, monkeypatch):
     assert runner.waiting_since is None
 
 
-def test_too_few_gpus(make_lead, folder, monkeypatch):
+def test_too_few_gpus(make_leader, folder, monkeypatch):
     """Rank 0 says so, rather than that others were lost."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    one = make_lead()
+    one = make_leader()
     with pytest.raises(ValueError, match="2 ranks need a GPU each, but torch finds 1"):
         one.load(folder, open_checkpoint(folder), RunnerConfig("auto"), ignore, ignore)
     assert without_heartbeats(one._processes) == []
@@ -214,16 +215,16 @@ class Commands:
     def receive(self, _seconds: float) -> bytearray:
         return bytearray(encode(self._rest.pop(0)))
 
-    def finish(self) -> None:
+    def complete(self) -> None:
         self.finished += 1
 
 
 def test_another_rank_ends_in_the_same_order(group, folder, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     commands = Commands(
-        Load(folder, open_checkpoint(folder).fingerprint, CONFIG, "there:1", 60.0, 60.0), Heartbeat(), Stop()
+        LoadModel(folder, open_checkpoint(folder).fingerprint, CONFIG, "there:1", 60.0, 60.0), Heartbeat(), Shutdown()
     )
-    assert Follower(commands, Place(1, 2, 1, 2), structlog.get_logger()).run() == 0
+    assert Follower(commands, RankEnv(1, 2, 1, 2), structlog.get_logger()).run() == 0
     assert commands.finished == 2
     assert group.met
     assert group.closed
@@ -238,8 +239,8 @@ def test_another_rank_opens_the_same_revision(group, folder, monkeypatch):
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr("engine_worker.parallel.follower.open_checkpoint", opened)
-    load = Load("someone/model", open_checkpoint(folder).fingerprint, CONFIG, "there:1", 60.0, 60.0, "v2")
-    assert Follower(Commands(load, Stop()), Place(1, 2, 1, 2), structlog.get_logger()).run() == 0
+    load = LoadModel("someone/model", open_checkpoint(folder).fingerprint, CONFIG, "there:1", 60.0, 60.0, "v2")
+    assert Follower(Commands(load, Shutdown()), RankEnv(1, 2, 1, 2), structlog.get_logger()).run() == 0
     assert asked == [("someone/model", {"revision": "v2"})]
 
 

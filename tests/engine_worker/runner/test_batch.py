@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.runner.batch import build
-from engine_worker.runner.buffers import pad
+from engine_worker.runner.batch import build_batch
+from engine_worker.runner.graphs import pad
 from engine_worker.step import Draw, Slice
 from sluice.ring.params import SamplingParams
 from tests.examples import examples
@@ -17,7 +17,7 @@ def draw(sequence: int) -> Draw:
 
 def test_a_mixed_step():
     one, two, three = draw(0), draw(1), draw(2)
-    work = build(
+    work = build_batch(
         (
             Slice([7, 8, 9], 3, [5, 2, 99], (one, two)),
             Slice([4], 0, [1]),
@@ -40,7 +40,7 @@ def test_a_mixed_step():
 
 
 def test_generation_needs_all_rows():
-    work = build((Slice([4], 5, [1, 2], (draw(0),)), Slice([6], 0, [3], (draw(0),))), 4, None)
+    work = build_batch((Slice([4], 5, [1, 2], (draw(0),)), Slice([6], 0, [3], (draw(0),))), 4, None)
     assert work.arrays.positions.tolist() == [5, 0]
     assert work.arrays.slots.tolist() == [9, 12]
     assert work.arrays.last_tokens is None
@@ -49,7 +49,7 @@ def test_generation_needs_all_rows():
 
 def test_tables_begin_where_the_widest_window_does():
     gone = 1 << 24
-    work = build(
+    work = build_batch(
         (
             Slice([7, 8], 21, [gone, gone, gone, gone, 5, 2], (draw(0),)),
             Slice([4], 3, [1], (draw(0),)),
@@ -89,7 +89,7 @@ def steps(draw):
 def test_a_step_token_by_token(step):
     """Against what each array means, in plain loops."""
     slices, size, window = step
-    work = build(slices, size, window)
+    work = build_batch(slices, size, window)
     arrays, token, row, draw = work.arrays, 0, 0, 0
     rows, followed, draw_follows = [], [], {}
     for i, part in enumerate(slices):
@@ -133,7 +133,7 @@ def test_a_step_token_by_token(step):
 @given(count=st.integers(1, 9), more=st.integers(0, 5))
 def test_padding(count, more):
     """Rows that see nothing and are written nowhere, behind the real ones, which stay as they are."""
-    arrays = build([Slice([7], 5 + i, [9, 8, 3 + i, 2], (draw(0),)) for i in range(count)], 4, None).arrays
+    arrays = build_batch([Slice([7], 5 + i, [9, 8, 3 + i, 2], (draw(0),)) for i in range(count)], 4, None).arrays
     padded = pad(arrays, count + more)
     for name in ("token_ids", "positions", "slots", "block_tables", "context_lengths"):
         array, original = getattr(padded, name), getattr(arrays, name)

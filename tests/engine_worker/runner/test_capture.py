@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from engine_worker.attention.choice import Choice
+from engine_worker.attention.choice import ChosenBackend
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.shard import Shard
 from engine_worker.runner import load
@@ -145,7 +145,9 @@ def loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(load, "warm_up", noted)
 
     def loaded(backend):
-        monkeypatch.setattr(load, "choose", lambda _, site: Choice(backend(site.heads), "fake", site.tokens_per_block))
+        monkeypatch.setattr(
+            load, "choose", lambda _, site: ChosenBackend(backend(site.heads), "fake", site.tokens_per_block)
+        )
         told = []
         runner = load_runner(open_written(tmp_path), config, lambda *_: None, warn=lambda *news: told.append(news))
         return runner, told, again
@@ -158,7 +160,7 @@ def test_what_cannot_be_captured_is_served_without_graphs(loaded):
     runner, told, again = loaded(Copying)
     why = "none: the capture failed: operation not permitted when stream is capturing: aten::lift_fresh"
     assert runner.choices["cuda_graphs"] == why
-    assert told == [("no_cuda_graphs", why)]
+    assert told == [("cuda_graphs_failed", why)]
     assert generate(runner, PROMPTS, 8, temperature=0.0) == expected
     assert len(again) == 2
 
@@ -179,7 +181,7 @@ class Pair(Shard):
         self.votes: list[int] = []
         self._fails_at = fails_at
 
-    def least(self, number: int) -> int:
+    def all_min(self, number: int) -> int:
         self.votes.append(number)
         return min(number, int(len(self.votes) != self._fails_at))
 
@@ -203,10 +205,16 @@ def test_ranks_give_up_at_the_same_graph():
     assert captured(Third(), 0) == [1, 1, 0]
 
 
-def test_slow_attention_on_a_gpu_is_told():
+def test_attention_fell_back_on_a_gpu_is_told():
     model, attention, _ = make("llama")
     told = []
-    reference = Choice(ReferenceAttention(model.config.heads), "nothing faster runs here. Triton: no compiler", 16)
-    for chosen, device in ((reference, CUDA), (reference, torch.device("cpu")), (Choice(attention, "fine", 16), CUDA)):
-        load._heed(chosen, device, lambda *news: told.append(news))
-    assert told == [("slow_attention", "nothing faster runs here. Triton: no compiler")]
+    reference = ChosenBackend(
+        ReferenceAttention(model.config.heads), "nothing faster runs here. Triton: no compiler", 16
+    )
+    for chosen, device in (
+        (reference, CUDA),
+        (reference, torch.device("cpu")),
+        (ChosenBackend(attention, "fine", 16), CUDA),
+    ):
+        load._warn_if_slow(chosen, device, lambda *news: told.append(news))
+    assert told == [("attention_fell_back", "nothing faster runs here. Triton: no compiler")]

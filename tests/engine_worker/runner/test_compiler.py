@@ -2,35 +2,35 @@
 
 import pytest
 
-from engine_worker.runner import compiler, load
+from engine_worker.runner import load, machine
 
 
 @pytest.fixture
-def machine(monkeypatch, tmp_path):
+def equipped(monkeypatch, tmp_path):
     """One with a compiler and headers."""
     (tmp_path / "Python.h").touch()
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(compiler.shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
-    monkeypatch.setattr(compiler.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
+    monkeypatch.setattr(machine.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
     return monkeypatch
 
 
-def test_nothing_is_missing(machine):
-    assert compiler.missing() is None
+def test_nothing_is_missing(equipped):
+    assert machine.missing_compiler() is None
 
 
-def test_without_a_compiler(machine):
-    machine.setattr(compiler.shutil, "which", lambda name: None)
-    found = compiler.missing()
+def test_without_a_compiler(equipped):
+    equipped.setattr(machine.shutil, "which", lambda name: None)
+    found = machine.missing_compiler()
     assert found is not None
-    assert found.startswith("Triton misses a C compiler (gcc, clang or the variable CC): install gcc and python3-dev")
-    machine.setenv("CC", "/opt/cc")
-    assert compiler.missing() is None
+    assert found.startswith("Triton needs a C compiler (gcc, clang or the variable CC): install gcc and python3-dev")
+    equipped.setenv("CC", "/opt/cc")
+    assert machine.missing_compiler() is None
 
 
-def test_without_headers(machine, tmp_path):
+def test_without_headers(equipped, tmp_path):
     (tmp_path / "Python.h").unlink()
-    found = compiler.missing()
+    found = machine.missing_compiler()
     assert found is not None
     assert f"Python's headers ({tmp_path}/Python.h)" in found
     assert "\n" not in found
@@ -38,7 +38,7 @@ def test_without_headers(machine, tmp_path):
 
 def test_a_gpu_engine_warns_of_it_once_before_its_trials(monkeypatch):
     warned = []
-    for absent in ("Triton misses a C compiler", None):
-        monkeypatch.setattr(compiler, "missing", lambda absent=absent: absent)
+    for absent in ("Triton needs a C compiler", None):
+        monkeypatch.setattr(load, "missing_compiler", lambda absent=absent: absent)
         load._check_compiler(lambda event, why: warned.append((event, why)))
-    assert warned == [("no_compiler", "Triton misses a C compiler")]
+    assert warned == [("compiler_not_found", "Triton needs a C compiler")]

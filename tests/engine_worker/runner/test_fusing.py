@@ -3,55 +3,55 @@
 import pytest
 import torch
 
-from engine_worker.attention import refusal
+from engine_worker.attention import backend
 from engine_worker.attention.backend import HeadShape
-from engine_worker.layers.shard import ALONE, Shard
+from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.runner.fusing import by_triton, fuse, none
-from engine_worker.sampling.gumbel_max import by_torch
+from engine_worker.sampling.gumbel_max import torch_gumbel_max
 from tests.engine_worker.models.test_fused import Fusible
 from tests.fakes.kernels import CountedKernels
 
 CPU = torch.device("cpu")
 
 
-def race(*arguments):
+def gumbel_max(*arguments):
     """As good as torch's."""
-    return by_torch(*arguments)
+    return torch_gumbel_max(*arguments)
 
 
-def other_race(*arguments):
-    sums, tokens = by_torch(*arguments)
+def other_gumbel_max(*arguments):
+    sums, tokens = torch_gumbel_max(*arguments)
     return sums, tokens.roll(1, 1) if tokens.shape[1] > 1 else (tokens + 1) % 3001
 
 
-def fused(kernels, one=race, shard=ALONE, dtype=torch.float32):
+def fused(kernels, one=gumbel_max, shard=UNSHARDED, dtype=torch.float32):
     """What is said, whether the model computes by them, and what samples."""
     made = Fusible("qwen3, tied")
     found = fuse(made.model, made.model.config.heads, dtype, CPU, shard, lambda _: (kernels, one))
-    return found.said, made.model._kernels is kernels, found.race
+    return found.summary, made.model._kernels is kernels, found.gumbel_max
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @torch.inference_mode()
 def test_they_are_right(dtype):
-    assert fused(CountedKernels().kernels, dtype=dtype) == ("layers and sampling", True, race)
+    assert fused(CountedKernels().kernels, dtype=dtype) == ("layers and sampling", True, gumbel_max)
 
 
 @pytest.mark.parametrize(
     ("name", "wrong", "what"),
     [
-        ("norm", lambda x, update, weight, eps: x * weight, "the norm is wrong by "),
-        ("norm", lambda x, update, weight, eps: torch.full_like(x, torch.nan), "the norm is wrong by nan"),
-        ("turn", lambda x, rotations, weight, eps: x.clone(), "the rotation is wrong by "),
-        ("gate", lambda x: x.chunk(2, -1)[0], "the gate is wrong by "),
+        ("norm", lambda x, update, weight, eps: x * weight, "in a test, the norm is off by "),
+        ("norm", lambda x, update, weight, eps: torch.full_like(x, torch.nan), "in a test, the norm is off by nan"),
+        ("rotate", lambda x, rotations, weight, eps: x.clone(), "in a test, the rotation is off by "),
+        ("gate", lambda x: x.chunk(2, -1)[0], "in a test, the gate is off by "),
     ],
 )
 @torch.inference_mode()
 def test_one_is_wrong(name, wrong, what):
     said, computes, samples = fused(CountedKernels().kernels._replace(**{name: wrong}))
-    assert said.startswith(f"no: tried out, {what}")
+    assert said.startswith(f"no: {what}")
     assert not computes
-    assert samples is by_torch
+    assert samples is torch_gumbel_max
 
 
 @torch.inference_mode()
@@ -61,15 +61,15 @@ def test_an_update_that_is_not_kept_is_wrong():
     def norm(x, update, weight, eps):
         return kernels.norm(x.clone(), update, weight, eps)
 
-    assert fused(kernels._replace(norm=norm))[0].startswith("no: tried out, the sum is wrong by ")
+    assert fused(kernels._replace(norm=norm))[0].startswith("no: in a test, the sum is off by ")
 
 
 @torch.inference_mode()
 def test_sampling_is_wrong():
-    assert fused(CountedKernels().kernels, other_race) == (
-        "no: tried out, sampling takes other tokens",
+    assert fused(CountedKernels().kernels, other_gumbel_max) == (
+        "no: in a test, sampling drew other tokens",
         False,
-        by_torch,
+        torch_gumbel_max,
     )
 
 
@@ -79,7 +79,7 @@ def test_what_a_compiler_says_is_why_not():
         raise RuntimeError("no C compiler\nand much more")
 
     kernels = CountedKernels().kernels._replace(gate=broken)
-    assert fused(kernels) == ("no: no C compiler", False, by_torch)
+    assert fused(kernels) == ("no: no C compiler", False, torch_gumbel_max)
 
 
 @torch.inference_mode()
@@ -88,12 +88,12 @@ def test_all_ranks_or_none():
         def __init__(self) -> None:
             self.told: list[int] = []
 
-        def least(self, number: int) -> int:
+        def all_min(self, number: int) -> int:
             self.told.append(number)
             return 0
 
     shard, broken = Second(), CountedKernels().kernels._replace(gate=lambda x: x)
-    assert fused(CountedKernels().kernels, shard=shard) == ("no: another rank cannot", False, by_torch)
+    assert fused(CountedKernels().kernels, shard=shard) == ("no: another rank cannot", False, torch_gumbel_max)
     assert fused(broken, shard=shard)[0] != "no: another rank cannot"
     assert shard.told == [1, 0]
 
@@ -101,8 +101,10 @@ def test_all_ranks_or_none():
 @torch.inference_mode()
 def test_a_model_that_is_not_made_of_our_layers_gets_the_sampling():
     model = type("Adapter", (), {"config": Fusible("llama").model.config})()
-    found = fuse(model, HeadShape(4, 2, 16), torch.float32, CPU, ALONE, lambda _: (CountedKernels().kernels, race))
-    assert found == (race, "sampling; the layers are transformers'")
+    found = fuse(
+        model, HeadShape(4, 2, 16), torch.float32, CPU, UNSHARDED, lambda _: (CountedKernels().kernels, gumbel_max)
+    )
+    assert found == (gumbel_max, "sampling; the layers are transformers'")
 
 
 def test_a_cpu_has_none():
@@ -115,14 +117,14 @@ def test_one_that_breaks_the_context_is_named_with_the_setting_without_it(monkey
     def broken(x):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(refusal, "wait_for", lambda device: broken(None))
-    with pytest.raises(refusal.BrokenDeviceError, match=r"fused Triton kernel broke .* fused_kernels = false"):
+    monkeypatch.setattr(backend, "synchronize", lambda device: broken(None))
+    with pytest.raises(backend.BrokenDeviceError, match=r"fused Triton kernel broke .* fused_kernels = false"):
         fused(CountedKernels().kernels._replace(gate=broken))
 
 
 @torch.inference_mode()
 def test_they_can_be_switched_off():
     made = Fusible("qwen3, tied")
-    found = fuse(made.model, made.model.config.heads, torch.float32, CPU, ALONE, none)
-    assert found.said == "no: fused_kernels = false"
-    assert found.race is by_torch
+    found = fuse(made.model, made.model.config.heads, torch.float32, CPU, UNSHARDED, none)
+    assert found.summary == "no: fused_kernels = false"
+    assert found.gumbel_max is torch_gumbel_max

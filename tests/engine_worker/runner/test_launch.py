@@ -127,7 +127,7 @@ def test_filters_that_let_more_pass_than_was_looked_at_cost_the_step_a_second_lo
 
     def run(waits: bool) -> list:
         runner = load(folder, overlap=True)
-        runner._waits = waits
+        runner._widen = waits
         launched = [runner.launch(first), runner.launch(second)]
         return [step.collect() for step in launched]
 

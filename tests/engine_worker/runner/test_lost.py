@@ -11,16 +11,16 @@ from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_
 SAID = "CUDA error: an illegal memory access was encountered"
 
 
-class Ranks:
+class Others:
     """Others of a group."""
 
     def __init__(self) -> None:
         self.lost: list[Exception] = []
 
-    def tell(self, moves, arrays) -> None:
+    def send_step(self, moves, arrays) -> None:
         pass
 
-    def lose(self, error: Exception) -> None:
+    def on_step_failed(self, error: Exception) -> None:
         self.lost.append(error)
 
 
@@ -43,8 +43,8 @@ def test_a_device_that_does_not(runner, overlap):
     def wait_for(device):
         raise RuntimeError(f"{SAID}\nCUDA kernel errors might be reported at some other API call")
 
-    ranks = Ranks()
+    ranks = Others()
     lost = ModelRunner(runner._forward, overlap, ranks, wait_for)
-    with pytest.raises(DeviceLostError, match=f"^cpu answers no more: {SAID}$") as caught:
+    with pytest.raises(DeviceLostError, match=f"^cpu has failed: {SAID}$") as caught:
         lost.check()
     assert ranks.lost == [caught.value]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from engine_worker.runner.transfer import ALIGNED, pack, send, to_device, unpack
+from engine_worker.runner.transfer import ALIGNED, arrays_to_device, pack, to_device, unpack
 
 CPU = torch.device("cpu")
 SOME = st.lists(
@@ -28,7 +28,7 @@ def test_packed_arrays_come_out_as_they_went_in(arrays):
 
 @given(SOME)
 def test_on_a_cpu_nothing_is_copied(arrays):
-    for array, tensor in zip(arrays, to_device(arrays, CPU), strict=True):
+    for array, tensor in zip(arrays, arrays_to_device(arrays, CPU), strict=True):
         np.testing.assert_array_equal(tensor.numpy(), array)
         assert not array.size or np.shares_memory(tensor.numpy(), array)
 
@@ -40,19 +40,19 @@ class Pair(NamedTuple):
 
 def test_a_tree_keeps_its_shape():
     tree = Pair((torch.arange(3), None), Pair(7, torch.zeros(2, 2)))
-    assert send(tree, CPU) is tree
-    sent = send(tree, torch.device("meta"))
+    assert to_device(tree, CPU) is tree
+    sent = to_device(tree, torch.device("meta"))
     assert isinstance(sent, Pair)
     assert isinstance(sent.right, Pair)
     assert sent.left[1] is None
     assert sent.right.left == 7
     assert (sent.left[0].dtype, sent.left[0].shape, sent.left[0].device.type) == (torch.int64, (3,), "meta")
     assert (sent.right.right.dtype, sent.right.right.shape) == (torch.float32, (2, 2))
-    assert send(Pair(1, ()), torch.device("meta")) == Pair(1, ())
+    assert to_device(Pair(1, ()), torch.device("meta")) == Pair(1, ())
 
 
 def test_another_device_gets_tensors_of_the_same_shapes():
-    sent = to_device([np.arange(3), np.zeros((2, 0), np.int32), np.ones((2, 3), bool)], torch.device("meta"))
+    sent = arrays_to_device([np.arange(3), np.zeros((2, 0), np.int32), np.ones((2, 3), bool)], torch.device("meta"))
     assert [(x.dtype, tuple(x.shape), x.device.type) for x in sent] == [
         (torch.int64, (3,), "meta"),
         (torch.int32, (2, 0), "meta"),

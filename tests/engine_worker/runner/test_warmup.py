@@ -11,8 +11,8 @@ from engine_worker.runner import warmup
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.memory import MemoryTooSmallError
 from engine_worker.runner.warmup import FILTERED, capture_graphs, graphs_refused, largest_step, warm_up
-from engine_worker.sampling.choose import Filtered, Free
-from engine_worker.sampling.gumbel_max import by_torch
+from engine_worker.sampling.choose import Filtered, Unfiltered
+from engine_worker.sampling.gumbel_max import torch_gumbel_max
 from tests.engine_worker.models.checkpoints import CONFIGS
 from tests.fakes.graphs import FakeCapture
 from tests.fakes.paged_attention import PagedTorch
@@ -63,18 +63,18 @@ def test_a_warm_up_computes_and_samples_it_with_and_without_filters(monkeypatch,
     seen = []
 
     def sample(logits, plan, **options):
-        assert options == {"widen": False, "race": by_torch}
+        assert options == {"widen": False, "gumbel_max": torch_gumbel_max}
         (group,) = plan.groups
         assert group.edits is not None
-        assert plan.scored is not None
+        assert plan.logprob_rows is not None
         seen.append((logits.shape, type(group.choose), len(group.choose.keys)))
         return sampled(logits, plan, **options)
 
     sampled = warmup.sample
     monkeypatch.setattr(warmup, "sample", sample)
     warm_up(model, cache(1), attention, CONFIG, 30)
-    assert seen == [((6, 97), Free, 6), ((6, 97), Filtered, 6)]
-    warm_up(model, cache(1), attention, CONFIG, 30, race=None)
+    assert seen == [((6, 97), Unfiltered, 6), ((6, 97), Filtered, 6)]
+    warm_up(model, cache(1), attention, CONFIG, 30, gumbel_max=None)
     assert len(seen) == 2
 
 

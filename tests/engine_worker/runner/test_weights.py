@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.layers.shard import ALONE, Cut, Part, Shard
+from engine_worker.layers.shard import UNSHARDED, Cut, Shard, Span
 from engine_worker.models.registry import model_class
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
@@ -146,7 +146,7 @@ def test_each_rank_loads_its_shard(tmp_path, config, source):
     write_checkpoint(tmp_path, CONFIGS[config])
     checkpoint = open_written(tmp_path)
     found, told = [], []
-    for shard in (ALONE, Rank(0), Rank(1)):
+    for shard in (UNSHARDED, Rank(0), Rank(1)):
         model = _model(checkpoint, shard)
         cuts = model.cuts()
         if source == "files":
@@ -159,7 +159,7 @@ def test_each_rank_loads_its_shard(tmp_path, config, source):
     for name, tensor in whole.items():
         together = torch.full_like(tensor, torch.nan)
         for targets, cuts in ranks:
-            dim, part = cuts.get(name, Cut(0, Part.whole(len(tensor))))
+            dim, part = cuts.get(name, Cut(0, Span(0, len(tensor), len(tensor))))
             assert targets[name].shape[dim] == part.filled
             together.narrow(dim, part.end - part.filled, part.filled).copy_(targets[name])
         assert torch.equal(together, tensor), name

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engine_worker.runner.transfer import send
+from engine_worker.runner.transfer import to_device
 from engine_worker.sampling.choose import Chosen, Filtered
-from engine_worker.sampling.gumbel_max import Race, by_torch
-from engine_worker.sampling.logit_edits import Edits
-from engine_worker.sampling.sampler import Plan, Sampled, sample
+from engine_worker.sampling.gumbel_max import GumbelMax, torch_gumbel_max
+from engine_worker.sampling.logit_edits import LogitEdits
+from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample
 from engine_worker.step import Draw, Drawn
 from sluice.ring.params import SamplingParams
 
@@ -42,21 +42,21 @@ def tensors(
     before: Tensor | None = None,
     *,
     widen: bool = True,
-    race: Race = by_torch,
+    gumbel_max: GumbelMax = torch_gumbel_max,
 ) -> Sampled:
     """As they come."""
-    plan = Plan.of(draws, rows, *logits.shape, follows)
-    return sample(logits, send(plan, logits.device), before, widen=widen, race=race)
+    plan = SamplingPlan.of(draws, rows, *logits.shape, follows)
+    return sample(logits, to_device(plan, logits.device), before, widen=widen, gumbel_max=gumbel_max)
 
 
 def edit(
     scores: Tensor, draws: Sequence[Draw], follows: Mapping[int, int] = NOBODY, before: Tensor | None = None
 ) -> None:
     """In place."""
-    edits = Edits.of(draws, scores.shape[1], follows)
-    send(edits, torch.device("cpu")).apply(scores, before)
+    edits = LogitEdits.of(draws, scores.shape[1], follows)
+    to_device(edits, torch.device("cpu")).apply(scores, before)
 
 
 def filtered(scores: Tensor, draws: Sequence[Draw], *, widen: bool = True) -> Chosen:
     """Whatever the draws ask for."""
-    return send(Filtered.of(draws), scores.device)(scores, widen=widen)
+    return to_device(Filtered.of(draws), scores.device)(scores, widen=widen)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.sampling import kernels, noise
-from engine_worker.sampling.gumbel_max import by_torch
+from engine_worker.sampling.gumbel_max import torch_gumbel_max
 from tests.engine_worker.sampling.draws import draw, tensors
 from tests.examples import examples
 
@@ -29,7 +29,7 @@ def test_the_bits_of_a_token_are_the_same(key, ids):
     assert torch.equal(found, noise.random_bits(keys, tokens))
 
 
-def race(one, *arguments):
+def winners(one, *arguments):
     """[N] sums and [N] tokens of the winners."""
     sums, tokens = one(*arguments)
     peak, part = sums.max(dim=1, keepdim=True)
@@ -50,8 +50,8 @@ def test_winners_are_the_same(rows, size, padding, limited, seed):
     temperature = 0.1 + 2 * torch.rand(rows, 1, generator=generator)
     keys = torch.randint(-(1 << 63), (1 << 63) - 1, (rows, 1), generator=generator)
     threshold = scores.amax(dim=1, keepdim=True) / temperature - 1.0 if limited else None
-    expected = race(by_torch, scores, temperature, keys, threshold)
-    found = race(kernels.race, scores, temperature, keys, threshold)
+    expected = winners(torch_gumbel_max, scores, temperature, keys, threshold)
+    found = winners(kernels.triton_gumbel_max, scores, temperature, keys, threshold)
     assert torch.equal(found[1], expected[1])
     torch.testing.assert_close(found[0], expected[0], atol=1e-12, rtol=1e-12)
 
@@ -82,8 +82,8 @@ def test_a_near_tie_is_settled_in_float64(above):
     scores[:, first] = 30.0
     scores[:, other] = (30.0 + drawn[:, first] - drawn[:, other] + above).float()
     temperature = torch.ones(rows, 1)
-    expected = race(by_torch, scores, temperature, keys, None)
-    assert torch.equal(race(kernels.race, scores, temperature, keys, None)[1], expected[1])
+    expected = winners(torch_gumbel_max, scores, temperature, keys, None)
+    assert torch.equal(winners(kernels.triton_gumbel_max, scores, temperature, keys, None)[1], expected[1])
     assert set(expected[1].tolist()) == {first, other}
 
 
@@ -93,11 +93,14 @@ def test_a_near_tie_is_settled_in_float64(above):
 def test_what_is_no_number_takes_a_token_that_there_is(bad, places):
     scores = torch.randn(2, kernels.WIDTH + 5, generator=torch.Generator().manual_seed(0))
     scores[1, places] = bad
-    _, tokens = kernels.race(scores, torch.ones(2, 1), torch.tensor([[1], [2]]), None)
+    _, tokens = kernels.triton_gumbel_max(scores, torch.ones(2, 1), torch.tensor([[1], [2]]), None)
     assert tokens.min() >= 0
     assert tokens.max() < scores.shape[1]
     draws = [draw(seed=1), draw(seed=2)]
-    found, expected = tensors(scores, [0, 1], draws, race=kernels.race), tensors(scores, [0, 1], draws)
+    found, expected = (
+        tensors(scores, [0, 1], draws, gumbel_max=kernels.triton_gumbel_max),
+        tensors(scores, [0, 1], draws),
+    )
     assert found.valid.tolist() == expected.valid.tolist()
     assert torch.equal(found.tokens[expected.valid], expected.tokens[expected.valid])
 
@@ -106,6 +109,6 @@ def test_all_that_is_sampled_from_the_whole_vocabulary_goes_through_it():
     logits = 3 * torch.randn(40, 2000, generator=torch.Generator().manual_seed(3))
     kinds = ({}, {"min_p": 0.05}, {"temperature": 0.0}, {"top_k": 5}, {"repetition_penalty": 1.5, "prompt": [1, 2]})
     draws = [draw(seed=i, **kinds[i % len(kinds)]) for i in range(40)]
-    found = tensors(logits, range(40), draws, race=kernels.race)
+    found = tensors(logits, range(40), draws, gumbel_max=kernels.triton_gumbel_max)
     assert found.valid.all()
     assert torch.equal(found.tokens, tensors(logits, range(40), draws).tokens)

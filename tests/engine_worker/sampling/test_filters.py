@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.runner.transfer import send
+from engine_worker.runner.transfer import to_device
 from engine_worker.sampling import choose
 from engine_worker.sampling.filters import Filters, keep
 from sluice.ring.params import SamplingParams
@@ -18,7 +18,7 @@ def passing(logits: torch.Tensor, params: SamplingParams, candidates: int) -> se
     values, ids = logits.topk(candidates)
     scaled = (values / params.temperature)[None]
     mass = (logits / params.temperature - scaled[0, 0]).exp().sum().double().view(1, 1)
-    limits = send(Filters.of([params]), logits.device)
+    limits = to_device(Filters.of([params]), logits.device)
     kept, needs_more = keep(scaled, limits, mass, whole=candidates == len(logits))
     return None if needs_more.item() else set(ids[kept[0]].tolist())
 

@@ -31,7 +31,7 @@ def test_it_compiles(capability, limited, monkeypatch, tmp_path):
     from engine_worker.sampling import kernels
 
     constants = {**kernels.NOISE, "UNIT": kernels.UNIT, "LIMITED": limited, "WIDTH": kernels.WIDTH}
-    assert machine_code(kernels._race, capability, TYPES, constants)
+    assert machine_code(kernels._coarse_max, capability, TYPES, constants)
     types = {**TYPES, "exact": "*fp64", "count": "i32"}
     constants |= {"PARTS": 256, "MARGIN": kernels.MARGIN, "RELATIVE": kernels.RELATIVE}
-    assert machine_code(kernels._settle, capability, types, constants)
+    assert machine_code(kernels._exact_max, capability, types, constants)

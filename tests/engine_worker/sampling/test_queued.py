@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.runner.transfer import send
+from engine_worker.runner.transfer import to_device
 from engine_worker.sampling import choose
-from engine_worker.sampling.sampler import Plan, sample
+from engine_worker.sampling.sampler import SamplingPlan, sample
 from tests.engine_worker.sampling.draws import draw, edit, tensors
 from tests.examples import examples
 from tests.fakes.graphs import Recording
@@ -73,7 +73,7 @@ def logits() -> torch.Tensor:
 def test_nothing_waits(logits):
     """Neither for a number of the device nor for one on its way there."""
     draws = [draw(seed=i, prompt=[1, 2], output=[3, 4], **kind) for i, kind in enumerate(KINDS)]
-    plan = send(Plan.of(draws, range(8), 8, VOCAB, {5: 1}), logits.device)
+    plan = to_device(SamplingPlan.of(draws, range(8), 8, VOCAB, {5: 1}), logits.device)
     before = torch.tensor([7, 9])
     with Recording() as recording:
         found = sample(logits, plan, before, widen=False)
@@ -84,7 +84,7 @@ def test_nothing_waits(logits):
 
 
 def test_the_fake_device_would_have_noticed(logits):
-    plan = send(Plan.of([draw(top_p=0.5)], [0], 8, VOCAB, {}), logits.device)
+    plan = to_device(SamplingPlan.of([draw(top_p=0.5)], [0], 8, VOCAB, {}), logits.device)
     with pytest.raises(RuntimeError, match="not permitted"), Recording():
         sample(logits, plan)
     with pytest.raises(RuntimeError, match="not permitted"), Recording():
@@ -94,13 +94,13 @@ def test_the_fake_device_would_have_noticed(logits):
 def test_filters_that_let_more_pass_than_was_looked_at_are_told(logits, monkeypatch):
     monkeypatch.setattr(choose, "CANDIDATES", 16)
     flat = [draw(seed=1, top_p=0.9, temperature=9.0), draw(seed=2, temperature=0.0), draw(seed=3, top_p=0.1)]
-    plan = send(Plan.of(flat, [0, 1, 2], 8, VOCAB, {}), logits.device)
+    plan = to_device(SamplingPlan.of(flat, [0, 1, 2], 8, VOCAB, {}), logits.device)
     assert sample(logits, plan, widen=False).short
     whole = sample(logits, plan)
     assert whole.short is None
     monkeypatch.undo()
     assert torch.equal(tensors(logits, [0, 1, 2], flat).tokens, whole.tokens)
-    narrow = send(Plan.of(flat[1:], [1, 2], 8, VOCAB, {}), logits.device)
+    narrow = to_device(SamplingPlan.of(flat[1:], [1, 2], 8, VOCAB, {}), logits.device)
     assert not sample(logits, narrow, widen=False).short
-    greedy = send(Plan.of(flat[1:2], [1], 8, VOCAB, {}), logits.device)
+    greedy = to_device(SamplingPlan.of(flat[1:2], [1], 8, VOCAB, {}), logits.device)
     assert sample(logits, greedy, widen=False).short is None

@@ -26,7 +26,7 @@ def made(findings, tmp_path):
 
 
 def test_without_a_compiler_the_page_says_that_its_figures_mean_nothing(made, findings, monkeypatch):
-    monkeypatch.setattr(plan.compiler, "missing", lambda: "Triton misses a C compiler: install gcc")
+    monkeypatch.setattr(plan, "missing_compiler", lambda: "Triton needs a C compiler: install gcc")
     made._facts()
     assert findings.notes == [NO_COMPILER]
     assert NO_COMPILER in markdown(findings)

@@ -11,8 +11,7 @@ from bench.gpu.first import trial, trials
 from bench.gpu.first.trial import LAYERS, TrialPlace, subjects
 from bench.gpu.first.trials import avoiding, judge, places, try_in_child
 from bench.gpu.scale import tiny_scale
-from engine_worker.attention.backend import HeadShape
-from engine_worker.attention.refusal import Refusal, RefusedError
+from engine_worker.attention.backend import HeadShape, Refusal, RefusedError
 
 CPU = torch.device("cpu")
 PLACE = TrialPlace(HeadShape(2, 1, 16), 32, False, torch.float32, CPU)
@@ -38,8 +37,10 @@ def test_a_process_that_dies_is_told_with_the_place_it_died_at():
 
 
 def test_a_kernel_that_is_not_here_is_one_line():
-    output = lines("a", "b", ended="is not here: it needs a CUDA device", absent=True)
-    assert judge("Triton", output, "") == [Tried("Triton", "all", "is not here: it needs a CUDA device", absent=True)]
+    output = lines("a", "b", ended="is not available: it needs a CUDA device", absent=True)
+    assert judge("Triton", output, "") == [
+        Tried("Triton", "all", "is not available: it needs a CUDA device", absent=True)
+    ]
 
 
 def wrong(place):
@@ -58,7 +59,7 @@ def broken(place):
     ("one", "ended", "absent"),
     [
         (wrong, "is wrong: it is off by 2", False),
-        (missing, "is not here: No module named 'flash_attn'", True),
+        (missing, "is not available: No module named 'flash_attn'", True),
         (broken, "failed: no kernel image", False),
     ],
 )
@@ -75,7 +76,7 @@ def test_each_place_is_tried_many_times():
 
 @pytest.mark.process
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("title", "ended"), [("cpu", RUNS), ("Triton", "is not here: it needs a CUDA device")])
+@pytest.mark.parametrize(("title", "ended"), [("cpu", RUNS), ("Triton", "is not available: it needs a CUDA device")])
 def test_in_a_real_process(tmp_path, monkeypatch, title, ended):
     monkeypatch.setattr(trials, "ROUNDS", 2)
     given = places(tiny_scale(), torch.float32, CPU)

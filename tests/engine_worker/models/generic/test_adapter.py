@@ -74,7 +74,7 @@ def test_the_adapter_and_our_own_classes_agree(tmp_path, monkeypatch, name):
     model = write_checkpoint(tmp_path, CONFIGS[name])
     monkeypatch.setattr("engine_worker.models.registry.MODELS", {})
     runner = runner_of(tmp_path)
-    assert runner.choices["implementation_because"].startswith("there is no class of our own for ")
+    assert runner.choices["implementation_reason"].startswith("Sluice has no class of its own for ")
     check(runner, model)
 
 
@@ -125,10 +125,13 @@ def test_a_limit_narrows_the_windows(tmp_path):
     [
         ({"model_type": "nobody"}, "model_type 'nobody' is unknown to transformers"),
         ({"model_type": None}, "model_type 'None' is unknown"),
-        ({"architectures": ["OlmoForSequenceClassification"]}, "OlmoForSequenceClassification is no causal language"),
-        ({"architectures": None}, "no class of our own for no architecture.*none given is no causal language model"),
+        (
+            {"architectures": ["OlmoForSequenceClassification"]},
+            "OlmoForSequenceClassification is not a causal language",
+        ),
+        ({"architectures": None}, "no class of its own for no architecture.*none given is not a causal language model"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported"),
-        ({"num_hidden_layers": "two"}, "is no olmo configuration"),
+        ({"num_hidden_layers": "two"}, "is not a valid olmo configuration"),
         ({"is_encoder_decoder": True}, "has an encoder"),
     ],
 )

@@ -5,15 +5,15 @@ import time
 
 import pytest
 
-from engine_worker.parallel.commands import Heartbeat, Stop, encode
-from engine_worker.parallel.watch import Watch
+from engine_worker.parallel.commands import Heartbeat, Shutdown, encode
+from engine_worker.parallel.watchdog import Watchdog
 from tests.fakes.command_sender import CommandSender
 from tests.fakes.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
 STEP_SECONDS = 0.5
-COMMAND = [encode(Stop())]
+COMMAND = [encode(Shutdown())]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def since():
 
 @pytest.fixture
 def watch(sender, lost, since):
-    watch = Watch(
+    watch = Watchdog(
         sender,
         3,
         lambda rank: {2: "was killed by SIGKILL"}.get(rank),
@@ -83,10 +83,10 @@ def test_one_that_does_not_get_on_is_lost(sender, watch, lost):
     helper.start()
     assert wait_until(lambda: bool(lost))
     helper.join()
-    assert lost == ["rank 1 has not got on for 0.5 s"]
+    assert lost == ["rank 1 has made no progress for 0.5 s"]
 
 
-@pytest.mark.parametrize(("rank", "why"), [(1, "rank 1 has gone"), (2, "rank 2 was killed by SIGKILL")])
+@pytest.mark.parametrize(("rank", "why"), [(1, "rank 1 has disconnected"), (2, "rank 2 was killed by SIGKILL")])
 def test_one_that_has_gone_is_lost_at_once(sender, watch, lost, rank, why):
     watch.start()
     sender.left.add(rank)
@@ -127,7 +127,7 @@ def test_loading_may_take_longer(sender, watch, lost):
     keep_up(sender, [2], 0.3)
     assert not lost
     keep_up(sender, [2], 2.0)
-    assert lost == ["rank 1 has not got on for 0.5 s"]
+    assert lost == ["rank 1 has made no progress for 0.5 s"]
 
 
 def test_a_step_that_does_not_come_back(sender, watch, lost, since):
@@ -136,7 +136,7 @@ def test_a_step_that_does_not_come_back(sender, watch, lost, since):
     since.append(time.monotonic())
     watch.start()
     assert wait_until(lambda: bool(lost))
-    assert lost == ["a step has not come back for 0.5 s"]
+    assert lost == ["a step has not come back from the device for 0.5 s"]
 
 
 def test_steps_that_come_back_one_after_the_other(sender, watch, lost, since):

@@ -1,0 +1,89 @@
+"""Detects ranks that have died or make no progress, and a device that hangs."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from engine_worker.parallel.channel import ChannelError, Sender
+from engine_worker.parallel.commands import Heartbeat, encode
+
+TICK_SECONDS = 0.1
+HEARTBEAT_SECONDS = 1.0
+"""Between two heartbeats, so that neither idle ranks nor rank 0 are taken for dead."""
+HEARTBEAT = encode(Heartbeat())
+
+
+class Watchdog(threading.Thread):
+    """Watches the other ranks until `stop`, or until one of them is lost."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        size: int,
+        exit_reason: Callable[[int], str | None],
+        on_lost: Callable[[str], None],
+        waiting_since: Callable[[], float | None],
+        load_seconds: float,
+        step_seconds: float,
+    ) -> None:
+        """`exit_reason`: how the process of a rank has ended, if it has. `on_lost` gets the reason. `waiting_since`:
+        see `ModelRunner.waiting_since`. Time limits: `load_seconds` for the first command, which loads; `step_seconds`
+        for every other, and for a step to come back from the device."""
+        super().__init__(name="watchdog", daemon=True)
+        self._sender = sender
+        self._exit_reason = exit_reason
+        self._on_lost = on_lost
+        self._waiting_since = waiting_since
+        self._load_seconds = load_seconds
+        self._step_seconds = step_seconds
+        self._completed = dict.fromkeys(range(1, size), 0)
+        self._stalled = dict.fromkeys(range(1, size), 0.0)
+        self._since: float | None = None
+        self._waited = 0.0
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """From now on ranks may end."""
+        self._stopped.set()
+        if self.is_alive() and threading.current_thread() is not self:
+            self.join()
+
+    def run(self) -> None:
+        checked, since_heartbeat = time.monotonic(), 0.0
+        while not self._stopped.wait(TICK_SECONDS):
+            now = time.monotonic()
+            # If this process was suspended, the lack of progress meanwhile says nothing about the others.
+            passed, checked = min(now - checked, 2 * TICK_SECONDS), now
+            since_heartbeat += passed
+            try:
+                if since_heartbeat >= HEARTBEAT_SECONDS:
+                    since_heartbeat = 0.0
+                    # The first command must be the one that loads.
+                    if self._sender.sent and self._sender.idle():
+                        self._sender.send([HEARTBEAT])
+                reason = self._check(passed)
+            except ChannelError as error:
+                reason = self._check(0.0) or str(error)
+            if reason and not self._stopped.is_set():
+                self._on_lost(reason)
+                return
+
+    def _check(self, passed: float) -> str | None:
+        """Why the group is lost, if it is. `passed`: seconds since the previous check."""
+        sent = self._sender.sent
+        for rank, before in self._completed.items():
+            if self._sender.disconnected(rank):
+                return f"rank {rank} {self._exit_reason(rank) or 'has disconnected'}"
+            completed = self._completed[rank] = self._sender.completed(rank)
+            progress = completed > before or completed >= sent
+            self._stalled[rank] = 0.0 if progress else self._stalled[rank] + passed
+            limit = self._step_seconds if completed else self._load_seconds
+            if self._stalled[rank] > limit:
+                return f"rank {rank} has made no progress for {limit:g} s"
+        # A rank completes a step as soon as it is queued on its device, so a device that hangs shows only here.
+        since = self._waiting_since()
+        self._waited = self._waited + passed if since is not None and since == self._since else 0.0
+        self._since = since
+        if self._waited > self._step_seconds:
+            return f"a step has not come back from the device for {self._step_seconds:g} s"
+        return None
