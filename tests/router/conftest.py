@@ -43,7 +43,7 @@ class Client:
         return await self.generation.Generate(pb.GenerateRequest(spec=spec), **options)
 
     async def until_serving(self) -> None:
-        await self.until(lambda: self.router._members.ready.is_set())
+        await self.until(lambda: self.router._membership.ready.is_set())
 
     @staticmethod
     async def until(condition, seconds: float = 60.0) -> None:
@@ -52,7 +52,7 @@ class Client:
             assert time.monotonic() < deadline, "it did not happen in time"
             await asyncio.sleep(0.005)
 
-    def lines(self, event: str = "request") -> list[dict[str, Any]]:
+    def lines(self, event: str = "request_ended") -> list[dict[str, Any]]:
         return [line for line in self.logs if line["event"] == event]
 
 
@@ -103,7 +103,7 @@ async def start(ring, folder, checkpoint):
             stack.push_async_callback(channel.close)
             client = Client(router, channel, logs)
             if wait:
-                members = router._members
+                members = router._membership
                 await client.until(lambda: len(members.engines.usable) == len(router.settings.engines))
                 await client.until(lambda: len(members.detokenizers.usable) == len(router.settings.detokenizers))
             return client

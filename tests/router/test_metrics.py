@@ -65,7 +65,7 @@ async def test_requests_and_tokens_by_outcome(client, ring):
 
 async def test_lost_steps_and_listeners_are_seen(client, ring):
     assert scrape(client.router)("steps_listeners") == 0
-    with client.router._steps.listen():
+    with client.router._stats_broadcast.subscribe():
         assert scrape(client.router)("steps_listeners") == 1
     assert scrape(client.router)("steps_lost_total") == 0
 

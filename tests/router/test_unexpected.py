@@ -73,7 +73,7 @@ def check(client, details: Details) -> None:
     assert "OSError" not in repr(error)
     assert SECRET not in repr(error)
     assert SECRET not in repr(error.trailing_metadata())
-    (line,) = client.lines("call failed")
+    (line,) = client.lines("call_failed")
     assert line["error_id"] == details.info.metadata["error_id"]
     assert line["error_id"] in error.details()
     assert SECRET in line["exception"]

@@ -36,7 +36,7 @@ async def test_another_engine_that_gets_there_is_taken(ring, start):
     detokenizer = ring.add_detokenizer()
     client = await start()
     cut.cut_off = [detokenizer.address]
-    await client.until(lambda: any(peer.heartbeat.cut_off for peer in client.router._members.engines.heard))
+    await client.until(lambda: any(peer.heartbeat.cut_off for peer in client.router._membership.engines.heard))
     for _ in range(4):
         assert (await client.events(text_spec()))[-1].HasField("done")
     assert (len(cut.calls), len(other.calls)) == (0, 4)

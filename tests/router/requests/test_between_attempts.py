@@ -23,7 +23,7 @@ async def test_alone_in_its_ring_a_stream_waits_for_the_restart(ring, start):
     task = asyncio.ensure_future(client.events(text_spec(n=2, output=IDS)))
     await script.reached.wait()
     engine.beating = False
-    await client.until(lambda: client.lines("attempt given up"))
+    await client.until(lambda: client.lines("attempt_given_up"))
     await asyncio.sleep(0.3)
     assert not task.done()
     assert client.router._admission.live == 1

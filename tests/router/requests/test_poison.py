@@ -70,7 +70,7 @@ async def test_after_two_deaths_in_a_row_it_ends(two, ring, at, deaths):
     await two.until(lambda: nothing_left(two))
     suspects = two.router._suspects
     assert (suspects.poisoned, suspects.quarantines, suspects._held, suspects._waiting) == (1, 1, None, set())
-    assert len(two.lines("quarantine")) == len(two.lines("request kills engines")) == 1
+    assert len(two.lines("quarantine_entered")) == len(two.lines("poison_request_ended")) == 1
 
 
 async def test_one_that_was_aboard_by_chance_goes_on(two, ring):

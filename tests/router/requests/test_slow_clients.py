@@ -99,7 +99,7 @@ async def test_what_a_client_does_not_read_is_bounded_and_it_misses_nothing(ring
                 deltas.append(event.delta)
     check_whole(deltas, n)
     assert event.done.usage.completion_tokens == n * LENGTH
-    assert client.router._tally.recoveries.keys() == {"SLOW_CLIENT"}
+    assert client.router._counters.recoveries.keys() == {"SLOW_CLIENT"}
     await client.until(lambda: nothing_left(client))
 
 
@@ -140,7 +140,7 @@ async def test_streams_that_are_not_read_count_as_their_tenants(ring, start):
         call.cancel()
     await client.until(lambda: nothing_left(client))
     assert (await client.events(text_spec(), metadata=a))[-1].HasField("done")
-    assert not client.router._requests._open_of
+    assert not client.router._requests._open_by_tenant
 
 
 async def test_abort_while_paused(ring, start):
