@@ -117,10 +117,12 @@ class RouterApp:
 
     async def start(self) -> None:
         """Bind every port, then say hello to peers, then take calls."""
+        # The status server first: probes get an answer while the rest starts.
         if self.settings.metrics_port:
             self._status = self._serve_status()
         for listener in self._listeners:
             listener.bind()
+        # Every port is bound before the first hello: peers answer to an inbox that reads.
         self._inbox.start()
         membership = self._membership.run(
             self._dispatcher.on_peer_lost,
@@ -131,12 +133,13 @@ class RouterApp:
         reloads = self._access.reloads.run(self.settings.reload_interval)
         for listener in self._listeners:
             await listener.start()
+        has_admin = self.settings.admin_port is not None or self.settings.admin_on_main
         ended = (listener.ended() for listener in self._listeners)
         self.tasks = [asyncio.create_task(forever) for forever in (membership, reloads, self._touch_beacon(), *ended)]
         self._log.info(
             "ready",
             address=self._listeners[0].address,
-            admin_address=self._admin_address,
+            admin_address=self._listeners[-1].address if has_admin else None,
             inbox=self.address,
             model=self._model.name,
             router=self.settings.id,
@@ -165,11 +168,6 @@ class RouterApp:
             late_rows=self._dispatcher.late_rows,
             unknown_heartbeats=self._membership.engines.unknown + self._membership.detokenizers.unknown,
         )
-
-    @property
-    def _admin_address(self) -> str | None:
-        own_port = self.settings.admin_port is not None
-        return self._listeners[-1].address if own_port or self.settings.admin_on_main else None
 
     def _connect_ring(self, tokenizer: str) -> None:
         settings, security = self.settings, self.settings.security("router")
@@ -275,6 +273,7 @@ class RouterApp:
         return Listener(host, port, self.settings, self._access.certificates, handlers)
 
     async def _readmit(self, request: RequestState) -> Permit:
+        # No context tokens: its tenant was charged for them with the first permit.
         return await self._admission.acquire(request.spec.priority, 0, request.tenant, refusable=False)
 
     async def _touch_beacon(self) -> None:

@@ -76,7 +76,9 @@ class RingEvents:
         self._health.set(self._membership.ready.is_set() and not self._requests.closed)
         heartbeats = [peer.heartbeat for peer in self._membership.engines.usable if peer.heartbeat]
         capacity = sum(heartbeat.stats.max_requests for heartbeat in heartbeats)
+        # An engine holds more requests than one of its batches runs.
         places = sum(heartbeat.max_batch_size or heartbeat.stats.max_requests for heartbeat in heartbeats)
+        # Without an engine requests are admitted and wait for one, up to `peer_wait`, instead of being refused at once.
         self._admission.resize(min(self._max_live, capacity or self._max_live), places)
 
     def not_ready_because(self) -> str | None:

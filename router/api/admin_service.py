@@ -40,9 +40,9 @@ class AdminService:
     ) -> None:
         """`drain_seconds`: where a DrainRequest has no timeout."""
         self._membership = membership
+        self._placement = placement
         self._serving = serving
         self._stats_broadcast = stats_broadcast
-        self._cache_flush = CacheFlush(membership, placement)
         self._drain = drain
         self._drain_seconds = drain_seconds
         self._start = _now()
@@ -75,37 +75,20 @@ class AdminService:
         return pb.DrainResponse(aborted=await self._drain.run(timeout))
 
     async def flush_cache(self, _: pb.FlushCacheRequest, __: Context) -> pb.FlushCacheResponse:
-        """On every engine. Blocks that live requests hold stay."""
-        return pb.FlushCacheResponse(blocks_freed=await self._cache_flush.run())
+        """On every live engine, requested over the ring and acknowledged by the heartbeats.
 
-    def _stats(self) -> pb.Stats:
-        engines, detokenizers = self._membership.engines, self._membership.detokenizers
-        return pb.Stats(
-            time=_now(),
-            engines=[step_message(peer.heartbeat, peer.heartbeat.stats) for peer in engines.heard if peer.heartbeat],
-            detokenizers=[_detokenizer_message(peer.heartbeat) for peer in detokenizers.heard if peer.heartbeat],
-            serving_model_fingerprint=self._serving.choose(engines.usable),
-        )
-
-
-class CacheFlush:
-    """Drops the prefix cache of every live engine: requested over the ring, acknowledged by the heartbeats."""
-
-    def __init__(self, membership: Membership, placement: Placement) -> None:
-        self._membership = membership
-        self._placement = placement
-
-    async def run(self) -> int:
-        """Blocks freed on all engines. Raises RequestError NO_ENGINE, ENGINE_LOST where one does not answer in time."""
+        Blocks that live requests hold stay. Raises RequestError NO_ENGINE, and ENGINE_LOST where an answer is late.
+        """
         engines = self._membership.engines.heard
         if not engines:
             raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
         number = secrets.randbits(63)
         try:
             async with asyncio.timeout(FLUSH_SECONDS):
-                return sum(await asyncio.gather(*(self._flush(engine, number) for engine in engines)))
+                freed = await asyncio.gather(*(self._flush(engine, number) for engine in engines))
         except TimeoutError:
             raise RequestError(ErrorCode.ENGINE_LOST, f"an engine did not answer for {FLUSH_SECONDS:g} s") from None
+        return pb.FlushCacheResponse(blocks_freed=sum(freed))
 
     async def _flush(self, engine: EnginePeer, number: int) -> int:
         while engine.alive and not engine.lane.send(Flush(engine.epoch, number)):
@@ -117,6 +100,15 @@ class CacheFlush:
                 return blocks
             await asyncio.sleep(FLUSH_POLL_SECONDS)
         raise RequestError(ErrorCode.ENGINE_LOST, f"the engine {engine.name} was lost")
+
+    def _stats(self) -> pb.Stats:
+        engines, detokenizers = self._membership.engines, self._membership.detokenizers
+        return pb.Stats(
+            time=_now(),
+            engines=[step_message(peer.heartbeat, peer.heartbeat.stats) for peer in engines.heard if peer.heartbeat],
+            detokenizers=[_detokenizer_message(peer.heartbeat) for peer in detokenizers.heard if peer.heartbeat],
+            serving_model_fingerprint=self._serving.choose(engines.usable),
+        )
 
 
 def _check_range(field: str, found: float, least: float) -> None:

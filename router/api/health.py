@@ -30,6 +30,7 @@ class HealthService:
         """Wake all watchers where that is a change."""
         if serving != self._serving:
             self._serving = serving
+            # A fresh event for the next change, so that each watcher sees this one exactly once.
             self._changed.set()
             self._changed = asyncio.Event()
 

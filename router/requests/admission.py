@@ -73,6 +73,7 @@ class FairShare:
         """A request of this tenant arrives."""
         if tenant not in self._present:
             floor = min((self._served[other] for other in self._present), default=0.0)
+            # Absent tenants at or below the floor would start at the floor anyway: forget them.
             behind = [other for other, served in self._served.items() if other not in self._present and served <= floor]
             for other in behind:
                 del self._served[other]
@@ -233,6 +234,7 @@ class Admission:
         if self.live >= self._capacity:
             return False
         if not self._tenants_named:
+            # There is no other tenant to reserve places for.
             return True
         reserved = max(1, round(self._reserved_fraction * self._places)) if self._reserved_fraction else 0
         if self.live < self._places - reserved:
@@ -252,6 +254,7 @@ class Admission:
                 del self._queues[tenant]
             self._count(waiter, -1)
             if waiter.admitted.done():
+                # Cancelled, but its coroutine has not run yet; `_remove` must not count it off twice.
                 waiter.gone = True
                 self.shares.leave(tenant)
             else:

@@ -14,7 +14,7 @@ from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
 from router.requests.registry import Requests
 from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState, Route
+from router.requests.request_state import Attempt, RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
 from router.validate.context import fit
@@ -64,24 +64,25 @@ class AttemptSender:
         """
         self._serving.check(request, self._membership.engines.all)
         if request.preparing:
-            # The pipeline has checked the prompt already, to refuse it before it queues. Only now is it known which
-            # engines may take it, and they may hold less than those of that time.
+            # Checked again after the pipeline: only now is it known which engines may take it, and these may hold less.
             longest = self._longest(self._reachable(request).engines.values())
             request.settle_max_tokens(fit(request.spec, len(request.prompt), longest))
         found = self._candidates(request)
+        # Only where the Submit would arrive: a full or unconnected lane refuses it, a quarantined engine sends it back.
         ready = {epoch: peer for epoch, peer in found.engines.items() if peer.lane.ready() and not peer.quarantined}
         ring_size = self._ring_size()
         alone = self._suspects.is_quarantined(request.suspicion, ring_size)
         found = self._keep_suspects_apart(request, found._replace(engines=ready), ring_size if alone else None)
         if not found:
             return False
-        route = self._choose(request, found.without(request.avoided) or found)
-        if not route.engine.lane.send(self._submit_message(request, route, alone)):
+        # Peers where it failed before are better than none.
+        attempt = self._place(request, found.without(request.avoided) or found)
+        if not attempt.engine.lane.send(self._submit_message(request, attempt, alone)):
             return False
         if alone:
-            self._enter_quarantine(request, route)
-        self._placement.charge(route.choice)
-        self._requests.enter_ring(request, route)
+            self._enter_quarantine(request, attempt)
+        self._placement.charge(attempt.choice)
+        self._requests.enter_ring(request, attempt)
         return True
 
     def no_peers_error(self, request: RequestState) -> RequestError:
@@ -98,35 +99,36 @@ class AttemptSender:
         """Tokens of this attempt have come, so its prompt is computed."""
         if not request.attempt.has_tokens:
             request.on_first_token()
-            self._placement.begun(request.attempt.route.choice)
+            self._placement.begun(request.attempt.choice)
 
-    def cancel(self, request: RequestState) -> None:
-        """Stop the attempt at its engine. It stays on the ring until its terminal rows come. Idempotent."""
-        if request.phase is RequestPhase.ON_RING:
-            request.move_to(RequestPhase.CANCELLING)
-            self._send_cancel(request)
+    def cancel(self, request: RequestState, sequence: int | None = None) -> None:
+        """Stop the attempt, or one sequence of it, at its engine; no effect where all of it is being cancelled.
 
-    def cancel_sequence(self, request: RequestState, sequence: int) -> None:
-        """Stop one sequence at its engine, for the detokenizer found its end."""
+        It stays on the ring until its terminal rows come.
+        """
         if request.phase is RequestPhase.ON_RING:
+            if sequence is None:
+                request.move_to(RequestPhase.CANCELLING)
             self._send_cancel(request, sequence)
-
-    def finish(self, request: RequestState) -> None:
-        """Every terminal row has come."""
-        self._leave_ring(request, RequestPhase.ENDED)
 
     def give_up(self, request: RequestState, phase: RequestPhase) -> None:
         """Stop waiting for the attempt on the ring; rows that still come of it are late. `phase` is the next one."""
-        route = request.attempt.route
+        attempt = request.attempt
         # Even where a Cancel was sent before: that may be what was lost. An engine's successor does not need it.
-        if route.engine in self._membership.engines.all:
+        if attempt.engine in self._membership.engines.all:
             self._send_cancel(request)
         # A detokenizer's successor may have rows of it: engines send to its address, not to its epoch.
         for peer in self._membership.detokenizers.all:
-            if peer.address == route.detokenizer.address:
-                self._cancels.send(peer, Drop(request.number, request.attempt.number))
-        self._leave_ring(request, phase)
+            if peer.address == attempt.detokenizer.address:
+                self._cancels.send(peer, Drop(request.number, attempt.number))
+        self.leave_ring(request, phase)
         request.log.forget_start()
+
+    def leave_ring(self, request: RequestState, phase: RequestPhase) -> None:
+        """No row of its attempt is awaited any more."""
+        self._placement.release(request.attempt.choice, request.attempt.has_tokens)
+        self._suspects.leave_quarantine(request.suspicion)
+        self._requests.leave_ring(request, phase)
 
     def forget_peer(self, peer: EnginePeer | DetokenizerPeer, gone: bool) -> None:
         """It was lost, with its load and its cache; `gone`: its lane will be closed."""
@@ -135,16 +137,14 @@ class AttemptSender:
             self._cancels.forget(peer)
 
     def close(self) -> None:
-        """Send nothing more."""
         self._cancels.close()
 
     def _candidates(self, request: RequestState) -> "_Candidates":
         """Peers whose engines can hold all of it."""
         total = len(request.prompt) + request.max_tokens
         found = self._reachable(request)
-        able = [
-            peer for peer in found.engines.values() if peer.heartbeat and peer.heartbeat.max_sequence_tokens >= total
-        ]
+        engines = found.engines.values()
+        able = [peer for peer in engines if peer.heartbeat and peer.heartbeat.max_sequence_tokens >= total]
         return found._replace(engines={peer.epoch: peer for peer in able})
 
     def _reachable(self, request: RequestState) -> "_Candidates":
@@ -153,7 +153,7 @@ class AttemptSender:
         serving = self._serving.engines_for(request, found.engines.values())
         return found._replace(engines={peer.epoch: peer for peer in serving})
 
-    def _choose(self, request: RequestState, found: "_Candidates") -> Route:
+    def _place(self, request: RequestState, found: "_Candidates") -> Attempt:
         engines, detokenizers = found
         choice = self._placement.choose(
             [peer.heartbeat for peer in engines.values() if peer.heartbeat],
@@ -162,7 +162,8 @@ class AttemptSender:
             request.spec.salt,
             request.spec.n,
         )
-        return Route(engines[choice.engine], detokenizers[choice.detokenizer], choice)
+        engine, detokenizer = engines[choice.engine], detokenizers[choice.detokenizer]
+        return Attempt(request.attempts, engine, detokenizer, choice, request.log.received)
 
     def _longest(self, engines: Iterable[EnginePeer]) -> int:
         known = [peer.heartbeat.max_sequence_tokens for peer in engines if peer.heartbeat]
@@ -177,28 +178,29 @@ class AttemptSender:
         """The engine of the quarantine for a suspect, which comes with the ring's size; the others for the others."""
         loads = {epoch: self._placement.requests(epoch) for epoch in found.engines}
         if ring_size is not None:
-            return found.only(self._suspects.quarantine(request.suspicion, loads, ring_size))
+            epoch = self._suspects.quarantine(request.suspicion, loads, ring_size)
+            return found._replace(engines={} if epoch is None else {epoch: found.engines[epoch]})
         reserved = self._suspects.reserved(loads)
         return found if reserved is None else found.without({reserved})
 
-    def _enter_quarantine(self, request: RequestState, route: Route) -> None:
-        self._suspects.enter_quarantine(request.suspicion, route.engine.epoch)
+    def _enter_quarantine(self, request: RequestState, attempt: Attempt) -> None:
+        self._suspects.enter_quarantine(request.suspicion, attempt.engine.epoch)
         self._log.info(
             "quarantine_entered",
             request_id=request.spec.request_id,
-            attempt=request.attempts,
-            engine=route.engine.name,
+            attempt=attempt.number,
+            engine=attempt.engine.name,
             engine_deaths=request.suspicion.deaths,
         )
 
-    def _submit_message(self, request: RequestState, route: Route, alone: bool) -> Submit:
+    def _submit_message(self, request: RequestState, attempt: Attempt, alone: bool) -> Submit:
         spec, stopping = request.spec, request.spec.stopping
         elapsed = time.monotonic() - request.arrived
-        assert route.detokenizer.heartbeat is not None  # noqa: S101 - only peers with a heartbeat are chosen
+        assert attempt.detokenizer.heartbeat is not None  # noqa: S101 - only peers with a heartbeat are chosen
         return Submit(
             request=request.number,
-            attempt=request.attempts,
-            engine_epoch=route.engine.epoch,
+            attempt=attempt.number,
+            engine_epoch=attempt.engine.epoch,
             name=spec.request_id,
             prompt=request.prompt,
             n=spec.n,
@@ -207,8 +209,9 @@ class AttemptSender:
             text=msgspec.structs.replace(spec.text, interval=request.interval),
             priority=spec.priority,
             salt=spec.salt,
+            # Never negative, which is out of bounds: where the time is up, the engine ends it with TIME_LIMIT.
             time_limit=None if spec.time_limit is None else max(0.001, spec.time_limit - elapsed),
-            detokenizer=route.detokenizer.heartbeat.address,
+            detokenizer=attempt.detokenizer.heartbeat.address,
             router=self._address,
             retention=request.retention,
             resume=request.log.resume,
@@ -218,13 +221,7 @@ class AttemptSender:
 
     def _send_cancel(self, request: RequestState, sequence: int | None = None) -> None:
         attempt = request.attempt
-        cancel = Cancel(request.number, attempt.number, attempt.route.engine.epoch, sequence)
-        self._cancels.send(attempt.route.engine, cancel)
-
-    def _leave_ring(self, request: RequestState, phase: RequestPhase) -> None:
-        self._placement.release(request.attempt.route.choice, request.attempt.has_tokens)
-        self._suspects.leave_quarantine(request.suspicion)
-        self._requests.leave_ring(request, phase)
+        self._cancels.send(attempt.engine, Cancel(request.number, attempt.number, attempt.engine.epoch, sequence))
 
 
 class _Candidates(NamedTuple):
@@ -238,10 +235,6 @@ class _Candidates(NamedTuple):
         by_epoch = {peer.epoch: peer for peer in detokenizers}
         able = [peer for peer in engines if any(reaches(peer, to) for to in by_epoch.values())]
         return cls({peer.epoch: peer for peer in able}, by_epoch)
-
-    def only(self, epoch: int | None) -> "_Candidates":
-        """With this engine, or without any."""
-        return self._replace(engines={} if epoch is None else {epoch: self.engines[epoch]})
 
     def without(self, avoided: Collection[int]) -> "_Candidates":
         """Without these epochs, where others are left."""
@@ -263,6 +256,7 @@ class CancelQueue:
 
     def send(self, peer: EnginePeer | DetokenizerPeer, cancel: Cancel | Drop) -> None:
         waiting = self._unsent.get(peer)
+        # Behind the messages that wait already, so that their order is kept.
         if waiting is None and peer.lane.send(cancel):
             return
         self._unsent.setdefault(peer, {})[cancel] = None

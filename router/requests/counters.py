@@ -36,6 +36,7 @@ class RequestCounters:
         now, sequence = time.monotonic(), request.log.sequences[index]
         if sequence.last_at is not None:
             self.inter_token_seconds.observe((now - sequence.last_at) / count, count)
+        # The first token of the request; the first of its other sequences is between no two tokens, and counts nowhere.
         elif all(other.last_at is None for other in request.log.sequences):
             self.first_token_seconds.observe(now - request.arrived)
         sequence.last_at = now

@@ -69,6 +69,7 @@ class Dispatcher:
         """
         deadline = time.monotonic() + self._peer_wait
         await self._membership.wait(deadline)
+        # Polled, because a lane gives no sign when it has room again.
         while request.log.open and not self._attempts.try_submit(request):
             await asyncio.sleep(FULL_LANE_RETRY_SECONDS)
             await self._membership.wait(deadline)
@@ -131,11 +132,8 @@ class Dispatcher:
 
     def on_messages_lost_between(self, engine: int, detokenizer: DetokenizerPeer) -> int:
         """The same for messages of the engine with this epoch to that detokenizer."""
-        concerned = []
-        for request in self._requests.on_ring:
-            route = request.attempt.route
-            if route.engine.epoch == engine and route.detokenizer is detokenizer:
-                concerned.append(request)
+        at = [request for request in self._requests.on_ring if request.attempt.detokenizer is detokenizer]
+        concerned = [request for request in at if request.attempt.engine.epoch == engine]
         if concerned:
             name = concerned[0].engine
             self._lose_all(concerned, ErrorCode.ROWS_LOST, f"messages of {name} to {detokenizer.name} were lost")
@@ -160,7 +158,7 @@ class Dispatcher:
         """Give up the attempts whose engine reports that it cannot reach their detokenizer."""
         cut_off = [peer for peer in self._membership.engines.heard if peer.heartbeat and peer.heartbeat.cut_off]
         for request in self._requests.on_ring if cut_off else ():
-            engine, detokenizer = request.attempt.route.engine, request.attempt.route.detokenizer
+            engine, detokenizer = request.attempt.engine, request.attempt.detokenizer
             if engine in cut_off and not reaches(engine, detokenizer):
                 self.lose_attempt(request, ErrorCode.ROWS_LOST, f"{engine.name} cannot reach {detokenizer.name}")
 
@@ -231,17 +229,21 @@ class Dispatcher:
         failed = row.end is not None and row.end.reason is FinishReason.ERROR
         if row.tokens:
             self._attempts.on_tokens(request)
+        # The tokens of a row that reports a failure count, but its end does not: another attempt may follow.
         appended = request.log.append(row._replace(end=None) if failed else _timed(request, row))
         if appended is Appended.TAKEN and row.tokens:
             self._counters.on_tokens(request, row.sequence, len(row.tokens))
             request.charge_output(len(row.tokens))
+            # Beyond the token at which it may have killed an engine: others may share its engine again.
             if request.suspicion.suspected and request.progressed:
                 self._suspects.clear(request.suspicion)
         if appended is Appended.HOLE and not failed:
             message = f"rows of sequence {row.sequence} are missing before {row.offset}"
             self.lose_attempt(request, ErrorCode.ROWS_LOST, message)
         elif row.end is not None:
+            # Also where the log refused the row, as after a fault: the attempt has ended all the same.
             self._end_sequence(request, row.sequence, row.end)
+        # Not while it is being cancelled: a pause would submit it again.
         if request.phase is RequestPhase.ON_RING and self._recovery.too_slow(request):
             self._recovery.pause(request)
 
@@ -252,14 +254,13 @@ class Dispatcher:
             return
         if end.reason is FinishReason.STOP_STRING:
             # The detokenizer found it, and it has no lane to the engine: only the router can tell the engine.
-            self._attempts.cancel_sequence(request, sequence)
+            self._attempts.cancel(request, sequence)
         if request.on_terminal(sequence):
-            self._attempts.finish(request)
+            self._attempts.leave_ring(request, RequestPhase.ENDED)
 
 
 def _is_at(request: RequestState, peer: EnginePeer | DetokenizerPeer) -> bool:
-    route = request.attempt.route
-    return peer is route.engine or peer is route.detokenizer
+    return peer is request.attempt.engine or peer is request.attempt.detokenizer
 
 
 def _timed(request: RequestState, row: TextRow) -> TextRow:

@@ -30,6 +30,7 @@ class Drain:
         Their clients get DRAINING after all that has come, and resume at another router.
         """
         self._requests.close()
+        # Health says NOT_SERVING before anything ends, so that load balancers send new calls elsewhere.
         self._on_begin()
         if await self.wait_idle(seconds):
             return 0

@@ -58,6 +58,7 @@ class RequestPipeline:
         Raises RequestError.
         """
         request = self._enter(message, caller, peer, streaming)
+        # What stays where the call is cancelled, since CancelledError is no Exception.
         outcome = status = "CANCELLED"
         refusal: dict[str, Any] = {}
         try:
@@ -76,6 +77,7 @@ class RequestPipeline:
             outcome = status = "INTERNAL"
             raise
         finally:
+            # The log first: a closed log is how the dispatcher knows that no other attempt is wanted.
             request.log.close()
             self._dispatcher.close_request(request)
             self._requests.remove(request)
@@ -93,6 +95,7 @@ class RequestPipeline:
     def _enter(
         self, message: generation_pb2.GenerationSpec, caller: Principal, peer: str, streaming: bool
     ) -> RequestState:
+        # Not validated yet, so shortened and escaped for the log.
         request_id = logged(message.request_id)
         try:
             spec = parse(message, self._model, self._limits, streaming)
@@ -116,6 +119,7 @@ class RequestPipeline:
             async with preparation:
                 await self._prepare(request)
         except TimeoutError:
+            # Some other timeout within the preparation, which is a fault.
             if not preparation.expired():
                 raise
         if request.preparing:
@@ -128,6 +132,8 @@ class RequestPipeline:
         self._admission.check(request.tenant)
         tokens = await self._text.tokens(spec.prompt)
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
+        # Checked again at the first submit, when it is known which engines may take it; here, so that a prompt that no
+        # engine can hold is refused at once and does not wait in the queue first.
         fit(spec, len(prompt), self._dispatcher.context_tokens)
         request.on_tokenized(prompt, spec.retention.params(len(tokens), len(prompt)))
         context_tokens = len(prompt) + spec.resumed_tokens

@@ -86,13 +86,15 @@ class Recovery:
         """Give up the attempt on the ring; whether another one follows, as soon as peers can take it."""
         refused = error.code is ErrorCode.QUARANTINE
         if refused:
-            request.attempt.route.engine.refuses = True
+            # Its heartbeats will say so too; until the next one comes, no other request shall go there.
+            request.attempt.engine.refuses = True
         request.on_attempt_lost(accepted=not refused, avoid=error.code in AVOID_PEERS)
         wanted = request.log.open and not request.aborted
         if not wanted or error.code not in RECOVERABLE or request.fruitless >= self._patience.attempts:
             self._attempts.give_up(request, RequestPhase.ENDED)
             return False
         self._attempts.give_up(request, RequestPhase.RECOVERING)
+        # Not for a paused request: it waits for its client, and needs no engine meanwhile.
         self._suspects.wait(request.suspicion)
         self._begin(request, error)
         return True
@@ -135,6 +137,7 @@ class Recovery:
 
     async def _run(self, request: RequestState, error: RequestError) -> None:
         limit = request.spec.time_limit
+        # The time limit counts from the arrival, not from this attempt.
         left = None if limit is None else max(0.0, request.arrived + limit - time.monotonic())
         try:
             async with asyncio.timeout(left):
@@ -165,6 +168,7 @@ class Recovery:
                 while not await self._try(request):
                     await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError:
+            # The client has caught up: what is missing now is a peer, so the error must not blame the client.
             code = ErrorCode.NO_ENGINE if error.code is ErrorCode.SLOW_CLIENT else error.code
             message = f"{error.message}; for {self._patience.seconds:g} s no peers could take it over"
             raise RequestError(code, message) from None

@@ -6,7 +6,7 @@ from collections import Counter
 
 from router.errors import RequestError
 from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState, Route
+from router.requests.request_state import Attempt, RequestState
 from router.validate.spec import Spec
 from sluice.ring.errors import ErrorCode
 
@@ -93,9 +93,9 @@ class Requests:
         if not self._open:
             self.idle.set()
 
-    def enter_ring(self, request: RequestState, route: Route) -> None:
+    def enter_ring(self, request: RequestState, attempt: Attempt) -> None:
         """An attempt was submitted."""
-        request.on_submitted(route)
+        request.on_submitted(attempt)
         self._on_ring[request.number] = request
 
     def leave_ring(self, request: RequestState, phase: RequestPhase) -> None:
@@ -116,6 +116,7 @@ class Requests:
             )
 
     def _new_number(self) -> int:
+        # Random, for engines serve several routers and may still hold requests of one that was restarted.
         while (number := secrets.randbits(63)) in self._on_ring:
             pass
         return number

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from router.peers.peers import DetokenizerPeer, EnginePeer
@@ -17,24 +17,18 @@ from sluice.ring.wire import PROBATION_TOKENS, Started, Times
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """The peers of an attempt, and what placement charged for it."""
-
-    engine: EnginePeer
-    detokenizer: DetokenizerPeer
-    choice: Choice
-
-
-@dataclass(frozen=True, slots=True)
 class Attempt:
     """One submission of a request to an engine."""
 
     number: int
-    route: Route
-    submitted: float
-    """On time.monotonic's clock, as all times here."""
+    engine: EnginePeer
+    detokenizer: DetokenizerPeer
+    choice: Choice
+    """What placement charges for it."""
     tokens_before: int
     """Tokens received by the attempts before this one."""
+    submitted: float = field(default_factory=lambda: time.monotonic())
+    """On time.monotonic's clock, as all times here."""
     started: bool = False
     """The engine reported its start."""
     has_tokens: bool = False
@@ -116,11 +110,11 @@ class RequestState:
     @property
     def engine(self) -> str | None:
         """Name of the latest attempt's engine."""
-        return self._attempt.route.engine.name if self._attempt else None
+        return self._attempt.engine.name if self._attempt else None
 
     @property
     def detokenizer(self) -> str | None:
-        return self._attempt.route.detokenizer.name if self._attempt else None
+        return self._attempt.detokenizer.name if self._attempt else None
 
     @property
     def model(self) -> str:
@@ -186,7 +180,9 @@ class RequestState:
             return found
         before = self.attempt.submitted - self._submitted
         if self._first_tokens is None or self._first_tokens >= self.attempt.submitted:
+            # No earlier attempt brought a token: all the time before this one is waiting.
             return Times(before + found.queue, found.context, found.generation)
+        # An earlier attempt did: what came after its first token is generation, this attempt's start included.
         context = self._first_tokens - self._submitted
         return Times(0.0, context, before - context + found.queue + found.context + found.generation)
 
@@ -214,20 +210,20 @@ class RequestState:
     def settle_max_tokens(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
 
-    def on_submitted(self, route: Route) -> None:
+    def on_submitted(self, attempt: Attempt) -> None:
         self.move_to(RequestPhase.ON_RING)
-        now = time.monotonic()
-        self._attempt = Attempt(self._attempts, route, now, self.log.received)
+        self._attempt = attempt
         self._attempts += 1
         if self._submitted is None:
-            self._submitted = now
-        if route.engine.heartbeat is not None:
-            self._model = route.engine.heartbeat.fingerprint
+            self._submitted = attempt.submitted
+        if attempt.engine.heartbeat is not None:
+            self._model = attempt.engine.heartbeat.fingerprint
 
     # On the ring.
 
     def on_started(self, started: Started) -> None:
         """The engine has begun the attempt; of the first start the tenant is credited with the cached tokens."""
+        # A later attempt finds the prompt cached by the first one, which has been charged for it.
         if self._attempts == 1 and self.log.started is None and self._permit is not None:
             self._permit.credit_cached(min(started.cached_tokens, len(self._prompt)))
         self._attempt = replace(self.attempt, started=True)
@@ -271,8 +267,7 @@ class RequestState:
         else:
             self._fruitless += accepted
         if avoid:
-            route = self.attempt.route
-            self._avoided |= {route.engine.epoch, route.detokenizer.epoch}
+            self._avoided |= {self.attempt.engine.epoch, self.attempt.detokenizer.epoch}
 
     def end(self) -> None:
         """Nothing was submitted, or no attempt will follow. Idempotent."""

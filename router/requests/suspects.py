@@ -37,12 +37,6 @@ class Suspicion:
     """An engine died under one of its attempts."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Death:
-    at: float
-    aboard: frozenset[Suspicion]
-
-
 class Suspects:
     """The rule, and this router's only quarantine at a time. It knows requests by their `Suspicion`."""
 
@@ -53,8 +47,8 @@ class Suspects:
         """Requests that were convicted."""
         self.patience = patience
         self._clock = clock
-        self._deaths: deque[_Death] = deque(maxlen=MAX_DEATHS_KEPT)
-        """Of engines and detokenizers, without those that a conviction explains."""
+        self._deaths: deque[tuple[float, frozenset[Suspicion]]] = deque(maxlen=MAX_DEATHS_KEPT)
+        """Of engines and detokenizers, without those that a conviction explains: when, and which requests aboard."""
         self._waiting: set[Suspicion] = set()
         """Requests between two attempts, the next of them in quarantine."""
         self._others_waiting: set[Suspicion] = set()
@@ -80,7 +74,7 @@ class Suspects:
 
     def peer_died(self, aboard: Mapping[Suspicion, bool]) -> None:
         """Count a death, of an engine or a detokenizer, towards chance for all requests that were not aboard."""
-        self._deaths.append(_Death(self._clock(), frozenset(aboard)))
+        self._deaths.append((self._clock(), frozenset(aboard)))
 
     def clear(self, one: Suspicion) -> None:
         """It has progressed, so it is no suspect any more."""
@@ -93,6 +87,8 @@ class Suspects:
             return False
         by_chance = self._by_chance(one)
         patience = min(self.patience, VACATE_SECONDS) if by_chance else self.patience
+        # In a ring of one engine a quarantine stops all other requests, and after deaths by chance it may be pointless:
+        # both ask for one death more.
         enough = POISON_DEATHS - 1 if engines > 1 and not by_chance else POISON_DEATHS
         return one.deaths >= enough and self._clock() - one.since <= patience
 
@@ -139,14 +135,15 @@ class Suspects:
         if one.deaths < POISON_DEATHS + self._by_chance(one):
             return False
         self.poisoned += 1
-        kept = [death for death in self._deaths if one not in death.aboard]
+        # These deaths are explained now, and must not excuse another request as chance.
+        kept = [(at, aboard) for at, aboard in self._deaths if one not in aboard]
         self._deaths = deque(kept, maxlen=MAX_DEATHS_KEPT)
         return True
 
     def _by_chance(self, one: Suspicion) -> bool:
         """Whether peers die so often without it that its own deaths may well be chance."""
         since = self._clock() - OTHER_SECONDS
-        return sum(death.at > since and one not in death.aboard for death in self._deaths) >= OTHER_DEATHS
+        return sum(at > since and one not in aboard for at, aboard in self._deaths) >= OTHER_DEATHS
 
 
 def _least_loaded(loads: Mapping[int, int]) -> int:

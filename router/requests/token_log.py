@@ -161,6 +161,7 @@ class RequestLog:
 
     def reader_behind(self, most: int) -> bool:
         """Whether more than `most` tokens wait while the reader is in a write."""
+        # A reader that awaits `changed` has taken all that can be shown: the rest waits for text, not for the client.
         return self.undelivered > most and self._reader is None
 
     def finish(self, reason: FinishReason) -> None:

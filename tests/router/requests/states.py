@@ -8,7 +8,7 @@ from router.peers.peers import Peer
 from router.peers.placement import Choice
 from router.requests.admission import Admission, Permit
 from router.requests.request_phase import TRANSITIONS, RequestPhase
-from router.requests.request_state import RequestState, Route
+from router.requests.request_state import Attempt, RequestState
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.params import RetentionParams
 from sluice.ring.stats import StepStats
@@ -31,11 +31,11 @@ def phase_table() -> str:
     return "\n".join(f"| `{phase.name}` | {phase.value} |" for phase in RequestPhase)
 
 
-def route(model: str = "m") -> Route:
+def attempt(number: int = 0, model: str = "m") -> Attempt:
     engine, detokenizer = Peer("ipc://e", frozenset(), None), Peer("ipc://d", frozenset(), None)
     engine.heartbeat = EngineHeartbeat("e", 1, "ipc://e", model, 64, False, StepStats())
     detokenizer.heartbeat = DetokenizerHeartbeat("d", 2, "ipc://d", False, 0, 0, 0.0)
-    return Route(engine, detokenizer, Choice(1, 2, 1, 0, ()))
+    return Attempt(number, engine, detokenizer, Choice(1, 2, 1, 0, ()), 0)
 
 
 def permit() -> Permit:
@@ -48,7 +48,7 @@ def permit() -> Permit:
 def submit(request: RequestState, model: str = "m") -> None:
     request.on_tokenized([1, 2, 3], RetentionParams())
     request.on_admitted(permit())
-    request.on_submitted(route(model))
+    request.on_submitted(attempt(0, model))
 
 
 if __name__ == "__main__":

@@ -298,7 +298,7 @@ class Machine(RuleBasedStateMachine):
         on_ring = self.requests.on_ring
         assert self.admission.live <= 4
         charged = sum(load.requests for load in self.placement._engines.values())
-        placed = [live for live in on_ring if live.attempt.route.engine.epoch in self.placement._engines]
+        placed = [live for live in on_ring if live.attempt.engine.epoch in self.placement._engines]
         assert charged == len(placed)
         between = [client.live for client in self.clients if client.live in self.recovery._tasks]
         assert all(live.log.open and not live.aborted for live in between)

@@ -12,7 +12,7 @@ from router.requests.request_state import RequestState
 from router.validate.model import describe
 from sluice.ring.params import RetentionParams
 from sluice.v1 import generation_pb2 as pb
-from tests.router.requests.states import PAGE, diagram, permit, phase_table, route, submit
+from tests.router.requests.states import PAGE, attempt, diagram, permit, phase_table, submit
 from tests.router.validate.test_spec import spec_of
 
 
@@ -60,7 +60,7 @@ def test_two_attempts(state):
     state.move_to(RequestPhase.RECOVERING)
     assert not state.on_ring
     assert not state.preparing
-    state.on_submitted(route())
+    state.on_submitted(attempt(1))
     assert (state.attempts, state.attempt.number) == (2, 1)
     state.move_to(RequestPhase.ENDED)
     state.end()
@@ -72,7 +72,7 @@ def test_the_permit_is_returned_on_the_way_out(state, phase):
     held = permit()
     state.on_tokenized([1], RetentionParams())
     state.on_admitted(held)
-    state.on_submitted(route())
+    state.on_submitted(attempt())
     state.move_to(phase)
     assert held._admission is None
 
