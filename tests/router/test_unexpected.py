@@ -154,4 +154,4 @@ async def test_after_it_the_router_serves_on(client, monkeypatch):
         patch.setattr("router.text.tokenizer_pool.Text.tokens", fail)
         await refused(generate(client))
     assert (await generate(client)).usage.completion_tokens == 24
-    assert not client.router._requests.open
+    assert not client.router.ring.requests.open

@@ -42,7 +42,7 @@ async def test_health_follows_the_ring(ring, start):
     assert [(await watcher.read()).status for watcher in watchers] == [NOT_SERVING] * 2
     assert (await health.Check(ask("readiness"))).status == NOT_SERVING
     assert (await health.Check(ask("liveness"))).status == SERVING
-    await client.until(lambda: client.router._membership.engines.usable)
+    await client.until(lambda: client.router.ring.membership.engines.usable)
     assert (await health.Check(ask())).status == NOT_SERVING
     ring.add_detokenizer("detok")
     assert (await watchers[0].read()).status == SERVING
@@ -199,7 +199,7 @@ async def test_a_flush_is_answered_by_the_heartbeats_of_all_engines(ring, start,
     first, second = ring.add_engine("a"), ring.add_engine("b")
     ring.add_detokenizer()
     client = await start()
-    await client.until(lambda: len(client.router._membership.engines.usable) == 2)
+    await client.until(lambda: len(client.router.ring.membership.engines.usable) == 2)
     assert (await client.admin.FlushCache(admin_pb2.FlushCacheRequest())).blocks_freed == 14
     monkeypatch.setattr("router.api.admin_service.FLUSH_SECONDS", 0.3)
     second.flushing = False

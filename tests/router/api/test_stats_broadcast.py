@@ -73,7 +73,7 @@ async def test_steps_and_requests_of_all_engines_reach_every_subscriber(ring, st
     first, second = ring.add_engine("a"), ring.add_engine("b")
     ring.add_detokenizer()
     client = await start()
-    await client.until(lambda: len(client.router._membership.engines.usable) == 2)
+    await client.until(lambda: len(client.router.ring.membership.engines.usable) == 2)
     calls = [await subscribe(client), await subscribe(client)]
     first.steps, second.steps, first.requests = steps_of(1, 2, 3), steps_of(1), [REQUEST]
     for call in calls:
