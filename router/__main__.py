@@ -10,7 +10,8 @@ import asyncio
 import signal
 from collections.abc import Callable
 
-from router.app import RouterApp, fit_connections
+from router.api.listener import fit_connections
+from router.app import RouterApp
 from router.config import RouterSettings, read_settings
 from router.peers.discovery import AddressError
 from sluice import telemetry

@@ -1,12 +1,10 @@
-"""The router's parts, put together: what starts, in which order, and how it stops."""
+"""The router as a process: its gRPC services in front of the ring, what starts in which order, and how it stops."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import Iterator
 
 import structlog
-import zmq
 from google.protobuf.descriptor import ServiceDescriptor
 from prometheus_client.metrics_core import Metric
 
@@ -14,7 +12,6 @@ from router import metrics
 from router.access.access import Access
 from router.access.principal import Admit
 from router.api.admin_service import AdminService
-from router.api.cache_flush import CacheFlush
 from router.api.generation_service import GenerationService
 from router.api.health import SERVICE as HEALTH
 from router.api.health import HealthService
@@ -24,57 +21,39 @@ from router.api.reflection import reflection_handlers
 from router.api.rpc import admit_all, handler
 from router.api.stats_broadcast import StatsBroadcast
 from router.config import RouterSettings
-from router.peers.discovery import Addresses
-from router.peers.inbox import RouterInbox
-from router.peers.membership import Membership
-from router.peers.placement import Placement
-from router.requests.admission import Admission, Permit
-from router.requests.attempts import Attempts
-from router.requests.counters import RequestCounters
-from router.requests.dispatcher import Dispatcher
-from router.requests.drain import Drain
 from router.requests.pipeline import RequestPipeline
-from router.requests.recovery import Patience, Recovery
-from router.requests.registry import Requests, RequestState
-from router.requests.serving_model import ServingModel
-from router.requests.suspects import Suspects
+from router.ring_side import RingSide
 from router.text.tokenizer_pool import TokenizerPool
 from router.validate.model import describe
 from sluice.ring.checkpoint import Checkpoint
-from sluice.ring.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit
-from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
-from sluice.ring.inbox import Gap
-from sluice.ring.wire import TextBatch, ToRouter
 from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.metrics import registry_of
-from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
-from sluice.telemetry.service_status import ServiceStatus, StatusFile
+from sluice.telemetry.server import StatusServer
+from sluice.telemetry.service_status import ServiceStatus, State, StatusFile
 from sluice.v1 import admin_pb2, generation_pb2
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
 MODELS = admin_pb2.DESCRIPTOR.services_by_name["ModelService"]
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 Service = tuple[ServiceDescriptor, object, Admit]
-"""What answers its calls, and who says whether they may be made."""
+"""A service of the .proto files, the object that answers its calls, and the check of who may make them."""
 
-MAX_SOCKETS = 8192
-"""Of ZeroMQ, whose default of 1023 is too few for 341 peers."""
-PULSE_SECONDS = 0.25
+BEACON_SECONDS = 0.25
 STOP_SECONDS = 0.5
-"""Calls that never end of themselves (Watch, StreamStats) are cut after this."""
+"""For calls that never end of themselves (Watch, StreamStats) before they are cut."""
 
 
 class RouterApp:
-    """One router: a gRPC server before, the ring behind. Make it on a running event loop.
+    """One router. Create it on a running event loop.
 
     Raises AccessError, AddressError, CheckpointError, InsecureError, KeysError, ListenError; `start` raises
     RuntimeError where a port cannot be bound.
     """
 
-    def __init__(self, settings: RouterSettings, checkpoint: Checkpoint, logger: structlog.stdlib.BoundLogger) -> None:
+    def __init__(self, settings: RouterSettings, checkpoint: Checkpoint, log: structlog.stdlib.BoundLogger) -> None:
         self.settings = settings
-        self._logger = logger
-        self._access = Access(settings, logger)
+        self._log = log
+        self._access = Access(settings, log)
         self._model = describe(checkpoint)
         self._limits = settings.limits(self._model.max_context_tokens)
         self._text = TokenizerPool(
@@ -84,71 +63,26 @@ class RouterApp:
             2 * self._limits.prompt_bytes,
             settings.max_text_bytes,
         )
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
-        engines, detokenizers = Addresses(settings.engines), Addresses(settings.detokenizers)
-        security = settings.security("router")
-        for address in (*settings.engines, *settings.detokenizers):
-            security.check(address)
-        self._inbox = RouterInbox(self._context, settings.listen, self._handle, logger, security)
-        self.address = settings.advertise or self._inbox.address
-        hello = Hello(settings.id, self.address, epoch=secrets.randbits(63))
-        self._placement = Placement(settings.cached_blocks, time.monotonic)
-        self._members = Membership(
-            self._context,
-            hello,
-            engines,
-            detokenizers,
-            settings.peer_timeout,
-            settings.stall_timeout,
-            checkpoint.tokenizer_fingerprint,
-            self._placement.cache_version,
-            logger,
-            security,
-        )
-        self._requests = Requests(settings.max_open, settings.max_tenant_requests)
-        self._admission = Admission(
-            settings.max_live,
-            settings.bounds,
-            settings.priority_aging_seconds,
-            settings.tenant_weights,
-            settings.tenant_kept_part,
-            time.monotonic,
-        )
-        self._tally = RequestCounters()
-        # Half of the time: what is left then is for a suspect to run as any other.
-        self._suspects = suspects = Suspects(settings.recovery_timeout / 2)
-        self._serving = ServingModel(settings.allow_mixed_models, logger)
-        attempts = Attempts(
-            self._requests,
-            self._members,
-            self._placement,
-            self._serving,
-            suspects,
-            self.address,
-            self._model.max_context_tokens,
-            logger,
-        )
-        patience = Patience(settings.recovery_timeout, settings.recovery_attempts, settings.max_undelivered_tokens)
-        recovery = Recovery(attempts, self._members, self._readmit, patience, suspects, self._tally, logger)
-        self._dispatcher = Dispatcher(
-            self._requests, self._members, attempts, recovery, suspects, settings.peer_wait, self._tally, logger
-        )
-        self._steps = StatsBroadcast()
-        self._drain = Drain(self._requests, self._dispatcher, self._changed)
+        self._stats_broadcast = StatsBroadcast()
         self._health = HealthService(service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH))
-        self._gap: Gap | None = None
-        self._catching_up: asyncio.Handle | None = None
+        self.ring = RingSide(
+            settings,
+            self._model.max_context_tokens,
+            checkpoint.tokenizer_fingerprint,
+            self._stats_broadcast.on_heartbeat,
+            self._on_change,
+            log,
+        )
         self._status_file = StatusFile()
-        self._pulse = ProgressBeacon(time.monotonic, self._status_file)
+        self._beacon = ProgressBeacon(time.monotonic, self._status_file)
         self._status: StatusServer | None = None
         self._listeners = self._make_listeners()
         self.tasks: list[asyncio.Task[None]] = []
-        """From `start` on. They end only by a fault."""
+        """From `start` on. One that ends is a fault."""
 
     @property
     def port(self) -> int:
-        """Of the gRPC server."""
+        """Of the main gRPC server."""
         return self._listeners[0].port
 
     @property
@@ -157,33 +91,27 @@ class RouterApp:
         return self._listeners[1].port if len(self._listeners) > 1 else None
 
     @property
-    def _admin_address(self) -> str | None:
-        """Where AdminService is, if it is anywhere."""
-        own = self.settings.admin_port is not None
-        return self._listeners[-1].address if own or self.settings.admin_on_main else None
+    def address(self) -> str:
+        """Where peers reach its inbox."""
+        return self.ring.address
 
     async def start(self) -> None:
-        """Listen, and begin to greet peers."""
+        """Bind every port, then say hello to peers, then take calls."""
+        # The status server first: probes get an answer while the rest starts.
         if self.settings.metrics_port:
             self._status = self._serve_status()
         for listener in self._listeners:
             listener.bind()
-        self._inbox.start()
-        heartbeat = self._members.run(
-            self._dispatcher.lose_peer,
-            self._dispatcher.lose_rows_between,
-            self._changed,
-            self.settings.resolve_interval,
-        )
-        reloads = self._access.reloads.run(self.settings.reload_interval)
+        forever = [self.ring.start(), self._access.reloads.run(self.settings.reload_interval), self._touch_beacon()]
         for listener in self._listeners:
             await listener.start()
-        ended = (listener.ended() for listener in self._listeners)
-        self.tasks = [asyncio.create_task(forever) for forever in (heartbeat, reloads, self._turn(), *ended)]
-        self._logger.info(
+            forever.append(listener.ended())
+        self.tasks = [asyncio.create_task(each) for each in forever]
+        has_admin = self.settings.admin_port is not None or self.settings.admin_on_main
+        self._log.info(
             "ready",
             address=self._listeners[0].address,
-            admin_address=self._admin_address,
+            admin_address=self._listeners[-1].address if has_admin else None,
             inbox=self.address,
             model=self._model.name,
             router=self.settings.id,
@@ -193,152 +121,82 @@ class RouterApp:
 
     async def stop(self, drain_seconds: float | None = None) -> None:
         """Drain, then close everything."""
-        handed_back = await self._drain.run(self.settings.drain_timeout if drain_seconds is None else drain_seconds)
+        ring, drain = self.ring, self.ring.drain
+        handed_back = await drain.run(self.settings.drain_timeout if drain_seconds is None else drain_seconds)
         await asyncio.gather(*(listener.stop(STOP_SECONDS) for listener in self._listeners))
-        await self._drain.idle_within(STOP_SECONDS)
+        await drain.wait_idle(STOP_SECONDS)
         for task in self.tasks:
             task.cancel()
         await asyncio.wait(self.tasks)
-        self._dispatcher.close()
-        self._inbox.close()
-        self._members.close()
-        self._context.term()
+        ring.close()
         self._text.close()
         if self._status is not None:
             self._status.close()
-        self._logger.info(
+        self._log.info(
             "stopped",
             handed_back=handed_back,
-            malformed_frames=self._inbox.malformed,
-            late_rows=self._dispatcher.late_rows,
-            unknown_heartbeats=self._members.engines.unknown + self._members.detokenizers.unknown,
+            malformed_frames=ring.inbox.malformed,
+            late_rows=ring.dispatcher.late_rows,
+            unknown_heartbeats=ring.membership.engines.unknown + ring.membership.detokenizers.unknown,
         )
-
-    async def _turn(self) -> None:
-        while True:
-            self._pulse.touch()
-            await asyncio.sleep(PULSE_SECONDS)
-
-    def _serve_status(self) -> StatusServer:
-        settings = self.settings
-        health = Health(self._pulse, settings.live_stall, settings.ready_stall, self._unready)
-        return StatusServer(registry_of(self._read_metrics), health, settings.metrics_host, settings.metrics_port)
-
-    def _unready(self) -> str | None:
-        """Why new requests would not get through. Called from the thread of a probe."""
-        if self._requests.closed:
-            return "it is draining"
-        if self._members.ready.is_set():
-            return None
-        usable = {
-            "engine": any(peer.usable for peer in self._members.engines.all),
-            "detokenizer": any(peer.usable for peer in self._members.detokenizers.all),
-        }
-        return f"no {' and no '.join(kind for kind, there in usable.items() if not there)} takes work"
-
-    def _read_metrics(self) -> Iterator[Metric]:
-        yield from metrics.requests(self._tally, self._requests)
-        yield from metrics.admission(self._admission)
-        yield from metrics.ring(self._members, self._inbox, self._dispatcher)
-        yield from metrics.suspects(self._suspects)
-        yield from metrics.steps(self._steps)
-        yield from metrics.access(self._access)
-        yield from metrics.log()
 
     def _make_listeners(self) -> list[Listener]:
-        """The main one, then that of AdminService where it has its own."""
-        front = RequestPipeline(
-            self._model,
-            self._limits,
-            self._text,
-            self._requests,
-            self._admission,
-            self._dispatcher,
-            self._tally,
-            self._logger,
+        """The main one, then that of AdminService where it has its own port."""
+        settings, ring, text, log = self.settings, self.ring, self._text, self._log
+        pipeline = RequestPipeline(
+            self._model, self._limits, text, ring.requests, ring.admission, ring.dispatcher, ring.counters, log
         )
-        generation = GenerationService(
-            front, self._text, self._model, self._limits, self.settings.slow_client_timeout, self._logger
+        generation = GenerationService(pipeline, text, self._model, self._limits, settings.slow_client_timeout, log)
+        admin = AdminService(
+            ring.membership, ring.placement, ring.serving, self._stats_broadcast, ring.drain, settings.drain_timeout
         )
-        models = ModelService(self._model, self._dispatcher)
-        flush = CacheFlush(self._members, self._placement)
-        admin = AdminService(self._members, self._serving, self._steps, self._drain, flush, self.settings.drain_timeout)
         caller, operator = self._access.caller, self._access.admin
+        models = ModelService(self._model, ring.dispatcher)
         main: list[Service] = [(GENERATION, generation, caller), (MODELS, models, caller)]
         administration: list[Service] = [(ADMIN, admin, operator)]
-        if self.settings.admin_port is not None:
+        if settings.admin_port is not None:
             return [self._listener("", main, caller), self._listener("admin_", administration, operator)]
-        return [self._listener("", main + administration if self.settings.admin_on_main else main, caller)]
+        return [self._listener("", main + administration if settings.admin_on_main else main, caller)]
 
     def _listener(self, prefix: str, services: list[Service], reflect: Admit) -> Listener:
-        """On the interface and port whose settings begin with `prefix`; with health, which is open to everybody."""
+        """On the host and port whose settings begin with `prefix`; health checks are open to everybody."""
         services = [*services, (HEALTH, self._health, admit_all)]
         names = [service.full_name for service, _, _ in services]
         counted = self._access.counted
-        handlers = [handler(service, answers, counted(admit), self._logger) for service, answers, admit in services]
+        handlers = [handler(service, answers, counted(admit), self._log) for service, answers, admit in services]
         host, port = getattr(self.settings, f"{prefix}host"), getattr(self.settings, f"{prefix}port")
-        handlers += reflection_handlers(names, counted(reflect), self._logger)
+        handlers += reflection_handlers(names, counted(reflect), self._log)
         return Listener(host, port, self.settings, self._access.certificates, handlers)
 
-    def _handle(self, message: ToRouter | Gap) -> None:
-        if isinstance(message, Gap):
-            self._gap = message
-            return
-        gap, self._gap = self._gap, None
-        if isinstance(message, EngineHeartbeat):
-            if self._members.on_heartbeat(message):
-                self._placement.on_engine_heartbeat(message)
-                self._catch_up()
-                self._steps.hear(message)
-            return
-        if gap is not None:
-            # The frame after a gap is of the same lane, so it tells whose messages were lost.
-            requests = self._dispatcher.lose_rows(message.detokenizer)
-            if gap.met or requests:
-                self._logger.warning("messages_lost", detokenizer=message.detokenizer, requests=requests)
-        if isinstance(message, TextBatch):
-            self._dispatcher.take(message)
-        elif isinstance(message, DetokenizerHeartbeat) and self._members.on_heartbeat(message):
-            self._placement.on_detokenizer_heartbeat(message)
-
-    def _catch_up(self) -> None:
-        """Apply cache news piece by piece, with others' turns between."""
-        if self._catching_up is None and self._placement.update_cache():
-            self._catching_up = asyncio.get_running_loop().call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        self._catching_up = None
-        self._catch_up()
-
-    async def _readmit(self, live: RequestState) -> Permit:
-        return await self._admission.acquire(live.spec.priority, 0, live.tenant, refusable=False)
+    def _on_change(self, ready: bool) -> None:
+        self._health.set(ready)
+        self._report_peers()
 
     def _report_peers(self) -> None:
         """To the launcher."""
-        if not self._status_file.wanted:
-            return
-        peers = {peer.name: peer.epoch for peer in self._members.engines.alive}
-        peers |= {peer.name: peer.epoch for peer in self._members.detokenizers.alive}
-        self._status_file.update("draining" if self._requests.closed else "ready", peers)
+        if self._status_file.wanted:
+            membership = self.ring.membership
+            peers = {peer.name: peer.epoch for peer in membership.engines.alive}
+            peers |= {peer.name: peer.epoch for peer in membership.detokenizers.alive}
+            state: State = "draining" if self.ring.requests.closed else "ready"
+            self._status_file.update(state, peers)
 
-    def _changed(self) -> None:
-        self._report_peers()
-        self._serving.watch(self._members.engines.all)
-        self._dispatcher.leave_draining()
-        self._dispatcher.leave_cut_off()
-        self._health.set(self._members.ready.is_set() and not self._requests.closed)
-        heartbeats = [peer.heartbeat for peer in self._members.engines.usable if peer.heartbeat]
-        held = sum(heartbeat.stats.max_requests for heartbeat in heartbeats)
-        places = sum(heartbeat.max_batch_size or heartbeat.stats.max_requests for heartbeat in heartbeats)
-        self._admission.resize(min(self.settings.max_live, held or self.settings.max_live), places)
+    async def _touch_beacon(self) -> None:
+        while True:
+            self._beacon.touch()
+            await asyncio.sleep(BEACON_SECONDS)
 
+    def _serve_status(self) -> StatusServer:
+        settings = self.settings
+        health = Health(self._beacon, settings.live_stall, settings.ready_stall, self.ring.not_ready_because)
+        return StatusServer(registry_of(self._read_metrics), health, settings.metrics_host, settings.metrics_port)
 
-def fit_connections(settings: RouterSettings, limit: int, logger: structlog.stdlib.BoundLogger) -> RouterSettings:
-    """With no more gRPC connections than leave the ring its descriptors, of which there are `limit`.
-
-    ZeroMQ aborts the process if none is left for a connection to an ipc inbox (ipc_listener.cpp).
-    """
-    peers = len(settings.engines) + len(settings.detokenizers)
-    others = OWN_DESCRIPTORS + MAX_CONNECTIONS + peers * WATCHED_LANE_DESCRIPTORS
-    check_limit(limit, settings.max_connections + others, logger)
-    return settings.model_copy(update={"max_connections": max(1, min(settings.max_connections, limit - others))})
+    def _read_metrics(self) -> Iterator[Metric]:
+        ring = self.ring
+        yield from metrics.requests(ring.counters, ring.requests)
+        yield from metrics.admission(ring.admission)
+        yield from metrics.ring(ring.membership, ring.inbox, ring.dispatcher)
+        yield from metrics.suspects(ring.suspects)
+        yield from metrics.steps(self._stats_broadcast)
+        yield from metrics.access(self._access)
+        yield from metrics.log()

@@ -1,94 +1,128 @@
-"""sluice.v1.AdminService: what the heartbeats say, and draining."""
+"""sluice.v1.AdminService: what the heartbeats report, dropping the prefix caches, and draining."""
 
 import asyncio
+import secrets
 from importlib.metadata import PackageNotFoundError, version
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from router.api.cache_flush import CacheFlush
 from router.api.rpc import Context
-from router.api.statistics import detokenizer_message, step_message
-from router.api.stats_broadcast import StatsBroadcast
+from router.api.stats_broadcast import StatsBroadcast, step_message
 from router.errors import RequestError, Violation, seconds
 from router.peers.membership import Membership
+from router.peers.peers import EnginePeer
+from router.peers.placement import Placement
 from router.requests.drain import Drain
 from router.requests.serving_model import ServingModel
+from sluice.ring.errors import ErrorCode
+from sluice.ring.heartbeats import DetokenizerHeartbeat
+from sluice.ring.wire import Flush
 from sluice.v1 import admin_pb2 as pb
 
 SHORTEST_INTERVAL = 0.1
 LONGEST_INTERVAL = 86_400.0
+FLUSH_SECONDS = 5.0
+FLUSH_POLL_SECONDS = 0.05
 
 
 class AdminService:
-    """Each method answers one call."""
+    """One method per RPC."""
 
     def __init__(
         self,
-        members: Membership,
+        membership: Membership,
+        placement: Placement,
         serving: ServingModel,
-        steps: StatsBroadcast,
+        stats_broadcast: StatsBroadcast,
         drain: Drain,
-        flush: CacheFlush,
         drain_seconds: float,
     ) -> None:
-        self._members = members
+        """`drain_seconds`: where a DrainRequest has no timeout."""
+        self._membership = membership
+        self._placement = placement
         self._serving = serving
-        self._steps = steps
-        self._flush = flush
+        self._stats_broadcast = stats_broadcast
         self._drain = drain
         self._drain_seconds = drain_seconds
         self._start = _now()
 
     async def get_server_info(self, _: pb.GetServerInfoRequest, __: Context) -> pb.GetServerInfoResponse:
-        """About this router."""
         return pb.GetServerInfoResponse(version=_version(), start_time=self._start, draining=self._drain.begun)
 
     async def get_stats(self, _: pb.GetStatsRequest, __: Context) -> pb.GetStatsResponse:
-        """The latest heartbeats."""
         return pb.GetStatsResponse(stats=self._stats())
 
-    async def stream_stats(self, request: pb.StreamStatsRequest, context: Context) -> None:
-        """The latest heartbeats, again and again."""
-        interval = seconds(request.interval) if request.HasField("interval") else 1.0
-        if not SHORTEST_INTERVAL <= interval <= LONGEST_INTERVAL:
-            description = f"is {interval:g} s, must be in [{SHORTEST_INTERVAL:g}, {LONGEST_INTERVAL:g}] s"
-            raise RequestError.invalid([Violation("interval", description)])
+    async def stream_stats(self, message: pb.StreamStatsRequest, context: Context) -> None:
+        """The latest heartbeats, once per interval."""
+        interval = seconds(message.interval) if message.HasField("interval") else 1.0
+        _check_range("interval", interval, SHORTEST_INTERVAL)
         while True:
             await context.write(pb.StreamStatsResponse(stats=self._stats()))
             await asyncio.sleep(interval)
 
     async def stream_steps(self, _: pb.StreamStepsRequest, context: Context) -> None:
-        """Every step from now on; the call's initial metadata says when that is."""
-        with self._steps.listen() as listener:
+        """Every step from now on. The initial metadata is sent at once, so that the client knows when that is."""
+        with self._stats_broadcast.subscribe() as subscription:
             await context.send_initial_metadata(())
             while True:
-                await context.write(await listener.next())
+                await context.write(await subscription.next())
 
-    async def drain(self, request: pb.DrainRequest, _: Context) -> pb.DrainResponse:
-        """For good; the process lives on until it gets a signal."""
-        timeout = seconds(request.timeout) if request.HasField("timeout") else self._drain_seconds
-        if not 0 <= timeout <= LONGEST_INTERVAL:
-            description = f"is {timeout:g} s, must be in [0, {LONGEST_INTERVAL:g}] s"
-            raise RequestError.invalid([Violation("timeout", description)])
+    async def drain(self, message: pb.DrainRequest, _: Context) -> pb.DrainResponse:
+        """Irreversible; the process lives on until it gets a signal."""
+        timeout = seconds(message.timeout) if message.HasField("timeout") else self._drain_seconds
+        _check_range("timeout", timeout, 0)
         return pb.DrainResponse(aborted=await self._drain.run(timeout))
 
     async def flush_cache(self, _: pb.FlushCacheRequest, __: Context) -> pb.FlushCacheResponse:
-        """On every engine; what live requests hold stays theirs."""
-        return pb.FlushCacheResponse(blocks_freed=await self._flush.run())
+        """On every live engine, requested over the ring and acknowledged by the heartbeats.
+
+        Blocks that live requests hold stay. Raises RequestError NO_ENGINE, and ENGINE_LOST where an answer is late.
+        """
+        engines = self._membership.engines.alive
+        if not engines:
+            raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
+        number = secrets.randbits(63)
+        try:
+            async with asyncio.timeout(FLUSH_SECONDS):
+                freed = await asyncio.gather(*(self._flush(engine, number) for engine in engines))
+        except TimeoutError:
+            raise RequestError(ErrorCode.ENGINE_LOST, f"an engine did not answer for {FLUSH_SECONDS:g} s") from None
+        return pb.FlushCacheResponse(blocks_freed=sum(freed))
+
+    async def _flush(self, engine: EnginePeer, number: int) -> int:
+        while engine.alive and not engine.lane.send(Flush(engine.epoch, number)):
+            await asyncio.sleep(FLUSH_POLL_SECONDS)
+        self._placement.forget_cache(engine.epoch)
+        while engine.alive:
+            blocks = dict(engine.heartbeat.flushes if engine.heartbeat else ()).get(number)
+            if blocks is not None:
+                return blocks
+            await asyncio.sleep(FLUSH_POLL_SECONDS)
+        raise RequestError(ErrorCode.ENGINE_LOST, f"the engine {engine.name} was lost")
 
     def _stats(self) -> pb.Stats:
+        engines, detokenizers = self._membership.engines, self._membership.detokenizers
         return pb.Stats(
             time=_now(),
-            engines=[
-                step_message(peer.heartbeat, peer.heartbeat.stats)
-                for peer in self._members.engines.alive
-                if peer.heartbeat
-            ],
-            detokenizers=[
-                detokenizer_message(peer.heartbeat) for peer in self._members.detokenizers.alive if peer.heartbeat
-            ],
-            serving_model_fingerprint=self._serving.choose(self._members.engines.usable),
+            engines=[step_message(peer.heartbeat, peer.heartbeat.stats) for peer in engines.alive if peer.heartbeat],
+            detokenizers=[_detokenizer_message(peer.heartbeat) for peer in detokenizers.alive if peer.heartbeat],
+            serving_model_fingerprint=self._serving.choose(engines.usable),
         )
+
+
+def _check_range(field: str, found: float, least: float) -> None:
+    if not least <= found <= LONGEST_INTERVAL:
+        description = f"is {found:g} s, must be in [{least:g}, {LONGEST_INTERVAL:g}] s"
+        raise RequestError.invalid([Violation(field, description)])
+
+
+def _detokenizer_message(heartbeat: DetokenizerHeartbeat) -> pb.DetokenizerStats:
+    return pb.DetokenizerStats(
+        detokenizer_id=heartbeat.detokenizer,
+        streams=heartbeat.streams,
+        queue_depth=heartbeat.queue_depth,
+        tokens_per_second=heartbeat.tokens_per_second,
+    )
 
 
 def _now() -> Timestamp:

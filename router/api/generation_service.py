@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import structlog
 
-from router.api.responses import ResponseBuilder
+from router.api.responses import ResponseBuilder, StreamWriter, wait_for_end
 from router.api.rpc import Context
-from router.api.stream_writer import StreamWriter, wait_for_end
 from router.config import Limits
 from router.requests.pipeline import RequestPipeline
-from router.requests.registry import RequestState
+from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import Encoding, TokenizerPool
 from router.validate.model import Model
 from router.validate.spec import check_model
@@ -18,75 +17,75 @@ from sluice.v1 import generation_pb2 as pb
 
 
 class GenerationService:
-    """Each method answers one call."""
+    """One method per RPC."""
 
     def __init__(
         self,
-        front: RequestPipeline,
+        pipeline: RequestPipeline,
         text: TokenizerPool,
         model: Model,
         limits: Limits,
         write_seconds: float,
-        logger: structlog.stdlib.BoundLogger,
+        log: structlog.stdlib.BoundLogger,
     ) -> None:
-        """A single write to a client may take `write_seconds`."""
-        self._front = front
+        """`write_seconds`: for a single write to a client."""
+        self._pipeline = pipeline
         self._text = text
         self._model = model
         self._limits = limits
         self._write_seconds = write_seconds
-        self._logger = logger
+        self._log = log
 
-    async def generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        """All of it at once."""
-        async with self._front.serve(request.spec, context.caller, context.peer, streaming=False) as live:
-            await wait_for_end(live)
-            return ResponseBuilder(live, self._text.vocabulary).response(await self._prompt_text(live))
+    async def generate(self, message: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        async with self._pipeline.serve(message.spec, context.caller, context.peer, streaming=False) as request:
+            await wait_for_end(request)
+            return ResponseBuilder(request, self._text.vocabulary).response(await self._prompt_text(request))
 
-    async def generate_stream(self, request: pb.GenerateStreamRequest, context: Context) -> None:
-        """Event by event."""
-        async with self._front.serve(request.spec, context.caller, context.peer, streaming=True) as live:
-            prompt_text = await self._prompt_text(live)
-            writer = ResponseBuilder(live, self._text.vocabulary)
-            await StreamWriter(live, writer, context.write, self._write_seconds).run(prompt_text)
+    async def generate_stream(self, message: pb.GenerateStreamRequest, context: Context) -> None:
+        async with self._pipeline.serve(message.spec, context.caller, context.peer, streaming=True) as request:
+            prompt_text = await self._prompt_text(request)
+            builder = ResponseBuilder(request, self._text.vocabulary)
+            await StreamWriter(request, builder, context.write, self._write_seconds).run(prompt_text)
 
-    async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        """Its stream ends with ABORTED; its id is free at once. Other tenants' requests are not there."""
+    async def abort(self, message: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        """The stream ends with ABORTED; its id is free at once. Requests of other tenants are not found."""
         bad = Violations()
-        if not request.request_id:
+        if not message.request_id:
             bad.add("request_id", "is empty")
         bad.raise_if_any()
-        aborted = await self._front.abort(request.request_id, context.caller)
-        reason = logged(request.reason)
-        self._logger.info("abort", request_id=logged(request.request_id), aborted=aborted, reason=reason)
+        aborted = await self._pipeline.abort(message.request_id, context.caller)
+        reason = logged(message.reason)
+        self._log.info("abort_called", request_id=logged(message.request_id), aborted=aborted, reason=reason)
         return pb.AbortResponse(aborted=aborted)
 
-    async def tokenize(self, request: pb.TokenizeRequest, _: Context) -> pb.TokenizeResponse:
-        """As a text prompt would be."""
-        check_model(request.model, self._model, "model")
+    async def tokenize(self, message: pb.TokenizeRequest, _: Context) -> pb.TokenizeResponse:
+        """As a text prompt is tokenized."""
+        check_model(message.model, self._model, "model")
         bad = Violations()
-        bad.at_most("text", len(request.text.encode()), self._limits.prompt_bytes, "bytes")
+        bad.at_most("text", len(message.text.encode()), self._limits.prompt_bytes, "bytes")
         bad.raise_if_any()
-        add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        add_special_tokens = message.add_special_tokens if message.HasField("add_special_tokens") else True
 
         def answer(found: Encoding) -> pb.TokenizeResponse:
-            offsets = [pb.Offset(start=start, end=end) for start, end in found.offsets] if request.offsets else ()
+            offsets = [pb.Offset(start=start, end=end) for start, end in found.offsets] if message.offsets else ()
             return pb.TokenizeResponse(token_ids=found.ids, offsets=offsets)
 
-        return await self._text.encode(request.text, add_special_tokens, answer)
+        return await self._text.encode(message.text, add_special_tokens, answer)
 
-    async def detokenize(self, request: pb.DetokenizeRequest, _: Context) -> pb.DetokenizeResponse:
-        """As the joined text of a stream of these ids would be."""
-        check_model(request.model, self._model, "model")
+    async def detokenize(self, message: pb.DetokenizeRequest, _: Context) -> pb.DetokenizeResponse:
+        """The same text as the joined deltas of a stream of these ids."""
+        check_model(message.model, self._model, "model")
         bad = Violations()
-        if bad.at_most("token_ids", len(request.token_ids), self._limits.prompt_ids, "ids"):
-            bad.token_ids("token_ids", request.token_ids, self._model.vocab_size)
+        if bad.at_most("token_ids", len(message.token_ids), self._limits.prompt_ids, "ids"):
+            bad.token_ids("token_ids", message.token_ids, self._model.vocab_size)
         bad.raise_if_any()
-        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        return pb.DetokenizeResponse(text=await self._decode(request.token_ids, skip))
+        skip = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
+        return pb.DetokenizeResponse(text=await self._decode(message.token_ids, skip))
 
-    async def _prompt_text(self, live: RequestState) -> str:
-        return await self._decode(live.prompt, live.spec.text.skip_special_tokens) if live.spec.echo else ""
+    async def _prompt_text(self, request: RequestState) -> str:
+        """Empty where it is not echoed."""
+        spec = request.spec
+        return await self._decode(request.prompt, spec.text.skip_special_tokens) if spec.echo else ""
 
     async def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         return await self._text.decode(list(ids), skip_special_tokens)

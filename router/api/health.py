@@ -1,4 +1,4 @@
-"""grpc.health.v1: SERVING while the ring is whole and takes work; whether this process lives, by a name of its own."""
+"""grpc.health.v1: SERVING while the router can serve new requests; the service name "liveness" is always SERVING."""
 
 import asyncio
 from collections.abc import Iterable
@@ -16,9 +16,9 @@ SERVICE = cast(ServiceDescriptor, pb.DESCRIPTOR.services_by_name["Health"])
 
 
 class HealthService:
-    """One status for the server (""), each of its services and READINESS. Whoever answers lives: LIVENESS serves.
+    """One status for the server (""), each of its services and READINESS. LIVENESS is SERVING by the fact of an answer.
 
-    Not grpcio-health-checking's own servicer: there the first watcher that leaves takes the others' news with it.
+    Not grpcio-health-checking's own servicer: there the first watcher that leaves ends the updates of all others.
     """
 
     def __init__(self, services: Iterable[str]) -> None:
@@ -27,20 +27,21 @@ class HealthService:
         self._changed = asyncio.Event()
 
     def set(self, serving: bool) -> None:
-        """Tell all watchers, if that is news."""
+        """Wake all watchers where that is a change."""
         if serving != self._serving:
             self._serving = serving
+            # A fresh event for the next change, so that each watcher sees this one exactly once.
             self._changed.set()
             self._changed = asyncio.Event()
 
     async def check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
-        """NOT_FOUND for a service that is not here."""
+        """NOT_FOUND for an unknown service."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
         return self._answer(request.service)
 
     async def watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
-        """Now, and at each change; SERVICE_UNKNOWN for a service that is not here."""
+        """The status now and at each change; SERVICE_UNKNOWN for an unknown service, as the protocol asks."""
         last = None
         while True:
             changed = self._changed

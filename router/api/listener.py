@@ -3,22 +3,25 @@
 from collections.abc import Sequence
 
 import grpc
+import structlog
 from grpc import aio
 
 from router.access.tls import Certificates
 from router.config import RouterSettings
+from sluice.ring.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit
+from sluice.telemetry.server import MAX_CONNECTIONS
 
 KEEPALIVE_MILLISECONDS = 20_000
 HANDSHAKE_MILLISECONDS = 10_000
 LEAST_PING_MILLISECONDS = 5_000
-"""Between two pings of a client. Documented as 10 s: the timers of a client and the network are not exact."""
+"""Between two pings of a client. Documented as 10 s, since the timers of clients and networks are not exact."""
 MAX_PING_STRIKES = 2
 LEAST_PENDING = 16_384
 MAX_PENDING_SECONDS = 600
 
 
 class Listener:
-    """Bound by `bind`, serves from `start` to `stop`."""
+    """Listens from `bind` on, serves from `start` to `stop`."""
 
     def __init__(
         self,
@@ -30,18 +33,17 @@ class Listener:
     ) -> None:
         self.host = f"[{host}]" if ":" in host else host
         self.port = port
-        """0 before `bind`, where any will do."""
+        """0 before `bind`: any free port."""
         self._certificates = certificates
         self._server = aio.server(options=_options(settings))
         self._server.add_generic_rpc_handlers(tuple(handlers))
 
     @property
     def address(self) -> str:
-        """As clients write it."""
         return f"{self.host}:{self.port}"
 
     def bind(self) -> None:
-        """Raises RuntimeError where it cannot."""
+        """Raises RuntimeError where the port is taken or the certificates are unusable."""
         if self._certificates is None:
             port = self._server.add_insecure_port(self.address)
         else:
@@ -51,26 +53,36 @@ class Listener:
         self.port = port
 
     async def start(self) -> None:
-        """Take calls."""
         await self._server.start()
 
     async def ended(self) -> None:
-        """Returns when it takes no more calls, whatever the reason."""
+        """Returns when the server takes no more calls, for whatever reason."""
         await self._server.wait_for_termination()
 
     async def stop(self, seconds: float) -> None:
-        """Calls that never end of themselves are cut after so many seconds."""
+        """Take no more calls, and cut the open ones after so many seconds."""
         await self._server.stop(seconds)
 
 
+def fit_connections(settings: RouterSettings, limit: int, log: structlog.stdlib.BoundLogger) -> RouterSettings:
+    """`settings` with `max_connections` reduced so that, of `limit` file descriptors, enough are left for the ring.
+
+    ZeroMQ aborts the process where none is left for a connection to an ipc inbox (ipc_listener.cpp).
+    """
+    peers = len(settings.engines) + len(settings.detokenizers)
+    others = OWN_DESCRIPTORS + MAX_CONNECTIONS + peers * WATCHED_LANE_DESCRIPTORS
+    check_limit(limit, settings.max_connections + others, log)
+    return settings.model_copy(update={"max_connections": max(1, min(settings.max_connections, limit - others))})
+
+
 def _options(settings: RouterSettings) -> list[tuple[str, int]]:
-    # gRPC cancels a call that it cannot queue, without a word why: the bounds that clients meet are our own.
+    # gRPC cancels a call that it cannot queue without giving a reason, so our own bounds have to be reached first.
     pending = max(settings.max_open, LEAST_PENDING)
     return [
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),
-        # Both: between a soft and a hard limit gRPC refuses by chance.
+        # Both, for between the soft and the hard limit gRPC refuses at random.
         ("grpc.max_metadata_size", settings.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
         ("grpc.max_concurrent_streams", settings.max_streams),
@@ -79,7 +91,7 @@ def _options(settings: RouterSettings) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests", pending),
         ("grpc.server.max_pending_requests_hard_limit", pending),
         ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_SECONDS),
-        # A client whose machine is gone must not keep its requests running.
+        # So that the requests of a client whose machine has died do not run on.
         ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_MILLISECONDS // 2),
         ("grpc.keepalive_permit_without_calls", 1),

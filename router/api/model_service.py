@@ -12,31 +12,26 @@ from sluice.v1 import admin_pb2 as pb
 
 
 class ModelService:
-    """Each method answers one call."""
+    """One method per RPC."""
 
     def __init__(self, model: Model, dispatcher: Dispatcher) -> None:
         self._model = model
         self._dispatcher = dispatcher
 
     async def list_models(self, _: pb.ListModelsRequest, __: Context) -> pb.ListModelsResponse:
-        """The model."""
         return pb.ListModelsResponse(models=[self._describe()])
 
-    async def get_model_info(self, request: pb.GetModelInfoRequest, _: Context) -> pb.GetModelInfoResponse:
-        """The model, if it is the one."""
-        check_model(request.model, self._model, "model")
+    async def get_model_info(self, message: pb.GetModelInfoRequest, _: Context) -> pb.GetModelInfoResponse:
+        check_model(message.model, self._model, "model")
         return pb.GetModelInfoResponse(model=self._describe())
 
     async def load_lora(self, _: pb.LoadLoraRequest, __: Context) -> NoReturn:
-        """Not built yet."""
         raise not_built_yet("ModelService.LoadLora")
 
     async def unload_lora(self, _: pb.UnloadLoraRequest, __: Context) -> NoReturn:
-        """Not built yet."""
         raise not_built_yet("ModelService.UnloadLora")
 
     async def list_loras(self, _: pb.ListLorasRequest, __: Context) -> NoReturn:
-        """Not built yet."""
         raise not_built_yet("ModelService.ListLoras")
 
     def _describe(self) -> pb.Model:
@@ -53,5 +48,5 @@ class ModelService:
 
 
 def not_built_yet(method: str) -> RequestError:
-    """For a whole method."""
+    """The answer of a method that the protocol declares and no code serves."""
     return RequestError(ErrorCode.NOT_BUILT_YET, f"{method} is not built yet", metadata={"method": method})

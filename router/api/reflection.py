@@ -20,26 +20,26 @@ V1_FILE = "grpc/reflection/v1/reflection.proto"
 
 
 def reflection_handlers(
-    services: Sequence[str], admit: Admit, logger: structlog.stdlib.BoundLogger
+    services: Sequence[str], admit: Admit, log: structlog.stdlib.BoundLogger
 ) -> list[grpc.GenericRpcHandler]:
-    """Handlers that tell of `services` and of reflection itself to whom `admit` lets in."""
+    """Handlers that describe `services` and reflection itself to callers that `admit` accepts."""
     _describe_v1()
     servicer = ReflectionServicer((*services, V1, V1ALPHA))
 
-    async def answer(questions: AsyncIterable[Any], call: Call) -> None:
+    async def answer(messages: AsyncIterable[Any], call: Call) -> None:
         await admit(call)
-        async for found in servicer.ServerReflectionInfo(questions, call):  # type: ignore[attr-defined]
+        async for found in servicer.ServerReflectionInfo(messages, call):  # type: ignore[attr-defined]
             await sent(call.write(found.SerializeToString()))
 
     method: Any = grpc.stream_stream_rpc_method_handler(
-        guarded(answer, logger.bind(method="ServerReflectionInfo")),
+        guarded(answer, log.bind(method="ServerReflectionInfo")),
         request_deserializer=pb.ServerReflectionRequest.FromString,
     )
     return [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method}) for name in (V1, V1ALPHA)]
 
 
 def _describe_v1() -> None:
-    """Put v1's file into the pool, so that a client which looks up every listed service finds it. Only names differ."""
+    """Add v1's file to the descriptor pool, for clients that look up every listed service. Only names differ."""
     pool = descriptor_pool.Default()
     try:
         pool.FindFileByName(V1_FILE)

@@ -1,103 +1,166 @@
-"""What has come of a request, as messages of the public API."""
+"""A request's log as the client sees it: the messages of its answer, and the coroutine that writes them."""
 
-from collections.abc import Sequence
-from typing import cast
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
 
-from router.errors import duration
-from router.requests.registry import RequestState
-from router.requests.token_log import NO_TIMES, SequenceLog
-from sluice.ring.errors import FinishReason
+from router.errors import RequestError, duration
+from router.requests.request_state import RequestState
+from router.requests.token_log import NO_TIMES, RequestLog, SequenceLog
+from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import derive_seed
 from sluice.ring.vocabulary import Vocabulary
 from sluice.ring.wire import End, TokenLogprob
 from sluice.v1 import generation_pb2 as pb
 
+Write = Callable[[pb.GenerateStreamResponse], Awaitable[None]]
+
+
+class StreamWriter:
+    """Writes the events of one request: Started, Delta…, Finished per output, Done; numbered from 1.
+
+    The only coroutine that writes to the call. Each write takes all that has come since the last one, joined.
+    """
+
+    def __init__(self, request: RequestState, builder: "ResponseBuilder", write: Write, write_seconds: float) -> None:
+        """`write_seconds`: for a single write, after which the client is given up."""
+        self._request = request
+        self._builder = builder
+        self._write = write
+        self._write_seconds = write_seconds
+        self._sequence_number = 0
+
+    async def run(self, prompt_text: str) -> None:
+        """Write everything; `prompt_text` precedes the text of each echoing output.
+
+        Raises the request's RequestError, and SLOW_CLIENT where a write takes too long. An error before the start
+        leaves nothing written, no metadata either, so that a client's retry policy may act.
+        """
+        log = self._request.log
+        await wait_for_start(self._request)
+        await self._send(started=self._builder.started())
+        if prompt_text:
+            for sequence in log.sequences:
+                if self._request.spec.echoes(sequence.index):
+                    await self._send(delta=pb.Delta(index=sequence.index, text=prompt_text))
+        while True:
+            while (updated := log.next_updated()) is not None:
+                await self._send_update(updated)
+            if log.complete:
+                break
+            if log.fault is not None:
+                raise log.fault
+            await log.changed()
+        await self._send(done=self._builder.done())
+
+    async def _send_update(self, sequence: SequenceLog) -> None:
+        # Rows may be appended while a write waits: what was the end before the delta is sent after it.
+        end = sequence.end
+        delta = self._builder.delta(sequence)
+        if delta is not None:
+            self._request.on_first_delta()
+            await self._send(delta=delta)
+        if end is not None:
+            if end.held:
+                await self._send(delta=self._builder.held(sequence, end))
+            await self._send(finished=self._builder.finished(sequence, end))
+
+    async def _send(self, **event: Any) -> None:
+        """The next event; `event` is its one field of the oneof."""
+        self._sequence_number += 1
+        try:
+            async with asyncio.timeout(self._write_seconds):
+                await self._write(pb.GenerateStreamResponse(sequence=self._sequence_number, **event))
+        except TimeoutError:
+            message = f"the client took nothing for {self._write_seconds:g} s"
+            raise RequestError(ErrorCode.SLOW_CLIENT, message) from None
+
 
 class ResponseBuilder:
-    """Builds the messages of one request."""
+    """Builds the messages of one request, stream or unary."""
 
-    def __init__(self, live: RequestState, vocabulary: Vocabulary) -> None:
-        self._live = live
-        self._spec = live.spec
+    def __init__(self, request: RequestState, vocabulary: Vocabulary) -> None:
+        self._request = request
+        self._spec = request.spec
         self._vocabulary = vocabulary
-        self._with_logprobs = live.spec.sampling.logprobs is not None
+        self._with_logprobs = request.spec.sampling.logprobs is not None
 
     def started(self) -> pb.Started:
-        """The first event."""
-        started = self._live.log.started
-        self._live.log.start_told = True
+        started = self._request.log.started
+        self._request.log.mark_start_delivered()
         return pb.Started(
             request_id=self._spec.request_id,
-            prompt_tokens=len(self._live.prompt),
+            prompt_tokens=len(self._request.prompt),
             cached_tokens=started.cached_tokens if started else 0,
             seed=self._spec.sampling.seed,
-            model_fingerprint=self._live.model,
+            model_fingerprint=self._request.model,
         )
 
-    def delta(self, log: SequenceLog) -> pb.Delta | None:
+    def delta(self, sequence: SequenceLog) -> pb.Delta | None:
         """What has come since the last delta of this sequence; None where nothing of it can be shown yet."""
-        count = log.received - log.taken
-        text = "".join(log.text)
+        count = sequence.received - sequence.delivered
+        text = "".join(sequence.text)
         # Tokens without text wait for the next delta to count them; the last one counts what is left.
-        if not text and not (count and (log.end is not None or self._spec.token_ids or log.logprobs)):
+        shown = sequence.end is not None or self._spec.token_ids or sequence.logprobs
+        if not text and not (count and shown):
             return None
         delta = pb.Delta(
-            index=log.index,
+            index=sequence.index,
             text=text,
-            token_ids=log.untaken if self._spec.token_ids else (),
-            logprobs=self._logprobs(log) if log.logprobs else (),
-            token_offset=log.taken,
+            token_ids=sequence.undelivered_ids if self._spec.token_ids else (),
+            logprobs=self._logprobs(sequence) if sequence.logprobs else (),
+            token_offset=sequence.delivered,
             token_count=count,
         )
-        self._live.log.take(log)
+        self._request.log.mark_delivered(sequence)
         return delta
 
-    def held(self, log: SequenceLog, end: End) -> pb.Delta:
-        """The text that belongs to the end; after the last delta."""
-        return pb.Delta(index=log.index, text=end.held, token_offset=log.received)
+    def held(self, sequence: SequenceLog, end: End) -> pb.Delta:
+        """The text that the detokenizer held back until the end; after the last delta."""
+        return pb.Delta(index=sequence.index, text=end.held, token_offset=sequence.received)
 
-    def finished(self, log: SequenceLog, end: End) -> pb.Finished:
-        """The end of a sequence."""
+    def finished(self, sequence: SequenceLog, end: End) -> pb.Finished:
         finished = pb.Finished(
-            index=log.index,
+            index=sequence.index,
             finish_reason=_reason(end),
-            completion_tokens=log.received,
-            cumulative_logprob=log.cumulative if self._with_logprobs else None,
+            completion_tokens=sequence.received,
+            cumulative_logprob=sequence.cumulative if self._with_logprobs else None,
         )
         _set_matched_stop(finished, end)
         return finished
 
     def done(self) -> pb.Done:
-        """The last event."""
         return pb.Done(usage=self._usage(), timings=self._timings())
 
     def response(self, prompt_text: str) -> pb.GenerateResponse:
-        """The unary answer; every sequence has its end."""
+        """The unary answer, once every sequence has its end."""
+        sequences = self._request.log.sequences
         response = pb.GenerateResponse(
             request_id=self._spec.request_id,
-            outputs=[self._output(log, log.end, prompt_text) for log in self._live.log.sequences if log.end],
+            outputs=[self._output(each, each.end, prompt_text) for each in sequences if each.end],
             usage=self._usage(),
             timings=self._timings(),
         )
-        for log in self._live.log.sequences:
-            self._live.log.take(log)
+        for sequence in sequences:
+            self._request.log.mark_delivered(sequence)
         return response
 
-    def _output(self, log: SequenceLog, end: End, prompt_text: str) -> pb.Output:
+    def _output(self, sequence: SequenceLog, end: End, prompt_text: str) -> pb.Output:
         output = pb.Output(
-            index=log.index,
-            text=(prompt_text if self._spec.echoes(log.index) else "") + "".join(log.text) + end.held,
-            token_ids=log.untaken if self._spec.token_ids else (),
-            logprobs=self._logprobs(log),
+            index=sequence.index,
+            text=(prompt_text if self._spec.echoes(sequence.index) else "") + "".join(sequence.text) + end.held,
+            token_ids=sequence.undelivered_ids if self._spec.token_ids else (),
+            logprobs=self._logprobs(sequence),
             finish_reason=_reason(end),
-            seed=derive_seed(self._spec.sampling.seed, log.index),
-            cumulative_logprob=log.cumulative if self._with_logprobs else None,
+            seed=derive_seed(self._spec.sampling.seed, sequence.index),
+            cumulative_logprob=sequence.cumulative if self._with_logprobs else None,
         )
         _set_matched_stop(output, end)
         return output
 
-    def _logprobs(self, log: SequenceLog) -> list[pb.TokenLogprob]:
-        return [self._logprob(token, found) for token, found in zip(log.untaken, log.logprobs, strict=False)]
+    def _logprobs(self, sequence: SequenceLog) -> list[pb.TokenLogprob]:
+        pairs = zip(sequence.undelivered_ids, sequence.logprobs, strict=False)
+        return [self._logprob(token, found) for token, found in pairs]
 
     def _logprob(self, token: int, found: TokenLogprob) -> pb.TokenLogprob:
         return pb.TokenLogprob(
@@ -115,21 +178,21 @@ class ResponseBuilder:
         ]
 
     def _usage(self) -> pb.Usage:
-        started = self._live.log.started
+        request, started = self._request, self._request.log.started
         return pb.Usage(
-            prompt_tokens=len(self._live.prompt),
-            completion_tokens=sum(log.received for log in self._live.log.sequences),
+            prompt_tokens=len(request.prompt),
+            completion_tokens=sum(sequence.received for sequence in request.log.sequences),
             cached_tokens=started.cached_tokens if started else 0,
         )
 
     def _timings(self) -> pb.Timings | None:
         if not self._spec.timings:
             return None
-        live = self._live
-        times = [log.end.times for log in live.log.sequences if log.end] or [NO_TIMES]
-        queue = (live.submitted or live.arrived) - live.arrived + min(found.queue for found in times)
+        request = self._request
+        times = [sequence.end.times for sequence in request.log.sequences if sequence.end] or [NO_TIMES]
+        queue = (request.submitted or request.arrived) - request.arrived + min(found.queue for found in times)
         context = min(found.context for found in times)
-        first = live.first_token
+        first = request.first_token_seconds
         return pb.Timings(
             queue=duration(queue),
             prefill=duration(context),
@@ -138,8 +201,25 @@ class ResponseBuilder:
         )
 
 
+async def wait_for_start(request: RequestState) -> None:
+    """Until the engine has begun, or every sequence has ended without it. Raises the request's RequestError."""
+    await _wait_until(request.log, lambda: request.log.started is not None or request.log.complete)
+
+
+async def wait_for_end(request: RequestState) -> None:
+    """Until every sequence has ended. Raises the request's RequestError."""
+    await _wait_until(request.log, lambda: request.log.complete)
+
+
+async def _wait_until(log: RequestLog, reached: Callable[[], bool]) -> None:
+    while log.fault is None and not reached():
+        await log.changed()
+    if log.fault is not None:
+        raise log.fault
+
+
 def _reason(end: End) -> pb.FinishReason.ValueType:
-    """The ring's numbers are the API's; ERROR never gets here."""
+    """The ring's numbers are the API's. ERROR never gets here: it fails the request."""
     return cast(pb.FinishReason.ValueType, int(end.reason))
 
 

@@ -1,5 +1,4 @@
-"""From a service of the .proto files to gRPC handlers: callers are admitted, errors become statuses, broken messages
-are refused."""
+"""gRPC handlers for a service of the .proto files: callers are authenticated, errors become statuses."""
 
 import asyncio
 import re
@@ -19,11 +18,11 @@ from router.errors import Call, RequestError, Violation, abort, sent
 from sluice.ring.errors import ErrorCode
 
 MESSAGE_SECONDS = 60.0
-"""For the whole message to come, once its call has."""
+"""From the start of a call until its whole message has come."""
 
 
 class Context:
-    """What an answer needs of its call."""
+    """What a service may use of a call."""
 
     __slots__ = ("_call", "caller")
 
@@ -33,48 +32,46 @@ class Context:
 
     @property
     def peer(self) -> str:
-        """Where the call comes from, as gRPC writes it, such as "ipv4:10.0.0.7:53124"."""
+        """The client's address as gRPC writes it, such as "ipv4:10.0.0.7:53124"."""
         return self._call.peer()
 
     async def write(self, message: Message) -> None:
-        """The next message of a stream."""
         await sent(self._call.write(message.SerializeToString()))
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
-        """Before the first message."""
         await sent(self._call.send_initial_metadata(metadata))
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        """End the call; always raises."""
+        """End the call. Always raises."""
         await sent(self._call.abort(code, details))
 
 
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 Handler = Callable[[Any, Call], Awaitable[Any]]
-"""As gRPC calls it, with the messages of the client and the call; its messages are bytes, so that encoding them is
-guarded too."""
+"""As gRPC calls it, with the client's messages and the call. It returns or writes bytes, so that `guarded` covers the
+encoding too."""
 
 
 async def admit_all(_: Call) -> Principal:
-    """For what is open to everybody."""
+    """For services that are open to everybody."""
     return Principal()
 
 
 def handler(
-    service: ServiceDescriptor, servicer: object, admit: Admit, logger: structlog.stdlib.BoundLogger
+    service: ServiceDescriptor, servicer: object, admit: Admit, log: structlog.stdlib.BoundLogger
 ) -> grpc.GenericRpcHandler:
     """All methods of `service`, each answered by the coroutine of `servicer` with its name in snake case.
 
-    A unary one returns its message; a streaming one writes to the context. `admit` says who calls, or raises
+    A unary one returns its message; a streaming one writes to the context. `admit` authenticates the caller or raises
     RequestError.
     """
     return grpc.method_handlers_generic_handler(
-        service.full_name, {method.name: _method(method, servicer, admit, logger) for method in service.methods}
+        service.full_name, {method.name: _method(method, servicer, admit, log) for method in service.methods}
     )
 
 
-def _method(method: MethodDescriptor, servicer: object, admit: Admit, logger: structlog.stdlib.BoundLogger) -> Any:
-    """As one that takes a stream: so it is our turn before the message is read, and strangers' never are."""
+def _method(method: MethodDescriptor, servicer: object, admit: Admit, log: structlog.stdlib.BoundLogger) -> Any:
+    """Registered as client-streaming so that we authenticate before reading the body."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
     behaviour: Behaviour = getattr(servicer, name)
 
@@ -85,13 +82,13 @@ def _method(method: MethodDescriptor, servicer: object, admit: Admit, logger: st
 
     make = grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
     return make(
-        guarded(answer, logger.bind(method=method.name)),
+        guarded(answer, log.bind(method=method.name)),
         request_deserializer=_decoder(GetMessageClass(method.input_type)),
     )
 
 
-def guarded(handler: Handler, logger: structlog.stdlib.BoundLogger) -> Handler:
-    """`handler`, whose exceptions become statuses. The text of an unexpected one goes to the log alone."""
+def guarded(handler: Handler, log: structlog.stdlib.BoundLogger) -> Handler:
+    """`handler`, whose exceptions become statuses. The text of an unexpected one goes to the log only."""
 
     async def answer(messages: Any, call: Call) -> Any:
         try:
@@ -102,11 +99,11 @@ def guarded(handler: Handler, logger: structlog.stdlib.BoundLogger) -> Handler:
             raise
         except Exception:
             if call.done():
-                # Its end was said, and the client has gone meanwhile: there is nobody to tell.
+                # The status was sent already and the client has gone: there is no call left to abort.
                 raise
             error_id = secrets.token_hex(8)
             try:
-                logger.exception("call failed", error_id=error_id)
+                log.exception("call_failed", error_id=error_id)
             finally:
                 await abort(call, RequestError.internal(error_id))
 
@@ -114,7 +111,7 @@ def guarded(handler: Handler, logger: structlog.stdlib.BoundLogger) -> Handler:
 
 
 async def _read(call: Call) -> Any:
-    """Its one message. Raises RequestError."""
+    """The call's only message. Raises RequestError."""
     try:
         async with asyncio.timeout(MESSAGE_SECONDS):
             request = await call.read()

@@ -1,73 +1,118 @@
-"""What engines tell of their steps and requests, to whoever listens now. Nothing is kept for later."""
+"""Statistics of engines as messages of the public API, broadcast to StreamSteps. Nothing is kept for later."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from router.api.statistics import request_message, step_message
+import msgspec
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from router.errors import duration
 from sluice.ring.heartbeats import EngineHeartbeat
+from sluice.ring.stats import RequestStats, StepStats
 from sluice.v1 import admin_pb2 as pb
 
 CAPACITY = 8192
-"""StatsBroadcast, and requests likewise, that wait for a listener at most."""
+"""Steps, and requests likewise, that wait for one subscriber at most."""
 
 
 class StatsBroadcast:
-    """Every listener gets what comes from now on."""
+    """Each subscriber gets what heartbeats bring from its subscription on."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.lost = 0
-        """StatsBroadcast and requests that came faster than a listener took them."""
+        """Steps and requests that came faster than a subscriber read them."""
         self._capacity = capacity
-        self._listeners: set[Listener] = set()
+        self._subscriptions: set[StatsSubscription] = set()
 
     @property
-    def listeners(self) -> int:
-        """How many there are."""
-        return len(self._listeners)
+    def subscribers(self) -> int:
+        return len(self._subscriptions)
 
-    def hear(self, heartbeat: EngineHeartbeat) -> None:
-        """News of one engine."""
-        if not self._listeners or not (heartbeat.steps or heartbeat.requests):
+    def on_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
+        if not self._subscriptions or not (heartbeat.steps or heartbeat.requests):
             return
         steps = [step_message(heartbeat, step) for step in heartbeat.steps]
         requests = [request_message(heartbeat.engine, request) for request in heartbeat.requests]
-        for listener in self._listeners:
-            self.lost += listener.add(steps, requests)
+        for subscription in self._subscriptions:
+            self.lost += subscription.add(steps, requests)
 
     @contextmanager
-    def listen(self) -> Iterator["Listener"]:
-        """News, until the block ends."""
-        listener = Listener(self._capacity)
-        self._listeners.add(listener)
+    def subscribe(self) -> Iterator["StatsSubscription"]:
+        """Until the block ends."""
+        subscription = StatsSubscription(self._capacity)
+        self._subscriptions.add(subscription)
         try:
-            yield listener
+            yield subscription
         finally:
-            self._listeners.discard(listener)
+            self._subscriptions.discard(subscription)
 
 
-class Listener:
+class StatsSubscription:
     """Has one reader. Where that is slow, the oldest steps and requests are lost."""
 
     def __init__(self, capacity: int) -> None:
         self._steps: deque[pb.EngineStats] = deque(maxlen=capacity)
         self._requests: deque[pb.RequestStats] = deque(maxlen=capacity)
-        self._news = asyncio.Event()
+        self._added = asyncio.Event()
 
     def add(self, steps: list[pb.EngineStats], requests: list[pb.RequestStats]) -> int:
         """Keep them for the reader; returns how many were lost for it."""
         held = len(self._steps) + len(self._requests)
         self._steps.extend(steps)
         self._requests.extend(requests)
-        self._news.set()
+        self._added.set()
         return held + len(steps) + len(requests) - len(self._steps) - len(self._requests)
 
     async def next(self) -> pb.StreamStepsResponse:
-        """Whatever has come since the last time; waits for something."""
-        await self._news.wait()
-        self._news.clear()
+        """All that was added since the last call; waits where that is nothing."""
+        await self._added.wait()
+        self._added.clear()
         response = pb.StreamStepsResponse(steps=self._steps, requests=self._requests)
         self._steps.clear()
         self._requests.clear()
         return response
+
+
+def step_message(heartbeat: EngineHeartbeat, stats: StepStats) -> pb.EngineStats:
+    """One engine at one step; `time` is left out before the first."""
+    fields = msgspec.structs.asdict(stats)
+    at, step_seconds = fields.pop("time"), fields.pop("step_seconds")
+    return pb.EngineStats(
+        engine_id=heartbeat.engine,
+        draining=heartbeat.draining,
+        model_fingerprint=heartbeat.fingerprint,
+        time=_timestamp(at or None),
+        step_time=duration(step_seconds),
+        **fields,
+    )
+
+
+def request_message(engine: str, stats: RequestStats) -> pb.RequestStats:
+    return pb.RequestStats(
+        engine_id=engine,
+        request_id=stats.name,
+        stage=int(stats.stage),  # type: ignore[arg-type]
+        arrival=_timestamp(stats.arrival),
+        first_scheduled=_timestamp(stats.first_scheduled),
+        first_token=_timestamp(stats.first_token),
+        last_token=_timestamp(stats.last_token),
+        queued=duration(stats.queued(time.time())),
+        prompt_tokens=stats.prompt_tokens,
+        cached_tokens=stats.cached_tokens,
+        generated_tokens=stats.generated_tokens,
+        pauses=stats.pauses,
+        blocks_allocated=stats.blocks_allocated,
+        blocks_reused=stats.blocks_reused,
+        blocks_missed=stats.blocks_missed,
+    )
+
+
+def _timestamp(seconds: float | None) -> Timestamp | None:
+    if seconds is None:
+        return None
+    found = Timestamp()
+    found.FromNanoseconds(int(seconds * 1e9))
+    return found

@@ -1,36 +1,41 @@
-"""Who may go on the ring now, who waits, and who is told at once that there is no room."""
+"""Admission to the ring: permits by capacity, a bounded queue beyond it, refusals at once beyond that."""
 
 import asyncio
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from router.config import Bounds
 from router.errors import RequestError
-from router.requests.fair_share import CACHED_COST, OUTPUT_COST, PROMPT_COST, FairShare
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import place_in_line
 
+PROMPT_COST = 1.0
+"""To a tenant's share, of a prompt token that is computed."""
+CACHED_COST = 0.1
+"""Of a prompt token from the prefix cache."""
+OUTPUT_COST = 2.0
+"""Of a generated token."""
+
 
 class Permit:
-    """One request's place on the ring, and its tenant's bill."""
+    """One request's place on the ring, charged to its tenant."""
 
     def __init__(self, admission: "Admission", tenant: str) -> None:
         self._admission: Admission | None = admission
         self._tenant = tenant
 
-    def found_cached(self, tokens: int) -> None:
-        """So much of the prompt need not be computed after all."""
+    def credit_cached(self, tokens: int) -> None:
+        """So many prompt tokens were found in the prefix cache, after the whole prompt was charged."""
         self._charge((CACHED_COST - PROMPT_COST) * tokens)
 
-    def drew(self, tokens: int) -> None:
-        """So many tokens of output came."""
+    def charge_output(self, tokens: int) -> None:
         self._charge(OUTPUT_COST * tokens)
 
     def release(self) -> None:
-        """Give it to the next one. Idempotent."""
+        """Pass it to the next request. Idempotent."""
         if self._admission is not None:
             admission, self._admission = self._admission, None
             admission.give_back(self._tenant)
@@ -40,24 +45,76 @@ class Permit:
             self._admission.shares.charge(self._tenant, cost)
 
 
+class FairShare:
+    """Which tenant is next: the one that was served the least, for its weight, in tokens that really were computed.
+
+    Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A tenant is present
+    while it has a request here, waiting or live. One that returns starts at the least-served present tenant's count, so
+    absence earns nothing; what it was served beyond that is remembered while any tenant is present.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        """A tenant of weight 2 gets twice the service of one of weight 1, which is the default."""
+        self._weights = dict(weights)
+        self._served: dict[str, float] = {}
+        """Cost over weight, of the present tenants and of absent ones that were served more than these."""
+        self._present: Counter[str] = Counter()
+        """Requests by tenant."""
+
+    @property
+    def tenants(self) -> int:
+        """Number of present tenants."""
+        return len(self._present)
+
+    def requests(self, tenant: str) -> int:
+        return self._present[tenant]
+
+    def enter(self, tenant: str) -> None:
+        """A request of this tenant arrives."""
+        if tenant not in self._present:
+            floor = min((self._served[other] for other in self._present), default=0.0)
+            # Absent tenants at or below the floor would start at the floor anyway: forget them.
+            behind = [other for other, served in self._served.items() if other not in self._present and served <= floor]
+            for other in behind:
+                del self._served[other]
+            self._served[tenant] = max(floor, self._served.get(tenant, 0.0))
+        self._present[tenant] += 1
+
+    def leave(self, tenant: str) -> None:
+        """One of its requests has ended."""
+        self._present[tenant] -= 1
+        if not self._present[tenant]:
+            del self._present[tenant]
+        if not self._present:
+            self._served.clear()
+
+    def charge(self, tenant: str, cost: float) -> None:
+        """To a present tenant."""
+        self._served[tenant] += cost / self._weights.get(tenant, 1.0)
+
+    def first(self, tenants: Iterable[str]) -> str:
+        """The next of these tenants, which are present."""
+        return min(tenants, key=self._served.__getitem__)
+
+
 @dataclass(slots=True, order=True)
 class _Waiter:
     place: float
-    """In line: see `place_in_line`."""
+    """In the queue: see `place_in_line`."""
     arrival: int
     tenant: str = field(compare=False)
     context_tokens: int = field(compare=False)
     admitted: "asyncio.Future[None]" = field(compare=False)
     gone: bool = field(default=False, compare=False)
-    """Its turn came when it had been cancelled already."""
+    """Its turn came after it had been cancelled."""
 
 
 class Admission:
-    """Permits by capacity; beyond it a bounded queue.
+    """The next request is of the tenant that is first by `FairShare`; within a tenant by priority with aging, then
+    arrival.
 
-    The next is of the tenant that had the least service (`FairShare`); within a tenant by priority with ageing, then
-    arrival. Once tenants are named, of the `places` where requests run at once a part is kept for tenants that hold
-    less than their share: so one that comes into a flood need not wait for the flood's requests to end.
+    Once tenants are named, a part of the `places` where requests run at once is reserved for tenants that hold less
+    than their share: so one that arrives in a flood need not wait for the flood's requests to end.
     """
 
     def __init__(
@@ -66,11 +123,13 @@ class Admission:
         bounds: Bounds,
         aging_seconds: float = 0.0,
         weights: Mapping[str, float] | None = None,
-        kept_part: float = 0.0,
+        reserved_fraction: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`aging_seconds`: in which one that waits gains a priority class; 0: never. `kept_part` of the places."""
+        """`aging_seconds`: in which a waiting request gains a priority class; 0: never. `reserved_fraction`: of the
+        places."""
         self.live = 0
+        """Permits held."""
         self.waiting = 0
         self.waiting_tokens = 0
         self.refused = 0
@@ -78,54 +137,54 @@ class Admission:
         self._capacity = self._places = capacity
         self._bounds = bounds
         self._aging_seconds = aging_seconds
-        self._kept_part = kept_part
+        self._reserved_fraction = reserved_fraction
         self._clock = clock
-        self._named = bool(weights)
-        """Tenants have been named."""
+        self._tenants_named = bool(weights)
         self._held: Counter[str] = Counter()
         """Permits by tenant."""
         self._queues: dict[str, list[_Waiter]] = {}
-        """By tenant, heaps that are not empty."""
+        """Heaps by tenant, none of them empty."""
         self._waiting_of: Counter[str] = Counter()
         self._arrivals = 0
 
     @property
     def capacity(self) -> int:
-        """Permits."""
+        """Permits that may be held."""
         return self._capacity
 
     def resize(self, capacity: int, places: int | None = None) -> None:
-        """Permits, and of those the requests that can run at once. Where there are fewer than were given, nobody is
-        admitted until enough came back.
+        """Change the number of permits, and of requests that can run at once.
+
+        Below the number of permits held, no request is admitted until enough were released.
         """
         self._capacity, self._places = capacity, min(capacity, places or capacity)
         self._admit()
 
     def check(self, tenant: str) -> None:
         """Raises RequestError OVERLOADED where one more request of this tenant would be refused, whatever it is."""
-        if not self.waiting and self._room(tenant):
+        if not self.waiting and self._has_room(tenant):
             return
         bounds, waiting = self._bounds, self._waiting_of[tenant]
-        if bounds.tenant_waiting is not None and (self._named or tenant) and waiting >= bounds.tenant_waiting:
+        if bounds.tenant_waiting is not None and (self._tenants_named or tenant) and waiting >= bounds.tenant_waiting:
             self._refuse(f"{waiting} requests of the tenant {tenant!r} wait; at most {bounds.tenant_waiting} may")
         if self.waiting >= bounds.waiting:
             self._refuse(f"{self.live} requests are live and {self.waiting} wait; at most {bounds.waiting} may wait")
 
     async def acquire(self, priority: int, context_tokens: int, tenant: str = "", *, refusable: bool = True) -> Permit:
-        """Wait for a permit; a caller cancelled meanwhile leaves the queue. `context_tokens` have to be computed
-        before the first new one.
+        """Wait for a permit; cancelling the caller takes it off the queue. `context_tokens` have to be computed before
+        the first new one.
 
-        Raises RequestError OVERLOADED at once when the queue is full, unless it must not be refused: a request that
-        gave its permit back for a while.
+        Raises RequestError OVERLOADED at once where the queue is full. A paused request, which gave its permit back
+        for a while, is not `refusable`.
         """
         if refusable:
             self.check(tenant)
-        self._named = self._named or bool(tenant)
-        if self.waiting or not self._room(tenant):
+        self._tenants_named = self._tenants_named or bool(tenant)
+        if self.waiting or not self._has_room(tenant):
             await self._wait(priority, context_tokens, tenant, refusable)
         else:
             self.shares.enter(tenant)
-            self._give(tenant, context_tokens)
+            self._grant(tenant, context_tokens)
         return Permit(self, tenant)
 
     def give_back(self, tenant: str) -> None:
@@ -151,10 +210,11 @@ class Admission:
         try:
             await admitted
         except asyncio.CancelledError:
+            # Cancelled after the permit was granted, but before this coroutine ran again: nobody else returns it.
             if admitted.done() and not admitted.cancelled():
                 self.give_back(tenant)
             else:
-                self._forget(waiter)
+                self._remove(waiter)
             raise
 
     def _check_tokens(self, context_tokens: int) -> None:
@@ -169,22 +229,23 @@ class Admission:
         self.refused += 1
         raise RequestError(ErrorCode.OVERLOADED, message)
 
-    def _room(self, tenant: str) -> bool:
+    def _has_room(self, tenant: str) -> bool:
         """For one more request of this tenant."""
         if self.live >= self._capacity:
             return False
-        if not self._named:
+        if not self._tenants_named:
+            # There is no other tenant to reserve places for.
             return True
-        kept = max(1, round(self._kept_part * self._places)) if self._kept_part else 0
-        if self.live < self._places - kept:
+        reserved = max(1, round(self._reserved_fraction * self._places)) if self._reserved_fraction else 0
+        if self.live < self._places - reserved:
             return True
         present = self.shares.tenants + (0 if self.shares.requests(tenant) else 1)
-        # Somebody else may always come.
+        # At least two shares: another tenant may arrive at any time.
         return self._held[tenant] < max(1, self._places // max(2, present))
 
     def _admit(self) -> None:
         while self._queues:
-            able = [tenant for tenant in self._queues if self._room(tenant)]
+            able = [tenant for tenant in self._queues if self._has_room(tenant)]
             if not able:
                 return
             tenant = self.shares.first(able)
@@ -193,18 +254,19 @@ class Admission:
                 del self._queues[tenant]
             self._count(waiter, -1)
             if waiter.admitted.done():
+                # Cancelled, but its coroutine has not run yet; `_remove` must not count it off twice.
                 waiter.gone = True
                 self.shares.leave(tenant)
             else:
-                self._give(tenant, waiter.context_tokens)
+                self._grant(tenant, waiter.context_tokens)
                 waiter.admitted.set_result(None)
 
-    def _give(self, tenant: str, context_tokens: int) -> None:
+    def _grant(self, tenant: str, context_tokens: int) -> None:
         self.live += 1
         self._held[tenant] += 1
         self.shares.charge(tenant, PROMPT_COST * context_tokens)
 
-    def _forget(self, waiter: _Waiter) -> None:
+    def _remove(self, waiter: _Waiter) -> None:
         """It was cancelled while it waited."""
         if waiter.gone:
             return

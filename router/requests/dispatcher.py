@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Iterable
 
 import msgspec
 import structlog
@@ -9,258 +10,262 @@ import structlog
 from router.errors import RequestError
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
-from router.requests.attempts import Attempts, reaches
+from router.requests.attempts import AttemptSender, reaches
 from router.requests.counters import RequestCounters
 from router.requests.recovery import Recovery
-from router.requests.registry import Requests, RequestState
+from router.requests.registry import Requests
+from router.requests.request_phase import RequestPhase
+from router.requests.request_state import RequestState
 from router.requests.suspects import Suspects
 from router.requests.token_log import Appended
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.heartbeats import EngineHeartbeat
-from sluice.ring.wire import TextBatch, TextRow, Times
+from sluice.ring.wire import End, TextBatch, TextRow
 
 FULL_LANE_RETRY_SECONDS = 0.005
 
 
 class Dispatcher:
-    """Owns the requests on the ring from their submit to their last terminal, over as many attempts as it takes."""
+    """Owns a request from its first submit to its last terminal row, over as many attempts as that takes."""
 
     def __init__(
         self,
         requests: Requests,
-        members: Membership,
-        attempts: Attempts,
+        membership: Membership,
+        attempts: AttemptSender,
         recovery: Recovery,
         suspects: Suspects,
         peer_wait: float,
-        tally: RequestCounters,
-        logger: structlog.stdlib.BoundLogger,
+        counters: RequestCounters,
+        log: structlog.stdlib.BoundLogger,
     ) -> None:
+        """`peer_wait`: seconds that a first attempt waits for peers."""
         self.late_rows = 0
-        """Rows of requests or attempts that are not on the ring (any more)."""
+        """Rows of requests or attempts that are not on the ring any more."""
         self._requests = requests
-        self._members = members
+        self._membership = membership
         self._attempts = attempts
         self._recovery = recovery
         self._suspects = suspects
         self._peer_wait = peer_wait
-        self._tally = tally
-        self._logger = logger
+        self._counters = counters
+        self._log = log
 
     @property
     def between_attempts(self) -> int:
-        """Requests whose attempt was given up and whose next one is still to come."""
+        """Requests that are recovering or paused."""
         return self._recovery.waiting
 
     @property
     def context_tokens(self) -> int:
-        """Longest prompt plus output: the model's, or less where no engine that is alive can hold so much."""
+        """Longest prompt plus output: the model's, or less where no live engine can hold so much."""
         return self._attempts.context_tokens
 
-    async def submit(self, live: RequestState) -> None:
-        """Place the request and send it, waiting for peers up to a bound and for a lane with room.
+    async def submit(self, request: RequestState) -> None:
+        """Place the first attempt and send it, waiting for peers up to `peer_wait` and for a lane with room.
 
-        Raises RequestError NO_ENGINE, NO_DETOKENIZER, MODEL_CHANGED, CONTEXT_OVERFLOW. An aborted request is not sent.
+        Raises RequestError NO_ENGINE, NO_DETOKENIZER, MODEL_CHANGED, CONTEXT_OVERFLOW. A request that was stopped
+        meanwhile is not sent.
         """
         deadline = time.monotonic() + self._peer_wait
-        await self._members.wait(deadline)
-        while not live.aborted and not self._attempts.try_submit(live):
+        await self._membership.wait(deadline)
+        # Polled, because a lane gives no sign when it has room again.
+        while request.log.open and not self._attempts.try_submit(request):
             await asyncio.sleep(FULL_LANE_RETRY_SECONDS)
-            await self._members.wait(deadline)
-            if time.monotonic() > deadline and not self._attempts.can_move(live):
-                raise self._attempts.refusal(live)
+            await self._membership.wait(deadline)
+            if time.monotonic() > deadline and not self._attempts.can_move(request):
+                raise self._attempts.no_peers_error(request)
 
-    def abort(self, live: RequestState) -> None:
-        """End it with ABORTED, and free its id at once."""
-        if live.aborted:
+    def abort(self, request: RequestState) -> None:
+        """End it with ABORTED, and free its id at once. Idempotent."""
+        if request.aborted:
             return
-        live.aborted = True
-        self._requests.free_id(live)
-        self._stop(live)
-        if live.route is None:
-            live.log.finish(FinishReason.ABORTED)
+        request.abort()
+        self._requests.free_id(request)
+        self._stop(request)
+        if not request.on_ring:
+            request.log.finish(FinishReason.ABORTED)
 
-    def hand_back(self, live: RequestState, error: RequestError) -> None:
-        """End it with an error, after what has come; its client may go on elsewhere."""
-        live.log.fail(error)
-        self._stop(live)
+    def hand_back(self, request: RequestState, error: RequestError) -> None:
+        """End it with `error`, after all that has come; its client may resume it at another router."""
+        request.log.fail(error)
+        self._stop(request)
 
-    def leave(self, live: RequestState) -> None:
-        """Nobody waits for its answer any more."""
-        self._stop(live)
-        if live.route is None:
-            live.give_permit_back()
+    def close_request(self, request: RequestState) -> None:
+        """Its answer has ended. Its attempt, if one runs, is cancelled and stays on the ring until its end comes."""
+        if request.preparing:
+            request.end()
+        else:
+            self._stop(request)
 
-    def take(self, batch: TextBatch) -> None:
-        """News of many requests."""
+    def on_text_batch(self, batch: TextBatch) -> None:
+        """Starts and rows of many requests."""
         for started in batch.started:
-            live = self._current(started.request, started.attempt)
-            if live is not None:
-                if live.attempt == 0 and live.log.started is None and live.permit is not None:
-                    live.permit.found_cached(min(started.cached_tokens, len(live.prompt)))
-                live.suspicion.started = True
-                live.log.start(started)
+            request = self._current(started.request, started.attempt)
+            if request is not None:
+                request.on_started(started)
         for row in batch.rows():
-            live = self._current(row.request, row.attempt)
-            if live is None or not 0 <= row.sequence < live.spec.n:
+            request = self._current(row.request, row.attempt)
+            if request is None or not 0 <= row.sequence < request.spec.n:
                 self.late_rows += 1
             else:
-                self._take_row(live, row)
+                self._ingest_row(request, row)
 
-    def lose(self, live: RequestState, code: ErrorCode, message: str) -> None:
-        """Give an attempt up: the one place for it. Another one follows where that can help."""
+    def lose_attempt(self, request: RequestState, code: ErrorCode, message: str) -> None:
+        """Give up the attempt on the ring: the one place for it. Another one follows where that can help."""
         error = RequestError(code, message)
-        if self._recovery.lose(live, error):
+        if self._recovery.recover(request, error):
             return
-        if live.aborted:
-            live.log.finish(FinishReason.ABORTED)
+        if request.aborted:
+            request.log.finish(FinishReason.ABORTED)
         else:
-            live.log.fail(error)
-        live.give_permit_back()
+            request.log.fail(error)
 
-    def lose_rows(self, detokenizer: str) -> int:
-        """Messages of this detokenizer never came: whose they were nobody knows, and an end may be among them.
+    def on_messages_lost(self, detokenizer: str) -> int:
+        """Messages of this detokenizer never came; the number of requests concerned.
 
-        How many requests that concerns.
+        Those are all that it serves: nothing tells whose rows were lost, and a terminal row may be among them.
         """
-        concerned = [live for live in self._requests.on_ring if live.detokenizer == detokenizer]
-        for live in concerned:
-            self.lose(live, ErrorCode.ROWS_LOST, f"messages of the detokenizer {detokenizer} were lost")
+        concerned = [request for request in self._requests.on_ring if request.detokenizer == detokenizer]
+        self._lose_all(concerned, ErrorCode.ROWS_LOST, f"messages of the detokenizer {detokenizer} were lost")
         return len(concerned)
 
-    def lose_rows_between(self, engine: int, detokenizer: DetokenizerPeer) -> int:
+    def on_messages_lost_between(self, engine: int, detokenizer: DetokenizerPeer) -> int:
         """The same for messages of the engine with this epoch to that detokenizer."""
-        concerned = 0
-        for live in self._requests.on_ring:
-            if live.route and live.route.engine.epoch == engine and live.route.detokenizer is detokenizer:
-                name = live.route.engine.name
-                self.lose(live, ErrorCode.ROWS_LOST, f"messages of {name} to {detokenizer.name} were lost")
-                concerned += 1
-        return concerned
+        at = [request for request in self._requests.on_ring if request.attempt.detokenizer is detokenizer]
+        concerned = [request for request in at if request.attempt.engine.epoch == engine]
+        if concerned:
+            name = concerned[0].engine
+            self._lose_all(concerned, ErrorCode.ROWS_LOST, f"messages of {name} to {detokenizer.name} were lost")
+        return len(concerned)
 
-    def lose_peer(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool = False) -> None:
+    def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool = False) -> None:
         """It fell silent or stands still; or it has `gone` (restarted, off the list), and its lane will be closed.
 
         `died`: its process has ended, which may be the doing of a request aboard.
         """
         code = ErrorCode.ENGINE_LOST if isinstance(peer.heartbeat, EngineHeartbeat) else ErrorCode.DETOKENIZER_LOST
-        on_ring = self._requests.on_ring
-        aboard = [live for live in on_ring if live.route and peer in (live.route.engine, live.route.detokenizer)]
-        poison = self._poison(peer, aboard) if died else None
-        for live in aboard:
-            if live is poison:
-                self._end_poison(live)
+        aboard = [request for request in self._requests.on_ring if _is_at(request, peer)]
+        poison = self._find_poison(peer, aboard) if died else None
+        for request in aboard:
+            if request is poison:
+                self._end_poison(request)
             else:
-                self.lose(live, code, f"{peer.name} {why}")
-        self._attempts.forget(peer, gone)
+                self.lose_attempt(request, code, f"{peer.name} {why}")
+        self._attempts.forget_peer(peer, gone)
 
-    def leave_cut_off(self) -> None:
-        """What runs at an engine from which nothing gets to its detokenizer goes on elsewhere."""
-        cut = [engine for engine in self._members.engines.alive if engine.heartbeat and engine.heartbeat.cut_off]
-        for live in self._requests.on_ring if cut else ():
-            route = live.route
-            if route is not None and route.engine in cut and not reaches(route.engine, route.detokenizer):
-                message = f"nothing gets from {route.engine.name} to {route.detokenizer.name}"
-                self.lose(live, ErrorCode.ROWS_LOST, message)
+    def move_off_cut_off(self) -> None:
+        """Give up the attempts whose engine reports that it cannot reach their detokenizer."""
+        cut_off = [peer for peer in self._membership.engines.alive if peer.heartbeat and peer.heartbeat.cut_off]
+        for request in self._requests.on_ring if cut_off else ():
+            engine, detokenizer = request.attempt.engine, request.attempt.detokenizer
+            if engine in cut_off and not reaches(engine, detokenizer):
+                self.lose_attempt(request, ErrorCode.ROWS_LOST, f"{engine.name} cannot reach {detokenizer.name}")
 
-    def leave_draining(self) -> None:
-        """What runs at a peer that drains goes on elsewhere at once, if anybody else is there."""
-        members = self._members
-        heard: list[EnginePeer | DetokenizerPeer] = [*members.engines.alive, *members.detokenizers.alive]
+    def move_off_draining(self) -> None:
+        """Give up the attempts at a draining peer as soon as other peers can take them."""
+        membership = self._membership
+        heard: list[EnginePeer | DetokenizerPeer] = [*membership.engines.alive, *membership.detokenizers.alive]
         draining = [peer for peer in heard if peer.draining]
         if not draining:
             return
-        for live in self._requests.on_ring:
-            route = live.route
-            at = next((peer for peer in draining if route and peer in (route.engine, route.detokenizer)), None)
-            if at is not None and not live.cancelled and self._attempts.can_move(live):
-                self.lose(live, ErrorCode.DRAINING, f"{at.name} is draining")
+        for request in self._requests.on_ring:
+            at = next((peer for peer in draining if _is_at(request, peer)), None)
+            # An attempt that is being cancelled ends soon of itself.
+            if at is not None and request.phase is RequestPhase.ON_RING and self._attempts.can_move(request):
+                self.lose_attempt(request, ErrorCode.DRAINING, f"{at.name} is draining")
 
     def close(self) -> None:
         """Send nothing more."""
         self._recovery.close()
         self._attempts.close()
 
-    def _poison(self, dead: EnginePeer | DetokenizerPeer, aboard: list[RequestState]) -> RequestState | None:
-        """Who of those aboard is to end for this death."""
-        progress = {live.suspicion: live.progressed for live in aboard}
+    def _lose_all(self, requests: Iterable[RequestState], code: ErrorCode, message: str) -> None:
+        for request in requests:
+            self.lose_attempt(request, code, message)
+
+    def _find_poison(self, dead: EnginePeer | DetokenizerPeer, aboard: list[RequestState]) -> RequestState | None:
+        """The request that this death convicts."""
+        progress = {request.suspicion: request.progressed for request in aboard}
         if not isinstance(dead.heartbeat, EngineHeartbeat):
             self._suspects.peer_died(progress)
             return None
-        for live in aboard:
-            live.suspicion.unseen = live.unseen
+        for request in aboard:
+            request.on_engine_died()
         if dead.quarantine is None:
             self._suspects.engine_died(progress, None)
             return None
         alone = self._requests.numbered(dead.quarantine)
-        # Where it is a request of another router, that router sees to it.
+        # A request in quarantine that is not ours belongs to another router, which decides about it.
         return alone if alone in aboard and self._suspects.engine_died(progress, alone.suspicion) else None
 
-    def _end_poison(self, live: RequestState) -> None:
-        deaths = live.suspicion.deaths
-        self._logger.error(
-            "request kills engines",
-            request_id=live.spec.request_id,
-            tenant=live.tenant,
-            engine=live.engine,
+    def _end_poison(self, request: RequestState) -> None:
+        deaths = request.suspicion.deaths
+        self._log.error(
+            "poison_request_ended",
+            request_id=request.spec.request_id,
+            tenant=request.tenant,
+            engine=request.engine,
             engine_deaths=deaths,
-            received_tokens=live.log.received,
+            received_tokens=request.log.received,
         )
-        self.lose(live, ErrorCode.POISON, f"{deaths} engines in a row died under this request")
+        self.lose_attempt(request, ErrorCode.POISON, f"{deaths} engines in a row died under this request")
 
-    def _stop(self, live: RequestState) -> None:
-        if live.route is not None:
-            self._attempts.cancel(live)
-        elif live.submitted is not None:
-            self._recovery.stop(live)
-            live.give_permit_back()
-        elif live.queue is not None and not live.queue.expired():
-            live.queue.reschedule(asyncio.get_running_loop().time())
+    def _stop(self, request: RequestState) -> None:
+        """Whatever it is doing; nothing where it has ended."""
+        if request.on_ring:
+            self._attempts.cancel(request)
+        elif request.preparing:
+            request.interrupt_preparation()
+        else:
+            self._recovery.cancel(request)
+            request.end()
 
     def _current(self, number: int, attempt: int) -> RequestState | None:
-        live = self._requests.numbered(number)
-        return live if live is not None and live.attempt == attempt else None
+        request = self._requests.numbered(number)
+        return request if request is not None and request.attempt.number == attempt else None
 
-    def _take_row(self, live: RequestState, row: TextRow) -> None:
+    def _ingest_row(self, request: RequestState, row: TextRow) -> None:
         failed = row.end is not None and row.end.reason is FinishReason.ERROR
         if row.tokens:
-            self._attempts.begin(live)
-        appended = live.log.append(row._replace(end=None) if failed else _timed(live, row))
+            self._attempts.on_tokens(request)
+        # The tokens of a row that reports a failure count, but its end does not: another attempt may follow.
+        appended = request.log.append(row._replace(end=None) if failed else _timed(request, row))
         if appended is Appended.TAKEN and row.tokens:
-            self._tally.heard(live, row.sequence, len(row.tokens))
-            if live.permit is not None:
-                live.permit.drew(len(row.tokens))
-            if live.suspicion.suspected and live.progressed:
-                self._suspects.clear(live.suspicion)
+            self._counters.on_tokens(request, row.sequence, len(row.tokens))
+            request.charge_output(len(row.tokens))
+            # Beyond the token at which it may have killed an engine: others may share its engine again.
+            if request.suspicion.suspected and request.progressed:
+                self._suspects.clear(request.suspicion)
         if appended is Appended.HOLE and not failed:
-            self.lose(live, ErrorCode.ROWS_LOST, f"rows of sequence {row.sequence} are missing before {row.offset}")
+            message = f"rows of sequence {row.sequence} are missing before {row.offset}"
+            self.lose_attempt(request, ErrorCode.ROWS_LOST, message)
         elif row.end is not None:
-            self._end_sequence(live, row)
-        if live.route is not None and self._recovery.too_slow(live):
-            self._recovery.pause(live)
+            # Also where the log refused the row, as after a fault: the attempt has ended all the same.
+            self._end_sequence(request, row.sequence, row.end)
+        # Not while it is being cancelled: a pause would submit it again.
+        if request.phase is RequestPhase.ON_RING and self._recovery.too_slow(request):
+            self._recovery.pause(request)
 
-    def _end_sequence(self, live: RequestState, row: TextRow) -> None:
-        assert row.end is not None  # noqa: S101 - the caller looked
-        if row.end.reason is FinishReason.ERROR:
-            fault = row.end.fault or Fault(ErrorCode.INTERNAL.name, "the ring gave no reason")
-            self.lose(live, fault.error_code, fault.message)
+    def _end_sequence(self, request: RequestState, sequence: int, end: End) -> None:
+        if end.reason is FinishReason.ERROR:
+            fault = end.fault or Fault(ErrorCode.INTERNAL.name, "the ring gave no reason")
+            self.lose_attempt(request, fault.error_code, fault.message)
             return
-        if row.end.reason is FinishReason.STOP_STRING:
-            # The detokenizer found it; only the router can tell the engine.
-            self._attempts.cancel_sequence(live, row.sequence)
-        live.ended.add(row.sequence)
-        if len(live.ended) == live.spec.n:
-            self._attempts.end(live)
+        if end.reason is FinishReason.STOP_STRING:
+            # The detokenizer found it, and it has no lane to the engine: only the router can tell the engine.
+            self._attempts.cancel(request, sequence)
+        if request.on_terminal(sequence):
+            self._attempts.leave_ring(request, RequestPhase.ENDED)
 
 
-def _timed(live: RequestState, row: TextRow) -> TextRow:
-    """Its end with times since the first submit, where this is not the first attempt."""
-    if row.end is None or live.attempt == 0 or live.submitted is None:
+def _is_at(request: RequestState, peer: EnginePeer | DetokenizerPeer) -> bool:
+    return peer is request.attempt.engine or peer is request.attempt.detokenizer
+
+
+def _timed(request: RequestState, row: TextRow) -> TextRow:
+    """`row`, whose end has times since the first submit."""
+    if row.end is None:
         return row
-    before, found = live.resubmitted - live.submitted, row.end.times
-    if live.first_heard is not None and live.first_heard < live.resubmitted:
-        context = live.first_heard - live.submitted
-        times = Times(0.0, context, before - context + found.queue + found.context + found.generation)
-    else:
-        times = Times(before + found.queue, found.context, found.generation)
+    times = request.times_since_submit(row.end.times)
     return row._replace(end=msgspec.structs.replace(row.end, times=times))

@@ -1,4 +1,4 @@
-"""Draining: no new requests, those that live get some time to end, and what is left then is handed back."""
+"""Draining: no new requests, some time for the open ones to end, then the rest is handed back to its clients."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from router.requests.registry import Requests
 from sluice.ring.errors import ErrorCode
 
 HAND_BACK_SECONDS = 2.0
-"""Requests that are handed back get this long to tell their clients."""
+"""For the answers of requests that are handed back to reach their clients."""
 
 
 class Drain:
-    """Once begun it is for good."""
+    """Irreversible."""
 
     def __init__(self, requests: Requests, dispatcher: Dispatcher, on_begin: Callable[[], None]) -> None:
         self._requests = requests
@@ -22,26 +22,26 @@ class Drain:
 
     @property
     def begun(self) -> bool:
-        """No new requests are taken."""
         return self._requests.closed
 
     async def run(self, seconds: float) -> int:
-        """Wait until all requests have ended; after so many seconds hand the rest back: how many those were.
+        """Wait until all requests have ended, and hand back those that are open after `seconds`; returns their number.
 
         Their clients get DRAINING after all that has come, and resume at another router.
         """
-        self._requests.closed = True
+        self._requests.close()
+        # Health says NOT_SERVING before anything ends, so that load balancers send new calls elsewhere.
         self._on_begin()
-        if await self.idle_within(seconds):
+        if await self.wait_idle(seconds):
             return 0
         late = self._requests.open
-        for live in late:
-            self._dispatcher.hand_back(live, RequestError(ErrorCode.DRAINING, "the router is draining"))
-        await self.idle_within(HAND_BACK_SECONDS)
+        for request in late:
+            self._dispatcher.hand_back(request, RequestError(ErrorCode.DRAINING, "the router is draining"))
+        await self.wait_idle(HAND_BACK_SECONDS)
         return len(late)
 
-    async def idle_within(self, seconds: float) -> bool:
-        """Whether all requests have ended in this time."""
+    async def wait_idle(self, seconds: float) -> bool:
+        """Whether all requests have ended within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._requests.idle.wait()

@@ -1,6 +1,5 @@
-"""The front door: every generation, unary or stream, goes through `RequestPipeline.serve` on its way in and out."""
+"""The way of every generation, unary or stream: `RequestPipeline.serve` takes it in and sees it out."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +13,8 @@ from router.errors import RequestError
 from router.requests.admission import Admission
 from router.requests.counters import RequestCounters
 from router.requests.dispatcher import Dispatcher
-from router.requests.registry import Requests, RequestState
+from router.requests.registry import Requests
+from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import TokenizerPool
 from router.validate.model import Model
 from router.validate.spec import fit, parse
@@ -26,7 +26,7 @@ MAX_LOGGED_FIELDS = 8
 
 
 class RequestPipeline:
-    """validate → tokenize → admit → place → dispatch, then the caller's answer, then one line in the log."""
+    """validate → tokenize → admit → place → dispatch, then the caller writes the answer, then one line in the log."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class RequestPipeline:
         requests: Requests,
         admission: Admission,
         dispatcher: Dispatcher,
-        tally: RequestCounters,
-        logger: structlog.stdlib.BoundLogger,
+        counters: RequestCounters,
+        log: structlog.stdlib.BoundLogger,
     ) -> None:
         self._model = model
         self._limits = limits
@@ -45,113 +45,125 @@ class RequestPipeline:
         self._requests = requests
         self._admission = admission
         self._dispatcher = dispatcher
-        self._tally = tally
-        self._logger = logger
+        self._counters = counters
+        self._log = log
 
     @asynccontextmanager
     async def serve(
         self, message: generation_pb2.GenerationSpec, caller: Principal, peer: str, streaming: bool
     ) -> AsyncIterator[RequestState]:
-        """A request on the ring, or one that ended while it waited; whatever ends the body ends the request.
+        """Yields a request that is on the ring, or ended on the way there; the end of the body ends the request.
 
         Raises RequestError.
         """
-        request_id, tenant = logged(message.request_id), caller.tenant
-        try:
-            spec = parse(message, self._model, self._limits, streaming)
-            request_id = spec.request_id
-            live = self._requests.enter(spec, tenant)
-        except RequestError as error:
-            refusal = _refusal(error, peer)
-            outcome = error.code.name
-            self._logger.info(
-                "request", request_id=request_id, outcome=outcome, stream=streaming, tenant=tenant, **refusal
-            )
-            self._tally.refused(error.code.name, error.code.status)
-            raise
+        request = self._enter(message, caller, peer, streaming)
+        # What stays where the call is cancelled, since CancelledError is no Exception.
         outcome = status = "CANCELLED"
-        refusal = {}
+        refusal: dict[str, Any] = {}
         try:
-            await self._bring_to_ring(live)
-            yield live
-            reasons, status = sorted({log.end.reason.name for log in live.log.sequences if log.end}), "OK"
-            outcome = ",".join(reasons)
+            await self._bring_to_ring(request)
+            yield request
+            reasons = sorted({sequence.end.reason.name for sequence in request.log.sequences if sequence.end})
+            outcome, status = ",".join(reasons), "OK"
         except RequestError as error:
             outcome, status = error.code.name, error.code.status
-            if live.suspicion.deaths:
-                error.metadata["engine_deaths"] = str(live.suspicion.deaths)
+            if request.suspicion.deaths:
+                # The client takes the count to another router, so that a poisonous request is not tried anew there.
+                error.metadata["engine_deaths"] = str(request.suspicion.deaths)
             refusal = _refusal(error, peer)
             raise
         except Exception:
             outcome = status = "INTERNAL"
             raise
         finally:
-            self._leave(live)
-            self._report(live, outcome, refusal)
-            self._tally.ended(live, "MIXED" if "," in outcome else outcome, status)
+            # The log first: a closed log is how the dispatcher knows that no other attempt is wanted.
+            request.log.close()
+            self._dispatcher.close_request(request)
+            self._requests.remove(request)
+            self._log_end(request, outcome, refusal)
+            self._counters.on_ended(request, "MIXED" if "," in outcome else outcome, status)
 
     async def abort(self, request_id: str, caller: Principal) -> bool:
-        """Stop a live request; False where the caller has none."""
-        live = self._requests.find(request_id)
-        if live is None or not (caller.admin or caller.tenant == live.tenant):
+        """Stop an open request; False where this caller has none with this id."""
+        request = self._requests.find(request_id)
+        if request is None or not (caller.admin or caller.tenant == request.tenant):
             return False
-        self._dispatcher.abort(live)
+        self._dispatcher.abort(request)
         return True
 
-    async def _bring_to_ring(self, live: RequestState) -> None:
-        live.queue = queue = asyncio.timeout(live.spec.time_limit)
+    def _enter(
+        self, message: generation_pb2.GenerationSpec, caller: Principal, peer: str, streaming: bool
+    ) -> RequestState:
+        # Not validated yet, so shortened and escaped for the log.
+        request_id = logged(message.request_id)
         try:
-            async with queue:
-                await self._prepare(live)
+            spec = parse(message, self._model, self._limits, streaming)
+            request_id = spec.request_id
+            return self._requests.add(spec, caller.tenant)
+        except RequestError as error:
+            self._log.info(
+                "request_ended",
+                request_id=request_id,
+                outcome=error.code.name,
+                stream=streaming,
+                tenant=caller.tenant,
+                **_refusal(error, peer),
+            )
+            self._counters.on_refused(error.code.name, error.code.status)
+            raise
+
+    async def _bring_to_ring(self, request: RequestState) -> None:
+        preparation = request.begin_preparation()
+        try:
+            async with preparation:
+                await self._prepare(request)
         except TimeoutError:
-            if not queue.expired():
+            # Some other timeout within the preparation, which is a fault.
+            if not preparation.expired():
                 raise
-        finally:
-            live.queue = None
-        if live.submitted is None:
-            live.log.finish(FinishReason.ABORTED if live.aborted else FinishReason.TIME_LIMIT)
+        if request.preparing:
+            request.log.finish(FinishReason.ABORTED if request.aborted else FinishReason.TIME_LIMIT)
+            request.end()
 
-    async def _prepare(self, live: RequestState) -> None:
-        self._admission.check(live.tenant)
-        tokens = await self._text.tokens(live.spec.prompt)
-        keep = live.spec.keep_prompt_tokens
-        live.prompt = tokens if keep is None else tokens[-keep:]
-        fit(live.spec, len(live.prompt), self._dispatcher.context_tokens)
-        live.retention = live.spec.retention.params(len(tokens), len(live.prompt))
-        context_tokens = len(live.prompt) + live.spec.resumed_tokens
-        live.permit = await self._admission.acquire(live.spec.priority, context_tokens, live.tenant)
-        await self._dispatcher.submit(live)
+    async def _prepare(self, request: RequestState) -> None:
+        spec = request.spec
+        # Before the work of tokenizing: where the queue is full, whatever the prompt is, it would be refused after it.
+        self._admission.check(request.tenant)
+        tokens = await self._text.tokens(spec.prompt)
+        prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
+        # Checked again at the first submit, when it is known which engines may take it; here, so that a prompt that no
+        # engine can hold is refused at once and does not wait in the queue first.
+        fit(spec, len(prompt), self._dispatcher.context_tokens)
+        request.on_tokenized(prompt, spec.retention.params(len(tokens), len(prompt)))
+        context_tokens = len(prompt) + spec.resumed_tokens
+        request.on_admitted(await self._admission.acquire(spec.priority, context_tokens, request.tenant))
+        await self._dispatcher.submit(request)
 
-    def _leave(self, live: RequestState) -> None:
-        live.log.close()
-        self._dispatcher.leave(live)
-        self._requests.leave(live)
-
-    def _report(self, live: RequestState, outcome: str, refusal: dict[str, Any]) -> None:
-        started = live.log.started
-        now, first_token = time.monotonic(), live.first_token
-        self._logger.info(
-            "request",
-            request_id=live.spec.request_id,
+    def _log_end(self, request: RequestState, outcome: str, refusal: dict[str, Any]) -> None:
+        started = request.log.started
+        now, first_token = time.monotonic(), request.first_token_seconds
+        self._log.info(
+            "request_ended",
+            request_id=request.spec.request_id,
             outcome=outcome,
-            stream=live.spec.streaming,
-            tenant=live.tenant,
-            n=live.spec.n,
-            prompt_tokens=len(live.prompt),
+            stream=request.spec.streaming,
+            tenant=request.tenant,
+            n=request.spec.n,
+            prompt_tokens=len(request.prompt),
             cached_tokens=started.cached_tokens if started else 0,
-            completion_tokens=sum(log.received for log in live.log.sequences),
-            undelivered_tokens=live.log.undelivered,
-            attempts=live.attempts,
-            seconds=round(now - live.arrived, 6),
-            queue_seconds=round((live.submitted or now) - live.arrived, 6),
+            completion_tokens=sum(sequence.received for sequence in request.log.sequences),
+            undelivered_tokens=request.log.undelivered,
+            attempts=request.attempts,
+            seconds=round(now - request.arrived, 6),
+            queue_seconds=round((request.submitted or now) - request.arrived, 6),
             first_token_seconds=None if first_token is None else round(first_token, 6),
-            engine=live.engine,
-            detokenizer=live.detokenizer,
+            engine=request.engine,
+            detokenizer=request.detokenizer,
             **refusal,
         )
 
 
 def _refusal(error: RequestError, peer: str) -> dict[str, Any]:
-    """Of the log line of a request that ends with an error: what is wrong with which fields, and who sent it."""
+    """Fields of the log line of a request that failed: the bad fields, the reason, the client's address."""
     fields = [violation.field for violation in error.violations[:MAX_LOGGED_FIELDS]]
     return {"fields": fields, "reason": logged(error.loggable), "peer": peer}

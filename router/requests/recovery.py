@@ -1,4 +1,4 @@
-"""From one attempt to the next: a request that lost its attempt waits for peers, or for its own slow reader."""
+"""From one attempt to the next: a request that lost its attempt waits for peers, or for its own slow client."""
 
 import asyncio
 import time
@@ -11,18 +11,19 @@ import structlog
 from router.errors import RequestError
 from router.peers.membership import Membership
 from router.requests.admission import Permit
-from router.requests.attempts import Attempts
+from router.requests.attempts import AttemptSender
 from router.requests.counters import RequestCounters
-from router.requests.registry import RequestState
+from router.requests.request_phase import RequestPhase
+from router.requests.request_state import RequestState
 from router.requests.suspects import Suspects
 from sluice.ring.errors import ErrorCode, FinishReason
 
 RETRY_SECONDS = 0.02
-"""Between two looks for a peer with room."""
+"""Between two searches for a peer with room."""
 FIRST_BACKOFF_SECONDS = 0.05
 LONGEST_BACKOFF_SECONDS = 1.0
 
-HELPED = frozenset(
+RECOVERABLE = frozenset(
     {
         ErrorCode.ENGINE_LOST,
         ErrorCode.DETOKENIZER_LOST,
@@ -33,24 +34,24 @@ HELPED = frozenset(
         ErrorCode.QUARANTINE,
     }
 )
-"""What another attempt may do better."""
-SHUNNED = frozenset({ErrorCode.DRAINING, ErrorCode.OVERLOADED, ErrorCode.STEP_FAILED})
-"""Those after which it had better be elsewhere. After lost rows the same engine has the prefix still cached."""
+"""Errors after which another attempt may succeed."""
+AVOID_PEERS = frozenset({ErrorCode.DRAINING, ErrorCode.OVERLOADED, ErrorCode.STEP_FAILED})
+"""Errors after which to avoid the same peers. Not after lost rows: the same engine still has the prefix cached."""
 
 Readmit = Callable[[RequestState], Awaitable[Permit]]
-"""A new permit for a request that gave its own back. It is not refused."""
+"""A new permit for a paused request. It is never refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a request is pursued."""
+    """The bounds of recovery."""
 
     seconds: float
-    """That it waits for an engine and a detokenizer."""
+    """That a request waits for an engine and a detokenizer."""
     attempts: int
     """In a row that may bring no new token."""
     undelivered_tokens: int
-    """For a reader; beyond it the attempt is given up until half of it is left."""
+    """That may wait for a client; beyond them its request pauses until half of them are left."""
 
 
 class Recovery:
@@ -58,21 +59,21 @@ class Recovery:
 
     def __init__(
         self,
-        attempts: Attempts,
-        members: Membership,
+        attempts: AttemptSender,
+        membership: Membership,
         readmit: Readmit,
         patience: Patience,
         suspects: Suspects,
-        tally: RequestCounters,
-        logger: structlog.stdlib.BoundLogger,
+        counters: RequestCounters,
+        log: structlog.stdlib.BoundLogger,
     ) -> None:
         self._attempts = attempts
-        self._members = members
+        self._membership = membership
         self._readmit = readmit
         self._patience = patience
         self._suspects = suspects
-        self._tally = tally
-        self._logger = logger
+        self._counters = counters
+        self._log = log
         self._tasks: dict[RequestState, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
 
@@ -81,114 +82,107 @@ class Recovery:
         """Requests between two attempts."""
         return len(self._tasks)
 
-    def lose(self, live: RequestState, error: RequestError) -> bool:
-        """Give up the attempt that is on the ring; whether another one follows, of itself, as soon as it can."""
-        route = live.route
-        self._count(live, error.code is not ErrorCode.QUARANTINE)
-        if route is not None and error.code is ErrorCode.QUARANTINE:
-            route.engine.refuses = True
-        if route is not None and error.code in SHUNNED:
-            live.avoided |= {route.engine.epoch, route.detokenizer.epoch}
-        self._attempts.give_up(live)
-        if live.aborted or not live.log.open:
+    def recover(self, request: RequestState, error: RequestError) -> bool:
+        """Give up the attempt on the ring; whether another one follows, as soon as peers can take it."""
+        refused = error.code is ErrorCode.QUARANTINE
+        if refused:
+            # Its heartbeats will say so too; until the next one comes, no other request shall go there.
+            request.attempt.engine.refuses = True
+        request.on_attempt_lost(accepted=not refused, avoid=error.code in AVOID_PEERS)
+        wanted = request.log.open and not request.aborted
+        if not wanted or error.code not in RECOVERABLE or request.fruitless >= self._patience.attempts:
+            self._attempts.give_up(request, RequestPhase.ENDED)
             return False
-        if error.code not in HELPED or live.fruitless >= self._patience.attempts:
-            return False
-        self._begin(live, error)
+        self._attempts.give_up(request, RequestPhase.RECOVERING)
+        # Not for a paused request: it waits for its client, and needs no engine meanwhile.
+        self._suspects.wait(request.suspicion)
+        self._begin(request, error)
         return True
 
-    def too_slow(self, live: RequestState) -> bool:
-        """Whether the client leaves so much unread that its request had better stop for a while."""
-        return live.spec.streaming and live.log.behind(self._patience.undelivered_tokens)
+    def too_slow(self, request: RequestState) -> bool:
+        """Whether the client leaves so much unread that its request should pause."""
+        return request.spec.streaming and request.log.reader_behind(self._patience.undelivered_tokens)
 
-    def pause(self, live: RequestState) -> None:
-        """Give the attempt and the permit up until the client has read enough."""
-        self._count(live, True)
-        self._attempts.give_up(live)
-        live.give_permit_back()
-        self._begin(live, RequestError(ErrorCode.SLOW_CLIENT, f"{live.log.undelivered} tokens wait for the client"))
+    def pause(self, request: RequestState) -> None:
+        """Give up the attempt and the permit until the client has read enough."""
+        request.on_attempt_lost()
+        self._attempts.give_up(request, RequestPhase.PAUSED)
+        message = f"{request.log.undelivered} tokens wait for the client"
+        self._begin(request, RequestError(ErrorCode.SLOW_CLIENT, message))
 
-    def stop(self, live: RequestState) -> None:
+    def cancel(self, request: RequestState) -> None:
         """No further attempt, if one was to follow."""
-        self._suspects.stop_waiting(live.suspicion)
-        task = self._tasks.pop(live, None)
+        self._suspects.stop_waiting(request.suspicion)
+        task = self._tasks.pop(request, None)
         if task is not None:
             task.cancel()
 
     def close(self) -> None:
-        """Stop all."""
-        for live in list(self._tasks):
-            self.stop(live)
+        for request in list(self._tasks):
+            self.cancel(request)
 
-    def _count(self, live: RequestState, taken: bool) -> None:
-        """What the attempt has brought, where an engine had taken it in."""
-        if live.log.received > live.received:
-            live.received, live.fruitless = live.log.received, 0
-            live.avoided.clear()
-        else:
-            live.fruitless += taken
-
-    def _begin(self, live: RequestState, error: RequestError) -> None:
-        self._tally.recoveries[error.code.name] += 1
-        self._logger.info(
-            "attempt given up",
-            request_id=live.spec.request_id,
-            attempt=live.attempt - 1,
+    def _begin(self, request: RequestState, error: RequestError) -> None:
+        self._counters.recoveries[error.code.name] += 1
+        self._log.info(
+            "attempt_given_up",
+            request_id=request.spec.request_id,
+            attempt=request.attempt.number,
             reason=error.code.name,
             message=error.message,
-            received_tokens=live.log.received,
-            engine=live.engine,
-            detokenizer=live.detokenizer,
+            received_tokens=request.log.received,
+            engine=request.engine,
+            detokenizer=request.detokenizer,
         )
-        if error.code is not ErrorCode.SLOW_CLIENT:
-            self._suspects.wait(live.suspicion)
-        self._tasks[live] = asyncio.get_running_loop().create_task(self._run(live, error))
+        self._tasks[request] = asyncio.get_running_loop().create_task(self._run(request, error))
 
-    async def _run(self, live: RequestState, error: RequestError) -> None:
-        limit = live.spec.time_limit
-        left = None if limit is None else max(0.0, live.arrived + limit - time.monotonic())
+    async def _run(self, request: RequestState, error: RequestError) -> None:
+        limit = request.spec.time_limit
+        # The time limit counts from the arrival, not from this attempt.
+        left = None if limit is None else max(0.0, request.arrived + limit - time.monotonic())
         try:
             async with asyncio.timeout(left):
-                await self._go_on(live, error)
+                await self._resubmit(request, error)
         except TimeoutError:
-            live.log.finish(FinishReason.TIME_LIMIT)
-            live.give_permit_back()
+            request.log.finish(FinishReason.TIME_LIMIT)
+            request.end()
         except RequestError as failure:
-            live.log.fail(failure)
-            live.give_permit_back()
-        except Exception:
-            self._logger.exception("recovery failed", request_id=live.spec.request_id)
-            live.log.fail(RequestError(ErrorCode.INTERNAL, "an internal error; the server's log has more"))
-            live.give_permit_back()
+            request.log.fail(failure)
+            request.end()
+        except Exception:  # noqa: BLE001 - it ends this request, not the loop of all others
+            self._log.exception("recovery_failed", request_id=request.spec.request_id)
+            request.log.fail(RequestError(ErrorCode.INTERNAL, "an internal error; the server's log has more"))
+            request.end()
         finally:
-            if self._tasks.get(live) is asyncio.current_task():
-                del self._tasks[live]
-                self._suspects.stop_waiting(live.suspicion)
+            # Another task of this request may run already: its new attempt can be lost before this one is done.
+            if self._tasks.get(request) is asyncio.current_task():
+                del self._tasks[request]
+                self._suspects.stop_waiting(request.suspicion)
 
-    async def _go_on(self, live: RequestState, error: RequestError) -> None:
-        if live.permit is None:
-            await live.log.caught_up(self._patience.undelivered_tokens // 2)
-            live.permit = await self._readmit(live)
-        await asyncio.sleep(_backoff(live.fruitless))
+    async def _resubmit(self, request: RequestState, error: RequestError) -> None:
+        if request.phase is RequestPhase.PAUSED:
+            await request.log.caught_up(self._patience.undelivered_tokens // 2)
+            request.on_admitted(await self._readmit(request))
+        await asyncio.sleep(_backoff(request.fruitless))
         try:
             async with asyncio.timeout(self._patience.seconds):
-                while not await self._try(live):
+                while not await self._try(request):
                     await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError:
+            # The client has caught up: what is missing now is a peer, so the error must not blame the client.
             code = ErrorCode.NO_ENGINE if error.code is ErrorCode.SLOW_CLIENT else error.code
-            message = f"{error.message}; for {self._patience.seconds:g} s nobody was there to go on"
+            message = f"{error.message}; for {self._patience.seconds:g} s no peers could take it over"
             raise RequestError(code, message) from None
 
-    async def _try(self, live: RequestState) -> bool:
-        await self._members.ready.wait()
+    async def _try(self, request: RequestState) -> bool:
+        await self._membership.ready.wait()
         async with self._turn:
-            # One at a time with others' turns between: a lost peer sends many here at once.
+            # One at a time, and others run in between: the loss of a peer sends many requests here at once.
             await asyncio.sleep(0)
-            return self._attempts.try_submit(live)
+            return self._attempts.try_submit(request)
 
 
 def _backoff(fruitless: int) -> float:
-    """Seconds, at random, before the attempt that follows so many that brought nothing: none after the first."""
+    """Random seconds to wait after so many attempts in a row that brought no token; none after the first."""
     if fruitless < 2:
         return 0.0
     return min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(fruitless - 2, 16)) * (0.5 + random() / 2)

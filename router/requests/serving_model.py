@@ -7,7 +7,7 @@ import structlog
 
 from router.errors import RequestError
 from router.peers.peers import EnginePeer
-from router.requests.registry import RequestState
+from router.requests.request_state import RequestState
 from sluice.ring.errors import ErrorCode
 
 SHORT = 8
@@ -21,22 +21,22 @@ class ServingModel:
     the smallest fingerprint, so that routers agree. A bound request (`RequestState.bound`) stays with its model.
     """
 
-    def __init__(self, mixing: bool, logger: structlog.stdlib.BoundLogger) -> None:
+    def __init__(self, mixing: bool, log: structlog.stdlib.BoundLogger) -> None:
         """`mixing`: every request may go to every engine; a bound one prefers its own model."""
         self._mixing = mixing
-        self._logger = logger
+        self._log = log
         self._current = ""
         self._mixed = False
 
-    def engines_for(self, live: RequestState, usable: Iterable[EnginePeer]) -> list[EnginePeer]:
-        """Those of the usable engines to which it may go now."""
+    def engines_for(self, request: RequestState, usable: Iterable[EnginePeer]) -> list[EnginePeer]:
+        """The usable engines to which the request may go now."""
         engines = list(usable)
         if self._mixing:
-            return (live.bound and _serving(live.model, engines)) or engines
-        return _serving(live.model if live.bound else self._settle(engines), engines)
+            return (request.bound and _serving(request.model, engines)) or engines
+        return _serving(request.model if request.bound else self._settle(engines), engines)
 
     def choose(self, usable: Iterable[EnginePeer]) -> str:
-        """The model of new requests; empty: any, or there is no engine."""
+        """Fingerprint of the model of new requests; empty: any model, or there is no engine."""
         engines = Counter(peer.heartbeat.fingerprint for peer in usable if peer.heartbeat)
         if self._mixing or not engines:
             return ""
@@ -44,23 +44,23 @@ class ServingModel:
         first = sorted(model for model, count in engines.items() if count == most)
         return self._current if self._current in first else first[0]
 
-    def check(self, live: RequestState, engines: list[EnginePeer]) -> None:
-        """Raises RequestError MODEL_CHANGED where a request is bound to a model that none of all engines serves.
+    def check(self, request: RequestState, engines: list[EnginePeer]) -> None:
+        """Raises RequestError MODEL_CHANGED where no engine serves the model to which the request is bound.
 
-        One that is not heard, or drains, may come back with it.
+        A silent or draining engine may come back with that model, so while there is one the request waits.
         """
-        if self._mixing or not live.bound or not engines:
+        if self._mixing or not request.bound or not engines:
             return
-        if all(peer.alive and not peer.draining and not _serves(live.model, peer) for peer in engines):
-            raise _changed(live.model, sorted(engines_by_model(engines)))
+        if all(peer.alive and not peer.draining and not _serves(request.model, peer) for peer in engines):
+            raise _model_changed(request.model, sorted(engines_by_model(engines)))
 
     def watch(self, engines: Iterable[EnginePeer]) -> None:
-        """Log when the ring becomes mixed, and when it no longer is."""
+        """Log when the engines begin to serve different models, and when they serve one again."""
         found = engines_by_model(engines)
         if len(found) > 1 and not self._mixed:
-            self._logger.warning("engines serve different models", engines=found, mixing=self._mixing)
+            self._log.warning("models_diverged", engines=found, mixing=self._mixing)
         if len(found) == 1 and self._mixed:
-            self._logger.warning("engines serve one model again", model=next(iter(found)))
+            self._log.warning("models_converged", model=next(iter(found)))
         if found:
             self._mixed = len(found) > 1
 
@@ -69,12 +69,12 @@ class ServingModel:
         if chosen and chosen != former:
             self._current = chosen
             if former:
-                self._logger.warning("new requests go to another model", model=chosen, former=former)
+                self._log.warning("serving_model_changed", model=chosen, former=former)
         return chosen
 
 
 def engines_by_model(engines: Iterable[EnginePeer]) -> dict[str, list[str]]:
-    """Names of the engines that are alive, by fingerprint."""
+    """Names of the live engines, by fingerprint of their model."""
     found: dict[str, list[str]] = {}
     for peer in engines:
         if peer.alive and peer.heartbeat:
@@ -90,7 +90,7 @@ def _serves(model: str, peer: EnginePeer) -> bool:
     return peer.heartbeat is not None and peer.heartbeat.fingerprint == model
 
 
-def _changed(began: str, now: list[str]) -> RequestError:
+def _model_changed(began: str, now: list[str]) -> RequestError:
     others = " or ".join(model[:SHORT] for model in now)
     return RequestError(
         ErrorCode.MODEL_CHANGED,

@@ -1,9 +1,9 @@
-"""What has come of a request, sequence by sequence: an append-only log with one reader, the answer's coroutine."""
+"""The tokens of a request, sequence by sequence: an append-only log with one reader, the coroutine of the answer."""
 
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from router.errors import RequestError
@@ -24,52 +24,54 @@ class Appended(Enum):
 
 
 class SequenceLog:
-    """One sequence: every token that has come, and what the reader has not taken yet."""
+    """One sequence: every token received, and the text and logprobs that the reader has not taken yet."""
 
-    __slots__ = ("cumulative", "end", "heard_at", "ids", "index", "listed", "logprobs", "received", "taken", "text")
+    __slots__ = ("cumulative", "delivered", "end", "ids", "index", "last_at", "logprobs", "received", "text", "updated")
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, resumed: Sequence[int] = ()) -> None:
+        """`resumed`: tokens that the client has already."""
         self.index = index
-        self.ids = array("q")
-        """Every token of the continuation, until it has ended and all of it was taken."""
-        self.received = 0
-        """Tokens."""
-        self.taken = 0
-        """Tokens the reader has taken, or had before."""
+        self.ids = array("q", resumed)
+        """Every token of the continuation; emptied once it has ended and was delivered."""
+        self.received = len(resumed)
+        """Number of tokens."""
+        self.delivered = len(resumed)
+        """Of those, how many the reader has taken."""
         self.text: list[str] = []
-        """Not taken yet."""
+        """Undelivered."""
         self.logprobs: list[TokenLogprob] = []
-        """Likewise."""
+        """Undelivered."""
         self.cumulative = 0.0
+        """Sum of all logprobs."""
         self.end: End | None = None
-        self.heard_at: float | None = None
-        """When its latest tokens came, on the monotonic clock."""
-        self.listed = False
+        self.last_at: float | None = None
+        """When its latest tokens came, on time.monotonic's clock."""
+        self.updated = False
+        """It is in `RequestLog`'s queue of updated sequences."""
 
     @property
-    def untaken(self) -> "array[int]":
-        """Tokens the reader has not taken."""
-        return self.ids[self.taken :]
+    def undelivered_ids(self) -> "array[int]":
+        return self.ids[self.delivered :]
 
-    def forget(self) -> None:
+    def drop_content(self) -> None:
         """Keep only the counts."""
         self.ids, self.text, self.logprobs = array("q"), [], []
 
 
 class RequestLog:
-    """All n sequences. Rows come in by `append`; the reader waits with `changed` and walks `news`."""
+    """All n sequences. Rows come in by `append`; the reader awaits `changed` and takes `next_updated` until None."""
 
-    def __init__(self, n: int) -> None:
-        self.sequences = [SequenceLog(i) for i in range(n)]
+    def __init__(self, n: int, resume: Mapping[int, Sequence[int]] | None = None) -> None:
+        """`resume`: tokens that the client has already, by sequence."""
+        self.sequences = [SequenceLog(index, (resume or {}).get(index, ())) for index in range(n)]
         self.started: Started | None = None
-        self.start_told = False
-        """The caller has been told of `started`."""
+        self.start_delivered = False
         self.fault: RequestError | None = None
-        self.news: deque[SequenceLog] = deque()
         self.received = 0
-        """Tokens of all sequences that have come over the ring."""
+        """Tokens of all sequences that came over the ring."""
         self.undelivered = 0
         """Of those, what the reader has not taken."""
+        self._updated: deque[SequenceLog] = deque()
         self._unfinished = n
         self._reader: asyncio.Future[None] | None = None
         self._catching_up: asyncio.Future[None] | None = None
@@ -82,127 +84,138 @@ class RequestLog:
 
     @property
     def open(self) -> bool:
-        """Somebody waits for more of it."""
+        """The reader waits for more."""
         return not (self._closed or self.complete or self.fault is not None)
 
     @property
     def resume(self) -> dict[int, list[int]]:
-        """What another attempt goes on after, by sequence."""
-        return {log.index: log.ids.tolist() for log in self.sequences if log.end is None and log.ids}
+        """The tokens after which another attempt goes on, by sequence."""
+        return {each.index: each.ids.tolist() for each in self.sequences if each.end is None and each.ids}
 
     @property
     def ended(self) -> list[int]:
         """Sequences that another attempt leaves out."""
-        return [log.index for log in self.sequences if log.end is not None]
-
-    def bring(self, index: int, ids: Sequence[int]) -> None:
-        """The caller has these tokens already."""
-        log = self.sequences[index]
-        log.ids.extend(ids)
-        log.received = log.taken = len(ids)
+        return [sequence.index for sequence in self.sequences if sequence.end is not None]
 
     def start(self, started: Started) -> None:
-        """The engine has begun; only the first such news counts."""
+        """The engine has begun; only the first start counts."""
         if self.started is None:
             self.started = started
-            self._wake()
+            self._wake_reader()
+
+    def mark_start_delivered(self) -> None:
+        """The client is being told of `started`."""
+        self.start_delivered = True
 
     def forget_start(self) -> None:
-        """The attempt that began has brought nothing: the next one's start counts, unless the caller knows of this."""
-        if not self.received and not self.start_told:
+        """The attempt that began has brought nothing: the next one's start counts, unless the client was told."""
+        if not self.received and not self.start_delivered:
             self.started = None
 
     def append(self, row: TextRow) -> Appended:
-        """Take a row whose sequence is one of this request's. After a fault nothing is: its end may be by our hand."""
-        log = self.sequences[row.sequence]
-        if self._closed or self.fault is not None or log.end is not None:
+        """Append a row of one of this request's sequences.
+
+        Nothing is appended after a fault: we cancel the attempt then, and the ABORTED that follows must not look like
+        the request's own end.
+        """
+        sequence = self.sequences[row.sequence]
+        if self._closed or self.fault is not None or sequence.end is not None:
             return Appended.SEEN
         count = len(row.tokens)
-        if row.offset != log.received or self.started is None:
-            # A row that begins before and ends after what has come cannot be cut: its text is not per token.
-            seen = row.offset + count <= log.received and self.started is not None and row.end is None
+        if row.offset != sequence.received or self.started is None:
+            # A row that overlaps what has come cannot be cut: its text is not per token.
+            seen = row.offset + count <= sequence.received and self.started is not None and row.end is None
             return Appended.SEEN if seen else Appended.HOLE
-        log.received += count
+        sequence.received += count
         self.received += count
         self.undelivered += count
-        log.ids.extend(row.tokens)
+        sequence.ids.extend(row.tokens)
         if row.text:
-            log.text.append(row.text)
+            sequence.text.append(row.text)
         for logprob in row.logprobs:
-            log.logprobs.append(logprob)
-            log.cumulative += logprob.logprob
+            sequence.logprobs.append(logprob)
+            sequence.cumulative += logprob.logprob
         if row.end is not None:
-            self._end(log, row.end)
-        self._list(log)
-        self._wake()
+            self._end(sequence, row.end)
+        self._mark_updated(sequence)
+        self._wake_reader()
         return Appended.TAKEN
 
-    def take(self, log: SequenceLog) -> None:
-        """The reader has taken all that came of this sequence."""
-        self.undelivered -= log.received - log.taken
-        log.taken = log.received
-        log.text.clear()
-        log.logprobs.clear()
-        if log.end is not None:
-            log.forget()
-        self._note_progress()
+    def next_updated(self) -> SequenceLog | None:
+        """The next sequence that has something new; None where the reader has seen everything."""
+        if not self._updated:
+            return None
+        sequence = self._updated.popleft()
+        sequence.updated = False
+        return sequence
 
-    def behind(self, most: int) -> bool:
-        """Whether the reader is busy with a write, and more than so many tokens wait for it."""
+    def mark_delivered(self, sequence: SequenceLog) -> None:
+        """The reader has taken all that came of this sequence."""
+        self.undelivered -= sequence.received - sequence.delivered
+        sequence.delivered = sequence.received
+        sequence.text.clear()
+        sequence.logprobs.clear()
+        if sequence.end is not None:
+            sequence.drop_content()
+        self._wake_catching_up()
+
+    def reader_behind(self, most: int) -> bool:
+        """Whether more than `most` tokens wait while the reader is in a write."""
+        # A reader that awaits `changed` has taken all that can be shown: the rest waits for text, not for the client.
         return self.undelivered > most and self._reader is None
 
     def finish(self, reason: FinishReason) -> None:
-        """End what has not ended, here and now: the ring has nothing more to say."""
-        for log in self.sequences:
-            if log.end is None and self.open:
-                self._end(log, End(reason, NO_TIMES))
-                self._list(log)
-        self._wake()
+        """End every sequence that has no end: no more rows are awaited."""
+        for sequence in self.sequences:
+            if sequence.end is None and self.open:
+                self._end(sequence, End(reason, NO_TIMES))
+                self._mark_updated(sequence)
+        self._wake_reader()
 
     def fail(self, error: RequestError) -> None:
-        """The request ends with an error; the first one counts, and none after its good end."""
+        """End the request with an error. Only the first counts, and none where every sequence has its end."""
         if self.open:
             self.fault = error
-            self._wake()
+            self._wake_reader()
 
     def close(self) -> None:
         """The reader has gone: keep nothing more."""
         self._closed = True
-        self.news.clear()
-        for log in self.sequences:
-            log.forget()
+        self._updated.clear()
+        for sequence in self.sequences:
+            sequence.drop_content()
 
     async def changed(self) -> None:
-        """Wait for the next change. Call it only after everything so far has been looked at."""
+        """Wait for the next change. Call it only where `next_updated` returned None."""
         self._reader = asyncio.get_running_loop().create_future()
-        self._note_progress()
+        self._wake_catching_up()
         try:
             await self._reader
         finally:
             self._reader = None
 
     async def caught_up(self, most: int) -> None:
-        """Wait until the reader has at most so many tokens before it, or has taken all that can be shown yet."""
-        while self.behind(most):
+        """Wait until at most `most` tokens wait for the reader, or it has taken all that can be shown yet."""
+        while self.reader_behind(most):
             self._catching_up = asyncio.get_running_loop().create_future()
             try:
                 await self._catching_up
             finally:
                 self._catching_up = None
 
-    def _end(self, log: SequenceLog, end: End) -> None:
-        log.end = end
+    def _end(self, sequence: SequenceLog, end: End) -> None:
+        sequence.end = end
         self._unfinished -= 1
 
-    def _list(self, log: SequenceLog) -> None:
-        if not log.listed:
-            log.listed = True
-            self.news.append(log)
+    def _mark_updated(self, sequence: SequenceLog) -> None:
+        if not sequence.updated:
+            sequence.updated = True
+            self._updated.append(sequence)
 
-    def _wake(self) -> None:
+    def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    def _note_progress(self) -> None:
+    def _wake_catching_up(self) -> None:
         if self._catching_up is not None and not self._catching_up.done():
             self._catching_up.set_result(None)

@@ -70,7 +70,7 @@ async def _run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
     logs: list[dict[str, Any]] = []
 
     def keep(_: object, __: str, event: dict[str, Any]) -> None:
-        if event["event"] in ("message_failed", "call failed"):
+        if event["event"] in ("message_failed", "call_failed"):
             logs.append(event)
         raise structlog.DropEvent
 
@@ -95,7 +95,7 @@ async def _run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
         stack.push_async_callback(router.stop, 0.0)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{router.port}"))
         beside = Beside(channel)
-        while not (router._members.engines.usable and router._members.detokenizers.usable):
+        while not (router.ring.membership.engines.usable and router.ring.membership.detokenizers.usable):
             await asyncio.sleep(0.01)
         await beside.start()
         tasks = [asyncio.create_task(beside.run()) for _ in range(STREAMS)]
@@ -106,10 +106,11 @@ async def _run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
         beside.stopping = True
         await asyncio.gather(*tasks)
         sender.close()
-        await until(lambda: not (router._requests.open or router._requests.on_ring))
+        await until(lambda: not (router.ring.requests.open or router.ring.requests.on_ring))
         assert not logs, logs[0]
-        inbox, unknown = router._inbox, router._members.engines.unknown + router._members.detokenizers.unknown
-        late = router._dispatcher.late_rows
+        inbox, membership = router.ring.inbox, router.ring.membership
+        unknown = membership.engines.unknown + membership.detokenizers.unknown
+        late = router.ring.dispatcher.late_rows
     return f"{inbox.malformed} malformed, {inbox.gaps} gaps, {unknown} unknown heartbeats, {late} late rows, {beside.done} streams beside"  # noqa: E501
 
 

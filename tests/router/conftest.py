@@ -43,7 +43,7 @@ class Client:
         return await self.generation.Generate(pb.GenerateRequest(spec=spec), **options)
 
     async def until_serving(self) -> None:
-        await self.until(lambda: self.router._members.ready.is_set())
+        await self.until(lambda: self.router.ring.membership.ready.is_set())
 
     @staticmethod
     async def until(condition, seconds: float = 60.0) -> None:
@@ -52,7 +52,7 @@ class Client:
             assert time.monotonic() < deadline, "it did not happen in time"
             await asyncio.sleep(0.005)
 
-    def lines(self, event: str = "request") -> list[dict[str, Any]]:
+    def lines(self, event: str = "request_ended") -> list[dict[str, Any]]:
         return [line for line in self.logs if line["event"] == event]
 
 
@@ -103,7 +103,7 @@ async def start(ring, folder, checkpoint):
             stack.push_async_callback(channel.close)
             client = Client(router, channel, logs)
             if wait:
-                members = router._members
+                members = router.ring.membership
                 await client.until(lambda: len(members.engines.usable) == len(router.settings.engines))
                 await client.until(lambda: len(members.detokenizers.usable) == len(router.settings.detokenizers))
             return client
@@ -180,12 +180,12 @@ async def rest(call) -> list[pb.GenerateStreamResponse]:
 def nothing_left(client: Client) -> bool:
     """Every request has ended, on both sides, and gave back what it held."""
     router = client.router
-    engines, detokenizers = router._placement._engines.values(), router._placement._detokenizers.values()
+    engines, detokenizers = router.ring.placement._engines.values(), router.ring.placement._detokenizers.values()
     return (
-        not router._requests.on_ring
-        and not router._requests.open
-        and router._admission.live == 0
-        and not router._dispatcher._recovery.waiting
+        not router.ring.requests.on_ring
+        and not router.ring.requests.open
+        and router.ring.admission.live == 0
+        and not router.ring.dispatcher._recovery.waiting
         and not any(load.requests or load.sequences or load.context_tokens for load in engines)
         and not any(load.streams for load in detokenizers)
     )

@@ -4,7 +4,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from router.app import fit_connections
+from router.api.listener import fit_connections
 from router.config import RouterSettings
 
 

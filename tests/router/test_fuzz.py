@@ -82,8 +82,8 @@ async def test_nobody_is_harmed(client):
             assert code in ANSWERS, f"{method.full_name} {code}"
         assert await beside == [alone, alone]
         asked += BATCH
-    assert not client.lines("call failed")
+    assert not client.lines("call_failed")
     router = client.router
-    await client.until(lambda: not router._requests.open and not router._requests.on_ring)
-    assert router._admission.live == router._admission.waiting == 0
+    await client.until(lambda: not router.ring.requests.open and not router.ring.requests.on_ring)
+    assert router.ring.admission.live == router.ring.admission.waiting == 0
     assert (await client.generation.Abort(pb.AbortRequest(request_id="x"))).aborted is False

@@ -48,7 +48,7 @@ async def test_requests_and_tokens_by_outcome(client, ring):
     await client.events(text_spec(request_id="a"))
     await client.generate(text_spec(n=2))
     await refused(client.generate(text_spec(n=1000)))
-    await client.until(lambda: not client.router._requests.open)
+    await client.until(lambda: not client.router.ring.requests.open)
     found = scrape(client.router)
     assert found("requests_total", outcome="LENGTH", status="OK") == 2
     assert found("requests_total", outcome="INVALID_ARGUMENT", status="INVALID_ARGUMENT") == 1
@@ -65,7 +65,7 @@ async def test_requests_and_tokens_by_outcome(client, ring):
 
 async def test_lost_steps_and_listeners_are_seen(client, ring):
     assert scrape(client.router)("steps_listeners") == 0
-    with client.router._steps.listen():
+    with client.router._stats_broadcast.subscribe():
         assert scrape(client.router)("steps_listeners") == 1
     assert scrape(client.router)("steps_lost_total") == 0
 
@@ -83,5 +83,5 @@ async def test_a_cancelled_call_has_its_own_outcome(client, ring):
     call = client.stream(text_spec())
     await client.until(lambda: len(ring.calls) == 1)
     call.cancel()
-    await client.until(lambda: not client.router._requests.open)
+    await client.until(lambda: not client.router.ring.requests.open)
     assert scrape(client.router)("requests_total", outcome="CANCELLED", status="CANCELLED") == 1

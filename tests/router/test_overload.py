@@ -46,7 +46,7 @@ async def full(ring, start):
     await live.read()
     waiting = client.stream(text_spec())
     reading = asyncio.ensure_future(waiting.read())
-    await client.until(lambda: client.router._admission.waiting == 1)
+    await client.until(lambda: client.router.ring.admission.waiting == 1)
     yield client, live, waiting
     waiting.cancel()
     await asyncio.gather(reading, return_exceptions=True)
@@ -191,7 +191,7 @@ async def test_resumed_tokens_wait_and_are_billed_like_those_of_prompts(ring, st
     ring.add_detokenizer()
     ring.script = hang
     client = await start(max_live=1, max_waiting=100, max_waiting_tokens=1000)
-    admission = client.router._admission
+    admission = client.router.ring.admission
     resume = [pb.ResumeFrom(index=0, token_ids=[5] * 500), pb.ResumeFrom(index=1, token_ids=[5] * 300)]
     sampling = SamplingParams(temperature=0)
     long = pb.GenerationSpec(token_ids=pb.TokenIds(ids=[5] * 100), n=2, resume=resume, sampling=sampling)
@@ -218,7 +218,7 @@ async def test_prompt_tokens_are_bounded_too(ring, start):
     await first.read()
     second = client.stream(long)
     reading = asyncio.ensure_future(second.read())
-    await client.until(lambda: client.router._admission.waiting_tokens == 600)
+    await client.until(lambda: client.router.ring.admission.waiting_tokens == 600)
     assert (await refused(client.events(long))).info.reason == "OVERLOADED"
     first.cancel()
     second.cancel()
@@ -232,7 +232,7 @@ async def test_the_engines_bound_what_is_live(ring, start):
     client = await start()
     calls = [client.stream(text_spec()) for _ in range(3)]
     readings = [asyncio.ensure_future(call.read()) for call in calls]
-    await client.until(lambda: client.router._admission.waiting == 1 and len(ring.calls) >= 2)
+    await client.until(lambda: client.router.ring.admission.waiting == 1 and len(ring.calls) >= 2)
     assert len(ring.calls) == 2
     for call in calls:
         call.cancel()

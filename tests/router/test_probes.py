@@ -43,13 +43,13 @@ async def test_a_router_is_ready_while_both_kinds_of_peers_take_work(ring, start
     assert await ask(port, "/livez") == OK
     assert await ask(port, "/readyz") == (503, "no engine and no detokenizer takes work\n")
     engine = ring.add_engine("engine")
-    await client.until(lambda: client.router._members.engines.usable)
+    await client.until(lambda: client.router.ring.membership.engines.usable)
     assert await ask(port, "/readyz") == (503, "no detokenizer takes work\n")
     ring.add_detokenizer("detok")
     await client.until_serving()
     assert await ask(port, "/readyz") == OK
     engine.beating = False
-    await client.until(lambda: not client.router._members.engines.usable)
+    await client.until(lambda: not client.router.ring.membership.engines.usable)
     assert await ask(port, "/readyz") == (503, "no engine takes work\n")
     engine.beating = True
     await client.until_serving()

@@ -73,7 +73,7 @@ def check(client, details: Details) -> None:
     assert "OSError" not in repr(error)
     assert SECRET not in repr(error)
     assert SECRET not in repr(error.trailing_metadata())
-    (line,) = client.lines("call failed")
+    (line,) = client.lines("call_failed")
     assert line["error_id"] == details.info.metadata["error_id"]
     assert line["error_id"] in error.details()
     assert SECRET in line["exception"]
@@ -89,7 +89,7 @@ def check(client, details: Details) -> None:
         ("router.api.responses.ResponseBuilder.started", stream),
         ("router.api.responses.ResponseBuilder.delta", stream),
         ("router.api.responses.ResponseBuilder.done", stream),
-        ("router.requests.counters.RequestCounters.ended", generate),
+        ("router.requests.counters.RequestCounters.on_ended", generate),
         ("router.api.admin_service.AdminService._stats", stats),
         ("router.api.admin_service.AdminService._stats", stream_stats),
         ("router.api.health.HealthService._answer", check_health),
@@ -154,4 +154,4 @@ async def test_after_it_the_router_serves_on(client, monkeypatch):
         patch.setattr("router.text.tokenizer_pool.TokenizerPool.tokens", fail)
         await refused(generate(client))
     assert (await generate(client)).usage.completion_tokens == 24
-    assert not client.router._requests.open
+    assert not client.router.ring.requests.open

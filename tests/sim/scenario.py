@@ -284,15 +284,15 @@ def left_behind(name: str, process: Process) -> list[str]:
     elif isinstance(process, SimRouter):
         router = process.router
         found = {
-            "open": len(router._requests.open),
-            "on ring": len(router._requests.on_ring),
-            "permits": router._admission.live,
-            "waiting": router._admission.waiting,
-            "recoveries": router._dispatcher._recovery.waiting,
-            "tenants": router._admission.shares.tenants,
-            "requests charged": sum(load.requests for load in router._placement._engines.values()),
-            "streams charged": sum(load.streams for load in router._placement._detokenizers.values()),
-            "cancels": sum(map(len, router._dispatcher._attempts._cancels._unsent.values())),
+            "open": len(router.ring.requests.open),
+            "on ring": len(router.ring.requests.on_ring),
+            "permits": router.ring.admission.live,
+            "waiting": router.ring.admission.waiting,
+            "recoveries": router.ring.dispatcher._recovery.waiting,
+            "tenants": router.ring.admission.shares.tenants,
+            "requests charged": sum(load.requests for load in router.ring.placement._engines.values()),
+            "streams charged": sum(load.streams for load in router.ring.placement._detokenizers.values()),
+            "cancels": sum(map(len, router.ring.dispatcher._attempts._cancels._unsent.values())),
         }
     return [f"{name} holds {count} {what}" for what, count in found.items() if count]
 

@@ -226,7 +226,7 @@ class SimRouter(Process):
         self.tasks.append(asyncio.get_running_loop().create_task(self._stop()))
 
     async def _stop(self) -> None:
-        await self.router._drain.run(3.0)
+        await self.router.ring.drain.run(3.0)
         await asyncio.sleep(0.5)
         self.ended = True
         self._end()
@@ -240,8 +240,8 @@ class SimRouter(Process):
     def _end(self) -> None:
         for task in self.router.tasks:
             task.cancel()
-        self.router._dispatcher.close()
-        self.router._inbox.close()
+        self.router.ring.dispatcher.close()
+        self.router.ring.inbox.close()
 
     async def stream(self, request, write) -> None:
         """One call, as gRPC would make it. Raises RequestError; CancelledError when the process dies."""

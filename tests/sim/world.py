@@ -11,6 +11,7 @@ import engine_worker.ringside.heartbeats
 import engine_worker.ringside.worker
 import router.app
 import router.peers.peers
+import router.ring_side
 from detok_service.decoder import BytesByToken, ByteTable
 from router.api.generation_service import GenerationService
 from router.text.tokenizer_pool import TokenizerPool
@@ -70,7 +71,7 @@ def simulated(network: Network, loop: VirtualLoop):
     """Services that are made in here have the network's lanes and the loop's time."""
     places = {
         (router.peers.peers, "Lane"): network.lane,
-        (router.app, "RouterInbox"): lambda _, address, handle, *__: SimRouterInbox(network, address, handle),
+        (router.ring_side, "RouterInbox"): lambda _, address, handle, *__: SimRouterInbox(network, address, handle),
         (router.app, "Listener"): NoListener,
         (router.app, "GenerationService"): generation_service,
         (router.app, "TokenizerPool"): lambda *_: text(),

@@ -119,4 +119,4 @@ async def test_what_fails_while_the_client_stays_is_our_failure(behave, monkeypa
     task, logs = begin(behave, call)
     with pytest.raises(aio.InternalError):
         await task
-    assert (call.aborts, logs) == (1, ["call failed"])
+    assert (call.aborts, logs) == (1, ["call_failed"])

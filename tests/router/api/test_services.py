@@ -42,7 +42,7 @@ async def test_health_follows_the_ring(ring, start):
     assert [(await watcher.read()).status for watcher in watchers] == [NOT_SERVING] * 2
     assert (await health.Check(ask("readiness"))).status == NOT_SERVING
     assert (await health.Check(ask("liveness"))).status == SERVING
-    await client.until(lambda: client.router._members.engines.usable)
+    await client.until(lambda: client.router.ring.membership.engines.usable)
     assert (await health.Check(ask())).status == NOT_SERVING
     ring.add_detokenizer("detok")
     assert (await watchers[0].read()).status == SERVING
@@ -178,7 +178,7 @@ async def test_every_line_has_the_request_id_as_it_is(client, ring):
     await client.generation.Abort(pb.AbortRequest(request_id="some:id"))
     await rest(call)
     await client.until(lambda: len(client.lines()) == 3)
-    assert {line["request_id"] for line in client.lines() + client.lines("abort")} == {"some:id"}
+    assert {line["request_id"] for line in client.lines() + client.lines("abort_called")} == {"some:id"}
 
 
 async def test_what_is_no_id_is_logged_printable_and_short(client):
@@ -199,9 +199,9 @@ async def test_a_flush_is_answered_by_the_heartbeats_of_all_engines(ring, start,
     first, second = ring.add_engine("a"), ring.add_engine("b")
     ring.add_detokenizer()
     client = await start()
-    await client.until(lambda: len(client.router._members.engines.usable) == 2)
+    await client.until(lambda: len(client.router.ring.membership.engines.usable) == 2)
     assert (await client.admin.FlushCache(admin_pb2.FlushCacheRequest())).blocks_freed == 14
-    monkeypatch.setattr("router.api.cache_flush.ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("router.api.admin_service.FLUSH_SECONDS", 0.3)
     second.flushing = False
     details = await refused(client.admin.FlushCache(admin_pb2.FlushCacheRequest()))
     assert details.info.reason == "ENGINE_LOST"

@@ -4,8 +4,7 @@ import asyncio
 
 import msgspec
 
-from router.api.statistics import request_message, step_message
-from router.api.stats_broadcast import StatsBroadcast
+from router.api.stats_broadcast import StatsBroadcast, request_message, step_message
 from sluice.ring.heartbeats import EngineHeartbeat
 from sluice.ring.stats import RequestStats, Stage, StepStats
 from sluice.v1 import admin_pb2
@@ -74,7 +73,7 @@ async def test_steps_and_requests_of_all_engines_reach_every_subscriber(ring, st
     first, second = ring.add_engine("a"), ring.add_engine("b")
     ring.add_detokenizer()
     client = await start()
-    await client.until(lambda: len(client.router._members.engines.usable) == 2)
+    await client.until(lambda: len(client.router.ring.membership.engines.usable) == 2)
     calls = [await subscribe(client), await subscribe(client)]
     first.steps, second.steps, first.requests = steps_of(1, 2, 3), steps_of(1), [REQUEST]
     for call in calls:
@@ -86,7 +85,7 @@ async def test_steps_and_requests_of_all_engines_reach_every_subscriber(ring, st
         assert sorted(steps) == [("a", 1), ("a", 2), ("a", 3), ("b", 1)]
         assert requests == ["r"]
         call.cancel()
-    await client.until(lambda: client.router._steps.listeners == 0)
+    await client.until(lambda: client.router._stats_broadcast.subscribers == 0)
 
 
 async def test_nobody_hears_what_came_before(client, ring):
@@ -101,23 +100,23 @@ async def test_nobody_hears_what_came_before(client, ring):
 
 async def test_a_slow_listener_loses_the_oldest_and_it_is_counted():
     steps = StatsBroadcast(capacity=3)
-    with steps.listen() as slow, steps.listen() as fast:
-        steps.hear(heartbeat_of(steps_of(1, 2), [REQUEST]))
+    with steps.subscribe() as slow, steps.subscribe() as fast:
+        steps.on_heartbeat(heartbeat_of(steps_of(1, 2), [REQUEST]))
         assert iterations(await fast.next()) == [1, 2]
-        steps.hear(heartbeat_of(steps_of(3, 4)))
+        steps.on_heartbeat(heartbeat_of(steps_of(3, 4)))
         assert iterations(await fast.next()) == [3, 4]
         assert steps.lost == 1
         response = await slow.next()
         assert (iterations(response), len(response.requests)) == ([2, 3, 4], 1)
-    assert steps.listeners == 0
+    assert steps.subscribers == 0
 
 
 async def test_a_listener_waits_while_engines_idle():
     steps = StatsBroadcast()
-    with steps.listen() as listener:
-        steps.hear(heartbeat_of())
+    with steps.subscribe() as listener:
+        steps.on_heartbeat(heartbeat_of())
         waiting = asyncio.create_task(listener.next())
         await asyncio.sleep(0)
         assert not waiting.done()
-        steps.hear(heartbeat_of(steps_of(1)))
+        steps.on_heartbeat(heartbeat_of(steps_of(1)))
         assert iterations(await waiting) == [1]

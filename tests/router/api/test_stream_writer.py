@@ -73,7 +73,7 @@ async def test_tokens_without_text_are_counted_by_the_next_delta(client, ring):
         await call.send(start=True)
         await call.send(call.row(0, [1, 2]))
         await call.send(call.row(2, [3], "abc"))
-        await client.until(lambda: client.router._requests.open[0].log.sequences[0].taken == 3)
+        await client.until(lambda: client.router.ring.requests.open[0].log.sequences[0].delivered == 3)
         await call.send(call.row(3, [4], "", 0, end(FinishReason.EOS)))
 
     ring.script = script
@@ -88,7 +88,7 @@ async def test_tokens_without_text_are_counted_by_the_next_delta(client, ring):
 async def test_ids_are_sent_at_once_where_they_were_asked_for(client, ring):
     async def script(call):
         await call.send(call.row(0, [1, 2]), start=True)
-        await client.until(lambda: client.router._requests.open[0].log.sequences[0].taken == 2)
+        await client.until(lambda: client.router.ring.requests.open[0].log.sequences[0].delivered == 2)
         await call.send(call.row(2, [], "late", 0, end(FinishReason.LENGTH)))
 
     ring.script = script

@@ -35,7 +35,7 @@ def blocks(prompt, salt=""):
 
 
 def heard(client, engine):
-    return client.router._placement.cache_version(engine.epoch)
+    return client.router.ring.placement.cache_version(engine.epoch)
 
 
 async def told(client, *engines):
@@ -49,7 +49,7 @@ async def engines_of(client, prompt, times=8, salt=""):
     for _ in range(times):
         options = pb.KvCacheOptions(salt=salt)
         await client.generate(pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt), kv_cache=options))
-        await client.until(lambda: not client.router._requests.on_ring)
+        await client.until(lambda: not client.router.ring.requests.on_ring)
         found.add(client.lines()[-1]["engine"])
     return found
 
@@ -117,7 +117,7 @@ async def test_a_restarted_engine_starts_from_nothing(two):
     other.journal.store(blocks(PROMPT)[0])
     await client.until(lambda: client.lines("peer_restarted"))
     await told(client, one, other)
-    assert (heard(client, one), client.router._placement.cache_version(former)) == (0, 0)
+    assert (heard(client, one), client.router.ring.placement.cache_version(former)) == (0, 0)
     assert await engines_of(client, PROMPT) == {"other"}
     one.journal.store(*blocks(PROMPT))
     await told(client, one, other)
@@ -133,8 +133,8 @@ async def test_news_in_heartbeats_that_were_lost_come_again(two):
     lost = one.journal.news(heard_before)
     one.journal.remove(*blocks(PROMPT)[10:])
     # A heartbeat from after the lost one, as if this router had heard that one.
-    client.router._placement.on_engine_heartbeat(one.heartbeat(Hello("router", client.router.address, lost.last)))
-    assert not client.router._placement.update_cache()
+    client.router.ring.placement.on_engine_heartbeat(one.heartbeat(Hello("router", client.router.address, lost.last)))
+    assert not client.router.ring.placement.update_cache()
     await told(client, one, other)
     other.journal.store(*blocks(PROMPT)[:11])
     await told(client, one, other)

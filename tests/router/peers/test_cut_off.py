@@ -36,7 +36,7 @@ async def test_another_engine_that_gets_there_is_taken(ring, start):
     detokenizer = ring.add_detokenizer()
     client = await start()
     cut.cut_off = [detokenizer.address]
-    await client.until(lambda: any(peer.heartbeat.cut_off for peer in client.router._members.engines.alive))
+    await client.until(lambda: any(peer.heartbeat.cut_off for peer in client.router.ring.membership.engines.alive))
     for _ in range(4):
         assert (await client.events(text_spec()))[-1].HasField("done")
     assert (len(cut.calls), len(other.calls)) == (0, 4)
@@ -49,7 +49,7 @@ async def test_where_nobody_gets_there_streams_wait_and_new_requests_are_reporte
     call = client.stream(text_spec())
     await call.read()
     engine.cut_off = [detokenizer.address]
-    await client.until(lambda: client.router._dispatcher.between_attempts)
+    await client.until(lambda: client.router.ring.dispatcher.between_attempts)
     details = await refused(client.events(text_spec()))
     assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_DETOKENIZER")
     ring.script = generate

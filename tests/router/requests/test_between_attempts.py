@@ -23,10 +23,10 @@ async def test_alone_in_its_ring_a_stream_waits_for_the_restart(ring, start):
     task = asyncio.ensure_future(client.events(text_spec(n=2, output=IDS)))
     await script.reached.wait()
     engine.beating = False
-    await client.until(lambda: client.lines("attempt given up"))
+    await client.until(lambda: client.lines("attempt_given_up"))
     await asyncio.sleep(0.3)
     assert not task.done()
-    assert client.router._admission.live == 1
+    assert client.router.ring.admission.live == 1
     engine.epoch += 1
     engine.beating = True
     check_whole(await task, script.attempts[0].submit, 2)
@@ -66,7 +66,7 @@ async def lone_stream_without_engine(ring, start, **fields):
     task = asyncio.ensure_future(read())
     await script.reached.wait()
     engine.beating = False
-    await client.until(lambda: client.router._dispatcher._recovery.waiting and len(events) >= 2)
+    await client.until(lambda: client.router.ring.dispatcher._recovery.waiting and len(events) >= 2)
     return client, call, task
 
 
@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_between_attempts(ring, start):
 
 async def test_a_drain_of_the_router_between_attempts(ring, start):
     client, _, task = await lone_stream_without_engine(ring, start)
-    await client.router._drain.run(0.0)
+    await client.router.ring.drain.run(0.0)
     assert (await refused(task)).info.reason == "DRAINING"
     await client.until(lambda: nothing_left(client))
 

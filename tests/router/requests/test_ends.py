@@ -80,15 +80,15 @@ async def test_a_cancel_while_queued_leaves_the_queue_and_never_reaches_the_engi
     await first.read()
     second = client.stream(text_spec())
     reading = asyncio.ensure_future(second.read())
-    await client.until(lambda: client.router._admission.waiting == 1)
+    await client.until(lambda: client.router.ring.admission.waiting == 1)
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    await client.until(lambda: client.router._admission.waiting == 0)
+    await client.until(lambda: client.router.ring.admission.waiting == 0)
     first.cancel()
     await client.until(lambda: nothing_left(client))
     assert len(ring.calls) == 1
-    assert client.router._admission.waiting_tokens == 0
+    assert client.router.ring.admission.waiting_tokens == 0
 
 
 async def test_the_deadline_cancels(client, ring):
@@ -113,7 +113,7 @@ async def test_the_deadline_holds_in_the_queue(ring, start):
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await client.events(text_spec(), timeout=0.2)
     assert error.value.code() is StatusCode.DEADLINE_EXCEEDED
-    await client.until(lambda: client.router._admission.waiting == 0)
+    await client.until(lambda: client.router.ring.admission.waiting == 0)
     first.cancel()
 
 
@@ -158,7 +158,7 @@ async def test_abort_while_queued_ends_normally_without_tokens(ring, start):
     first = client.stream(text_spec())
     await first.read()
     second = asyncio.ensure_future(client.events(text_spec(request_id="queued", n=2)))
-    await client.until(lambda: client.router._admission.waiting == 1)
+    await client.until(lambda: client.router.ring.admission.waiting == 1)
     assert (await client.generation.Abort(pb.AbortRequest(request_id="queued"))).aborted
     events = await second
     assert [event.WhichOneof("event") for event in events] == ["started", "finished", "finished", "done"]
@@ -265,7 +265,7 @@ async def test_late_and_foreign_rows_are_counted_and_ignored(client, ring):
     ring.script = strange
     answer = await client.generate(text_spec())
     assert answer.outputs[0].text == "y"
-    assert client.router._dispatcher.late_rows == 3
+    assert client.router.ring.dispatcher.late_rows == 3
 
 
 async def test_a_live_duplicate_is_refused_and_fine_after_the_end(client, ring):
@@ -276,7 +276,7 @@ async def test_a_live_duplicate_is_refused_and_fine_after_the_end(client, ring):
     assert (details.code, details.info.reason) == (StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST")
     call.cancel()
     ring.script = generate
-    await client.until(lambda: not client.router._requests.open)
+    await client.until(lambda: not client.router.ring.requests.open)
     assert (await client.events(text_spec(request_id="one")))[-1].HasField("done")
 
 
@@ -287,7 +287,7 @@ async def test_drain_lets_requests_end_refuses_new_ones_and_hands_the_late_back(
     unary = client.generation.Generate(pb.GenerateRequest(spec=text_spec()))
     await client.until(lambda: len(ring.calls) == 2)
     drain = asyncio.ensure_future(client.admin.Drain(admin_pb2.DrainRequest(timeout=Duration(nanos=500_000_000))))
-    await client.until(lambda: client.router._drain.begun)
+    await client.until(lambda: client.router.ring.drain.begun)
     details = await refused(client.events(text_spec()))
     assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "DRAINING")
     assert details.retry is not None

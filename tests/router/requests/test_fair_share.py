@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from router.config import Bounds
 from router.errors import RequestError
-from router.requests.admission import Admission
-from router.requests.fair_share import OUTPUT_COST, FairShare
+from router.requests.admission import OUTPUT_COST, Admission, FairShare
 
 PLENTY = Bounds(10_000, 10_000_000)
 
@@ -20,7 +19,7 @@ async def settle():
 
 
 async def test_one_place_is_enough_for_tenants():
-    admission = Admission(1, PLENTY, kept_part=0.1)
+    admission = Admission(1, PLENTY, reserved_fraction=0.1)
     for tenant in ("a", "b"):
         permit = await asyncio.wait_for(admission.acquire(2, 1, tenant), 60)
         permit.release()
@@ -54,7 +53,7 @@ class Ring:
             self.turn += 1
             for running in list(self._running):
                 tenant, permit, _ = running
-                permit.drew(1)
+                permit.charge_output(1)
                 self.tokens[tenant] = self.tokens.get(tenant, 0) + 1
                 running[2] -= 1
                 if not running[2]:
@@ -117,10 +116,10 @@ async def test_cached_tokens_are_cheaper():
     done = next(tenant for tenant, task in first.items() if task.done())
     other = ({"cached", "computed"} - {done}).pop()
     again = {tenant: asyncio.ensure_future(admission.acquire(2, 100, tenant)) for tenant in first}
-    first[done].result().found_cached(100 if done == "cached" else 0)
+    first[done].result().credit_cached(100 if done == "cached" else 0)
     first[done].result().release()
     await settle()
-    first[other].result().found_cached(100 if other == "cached" else 0)
+    first[other].result().credit_cached(100 if other == "cached" else 0)
     first[other].result().release()
     await settle()
     assert again["cached"].done()
@@ -130,7 +129,7 @@ async def test_cached_tokens_are_cheaper():
 
 async def test_who_comes_into_a_flood_need_not_wait_for_it():
     """A tenth of the places is kept for tenants that hold less than their share."""
-    admission = Admission(64, PLENTY, kept_part=0.1)
+    admission = Admission(64, PLENTY, reserved_fraction=0.1)
     admission.resize(64, 16)
     ring = Ring(admission)
     for _ in range(300):
@@ -144,7 +143,7 @@ async def test_who_comes_into_a_flood_need_not_wait_for_it():
 
 
 async def test_without_tenants_nothing_is_kept():
-    admission = Admission(64, PLENTY, kept_part=0.1)
+    admission = Admission(64, PLENTY, reserved_fraction=0.1)
     admission.resize(64, 16)
     for _ in range(64):
         await admission.acquire(2, 1)

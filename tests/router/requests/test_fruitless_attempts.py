@@ -23,7 +23,7 @@ async def test_attempts_that_bring_nothing_are_bounded(client, ring):
     assert [call.submit.attempt for call in ring.calls] == list(range(8))
     await client.until(lambda: nothing_left(client))
     assert client.lines()[0]["attempts"] == 8
-    assert sum(client.router._tally.recoveries.values()) == 7
+    assert sum(client.router.ring.counters.recoveries.values()) == 7
 
 
 async def test_attempts_that_bring_tokens_are_not(client, ring):
@@ -40,7 +40,7 @@ async def test_attempts_that_bring_tokens_are_not(client, ring):
     events = await client.events(text_spec(output=IDS))
     check_whole(events, ring.calls[0].submit, 1)
     assert len(ring.calls) == LENGTH
-    assert client.router._tally.recoveries == {"STEP_FAILED": LENGTH - 1}
+    assert client.router.ring.counters.recoveries == {"STEP_FAILED": LENGTH - 1}
 
 
 async def test_tokens_in_the_row_of_a_fault_are_kept(client, ring):

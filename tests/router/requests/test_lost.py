@@ -85,11 +85,11 @@ async def test_a_router_that_takes_the_place_of_another_has_lost_nothing(ring, s
     await former.router.stop(0.0)
     client = await start()
     assert await client.events(text_spec())
-    assert (client.router._inbox.gaps, client.lines("messages_lost")) == (0, [])
+    assert (client.router.ring.inbox.gaps, client.lines("messages_lost")) == (0, [])
     detokenizer.lanes[client.router.address].sent += 2
     await client.until(lambda: client.lines("messages_lost"))
     assert client.lines("messages_lost")[0]["requests"] == 0
-    assert client.router._inbox.gaps == 1
+    assert client.router.ring.inbox.gaps == 1
 
 
 async def test_a_peer_that_hung_up_and_is_silent_is_lost_long_before_the_timeout(ring, start):
@@ -110,7 +110,7 @@ async def test_a_peer_that_was_cut_off_and_still_heartbeats_is_not_lost(ring, st
     ring.add_detokenizer()
     client = await start(peer_timeout=600.0)
     call = await busy(client, ring)
-    (peer,) = client.router._members.engines.all
+    (peer,) = client.router.ring.membership.engines.all
     engine.reading = False
     engine.inbox.close()
     await client.until(peer.lane.hung_up)
@@ -126,13 +126,13 @@ async def test_a_peer_that_heartbeats_but_cannot_be_reached_gets_nothing_new(rin
     ring.add_detokenizer()
     client = await start(peer_timeout=600.0, peer_wait=0.2)
     call = await busy(client, ring)
-    (peer,) = client.router._members.engines.all
+    (peer,) = client.router.ring.membership.engines.all
     engine.reading = False
     engine.inbox.close()
     await client.until(lambda: not peer.usable)
     details = await refused(client.events(text_spec()))
     assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
-    assert len(client.router._requests.on_ring) == 1
+    assert len(client.router.ring.requests.on_ring) == 1
     ring.script = generate
     engine.inbox = Inbox(ring.context, engine.address, engine.kinds)
     engine.reading = True
@@ -207,7 +207,7 @@ async def test_draining_peers_get_nothing_new(ring, start):
     ring.add_detokenizer()
     client = await start()
     draining.draining = True
-    await client.until(lambda: [peer.name for peer in client.router._members.engines.usable] == ["b"])
+    await client.until(lambda: [peer.name for peer in client.router.ring.membership.engines.usable] == ["b"])
     await asyncio.gather(*(client.events(text_spec()) for _ in range(4)))
     assert (len(draining.calls), len(other.calls)) == (0, 4)
 
@@ -218,8 +218,8 @@ async def test_heartbeats_from_nowhere_are_counted_and_ignored(ring, start):
     stranger = ring.add_engine("stranger")
     client = await start(engines=(f"ipc://{ring.folder}/engine",))
     stranger.greeted[client.router.address] = Hello("router", client.router.address)
-    await client.until(lambda: client.router._members.engines.unknown > 1)
-    assert [peer.name for peer in client.router._members.engines.alive] == ["engine"]
+    await client.until(lambda: client.router.ring.membership.engines.unknown > 1)
+    assert [peer.name for peer in client.router.ring.membership.engines.alive] == ["engine"]
     assert len(client.lines("heartbeat_rejected")) == 1
 
 
@@ -232,14 +232,14 @@ async def test_cancels_survive_a_full_lane(ring, start):
     engine.reading = False
     calls = [client.stream(text_spec("x" * 40_000, truncate_prompt_tokens=1500)) for _ in range(300)]
     readings = [asyncio.ensure_future(call.read()) for call in calls]
-    await until_full(client.router._members.engines.alive[0].lane)
+    await until_full(client.router.ring.membership.engines.alive[0].lane)
     for call in calls:
         call.cancel()
     await asyncio.gather(*readings, return_exceptions=True)
-    await client.until(lambda: len(client.router._requests.open) == 1)
-    assert client.router._dispatcher._attempts._cancels._unsent
+    await client.until(lambda: len(client.router.ring.requests.open) == 1)
+    assert client.router.ring.dispatcher._attempts._cancels._unsent
     engine.reading = True
-    await client.until(lambda: len(client.router._requests.on_ring) == 1, 60)
+    await client.until(lambda: len(client.router.ring.requests.on_ring) == 1, 60)
     cancelled = [cancel.request for cancel in ring.cancels]
     assert sorted(cancelled) == sorted(call.submit.request for call in ring.calls[1:])
     first.cancel()
@@ -250,7 +250,7 @@ async def test_a_full_lane_is_passed_by(ring, start):
     ring.add_detokenizer()
     client = await start()
     full.reading = False
-    peer = next(peer for peer in client.router._members.engines.alive if peer.name == "a")
+    peer = next(peer for peer in client.router.ring.membership.engines.alive if peer.name == "a")
     await until_full(peer.lane, lambda: peer.lane.send(Hello("x" * 1000, client.router.address)))
     await asyncio.gather(*(client.events(text_spec()) for _ in range(8)))
     assert (len(full.calls), len(free.calls)) == (0, 8)
@@ -277,7 +277,7 @@ async def test_random_bytes_in_the_inbox_are_dropped_and_counted(client, ring):
     for frame in frames:
         socket.send(frame)
         await asyncio.sleep(0)
-    await client.until(lambda: client.router._inbox.malformed == len(frames))
+    await client.until(lambda: client.router.ring.inbox.malformed == len(frames))
     socket.close(linger=0)
     assert (await client.events(text_spec()))[-1].HasField("done")
 
@@ -295,7 +295,7 @@ async def test_a_slow_reader_gets_everything_joined(client, ring):
         spec = text_spec(output=pb.OutputOptions(token_ids=True))
         call = GenerationServiceStub(channel).GenerateStream(pb.GenerateStreamRequest(spec=spec))
         await call.read()
-        await client.until(lambda: not client.router._requests.on_ring)
+        await client.until(lambda: not client.router.ring.requests.on_ring)
         deltas = []
         while (event := await call.read()).HasField("delta"):
             deltas.append(event.delta)

@@ -71,7 +71,7 @@ async def test_a_cached_prefix_of_the_other_model_draws_nothing(mixed, ring):
     prompt = list(range(64))
     (old,) = engines_of(ring, OLD)
     old.journal.store(*map(short_hash, block_chain(root_hash(OLD), prompt, 16)))
-    placement = client.router._placement
+    placement = client.router.ring.placement
     await client.until(lambda: placement.cache_version(old.epoch) == 4)
     await client.generate(pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt)))
     assert ring.calls[0].engine.fingerprint == NEW
@@ -81,11 +81,11 @@ async def test_a_stream_goes_on_at_an_engine_of_its_model_only(mixed, ring):
     client = await mixed(OLD, OLD, NEW, NEW, NEW)
     for engine in engines_of(ring, NEW):
         engine.draining = True
-    await client.until(lambda: len(client.router._members.engines.usable) == 2)
+    await client.until(lambda: len(client.router.ring.membership.engines.usable) == 2)
     task, script = await broken(client, ring)
     for engine in engines_of(ring, NEW):
         engine.draining = False
-    await client.until(lambda: len(client.router._members.engines.usable) == 5)
+    await client.until(lambda: len(client.router.ring.membership.engines.usable) == 5)
     die(script.attempts[0].engine)
     check_whole(await asyncio.wait_for(task, 60), script.attempts[0].submit, 1)
     assert [call.engine.fingerprint for call in script.attempts] == [OLD, OLD]
@@ -96,7 +96,7 @@ async def test_a_stream_waits_for_an_engine_that_may_come_back_with_its_model(mi
     task, script = await broken(client, ring)
     (old,), (new,) = engines_of(ring, OLD), engines_of(ring, NEW)
     die(old)
-    await client.until(lambda: client.router._dispatcher.between_attempts)
+    await client.until(lambda: client.router.ring.dispatcher.between_attempts)
     ring.script = generate
     # Meanwhile the other model serves what is new.
     assert (await client.events(text_spec("y")))[0].started.model_fingerprint == NEW
@@ -113,7 +113,7 @@ async def test_a_stream_ends_where_every_engine_serves_another_model(mixed, ring
     client = await mixed(OLD, NEW)
     task, script = await broken(client, ring, first)
     (old,) = engines_of(ring, OLD)
-    await client.until(lambda: next(iter(client.router._requests.open)).log.start_told)
+    await client.until(lambda: next(iter(client.router.ring.requests.open)).log.start_delivered)
     come_back(old, NEW)
     details = await asyncio.wait_for(refused(task), 60)
     assert details.code is StatusCode.FAILED_PRECONDITION
@@ -131,7 +131,7 @@ async def test_a_unary_answer_is_of_one_model_too(mixed, ring):
     ring.script = script = Script(midway)
     task = asyncio.ensure_future(client.generate(text_spec()))
     await asyncio.wait_for(script.reached.wait(), 60)
-    await client.until(lambda: next(iter(client.router._requests.open)).log.received)
+    await client.until(lambda: next(iter(client.router.ring.requests.open)).log.received)
     come_back(script.attempts[0].engine, NEW)
     assert (await asyncio.wait_for(refused(task), 60)).info.reason == "MODEL_CHANGED"
 
@@ -162,7 +162,7 @@ async def test_where_models_may_be_mixed_streams_and_requests_go_anywhere(mixed,
     check_whole(await asyncio.wait_for(task, 60), first.submit, 1)
     assert len({call.engine for call in script.attempts}) == 2
     first.engine.beating = True
-    await client.until(lambda: len(client.router._members.engines.usable) == 2)
+    await client.until(lambda: len(client.router.ring.membership.engines.usable) == 2)
     ring.script = generate
     await asyncio.gather(*(client.events(text_spec(f"x = {i}")) for i in range(16)))
     assert {call.engine.fingerprint for call in ring.calls} == {OLD, NEW}
@@ -173,9 +173,9 @@ async def test_a_stream_leaves_a_draining_engine_for_one_of_its_model_only(mixed
     task, script = await broken(client, ring)
     (old,), ring.script = engines_of(ring, OLD), generate
     old.draining = True
-    await client.until(lambda: len(client.router._members.engines.usable) == 1)
+    await client.until(lambda: len(client.router.ring.membership.engines.usable) == 1)
     assert (await client.events(text_spec("y")))[0].started.model_fingerprint == NEW
-    assert not client.lines("attempt given up")
+    assert not client.lines("attempt_given_up")
     # Its process ends, and a new one of the same model begins: a rolling restart.
     come_back(old, OLD)
     check_whole(await asyncio.wait_for(task, 60), script.attempts[0].submit, 1)
@@ -219,7 +219,7 @@ async def test_a_resume_of_a_model_that_may_come_back_is_tried_again(mixed, ring
     client = await mixed(OLD, NEW, peer_wait=0.3)
     (old,) = engines_of(ring, OLD)
     die(old)
-    await client.until(lambda: len(client.router._members.engines.usable) == 1)
+    await client.until(lambda: len(client.router.ring.membership.engines.usable) == 1)
     details = await refused(resumed(client, [1, 2], OLD))
     assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
     assert OLD in details.error.details()
@@ -251,7 +251,7 @@ async def test_a_longer_context_of_the_other_model_does_not_count(mixed, ring):
     client = await mixed(OLD, OLD, NEW)
     for engine in engines_of(ring, OLD):
         engine.max_sequence_tokens = 100
-    members = client.router._members.engines
+    members = client.router.ring.membership.engines
     await client.until(
         lambda: sorted(peer.heartbeat.max_sequence_tokens for peer in members.usable) == [100, 100, 2048]
     )
@@ -262,7 +262,7 @@ async def test_a_longer_context_of_the_other_model_does_not_count(mixed, ring):
 async def test_a_mixed_ring_is_shown(mixed, ring):
     client = await mixed(OLD, OLD, NEW)
     await client.events(text_spec())
-    (line,) = client.lines("engines serve different models")
+    (line,) = client.lines("models_diverged")
     assert line["engines"] == {OLD: ["engine-0", "engine-1"], NEW: ["engine-2"]}
     assert scrape(client.router)("models") == 2
     stats = (await client.admin.GetStats(admin_pb2.GetStatsRequest())).stats
@@ -270,9 +270,9 @@ async def test_a_mixed_ring_is_shown(mixed, ring):
     assert stats.serving_model_fingerprint == OLD
     (new,) = engines_of(ring, NEW)
     come_back(new, OLD)
-    await client.until(lambda: client.lines("engines serve one model again"))
+    await client.until(lambda: client.lines("models_converged"))
     assert scrape(client.router)("models") == 1
-    assert len(client.lines("engines serve different models")) == 1
+    assert len(client.lines("models_diverged")) == 1
 
 
 async def test_a_rolling_restart_with_the_same_model_changes_nothing(mixed, ring):
@@ -284,6 +284,6 @@ async def test_a_rolling_restart_with_the_same_model_changes_nothing(mixed, ring
         check_whole(await asyncio.wait_for(task, 60), first.submit, 1)
         assert script.attempts[1].engine is not first.engine
         come_back(first.engine, OLD)
-        await client.until(lambda: len(client.router._members.engines.usable) == 2)
-    assert not client.lines("engines serve different models")
-    assert not client.lines("new requests go to another model")
+        await client.until(lambda: len(client.router.ring.membership.engines.usable) == 2)
+    assert not client.lines("models_diverged")
+    assert not client.lines("serving_model_changed")

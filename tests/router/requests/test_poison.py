@@ -68,9 +68,9 @@ async def test_after_two_deaths_in_a_row_it_ends(two, ring, at, deaths):
     assert isinstance(from_rpc_error(details.error), Poison)
     assert [call.submit.alone for call in script.deaths] == [False] * (deaths - 1) + [True]
     await two.until(lambda: nothing_left(two))
-    suspects = two.router._suspects
+    suspects = two.router.ring.suspects
     assert (suspects.poisoned, suspects.quarantines, suspects._held, suspects._waiting) == (1, 1, None, set())
-    assert len(two.lines("quarantine")) == len(two.lines("request kills engines")) == 1
+    assert len(two.lines("quarantine_entered")) == len(two.lines("poison_request_ended")) == 1
 
 
 async def test_one_that_was_aboard_by_chance_goes_on(two, ring):
@@ -84,7 +84,7 @@ async def test_one_that_was_aboard_by_chance_goes_on(two, ring):
     ring.script = Once()
     check_whole(await two.events(text_spec(output=IDS)), ring.calls[0].submit, 1)
     assert {call.submit.attempt: call.submit.alone for call in ring.calls} == {0: False, 1: True}
-    assert two.router._suspects._held is None
+    assert two.router.ring.suspects._held is None
 
 
 async def test_an_engine_that_hung_up_and_fell_silent_has_died(two, ring):

@@ -44,7 +44,7 @@ def lose_tokens(ring, call, client):
 
 def lose_messages(ring, call, client):
     """What the engine did not get may have been the submit."""
-    (peer,) = [peer for peer in client.router._members.engines.all if peer.epoch == call.engine.epoch]
+    (peer,) = [peer for peer in client.router.ring.membership.engines.all if peer.epoch == call.engine.epoch]
     call.engine.missed = {peer.lane.epoch: 1, 7: 5}
 
 
@@ -117,7 +117,7 @@ async def test_every_doubt_at_every_phase(two_of_each, ring, phase, doubt):
     await client.until(lambda: nothing_left(client))
     (line,) = client.lines()
     assert (line["attempts"], line["outcome"]) == (2, "LENGTH")
-    assert len(client.lines("attempt given up")) == sum(client.router._tally.recoveries.values()) == 1
+    assert len(client.lines("attempt_given_up")) == sum(client.router.ring.counters.recoveries.values()) == 1
     # Whoever still lives was told that the first attempt is over.
     if not doubt.startswith(("restart", "silence")):
         request = first.submit.request
@@ -145,13 +145,13 @@ async def test_many_streams_move_and_the_late_rows_of_before_change_nothing(two_
         await call.send(*(tokens(call, i, 5, LENGTH - 5)._replace(end=end(FinishReason.LENGTH)) for i in range(2)))
     # Those of the other engine go on with an attempt of their own once it drains.
     frozen.beating = True
-    await client.until(lambda: len(client.router._members.engines.usable) == 2)
+    await client.until(lambda: len(client.router.ring.membership.engines.usable) == 2)
     next(engine for engine in ring.engines.values() if engine is not frozen).draining = True
     by_name = {call.submit.name: call.submit for call in firsts}
     for task in tasks:
         events = await asyncio.wait_for(task, 20)
         check_whole(events, by_name[events[0].started.request_id], 2)
-    await client.until(lambda: client.router._dispatcher.late_rows >= 2 * len(moved) and nothing_left(client))
+    await client.until(lambda: client.router.ring.dispatcher.late_rows >= 2 * len(moved) and nothing_left(client))
 
 
 async def test_a_stalled_engine_that_moves_again_is_usable(ring, start):
@@ -163,11 +163,11 @@ async def test_a_stalled_engine_that_moves_again_is_usable(ring, start):
     task = asyncio.ensure_future(client.events(text_spec(output=IDS)))
     await script.reached.wait()
     engine.moving = False
-    await client.until(lambda: not client.router._members.engines.usable)
-    assert len(client.router._members.engines.alive) == 1
+    await client.until(lambda: not client.router.ring.membership.engines.usable)
+    assert len(client.router.ring.membership.engines.alive) == 1
     engine.moving = True
     check_whole(await task, script.attempts[0].submit, 1)
-    (line,) = client.lines("attempt given up")
+    (line,) = client.lines("attempt_given_up")
     assert line["reason"] == "ENGINE_LOST"
 
 
@@ -176,7 +176,7 @@ async def test_an_engine_that_tells_no_progress_is_no_stalled_one(ring, start):
     ring.add_detokenizer()
     client = await start(stall_timeout=0.1)
     await asyncio.sleep(0.5)
-    assert client.router._members.engines.usable
+    assert client.router.ring.membership.engines.usable
 
 
 async def test_what_drains_alone_keeps_its_streams(ring, start):
@@ -188,9 +188,9 @@ async def test_what_drains_alone_keeps_its_streams(ring, start):
     task = asyncio.ensure_future(client.events(text_spec(output=IDS)))
     await script.reached.wait()
     engine.draining = True
-    await client.until(lambda: not client.router._members.engines.usable)
+    await client.until(lambda: not client.router.ring.membership.engines.usable)
     await asyncio.sleep(0.2)
-    assert not client.lines("attempt given up")
+    assert not client.lines("attempt_given_up")
     # As soon as another one is there they move.
     ring.add_engine("b")
     check_whole(await task, script.attempts[0].submit, 1)

@@ -14,25 +14,27 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.api.responses import ResponseBuilder
-from router.api.stream_writer import StreamWriter, wait_for_end
+from router.api.responses import ResponseBuilder, StreamWriter, wait_for_end
 from router.config import Bounds, RouterSettings
 from router.errors import RequestError
 from router.peers.placement import Placement
-from router.requests import cancels, recovery
+from router.requests import attempts, recovery
 from router.requests import dispatcher as dispatch
 from router.requests.admission import Admission
-from router.requests.attempts import Attempts
+from router.requests.attempts import AttemptSender
 from router.requests.counters import RequestCounters
 from router.requests.dispatcher import Dispatcher
 from router.requests.recovery import Patience, Recovery
-from router.requests.registry import Requests, RequestState
+from router.requests.registry import Requests
+from router.requests.request_phase import RequestPhase
+from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
 from router.validate.model import describe
 from router.validate.spec import parse
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import ErrorCode
+from sluice.ring.params import RetentionParams
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
 from tests.examples import examples
@@ -44,7 +46,7 @@ WAITS = (
     (recovery, "RETRY_SECONDS"),
     (recovery, "FIRST_BACKOFF_SECONDS"),
     (dispatch, "FULL_LANE_RETRY_SECONDS"),
-    (cancels, "RETRY_SECONDS"),
+    (attempts, "CANCEL_RETRY_SECONDS"),
 )
 """None: the machine takes no time."""
 FAULTS = ("OVERLOADED", "DRAINING", "STEP_FAILED", "ROWS_LOST", "ENGINE_LOST")
@@ -86,15 +88,15 @@ class Machine(RuleBasedStateMachine):
         self.admission = Admission(4, Bounds(1000, 10**9))
         self.placement = Placement(1000)
         self.suspects, serving = Suspects(0.01), ServingModel(False, SILENT)
-        self.attempts = Attempts(
+        self.attempts = AttemptSender(
             self.requests, self.ring, self.placement, serving, self.suspects, "router", 4096, SILENT
         )
-        tally = RequestCounters()
+        counters = RequestCounters()
         self.recovery = Recovery(
-            self.attempts, self.ring, self.readmit, Patience(3600.0, 1 << 40, BOUND), self.suspects, tally, SILENT
+            self.attempts, self.ring, self.readmit, Patience(3600.0, 1 << 40, BOUND), self.suspects, counters, SILENT
         )
         self.dispatcher = Dispatcher(
-            self.requests, self.ring, self.attempts, self.recovery, self.suspects, 3600.0, tally, SILENT
+            self.requests, self.ring, self.attempts, self.recovery, self.suspects, 3600.0, counters, SILENT
         )
         self.clients: list[Client] = []
         self.numbers = itertools.count(1)
@@ -106,7 +108,7 @@ class Machine(RuleBasedStateMachine):
         """What the front door does with it."""
         live = client.live
         try:
-            live.permit = await self.admission.acquire(2, 1)
+            live.on_admitted(await self.admission.acquire(2, 1))
             await self.dispatcher.submit(live)
             if live.spec.streaming:
                 await StreamWriter(live, ResponseBuilder(live, None), client.write, 3600.0).run("")
@@ -123,8 +125,8 @@ class Machine(RuleBasedStateMachine):
             client.error = error
         finally:
             live.log.close()
-            self.dispatcher.leave(live)
-            self.requests.leave(live)
+            self.dispatcher.close_request(live)
+            self.requests.remove(live)
 
     def do(self, action=None, *arguments) -> None:
         """On the event loop; then others have their turns."""
@@ -147,8 +149,8 @@ class Machine(RuleBasedStateMachine):
         prompt = [next(self.numbers), 7, 8]
         spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt), n=n, output=pb.OutputOptions(token_ids=True))
         found = parse(spec, model(), RouterSettings(model="m").limits(2048), streaming)
-        live = self.requests.enter(found)
-        live.prompt = prompt
+        live = self.requests.add(found)
+        live.on_tokenized(prompt, RetentionParams())
         client = Client(live)
         if reading:
             client.reading.set()
@@ -162,7 +164,7 @@ class Machine(RuleBasedStateMachine):
         engine.step(count)
 
     def bring(self, name, count):
-        self.do(self.dispatcher.take, self.ring.next_batch(name, count))
+        self.do(self.dispatcher.on_text_batch, self.ring.next_batch(name, count))
 
     @rule(name=st.sampled_from(ENGINES), count=st.integers(1, 4))
     def step(self, name, count):
@@ -175,13 +177,13 @@ class Machine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(DETOKENIZERS), count=st.integers(1, 8))
     def deliver_twice(self, name, count):
         batch = self.ring.next_batch(name, count)
-        self.do(self.dispatcher.take, batch)
-        self.do(self.dispatcher.take, batch)
+        self.do(self.dispatcher.on_text_batch, batch)
+        self.do(self.dispatcher.on_text_batch, batch)
 
     @rule(name=st.sampled_from(DETOKENIZERS), count=st.integers(1, 8))
     def lose_text(self, name, count):
         self.ring.next_batch(name, count)
-        self.do(self.dispatcher.lose_rows, name)
+        self.do(self.dispatcher.on_messages_lost, name)
 
     @rule(name=st.sampled_from(DETOKENIZERS), data=st.data())
     def lose_tokens(self, name, data):
@@ -192,17 +194,17 @@ class Machine(RuleBasedStateMachine):
             if data.draw(st.booleans()):
                 self.bring(name, 3)
             peer = next(peer for peer in self.ring.detokenizers.all if peer.address == name)
-            self.do(self.dispatcher.lose_rows_between, epoch, peer)
+            self.do(self.dispatcher.on_messages_lost_between, epoch, peer)
 
     @rule(name=st.sampled_from(ENGINES))
     def restart_engine(self, name):
         former = self.ring.start_engine(name)
-        self.do(self.dispatcher.lose_peer, former, "restarted", True, True)
+        self.do(self.dispatcher.on_peer_lost, former, "restarted", True, True)
 
     @rule(name=st.sampled_from(DETOKENIZERS))
     def restart_detokenizer(self, name):
         former = self.ring.start_detokenizer(name)
-        self.do(self.dispatcher.lose_peer, former, "restarted", True)
+        self.do(self.dispatcher.on_peer_lost, former, "restarted", True)
 
     def peers(self):
         return [*self.ring.engines.all, *self.ring.detokenizers.all]
@@ -212,21 +214,21 @@ class Machine(RuleBasedStateMachine):
         peer = data.draw(st.sampled_from(self.peers()))
         peer.alive = False
         self.ring.changed()
-        self.do(self.dispatcher.lose_peer, peer, "fell silent", False)
+        self.do(self.dispatcher.on_peer_lost, peer, "fell silent", False)
 
     @rule(name=st.sampled_from(ENGINES))
     def stand_still(self, name):
         peer = next(peer for peer in self.ring.engines.all if peer.address == name)
         peer.stalled = True
         self.ring.changed()
-        self.do(self.dispatcher.lose_peer, peer, "stands still", False)
+        self.do(self.dispatcher.on_peer_lost, peer, "stands still", False)
 
     @rule(data=st.data())
     def drain(self, data):
         peer = data.draw(st.sampled_from(self.peers()))
         peer.heartbeat = _drained(peer.heartbeat)
         self.ring.changed()
-        self.do(self.dispatcher.leave_draining)
+        self.do(self.dispatcher.move_off_draining)
 
     @rule()
     def heal(self):
@@ -237,7 +239,7 @@ class Machine(RuleBasedStateMachine):
             peer.alive, peer.stalled, peer.heartbeat = True, False, _drained(peer.heartbeat, False)
             peer.lane.room = 1 << 60
         self.ring.changed()
-        self.do(self.dispatcher.leave_draining)
+        self.do(self.dispatcher.move_off_draining)
 
     @rule(name=st.sampled_from(ENGINES), room=st.integers(0, 2))
     def fill_lane(self, name, room):
@@ -297,13 +299,17 @@ class Machine(RuleBasedStateMachine):
         on_ring = self.requests.on_ring
         assert self.admission.live <= 4
         charged = sum(load.requests for load in self.placement._engines.values())
-        assert charged == len([live for live in on_ring if live.route.engine.epoch in self.placement._engines])
+        placed = [live for live in on_ring if live.attempt.engine.epoch in self.placement._engines]
+        assert charged == len(placed)
         between = [client.live for client in self.clients if client.live in self.recovery._tasks]
-        assert not set(between) & set(on_ring)
-        assert all(live.log.open for live in between)
+        assert all(live.log.open and not live.aborted for live in between)
+        assert {live.phase for live in between} <= {RequestPhase.RECOVERING, RequestPhase.PAUSED}
         for live in (client.live for client in self.clients):
-            if live.log.open and live.route is not None:
-                assert live.permit is not None
+            assert live.on_ring == (live in on_ring)
+            if live.on_ring or live.phase is RequestPhase.RECOVERING:
+                assert live._permit is not None
+            if live.phase in (RequestPhase.PAUSED, RequestPhase.ENDED):
+                assert live._permit is None
 
     def check_events(self, client):
         prompt = client.live.prompt
@@ -366,3 +372,22 @@ def _drained(heartbeat, draining=True):
 
 TestRecovery = Machine.TestCase
 TestRecovery.settings = examples(60, stateful_step_count=50, suppress_health_check=list(HealthCheck))
+
+
+def test_an_aborted_request_ends_however_slowly_its_client_reads():
+    """Rows that were on their way when it was cancelled do not pause it: after a pause it would be submitted again."""
+    machine = Machine()
+    machine.ask(n=1, streaming=True, reading=False)
+    (client,) = machine.clients
+    (engine,) = [name for name in ENGINES if machine.ring.machines[name].peer.lane.messages]
+    machine.make(engine, 1)
+    for name in DETOKENIZERS:
+        machine.bring(name, 100)
+    machine.make(engine, 3)
+    machine.do(machine.dispatcher.abort, client.live)
+    for name in DETOKENIZERS:
+        machine.bring(name, 100)
+    assert client.live.log.undelivered > BOUND
+    machine.teardown()
+    assert client.live.attempts == 1
+    assert client.events[-2].finished.finish_reason == pb.FINISH_REASON_ABORTED

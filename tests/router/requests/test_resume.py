@@ -41,7 +41,7 @@ async def test_a_stream_goes_on_where_it_broke(client, ring, have):
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(submit.prompt), LENGTH)
     assert (submit.attempt, submit.resume, submit.ended) == (0, {0: ids[:have]} if have else {}, [])
     await client.until(lambda: nothing_left(client))
-    assert client.router._tally.completion_tokens == LENGTH + LENGTH - have
+    assert client.router.ring.counters.completion_tokens == LENGTH + LENGTH - have
 
 
 async def test_each_output_on_its_own(client, ring):

@@ -6,19 +6,20 @@ import pytest
 import structlog
 
 from router.peers.peers import Peer
-from router.requests.registry import RequestState
+from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel, engines_by_model
-from router.requests.token_log import RequestLog
 from router.validate.model import describe
 from sluice.ring.heartbeats import EngineHeartbeat
 from sluice.ring.stats import StepStats
+from sluice.ring.wire import Started, TextRow
 from sluice.v1 import generation_pb2 as pb
+from tests.router.requests.states import submit
 from tests.router.validate.test_spec import spec_of
 
 
 @pytest.fixture
 def live(checkpoint):
-    return RequestState(1, spec_of(pb.GenerationSpec(text="t"), describe(checkpoint)), RequestLog(1))
+    return RequestState(1, spec_of(pb.GenerationSpec(text="t"), describe(checkpoint)))
 
 
 def engines(*models: str) -> list[Peer]:
@@ -75,7 +76,8 @@ def test_a_look_settles_nothing(live):
 
 
 def test_a_bound_request_stays(live):
-    live.model, live.log.received = "b", 1
+    submit(live, "b")
+    live.log.mark_start_delivered()
     found, _ = serving()
     assert models(found.engines_for(live, engines("a", "a", "b"))) == ["b"]
     assert found.engines_for(live, engines("a", "a")) == []
@@ -85,32 +87,45 @@ def test_a_bound_request_stays(live):
 def test_where_models_are_mixed_a_bound_request_prefers_its_own(live):
     found, _ = serving(mixing=True)
     assert models(found.engines_for(live, engines("a", "b"))) == ["a", "b"]
-    live.model, live.log.received = "b", 1
+    submit(live, "b")
+    live.log.mark_start_delivered()
     assert models(found.engines_for(live, engines("a", "b"))) == ["b"]
     assert models(found.engines_for(live, engines("a", "a"))) == ["a", "a"]
     found.check(live, engines("a"))
     assert found.choose(engines("a", "b")) == ""
 
 
-def test_what_binds(live, checkpoint):
+def told_of_its_start(live):
+    live.log.mark_start_delivered()
+
+
+def brought_tokens(live):
+    live.on_started(Started(1, 0, 1, 0))
+    live.log.append(TextRow(1, 0, 0, 0, [5], [], "x", None))
+
+
+def ended_a_sequence(live):
+    live.on_terminal(0)
+
+
+@pytest.mark.parametrize("event", [told_of_its_start, brought_tokens, ended_a_sequence])
+def test_what_binds(live, event):
     assert not live.bound
-    live.model = "a"
+    submit(live, "a")
     assert not live.bound
-    live.log.start_told = True
+    event(live)
     assert live.bound
-    live.log.start_told, live.ended = False, {0}
-    assert live.bound
-    live.ended = set()
-    assert not live.bound
-    live.spec = replace(live.spec, resume_model="a")
-    assert live.bound
+
+
+def test_a_resumed_stream_is_bound_from_the_beginning(live):
+    assert RequestState(1, replace(live.spec, resume_model="a")).bound
 
 
 def test_the_log_tells_when_a_ring_becomes_mixed_and_when_it_no_longer_is():
     found, logs = serving()
     for ring in (("a", "a"), (), ("a", "b"), ("b", "a"), (), ("b", "b"), ("b", "b")):
         found.watch(engines(*ring))
-    assert [line["event"] for line in logs] == ["engines serve different models", "engines serve one model again"]
+    assert [line["event"] for line in logs] == ["models_diverged", "models_converged"]
     assert logs[0]["engines"] == {"a": ["engine-0"], "b": ["engine-1"]}
     assert logs[1]["model"] == "b"
 

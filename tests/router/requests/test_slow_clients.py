@@ -47,7 +47,7 @@ async def patient(client):
 
 def paused(client):
     router = client.router
-    return not router._requests.on_ring and router._dispatcher._recovery.waiting == 1
+    return not router.ring.requests.on_ring and router.ring.dispatcher._recovery.waiting == 1
 
 
 async def until_paused(client):
@@ -89,12 +89,12 @@ async def test_what_a_client_does_not_read_is_bounded_and_it_misses_nothing(ring
         call = stub.GenerateStream(pb.GenerateStreamRequest(spec=text_spec(n=n, output=IDS)))
         assert (await call.read()).HasField("started")
         await until_paused(client)
-        (live,) = client.router._requests.open
+        (live,) = client.router.ring.requests.open
         assert MOST // 2 < live.log.undelivered <= MOST + n
         assert sum(len(text) for log in live.log.sequences for text in log.text) == 100 * live.log.undelivered
         # The engine and the detokenizer were told, the permit is somebody else's now.
         await client.until(lambda: engine.cancels and detokenizer.drops)
-        assert client.router._admission.live == 0
+        assert client.router.ring.admission.live == 0
         ring.script = generate
         assert (await client.events(text_spec()))[-1].HasField("done")
         await asyncio.sleep(0.2)
@@ -106,7 +106,7 @@ async def test_what_a_client_does_not_read_is_bounded_and_it_misses_nothing(ring
                 deltas.append(event.delta)
     check_whole(deltas, n)
     assert event.done.usage.completion_tokens == n * LENGTH
-    assert client.router._tally.recoveries.keys() == {"SLOW_CLIENT"}
+    assert client.router.ring.counters.recoveries.keys() == {"SLOW_CLIENT"}
     await client.until(lambda: nothing_left(client))
 
 
@@ -147,7 +147,7 @@ async def test_streams_that_are_not_read_count_as_their_tenants(ring, start):
         call.cancel()
     await client.until(lambda: nothing_left(client))
     assert (await client.events(text_spec(), metadata=a))[-1].HasField("done")
-    assert not client.router._requests._open_of
+    assert not client.router.ring.requests._open_by_tenant
 
 
 async def test_abort_while_paused(ring, start):
@@ -156,7 +156,7 @@ async def test_abort_while_paused(ring, start):
     client = await start(max_undelivered_tokens=MOST)
     async with paused_call(ring, client, text_spec(request_id="r", output=IDS)) as call:
         await client.generation.Abort(pb.AbortRequest(request_id="r"))
-        assert client.router._dispatcher._recovery.waiting == 0
+        assert client.router.ring.dispatcher._recovery.waiting == 0
         events = await rest(call)
     finished = next(event.finished for event in events if event.HasField("finished"))
     assert finished.finish_reason == pb.FINISH_REASON_ABORTED

@@ -73,7 +73,7 @@ def test_a_closed_log_keeps_nothing():
     log.append(row(0, [1], "a"))
     log.close()
     assert log.append(row(1, [2], "b")) is Appended.SEEN
-    assert not log.news
+    assert log.next_updated() is None
     assert not log.sequences[0].text
 
 
@@ -82,7 +82,8 @@ def test_a_sequence_is_listed_once_until_it_was_looked_at():
     for offset in range(3):
         log.append(row(offset, [1], "a"))
     log.append(row(0, [1], "a", sequence=1))
-    assert [found.index for found in log.news] == [0, 1]
+    assert [log.next_updated().index for _ in range(2)] == [0, 1]
+    assert log.next_updated() is None
 
 
 async def test_the_reader_wakes_once_for_many_rows():

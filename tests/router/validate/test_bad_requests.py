@@ -257,7 +257,7 @@ async def test_each_wrong_request_gets_its_status_and_field_while_streams_go_on(
     for events in await asyncio.gather(*beside):
         assert events[-1].done.usage.completion_tokens == 200
     assert len(ring.calls) == 16
-    assert not client.router._requests.open
+    assert not client.router.ring.requests.open
 
 
 async def test_everything_wrong_is_told_at_once(client):

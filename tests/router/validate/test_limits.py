@@ -155,9 +155,9 @@ async def test_calls_that_are_cancelled_at_once_say_nothing(begin, ring, caplog,
         call.cancel()
     await asyncio.gather(*(asyncio.wait({asyncio.ensure_future(call.code())}) for call in calls))
     await check(client.channel)
-    await client.until(lambda: not client.router._requests.open)
+    await client.until(lambda: not client.router.ring.requests.open)
     assert not caplog.records
-    assert not client.lines("call failed")
+    assert not client.lines("call_failed")
     assert "Traceback" not in capfd.readouterr().err
 
 

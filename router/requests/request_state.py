@@ -1,0 +1,284 @@
+"""One request's state: its phase, its latest attempt and its progress. Only the methods of this class write it."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from router.peers.peers import DetokenizerPeer, EnginePeer
+from router.peers.placement import Choice
+from router.requests.admission import Permit
+from router.requests.request_phase import PREPARING, SUBMITTED, TRANSITIONS, WITHOUT_PERMIT, RequestPhase
+from router.requests.suspects import Suspicion
+from router.requests.token_log import RequestLog
+from router.validate.spec import Spec
+from sluice.ring.params import RetentionParams
+from sluice.ring.wire import PROBATION_TOKENS, Started, Times
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One submission of a request to an engine."""
+
+    number: int
+    engine: EnginePeer
+    detokenizer: DetokenizerPeer
+    choice: Choice
+    """What placement charges for it."""
+    tokens_before: int
+    """Tokens received by the attempts before this one."""
+    submitted: float = field(default_factory=lambda: time.monotonic())
+    """On time.monotonic's clock, as all times here."""
+    started: bool = False
+    """The engine reported its start."""
+    has_tokens: bool = False
+    """Its first token has come, so the prompt is computed."""
+
+
+class RequestState:
+    """The pipeline owns a request until its answer ends, the dispatcher until its last attempt has left the ring."""
+
+    def __init__(self, number: int, spec: Spec, tenant: str = "") -> None:
+        self.number: Final = number
+        """Its id on the ring."""
+        self.spec: Final = spec
+        self.tenant: Final = tenant
+        """Empty: no tenant."""
+        self.arrived: Final = time.monotonic()
+        self.log: Final = RequestLog(spec.n, spec.resume)
+        self.suspicion: Final = Suspicion(deaths=spec.engine_deaths)
+        """Written by `Suspects` alone."""
+        self._phase = RequestPhase.TOKENIZING
+        self._preparation: asyncio.Timeout | None = None
+        self._prompt: list[int] = []
+        self._retention = RetentionParams()
+        self._permit: Permit | None = None
+        self._max_tokens = 0
+        self._attempt: Attempt | None = None
+        self._attempts = 0
+        self._model = spec.resume_model
+        self._ended: set[int] = set()
+        self._aborted = False
+        self._fruitless = 0
+        self._avoided: frozenset[int] = frozenset()
+        self._unseen_at_death = 0
+        self._submitted: float | None = None
+        self._first_tokens: float | None = None
+        self._first_delta: float | None = None
+
+    # What others read.
+
+    @property
+    def phase(self) -> RequestPhase:
+        return self._phase
+
+    @property
+    def preparing(self) -> bool:
+        """Nothing was submitted yet."""
+        return self._phase in PREPARING
+
+    @property
+    def on_ring(self) -> bool:
+        """An attempt was submitted and its end is awaited."""
+        return self._phase in SUBMITTED
+
+    @property
+    def prompt(self) -> list[int]:
+        return self._prompt
+
+    @property
+    def retention(self) -> RetentionParams:
+        return self._retention
+
+    @property
+    def max_tokens(self) -> int:
+        """Settled by the first submit; 0 before it."""
+        return self._max_tokens
+
+    @property
+    def attempt(self) -> Attempt:
+        """The latest one. Raises RuntimeError before the first."""
+        if self._attempt is None:
+            raise RuntimeError(f"request {self.number} was never submitted")
+        return self._attempt
+
+    @property
+    def attempts(self) -> int:
+        """Submitted so far, so also the number of the next one."""
+        return self._attempts
+
+    @property
+    def engine(self) -> str | None:
+        """Name of the latest attempt's engine."""
+        return self._attempt.engine.name if self._attempt else None
+
+    @property
+    def detokenizer(self) -> str | None:
+        return self._attempt.detokenizer.name if self._attempt else None
+
+    @property
+    def model(self) -> str:
+        """Fingerprint of the latest attempt's model; before the first one, of the model of its `resume` tokens."""
+        return self._model
+
+    @property
+    def bound(self) -> bool:
+        """It can go on with `model` only: its client was told of that model, or tokens of it have come."""
+        return bool(self._model) and (
+            bool(self.spec.resume_model or self._ended) or self.log.start_delivered or self.log.received > 0
+        )
+
+    @property
+    def aborted(self) -> bool:
+        """Its client, or an admin, asked for its end."""
+        return self._aborted
+
+    @property
+    def fruitless(self) -> int:
+        """Attempts in a row that brought no token."""
+        return self._fruitless
+
+    @property
+    def avoided(self) -> frozenset[int]:
+        """Epochs of peers where those attempts failed: others are preferred."""
+        return self._avoided
+
+    @property
+    def submitted(self) -> float | None:
+        """When its first attempt was."""
+        return self._submitted
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """From its arrival to its first delta; without deltas, to its first token by the engine's own times."""
+        if self._first_delta is not None:
+            return self._first_delta - self.arrived
+        times = [sequence.end.times for sequence in self.log.sequences if sequence.end and sequence.received]
+        if self._submitted is None or not times:
+            return None
+        return self._submitted - self.arrived + min(found.queue + found.context for found in times)
+
+    @property
+    def interval(self) -> int:
+        """Tokens per row. 1 once an engine died under it: its progress must be visible token by token."""
+        return 1 if self.suspicion.touched else self.spec.text.interval
+
+    @property
+    def progressed(self) -> bool:
+        """This attempt got further than the one before it, by more than the rows that a death may have lost.
+
+        Where rows join several tokens, its start has to do.
+        """
+        gained = self.log.received - self.attempt.tokens_before
+        if gained > PROBATION_TOKENS * self.spec.n + self._unseen_at_death:
+            return True
+        return self.interval > 1 and self.attempt.started
+
+    def times_since_submit(self, found: Times) -> Times:
+        """`found`, of the latest attempt, as times since the first submit."""
+        if self.attempt.number == 0 or self._submitted is None:
+            return found
+        before = self.attempt.submitted - self._submitted
+        if self._first_tokens is None or self._first_tokens >= self.attempt.submitted:
+            # No earlier attempt brought a token: all the time before this one is waiting.
+            return Times(before + found.queue, found.context, found.generation)
+        # An earlier attempt did: what came after its first token is generation, this attempt's start included.
+        context = self._first_tokens - self._submitted
+        return Times(0.0, context, before - context + found.queue + found.context + found.generation)
+
+    # The way to the ring.
+
+    def begin_preparation(self) -> asyncio.Timeout:
+        """The context in which to prepare it, bounded by its time limit; `interrupt_preparation` ends it early."""
+        self._preparation = asyncio.timeout(self.spec.time_limit)
+        return self._preparation
+
+    def interrupt_preparation(self) -> None:
+        if self._preparation is not None and not self._preparation.expired():
+            self._preparation.reschedule(asyncio.get_running_loop().time())
+
+    def on_tokenized(self, prompt: list[int], retention: RetentionParams) -> None:
+        self.move_to(RequestPhase.QUEUED)
+        self._prompt, self._retention = prompt, retention
+
+    def on_admitted(self, permit: Permit) -> None:
+        """It holds `permit` from here on, and releases it when it ends or pauses."""
+        paused = self._phase is RequestPhase.PAUSED
+        self.move_to(RequestPhase.RECOVERING if paused else RequestPhase.PLACING)
+        self._permit = permit
+
+    def settle_max_tokens(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+
+    def on_submitted(self, attempt: Attempt) -> None:
+        self.move_to(RequestPhase.ON_RING)
+        self._attempt = attempt
+        self._attempts += 1
+        if self._submitted is None:
+            self._submitted = attempt.submitted
+        if attempt.engine.heartbeat is not None:
+            self._model = attempt.engine.heartbeat.fingerprint
+
+    # On the ring.
+
+    def on_started(self, started: Started) -> None:
+        """The engine has begun the attempt; of the first start the tenant is credited with the cached tokens."""
+        # A later attempt finds the prompt cached by the first one, which has been charged for it.
+        if self._attempts == 1 and self.log.started is None and self._permit is not None:
+            self._permit.credit_cached(min(started.cached_tokens, len(self._prompt)))
+        self._attempt = replace(self.attempt, started=True)
+        self.log.start(started)
+
+    def on_first_token(self) -> None:
+        """Of the attempt."""
+        self._attempt = replace(self.attempt, has_tokens=True)
+        if self._first_tokens is None:
+            self._first_tokens = time.monotonic()
+
+    def charge_output(self, tokens: int) -> None:
+        """To the tenant's share."""
+        if self._permit is not None:
+            self._permit.charge_output(tokens)
+
+    def on_first_delta(self) -> None:
+        """A delta is about to be written; only the first counts."""
+        if self._first_delta is None:
+            self._first_delta = time.monotonic()
+
+    def on_terminal(self, sequence: int) -> bool:
+        """The last row of `sequence` has come over the ring; returns whether it was the request's last."""
+        self._ended.add(sequence)
+        return len(self._ended) == self.spec.n
+
+    def abort(self) -> None:
+        self._aborted = True
+
+    # Off the ring.
+
+    def on_engine_died(self) -> None:
+        """Under the attempt, which may have had tokens beyond those that came, where rows join several."""
+        joined = self.interval > 1 and self.attempt.started
+        self._unseen_at_death = self.interval * self.spec.n if joined else 0
+
+    def on_attempt_lost(self, accepted: bool = True, avoid: bool = False) -> None:
+        """Called before it leaves the ring. `accepted`: its engine had taken it; `avoid`: prefer other peers next."""
+        if self.log.received > self.attempt.tokens_before:
+            self._fruitless, self._avoided = 0, frozenset()
+        else:
+            self._fruitless += accepted
+        if avoid:
+            self._avoided |= {self.attempt.engine.epoch, self.attempt.detokenizer.epoch}
+
+    def end(self) -> None:
+        """Nothing was submitted, or no attempt will follow. Idempotent."""
+        if self._phase is not RequestPhase.ENDED:
+            self.move_to(RequestPhase.ENDED)
+
+    def move_to(self, phase: RequestPhase) -> None:
+        """Raises RuntimeError where TRANSITIONS does not list the change: a bug in the caller."""
+        if phase not in TRANSITIONS[self._phase]:
+            raise RuntimeError(f"request {self.number} cannot get from {self._phase.name} to {phase.name}")
+        self._phase = phase
+        if phase in WITHOUT_PERMIT and self._permit is not None:
+            self._permit.release()
+            self._permit = None

@@ -1,0 +1,185 @@
+"""The half of the router behind its gRPC services: requests and peers, and what the ring's messages do to them."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+import zmq
+
+from router.config import RouterSettings
+from router.peers.discovery import Addresses
+from router.peers.inbox import RouterInbox
+from router.peers.membership import Membership
+from router.peers.placement import Placement
+from router.requests.admission import Admission, Permit
+from router.requests.attempts import AttemptSender
+from router.requests.counters import RequestCounters
+from router.requests.dispatcher import Dispatcher
+from router.requests.drain import Drain
+from router.requests.recovery import Patience, Recovery
+from router.requests.registry import Requests
+from router.requests.request_state import RequestState
+from router.requests.serving_model import ServingModel
+from router.requests.suspects import Suspects
+from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
+from sluice.ring.inbox import Gap
+from sluice.ring.wire import TextBatch, ToRouter
+
+MAX_SOCKETS = 8192
+"""Of ZeroMQ, whose default of 1023 suffices for only 341 peers."""
+
+
+class RingSide:
+    """Knows no gRPC. Create it on a running event loop.
+
+    Raises AddressError, InsecureError, KeysError, ListenError.
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        context_tokens: int,
+        tokenizer: str,
+        on_engine_heartbeat: Callable[[EngineHeartbeat], None],
+        on_ready: Callable[[bool], None],
+        log: structlog.stdlib.BoundLogger,
+    ) -> None:
+        """`context_tokens` of the model; `tokenizer`: its fingerprint, which all peers must share.
+
+        `on_ready` is told, after every change, whether new requests can be served.
+        """
+        self._settings = settings
+        self._log = log
+        self._on_engine_heartbeat = on_engine_heartbeat
+        self._on_ready = on_ready
+        self._gap: Gap | None = None
+        self._catching_up: asyncio.Handle | None = None
+        self._connect(tokenizer)
+        self.requests = Requests(settings.max_open, settings.max_tenant_requests)
+        self.admission = Admission(
+            settings.max_live,
+            settings.bounds,
+            settings.priority_aging_seconds,
+            settings.tenant_weights,
+            settings.tenant_kept_part,
+            time.monotonic,
+        )
+        self.counters = RequestCounters()
+        # Half of the time: the other half is left for a suspect to run like any other request.
+        self.suspects = Suspects(settings.recovery_timeout / 2)
+        self.serving = ServingModel(settings.allow_mixed_models, log)
+        self.dispatcher = self._make_dispatcher(context_tokens)
+        self.drain = Drain(self.requests, self.dispatcher, self.on_change)
+
+    def start(self) -> Coroutine[Any, Any, None]:
+        """Read messages; returns what follows the peers, which runs until it is cancelled."""
+        self.inbox.start()
+        return self.membership.run(
+            self.dispatcher.on_peer_lost,
+            self.dispatcher.on_messages_lost_between,
+            self.on_change,
+            self._settings.resolve_interval,
+        )
+
+    def close(self) -> None:
+        # The dispatcher first, so that nothing is sent through a closed lane; the context last: it waits for sockets.
+        self.dispatcher.close()
+        self.inbox.close()
+        self.membership.close()
+        self._context.term()
+
+    def on_change(self) -> None:
+        """Membership changed, or a peer's heartbeat came, or a drain has begun."""
+        self.serving.watch(self.membership.engines.all)
+        self.dispatcher.move_off_draining()
+        self.dispatcher.move_off_cut_off()
+        self._on_ready(self.membership.ready.is_set() and not self.requests.closed)
+        heartbeats = [peer.heartbeat for peer in self.membership.engines.usable if peer.heartbeat]
+        capacity = sum(heartbeat.stats.max_requests for heartbeat in heartbeats)
+        # An engine holds more requests than one of its batches runs.
+        places = sum(heartbeat.max_batch_size or heartbeat.stats.max_requests for heartbeat in heartbeats)
+        # Without an engine requests are admitted and wait for one, up to `peer_wait`, instead of being refused at once.
+        max_live = self._settings.max_live
+        self.admission.resize(min(max_live, capacity or max_live), places)
+
+    def not_ready_because(self) -> str | None:
+        """Why new requests would not get through. Called from the thread of a probe."""
+        if self.requests.closed:
+            return "it is draining"
+        if self.membership.ready.is_set():
+            return None
+        usable = {
+            "engine": any(peer.usable for peer in self.membership.engines.all),
+            "detokenizer": any(peer.usable for peer in self.membership.detokenizers.all),
+        }
+        return f"no {' and no '.join(kind for kind, there in usable.items() if not there)} takes work"
+
+    def _connect(self, tokenizer: str) -> None:
+        settings, security = self._settings, self._settings.security("router")
+        for address in (*settings.engines, *settings.detokenizers):
+            security.check(address)
+        engines, detokenizers = Addresses(settings.engines), Addresses(settings.detokenizers)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        self.inbox = RouterInbox(self._context, settings.listen, self._on_message, self._log, security)
+        self.address = settings.advertise or self.inbox.address
+        self.placement = Placement(settings.cached_blocks, time.monotonic)
+        self.membership = Membership(
+            self._context,
+            Hello(settings.id, self.address, epoch=secrets.randbits(63)),
+            engines,
+            detokenizers,
+            settings.peer_timeout,
+            settings.stall_timeout,
+            tokenizer,
+            self.placement.cache_version,
+            self._log,
+            security,
+        )
+
+    def _make_dispatcher(self, context_tokens: int) -> Dispatcher:
+        settings, log = self._settings, self._log
+        requests, membership, suspects = self.requests, self.membership, self.suspects
+        attempts = AttemptSender(
+            requests, membership, self.placement, self.serving, suspects, self.address, context_tokens, log
+        )
+        patience = Patience(settings.recovery_timeout, settings.recovery_attempts, settings.max_undelivered_tokens)
+        recovery = Recovery(attempts, membership, self._readmit, patience, suspects, self.counters, log)
+        return Dispatcher(requests, membership, attempts, recovery, suspects, settings.peer_wait, self.counters, log)
+
+    def _on_message(self, message: ToRouter | Gap) -> None:
+        if isinstance(message, Gap):
+            self._gap = message
+            return
+        gap, self._gap = self._gap, None
+        if isinstance(message, EngineHeartbeat):
+            if self.membership.on_heartbeat(message):
+                self.placement.on_engine_heartbeat(message)
+                self._catch_up()
+                self._on_engine_heartbeat(message)
+            return
+        if gap is not None:
+            # The frame after a gap is of the same lane, so it tells whose messages were lost.
+            requests = self.dispatcher.on_messages_lost(message.detokenizer)
+            if gap.met or requests:
+                self._log.warning("messages_lost", detokenizer=message.detokenizer, requests=requests)
+        if isinstance(message, TextBatch):
+            self.dispatcher.on_text_batch(message)
+        elif isinstance(message, DetokenizerHeartbeat) and self.membership.on_heartbeat(message):
+            self.placement.on_detokenizer_heartbeat(message)
+
+    def _catch_up(self) -> None:
+        """Apply cache events piece by piece: all of a large cache at once would hold up every stream."""
+        if self._catching_up is None and self.placement.update_cache():
+            self._catching_up = asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._catching_up = None
+        self._catch_up()
+
+    async def _readmit(self, request: RequestState) -> Permit:
+        # No context tokens: its tenant was charged for them with the first permit.
+        return await self.admission.acquire(request.spec.priority, 0, request.tenant, refusable=False)

@@ -1,0 +1,56 @@
+"""Requests in any phase, and the diagram of phases: python -m tests.router.requests.states rewrites it in the docs."""
+
+import re
+from pathlib import Path
+
+from router.config import Bounds
+from router.peers.peers import Peer
+from router.peers.placement import Choice
+from router.requests.admission import Admission, Permit
+from router.requests.request_phase import TRANSITIONS, RequestPhase
+from router.requests.request_state import Attempt, RequestState
+from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
+from sluice.ring.params import RetentionParams
+from sluice.ring.stats import StepStats
+
+PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
+DIAGRAM = re.compile(r"```mermaid\nstateDiagram-v2\n.*?```", re.DOTALL)
+
+
+def diagram() -> str:
+    """What docs/architecture.md has to show."""
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {RequestPhase.TOKENIZING.name}"]
+    for phase, following in TRANSITIONS.items():
+        lines += [f"    {phase.name} --> {then.name}: {cause}" for then, cause in following.items()]
+        if not following:
+            lines.append(f"    {phase.name} --> [*]")
+    return "\n".join([*lines, "```"])
+
+
+def phase_table() -> str:
+    return "\n".join(f"| `{phase.name}` | {phase.value} |" for phase in RequestPhase)
+
+
+def attempt(number: int = 0, model: str = "m") -> Attempt:
+    engine, detokenizer = Peer("ipc://e", frozenset(), None), Peer("ipc://d", frozenset(), None)
+    engine.heartbeat = EngineHeartbeat("e", 1, "ipc://e", model, 64, False, StepStats())
+    detokenizer.heartbeat = DetokenizerHeartbeat("d", 2, "ipc://d", False, 0, 0, 0.0)
+    return Attempt(number, engine, detokenizer, Choice(1, 2, 1, 0, ()), 0)
+
+
+def permit() -> Permit:
+    admission = Admission(1, Bounds(1, 1))
+    admission.shares.enter("")
+    admission._grant("", 0)
+    return Permit(admission, "")
+
+
+def submit(request: RequestState, model: str = "m") -> None:
+    request.on_tokenized([1, 2, 3], RetentionParams())
+    request.on_admitted(permit())
+    request.on_submitted(attempt(0, model))
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(DIAGRAM.sub(lambda _: diagram(), text), encoding="utf-8")
