@@ -63,7 +63,7 @@ class DecoderLayer(Layer):
         return self.mlp(self.post_attention_layernorm(x, update))
 
 
-class Decoder(Layer):
+class DecoderStack(Layer):
     """Embedding, layers and final norm; named "model" in checkpoints."""
 
     def __init__(
@@ -120,7 +120,7 @@ class CausalLM(Layer):
         ]
         self.config = config
         self.graphs = True
-        self.model = Decoder(config, layers, dtype=dtype, device=device, shard=shard)
+        self.model = DecoderStack(config, layers, dtype=dtype, device=device, shard=shard)
         self.lm_head = LMHead(config.hidden_size, config.vocab_size, dtype=dtype, device=device, shard=shard)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight

@@ -26,7 +26,7 @@ class RankGoneError(ChannelError):
         self.rank = rank
 
 
-class Sender(Protocol):
+class ChannelSender(Protocol):
     """Rank 0's end. Several threads may send; only one may call the rest. Other ranks are numbered from 1."""
 
     @property
@@ -54,7 +54,7 @@ class Sender(Protocol):
     def close(self) -> None: ...
 
 
-class Receiver(Protocol):
+class ChannelReceiver(Protocol):
     """A follower's end; for one thread."""
 
     def receive(self, seconds: float) -> bytearray:

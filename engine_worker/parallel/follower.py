@@ -18,7 +18,7 @@ import torch
 from structlog.stdlib import BoundLogger
 from torch.distributed.distributed_c10d import Store
 
-from engine_worker.parallel.channel import EXIT_GROUP_LOST, ChannelError, Receiver
+from engine_worker.parallel.channel import EXIT_GROUP_LOST, ChannelError, ChannelReceiver
 from engine_worker.parallel.commands import ComputeStep, LoadModel, Shutdown, decode
 from engine_worker.parallel.group import RankGroup, connect_store, store_errors, torchrun_store
 from engine_worker.parallel.rank_env import RankEnv
@@ -74,7 +74,9 @@ def watch_hangup(descriptor: int) -> None:
 
 
 class Follower:
-    def __init__(self, receiver: Receiver, rank_env: RankEnv, log: BoundLogger, store: Store | None = None) -> None:
+    def __init__(
+        self, receiver: ChannelReceiver, rank_env: RankEnv, log: BoundLogger, store: Store | None = None
+    ) -> None:
         """`store`: the group's, if torchrun has started it."""
         self._receiver = receiver
         self._rank_env = rank_env

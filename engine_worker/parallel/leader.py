@@ -11,7 +11,7 @@ from dataclasses import replace
 from structlog.stdlib import BoundLogger
 from torch.distributed.distributed_c10d import Store
 
-from engine_worker.parallel.channel import EXIT_GROUP_LOST, ChannelError, RankGoneError, Sender
+from engine_worker.parallel.channel import EXIT_GROUP_LOST, ChannelError, ChannelSender, RankGoneError
 from engine_worker.parallel.commands import Command, ComputeStep, LoadModel, Shutdown, encode
 from engine_worker.parallel.group import RankGroup, open_store, store_errors, torchrun_store
 from engine_worker.parallel.processes import Processes
@@ -57,7 +57,7 @@ class Leader:
         self._processes: Processes | None = None
         self._store: Store
         self._address: str | None = None
-        sender: Sender
+        sender: ChannelSender
         if rank_env.external:
             self._store = torchrun_store(start_seconds)
             listener = RankListener(rank_env.master)

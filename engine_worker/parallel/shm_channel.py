@@ -134,7 +134,7 @@ class Fence:
 
 
 class ShmSender:
-    """See `Sender`."""
+    """See `ChannelSender`."""
 
     def __init__(self, memory: SharedMemory, wakeups: Sequence[Wakeup], seconds: float) -> None:
         """`wakeups`: of the readers, by rank. `seconds`: time limit for room in a full ring."""
@@ -199,7 +199,7 @@ class ShmSender:
 
 
 class ShmReceiver:
-    """See `Receiver`."""
+    """See `ChannelReceiver`."""
 
     def __init__(self, memory: SharedMemory, rank: int, wakeup: Wakeup) -> None:
         self._memory = memory

@@ -85,7 +85,7 @@ class RankListener:
 
 
 class TcpSender:
-    """See `Sender`."""
+    """See `ChannelSender`."""
 
     def __init__(self, connections: Sequence[socket.socket], seconds: float) -> None:
         """`connections`: of ranks 1 and up. `seconds`: time limit for each to take a command."""
@@ -139,7 +139,7 @@ class TcpSender:
 
 
 class TcpReceiver:
-    """See `Receiver`."""
+    """See `ChannelReceiver`."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from engine_worker.parallel.channel import ChannelError, Sender
+from engine_worker.parallel.channel import ChannelError, ChannelSender
 from engine_worker.parallel.commands import Heartbeat, encode
 
 TICK_SECONDS = 0.1
@@ -18,7 +18,7 @@ class Watchdog(threading.Thread):
 
     def __init__(
         self,
-        sender: Sender,
+        sender: ChannelSender,
         size: int,
         exit_reason: Callable[[int], str | None],
         on_lost: Callable[[str], None],

@@ -43,7 +43,7 @@ def _no_warning(_event: str, _reason: str) -> None:
     pass
 
 
-class Placement(NamedTuple):
+class RankSetup(NamedTuple):
     """How this rank runs a model."""
 
     config: RunnerConfig
@@ -110,13 +110,13 @@ def load(
             raise ValueError(f"ranks disagree on tokens_per_block: {chosen.tokens_per_block} suits this one")
         _warn_if_slow(chosen, device, warn)
         config = replace(config, tokens_per_block=chosen.tokens_per_block)
-        placement = Placement(config, context, dtype, device, shard)
+        setup = RankSetup(config, context, dtype, device, shard)
         model = found.architecture(shape, chosen.backend, dtype=dtype, device=device, shard=shard)
         packer = _load_weights(model, checkpoint, config, progress)
         fused = fuse(model, heads, dtype, device, shard, by_triton if config.fused_kernels else none)
         gumbel_max = fused.gumbel_max if shard.rank == 0 else None
-        cache = _make_cache(model, chosen.backend, placement, gumbel_max)
-        graphs, summary = _make_graphs(model, cache, chosen.backend, placement, gumbel_max, capturing, warn)
+        cache = _make_cache(model, chosen.backend, setup, gumbel_max)
+        graphs, summary = _make_graphs(model, cache, chosen.backend, setup, gumbel_max, capturing, warn)
     choices = {
         **found.choices,
         "attention_reason": chosen.reason,
@@ -161,8 +161,8 @@ def _load_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, pr
     return packer
 
 
-def _make_cache(model: Model, backend: AttentionBackend, placement: Placement, gumbel_max: GumbelMax | None) -> KVCache:
-    config, context, dtype, device, shard = placement
+def _make_cache(model: Model, backend: AttentionBackend, setup: RankSetup, gumbel_max: GumbelMax | None) -> KVCache:
+    config, context, dtype, device, shard = setup
     heads, num_layers = shard.heads(model.config.heads), model.config.num_layers
     sizes = (config.tokens_per_block, heads.num_kv_heads, heads.head_dim)
     if device.type == "cuda":
@@ -179,13 +179,13 @@ def _make_graphs(
     model: Model,
     cache: KVCache,
     backend: AttentionBackend,
-    placement: Placement,
+    setup: RankSetup,
     gumbel_max: GumbelMax | None,
     capturing: Progress,
     warn: Warn,
 ) -> tuple[Graphs | None, str]:
     """The graphs, if any, and a summary for the log."""
-    config, context, _, device, shard = placement
+    config, context, _, device, shard = setup
     refused = graphs_refused(config, model, backend, device)
     # All ranks or none: padding changes the shapes of a step, on which collectives must agree.
     if not shard.all_min(int(refused is None)):
