@@ -104,7 +104,7 @@ class Ring:
             raise
 
     def stop(self) -> None:
-        """Drain the routers first, so that live streams end, then engines and detokenizers, which nobody needs by then."""
+        """Drain the routers first, so that live streams end, then engines and detokenizers."""
         if self._supervisor is not None:
             self._supervisor.halt()
         self._stop([slot for slot in self._slots if slot.service.role == "router"])
