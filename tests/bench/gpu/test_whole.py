@@ -116,9 +116,9 @@ def test_the_picture_can_be_drawn_elsewhere(run):
     assert Findings.load(folder / "gpu.json") == found
 
 
-def test_without_a_gpu_it_says_so():
+def test_without_a_gpu_it_says_so(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "bench.gpu"],
+        [sys.executable, "-m", "bench.gpu", "--out", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
