@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import structlog
 import zmq
@@ -23,7 +24,6 @@ from router.api.model_service import ModelService
 from router.api.reflection import reflection_handlers
 from router.api.rpc import admit_all, handler
 from router.api.stats_broadcast import StatsBroadcast
-from router.config import RouterSettings
 from router.peers.discovery import Addresses
 from router.peers.inbox import RouterInbox
 from router.peers.membership import Membership
@@ -34,17 +34,19 @@ from router.requests.counters import RequestCounters
 from router.requests.dispatcher import Dispatcher
 from router.requests.drain import Drain
 from router.requests.pipeline import RequestPipeline
-from router.requests.recovery import Patience, Recovery
+from router.requests.recovery import Recovery
 from router.requests.registry import Requests, RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
 from router.text.tokenizer_pool import Text
+from router.validate.limits import limits_of
 from router.validate.model import describe
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.inbox import Gap
 from sluice.ring.wire import TextBatch, ToRouter
+from sluice.settings.services import RouterSettings
 from sluice.telemetry.health import Health
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.progress_beacon import ProgressBeacon
@@ -59,6 +61,12 @@ Service = tuple[ServiceDescriptor, object, Admit]
 
 MAX_SOCKETS = 8192
 """Of ZeroMQ, whose default of 1023 is too few for 341 peers."""
+CACHED_BLOCKS = 1 << 16
+"""Block hashes remembered per engine for placement: about 10 MiB, a million tokens."""
+RESOLVE_SECONDS = 5.0
+"""Between two look-ups of the peers' names: a new replica takes part about this soon."""
+RELOAD_SECONDS = 1.0
+"""Between two looks at certificates and tokens, each a stat of a few files."""
 PULSE_SECONDS = 0.25
 STOP_SECONDS = 0.5
 """Calls that never end of themselves (Watch, StreamStats) are cut after this."""
@@ -76,24 +84,18 @@ class RouterApp:
         self._logger = logger
         self._access = Access(settings, logger)
         self._model = describe(checkpoint)
-        self._limits = settings.limits(self._model.max_context_tokens)
-        self._text = Text(
-            checkpoint,
-            settings.text_threads,
-            settings.max_texts,
-            2 * self._limits.prompt_bytes,
-            settings.max_text_bytes,
-        )
+        self._limits = limits_of(settings, self._model.max_context_tokens)
+        self._text = Text(checkpoint, settings.text_threads, 2 * self._limits.prompt_bytes)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         engines, detokenizers = Addresses(settings.engines), Addresses(settings.detokenizers)
-        security = settings.security("router")
+        security = settings.security
         for address in (*settings.engines, *settings.detokenizers):
             security.check(address)
         self._inbox = RouterInbox(self._context, settings.listen, self._handle, logger, security)
         self.address = settings.advertise or self._inbox.address
         hello = Hello(settings.id, self.address, epoch=secrets.randbits(63))
-        self._placement = Placement(settings.cached_blocks, time.monotonic)
+        self._placement = Placement(CACHED_BLOCKS, time.monotonic)
         self._members = Membership(
             self._context,
             hello,
@@ -107,14 +109,7 @@ class RouterApp:
             security,
         )
         self._requests = Requests(settings.max_open, settings.max_tenant_requests)
-        self._admission = Admission(
-            settings.max_live,
-            settings.bounds,
-            settings.priority_aging_seconds,
-            settings.tenant_weights,
-            settings.tenant_kept_part,
-            time.monotonic,
-        )
+        self._admission = Admission(settings, time.monotonic)
         self._tally = RequestCounters()
         # Half of the time: what is left then is for a suspect to run as any other.
         self._suspects = suspects = Suspects(settings.recovery_timeout / 2)
@@ -129,8 +124,7 @@ class RouterApp:
             self._model.max_context_tokens,
             logger,
         )
-        patience = Patience(settings.recovery_timeout, settings.recovery_attempts, settings.max_undelivered_tokens)
-        recovery = Recovery(attempts, self._members, self._readmit, patience, suspects, self._tally, logger)
+        recovery = Recovery(attempts, self._members, self._readmit, settings, suspects, self._tally, logger)
         self._dispatcher = Dispatcher(
             self._requests, self._members, attempts, recovery, suspects, settings.peer_wait, self._tally, logger
         )
@@ -172,9 +166,9 @@ class RouterApp:
             self._dispatcher.lose_peer,
             self._dispatcher.lose_rows_between,
             self._changed,
-            self.settings.resolve_interval,
+            RESOLVE_SECONDS,
         )
-        reloads = self._access.reloads.run(self.settings.reload_interval)
+        reloads = self._access.reloads.run(RELOAD_SECONDS)
         for listener in self._listeners:
             await listener.start()
         ended = (listener.ended() for listener in self._listeners)
@@ -329,4 +323,4 @@ def fit_connections(settings: RouterSettings, limit: int, logger: structlog.stdl
     peers = len(settings.engines) + len(settings.detokenizers)
     others = OWN_DESCRIPTORS + MAX_CONNECTIONS + peers * WATCHED_LANE_DESCRIPTORS
     check_limit(limit, settings.max_connections + others, logger)
-    return settings.model_copy(update={"max_connections": max(1, min(settings.max_connections, limit - others))})
+    return replace(settings, max_connections=max(1, min(settings.max_connections, limit - others)))

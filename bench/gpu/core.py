@@ -10,12 +10,13 @@ from itertools import repeat
 from typing import Any, NamedTuple, cast
 
 from bench.gpu.served import Served
-from engine_worker.core.assembly import Batching, assemble, longest_sequence
+from engine_worker.core.assembly import assemble, longest_sequence
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks, Report, Responses, Stop
 from engine_worker.step import Drawn
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.wire import Submit
+from sluice.settings.engine import Batching
 
 HERE = "inproc://here"
 GREEDY = SamplingParams(temperature=0.0)

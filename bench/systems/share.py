@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from engine_worker.config import EngineSettings
 from engine_worker.step import Runner
+from sluice.settings.services import EngineSettings
 
 
 class Share:

@@ -8,8 +8,7 @@ import zmq
 from prometheus_client.metrics_core import Metric
 from structlog.stdlib import BoundLogger
 
-from engine_worker.config import EngineSettings
-from engine_worker.core.assembly import Batching, assemble, longest_sequence
+from engine_worker.core.assembly import assemble, longest_sequence
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks
 from engine_worker.kvcache.pool import CacheCorruptError
@@ -27,6 +26,7 @@ from sluice.ring.heartbeats import EngineHeartbeat, Hello
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
+from sluice.settings.services import EngineSettings
 from sluice.telemetry.health import Health
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.progress_beacon import ProgressBeacon
@@ -54,7 +54,7 @@ class Worker:
         KeysError and InsecureError."""
         self._settings = settings
         self._log = log
-        self._security = settings.security("engine")
+        self._security = settings.security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox: Inbox[ToEngine] = Inbox(
             self._context,
@@ -64,19 +64,10 @@ class Worker:
         )
         self.address = settings.advertise or self._inbox.address
         self.epoch = secrets.randbits(63)
-        batching = Batching(
-            settings.max_batch_size,
-            settings.max_tokens_per_step,
-            settings.chunked_context,
-            settings.block_reuse,
-            settings.context_chunking_policy,
-            settings.schedulers,
-            settings.priority_aging_seconds,
-        )
         self.terms = Terms(
             fingerprint=fingerprint(checkpoint, settings.weights, runner.dtype, settings.max_attention_window),
             vocab_size=checkpoint.vocab_size,
-            max_sequence_tokens=longest_sequence(runner, batching, checkpoint.max_context_tokens),
+            max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
         )
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
@@ -85,7 +76,7 @@ class Worker:
         hooks = Hooks(
             self._mailbox.get_requests, self._mailbox.send_responses, self._mailbox.poll_stop_ids, self._reports.put
         )
-        self._engine = assemble(runner, self.terms, batching, hooks, time.monotonic, log)
+        self._engine = assemble(runner, self.terms, settings, hooks, time.monotonic, log)
         self._listeners = Listeners(time.monotonic)
         self._heartbeats = Heartbeats(
             self._context,

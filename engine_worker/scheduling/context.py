@@ -1,12 +1,10 @@
 """What every scheduler is made with."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from engine_worker.kvcache.cache import KvCache
 from engine_worker.scheduling.preempted import Preempted
-
-ChunkingPolicy = Literal["first_come_first_served", "equal_progress"]
+from sluice.settings.engine import ChunkingPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from router.access.bearer_tokens import Tokens, read_tokens
 from router.access.principal import Admit, Principal
 from router.access.reloading_file import ReloadingFile, Reloads
 from router.access.tls import Certificates, Handshakes
-from router.config import RouterSettings
 from router.errors import Call
 from sluice.ring.named import find
+from sluice.settings.services import RouterSettings
 
 T = TypeVar("T")
 

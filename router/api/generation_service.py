@@ -7,10 +7,10 @@ import structlog
 from router.api.responses import ResponseBuilder
 from router.api.rpc import Context
 from router.api.stream_writer import StreamWriter, wait_for_end
-from router.config import Limits
 from router.requests.pipeline import RequestPipeline
 from router.requests.registry import RequestState
 from router.text.tokenizer_pool import Encoding, Text
+from router.validate.limits import Limits
 from router.validate.model import Model
 from router.validate.spec import check_model
 from router.validate.violations import Violations, logged

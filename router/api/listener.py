@@ -6,13 +6,18 @@ import grpc
 from grpc import aio
 
 from router.access.tls import Certificates
-from router.config import RouterSettings
+from sluice.settings.services import RouterSettings
 
 KEEPALIVE_MILLISECONDS = 20_000
 HANDSHAKE_MILLISECONDS = 10_000
 LEAST_PING_MILLISECONDS = 5_000
 """Between two pings of a client. Documented as 10 s: the timers of a client and the network are not exact."""
 MAX_PING_STRIKES = 2
+MAX_METADATA_BYTES = 16 << 10
+"""Of a call: a token, a tenant and what proxies add."""
+MAX_STREAMS = 4096
+"""Calls at a time on one connection; more wait at the client. As many as connections by default, and each counts in
+max_open."""
 LEAST_PENDING = 16_384
 MAX_PENDING_SECONDS = 600
 
@@ -71,9 +76,9 @@ def _options(settings: RouterSettings) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),
         # Both: between a soft and a hard limit gRPC refuses by chance.
-        ("grpc.max_metadata_size", settings.max_metadata_bytes),
-        ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
-        ("grpc.max_concurrent_streams", settings.max_streams),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MILLISECONDS),
         ("grpc.server.max_pending_requests", pending),

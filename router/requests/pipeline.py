@@ -9,7 +9,6 @@ from typing import Any
 import structlog
 
 from router.access.principal import Principal
-from router.config import Limits
 from router.errors import RequestError
 from router.requests.admission import Admission
 from router.requests.counters import RequestCounters
@@ -17,6 +16,7 @@ from router.requests.dispatcher import Dispatcher
 from router.requests.registry import Requests, RequestState
 from router.text.tokenizer_pool import Text
 from router.validate.context import fit
+from router.validate.limits import Limits
 from router.validate.model import Model
 from router.validate.spec import parse
 from router.validate.violations import logged

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from random import random
 
 import structlog
@@ -16,6 +15,7 @@ from router.requests.counters import RequestCounters
 from router.requests.registry import RequestState
 from router.requests.suspects import Suspects
 from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.settings.router import RecoverySettings
 
 RETRY_SECONDS = 0.02
 """Between two looks for a peer with room."""
@@ -41,18 +41,6 @@ Readmit = Callable[[RequestState], Awaitable[Permit]]
 """A new permit for a request that gave its own back. It is not refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a request is pursued."""
-
-    seconds: float
-    """That it waits for an engine and a detokenizer."""
-    attempts: int
-    """In a row that may bring no new token."""
-    undelivered_tokens: int
-    """For a reader; beyond it the attempt is given up until half of it is left."""
-
-
 class Recovery:
     """Has one task for each request between two attempts."""
 
@@ -61,7 +49,7 @@ class Recovery:
         attempts: Attempts,
         members: Membership,
         readmit: Readmit,
-        patience: Patience,
+        settings: RecoverySettings,
         suspects: Suspects,
         tally: RequestCounters,
         logger: structlog.stdlib.BoundLogger,
@@ -69,7 +57,7 @@ class Recovery:
         self._attempts = attempts
         self._members = members
         self._readmit = readmit
-        self._patience = patience
+        self._settings = settings
         self._suspects = suspects
         self._tally = tally
         self._logger = logger
@@ -92,14 +80,14 @@ class Recovery:
         self._attempts.give_up(live)
         if live.aborted or not live.log.open:
             return False
-        if error.code not in HELPED or live.fruitless >= self._patience.attempts:
+        if error.code not in HELPED or live.fruitless >= self._settings.recovery_attempts:
             return False
         self._begin(live, error)
         return True
 
     def too_slow(self, live: RequestState) -> bool:
         """Whether the client leaves so much unread that its request had better stop for a while."""
-        return live.spec.streaming and live.log.behind(self._patience.undelivered_tokens)
+        return live.spec.streaming and live.log.behind(self._settings.max_undelivered_tokens)
 
     def pause(self, live: RequestState) -> None:
         """Give the attempt and the permit up until the client has read enough."""
@@ -167,16 +155,16 @@ class Recovery:
 
     async def _go_on(self, live: RequestState, error: RequestError) -> None:
         if live.permit is None:
-            await live.log.caught_up(self._patience.undelivered_tokens // 2)
+            await live.log.caught_up(self._settings.max_undelivered_tokens // 2)
             live.permit = await self._readmit(live)
         await asyncio.sleep(_backoff(live.fruitless))
         try:
-            async with asyncio.timeout(self._patience.seconds):
+            async with asyncio.timeout(self._settings.recovery_timeout):
                 while not await self._try(live):
                     await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError:
             code = ErrorCode.NO_ENGINE if error.code is ErrorCode.SLOW_CLIENT else error.code
-            message = f"{error.message}; for {self._patience.seconds:g} s nobody was there to go on"
+            message = f"{error.message}; for {self._settings.recovery_timeout:g} s nobody was there to go on"
             raise RequestError(code, message) from None
 
     async def _try(self, live: RequestState) -> bool:

@@ -18,6 +18,11 @@ from sluice.ring.vocabulary import Vocabulary
 ID_BYTES = 8
 """Of the text of a token id, for the bound of what waits."""
 
+MAX_WAITING = 1024
+"""Texts: as many as requests that wait for admission by default."""
+MAX_WAITING_BYTES = 64 << 20
+"""Of these texts: so much memory a flood of long prompts can take."""
+
 T = TypeVar("T")
 
 
@@ -32,24 +37,15 @@ class Encoding(NamedTuple):
 class Text:
     """The model's tokenizer and chat template. Raises CheckpointError where they cannot be read.
 
-    At most `max_waiting` texts wait for the threads, of `max_waiting_bytes` together, but for one alone; the next one
-    gets OVERLOADED.
+    At most MAX_WAITING texts wait for the threads, of MAX_WAITING_BYTES together, but for one alone; the next one gets
+    OVERLOADED.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        threads: int,
-        max_waiting: int,
-        max_rendered_bytes: int,
-        max_waiting_bytes: int = 64 << 20,
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, threads: int, max_rendered_bytes: int) -> None:
         self._tokenizer = _load(checkpoint)
         self._template = (
             ChatTemplate(checkpoint.chat_template, checkpoint.tokenizer_config) if checkpoint.chat_template else None
         )
-        self._max_waiting = max_waiting
-        self._max_waiting_bytes = max_waiting_bytes
         self._max_rendered_bytes = max_rendered_bytes
         self._waiting = self._waiting_bytes = 0
         self._lock = threading.Lock()
@@ -99,13 +95,13 @@ class Text:
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         """`size` in bytes of what is worked on."""
         with self._lock:
-            if self._waiting >= self._max_waiting:
-                message = f"{self._waiting} texts wait to be tokenized or decoded, at most {self._max_waiting} may"
+            if self._waiting >= MAX_WAITING:
+                message = f"{self._waiting} texts wait to be tokenized or decoded, at most {MAX_WAITING} may"
                 raise RequestError(ErrorCode.OVERLOADED, message)
-            if self._waiting and self._waiting_bytes + size > self._max_waiting_bytes:
+            if self._waiting and self._waiting_bytes + size > MAX_WAITING_BYTES:
                 message = (
                     f"texts of {self._waiting_bytes} bytes wait to be tokenized or decoded and this one has {size}; "
-                    f"at most {self._max_waiting_bytes} may wait"
+                    f"at most {MAX_WAITING_BYTES} may wait"
                 )
                 raise RequestError(ErrorCode.OVERLOADED, message)
             self._count(1, size)

@@ -1,6 +1,6 @@
 """Guided decoding is not built yet; its texts are bounded all the same."""
 
-from router.config import Limits
+from router.validate.limits import Limits
 from router.validate.violations import Violations
 from sluice.v1 import sampling_pb2
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from router.config import Limits
 from router.validate.durations import bounded_seconds
+from router.validate.limits import Limits
 from router.validate.ranges import Range
 from router.validate.violations import Violations
 from sluice.ring.params import DEFAULT_RETENTION, RangeRetention, RetentionParams

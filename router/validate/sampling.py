@@ -4,7 +4,7 @@ import secrets
 
 import msgspec
 
-from router.config import Limits
+from router.validate.limits import Limits
 from router.validate.model import Model
 from router.validate.ranges import LOGIT_BIAS_RANGE, SAMPLING_RANGES
 from router.validate.violations import Violations

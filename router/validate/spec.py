@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from router.config import Limits
 from router.errors import RequestError
 from router.validate.durations import bounded_seconds
 from router.validate.fields import refuse_unbuilt
 from router.validate.guide import check_guide
+from router.validate.limits import Limits
 from router.validate.model import Model
 from router.validate.prompt import Prompt, parse_prompt
 from router.validate.resume import check_seed, parse_model, parse_resume

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from router.config import Limits
+from router.validate.limits import Limits
 from router.validate.model import Model
 from router.validate.violations import Violations
 from sluice.v1 import sampling_pb2

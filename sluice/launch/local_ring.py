@@ -2,24 +2,24 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from sluice import tiny_model
-from sluice.launch.asked import asked_of_engine
 from sluice.launch.child import Child, Role
 from sluice.launch.folder import Folder, remove_stale
 from sluice.launch.gpus import gpus_of_engines
 from sluice.launch.logs import Observe, ignore
 from sluice.launch.plan import Plan, child_environment, services
-from sluice.launch.ports import ports
 from sluice.launch.servable import check_servable
 from sluice.launch.slot import Slot
 from sluice.launch.supervisor import KILL_AFTER_SECONDS, RingError, Supervisor
 from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.ports import PortError, check_ports
+from sluice.ring.ports import Port, PortError, check_ports
+from sluice.settings.services import EngineSettings
 
 ROLES: tuple[Role, ...] = ("router", "engine", "detok")
 TINY_MODEL_NAME = "tiny"
@@ -53,9 +53,15 @@ class Ring:
             model, name = tiny_model.path(), name or TINY_MODEL_NAME
         checkpoint = open_checkpoint(str(model), name, revision=revision)
         self.plan = Plan(model=str(checkpoint.path), name=checkpoint.name, **options)
-        asked_weights = asked_of_engine("weights", self.plan.engine_args, os.environ)
-        check_servable(checkpoint, weights=asked_weights != "random")
-        _check_ports(self.plan)
+        planned = services(self.plan, Path())
+        settings = [each.settings(os.environ) for each in planned]
+        self._engine_settings = next(each for each in settings if isinstance(each, EngineSettings))
+        check_servable(checkpoint, weights=self._engine_settings.weights == "checkpoint")
+        _check_ports(
+            replace(port, owner=service.name)
+            for service, own in zip(planned, settings, strict=True)
+            for port in own.ports
+        )
         self._start_timeout = start_timeout
         self._observe = observe
         self._folder: Folder | None = None
@@ -94,7 +100,7 @@ class Ring:
         try:
             remove_stale()
             self._folder = Folder()
-            gpus = gpus_of_engines(self.plan.engines, self.plan.engine_args, os.environ)
+            gpus = gpus_of_engines(self.plan.engines, self._engine_settings, os.environ)
             planned = services(self.plan, self._folder.path, gpus)
             self._supervisor = Supervisor(planned, self.plan, self._folder, child_environment(), self._observe)
             self._supervisor.start()
@@ -189,9 +195,9 @@ class Ring:
                 seat.child.kill()
 
 
-def _check_ports(plan: Plan) -> None:
+def _check_ports(ports: Iterable[Port]) -> None:
     """Raises RingError where one is in use: a process that is started would say so much later."""
     try:
-        check_ports(ports(services(plan, Path()), os.environ))
+        check_ports(ports)
     except PortError as error:
         raise RingError(str(error)) from error

@@ -1,15 +1,19 @@
 """Which ports a ring is going to listen on."""
 
+from dataclasses import replace
 from pathlib import Path
 
+from sluice.launch import OptionsError
 from sluice.launch.plan import Plan, services
-from sluice.launch.ports import ports
 from sluice.ring.ports import Port
 
 
 def listed(environment: dict[str, str], **options) -> list[Port]:
     plan = Plan(model="m", name="n", **options)
-    return [port for port in ports(services(plan, Path("/f")), environment) if port.number]
+    planned = services(plan, Path("/f"))
+    return [
+        replace(port, owner=each.name) for each in planned for port in each.settings(environment).ports if port.number
+    ]
 
 
 def test_those_of_all_routers_and_all_metrics() -> None:
@@ -38,4 +42,5 @@ def test_what_the_environment_says_to_the_services() -> None:
 
 def test_any_port_and_none() -> None:
     assert listed({}, port=0) == []
-    assert listed({"SLUICE_ROUTER_ADMIN_PORT": "many"}) == []
+    with pytest.raises(OptionsError, match="router: admin_port: Input should be a valid integer"):
+        listed({"SLUICE_ROUTER_ADMIN_PORT": "many"})

@@ -46,7 +46,7 @@ def checkpoint():
 
 @cache
 def text() -> Text:
-    return Text(checkpoint(), 1, 1, 1)
+    return Text(checkpoint(), 1, 1)
 
 
 @cache

@@ -17,7 +17,6 @@ MISSING = (
     "msgspec",
     "structlog",
     "pydantic",
-    "pydantic_settings",
     "rich",
     "zmq",
     "grpc",

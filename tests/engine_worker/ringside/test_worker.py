@@ -12,7 +12,6 @@ import structlog
 import zmq
 from structlog.testing import capture_logs
 
-from engine_worker.config import EngineSettings
 from engine_worker.ringside.fingerprint import fingerprint
 from engine_worker.ringside.heartbeats import HEARTBEAT_SECONDS
 from engine_worker.ringside.worker import Worker
@@ -26,6 +25,7 @@ from sluice.ring.lane import Lane
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.stats import Stage, StepStats
 from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch
+from sluice.settings.services import EngineSettings
 from tests.fakes.lanes import FakeLane, connected
 from tests.fakes.processes import wait_until
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation

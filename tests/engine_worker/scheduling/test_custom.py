@@ -3,8 +3,9 @@
 import pytest
 from structlog.testing import capture_logs
 
-from engine_worker.scheduling.build import SchedulerNames
+from engine_worker.scheduling.build import find_classes
 from engine_worker.scheduling.load import SchedulerLoadError
+from sluice.settings.engine import SchedulerNames
 from tests.fakes.engine import EngineBench
 from tests.fakes.schedulers import OddFigures
 
@@ -167,4 +168,4 @@ def test_a_module_of_ours_is_not_taken_from_the_working_directory(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "json")
     with pytest.raises(SchedulerLoadError, match="AttributeError"):
-        SchedulerNames("json:Nothing").find()
+        find_classes(SchedulerNames("json:Nothing"))
