@@ -3,7 +3,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PROTOS := $(wildcard protos/sluice/v1/*.proto)
 
-.PHONY: run test lint protos bench clean
+.PHONY: run test lint protos settings bench clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
@@ -24,6 +24,10 @@ protos: $(VENV)/dev.done
 	    --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. \
 	    --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 	    $(PROTOS)
+
+# Rewrites docs/settings.md; tests/settings/test_page.py fails when that was forgotten.
+settings: $(VENV)/dev.done
+	$(BIN)/python -m sluice.settings > docs/settings.md
 
 # All of it, or some: make bench PARTS="policies host"
 bench: $(VENV)/dev.done

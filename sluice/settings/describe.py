@@ -62,7 +62,7 @@ def _describe(cls: type[ServiceSettings], field: Field[Any], description: str) -
     info = cls.__pydantic_fields__[field.name]  # type: ignore[attr-defined]
     annotation = _without_none(info.annotation)
     bounds = [
-        text.format(f"{getattr(bound, name):,}")
+        text.format(f"{getattr(bound, name):.12g}")
         for bound in info.metadata
         for name, text in BOUNDS.items()
         if getattr(bound, name, None) is not None
@@ -107,7 +107,7 @@ def _default(field: Field[Any]) -> str:
         case bool() as value:
             return str(value).lower()
         case int() | float() as value:
-            return f"{value:,}"
+            return str(value)
         case value:
             return "required" if value is MISSING else str(value)
 

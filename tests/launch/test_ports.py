@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from sluice.launch import OptionsError
 from sluice.launch.plan import Plan, services
 from sluice.ring.ports import Port
@@ -11,9 +13,8 @@ from sluice.ring.ports import Port
 def listed(environment: dict[str, str], **options) -> list[Port]:
     plan = Plan(model="m", name="n", **options)
     planned = services(plan, Path("/f"))
-    return [
-        replace(port, owner=each.name) for each in planned for port in each.settings(environment).ports if port.number
-    ]
+    listened = [(each.name, port) for each in planned for port in each.settings(environment).ports]
+    return [replace(port, owner=name) for name, port in listened if port.number]
 
 
 def test_those_of_all_routers_and_all_metrics() -> None:
