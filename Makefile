@@ -5,7 +5,7 @@ PROTOS := $(wildcard protos/sluice/v1/*.proto)
 # One thread per process: the workers share the cores. A file's tests stay in one worker, and slow files start first.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run check test lint protos bench clean
+.PHONY: run check test lint protos settings bench clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
@@ -30,6 +30,10 @@ protos: $(VENV)/dev.done
 	    --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. \
 	    --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 	    $(PROTOS)
+
+# Rewrites docs/settings.md; tests/settings/test_page.py fails when that was forgotten.
+settings: $(VENV)/dev.done
+	$(BIN)/python -m sluice.settings > docs/settings.md
 
 # Everything, or some parts: make bench PARTS="policies host"
 bench: $(VENV)/dev.done

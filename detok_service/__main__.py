@@ -16,7 +16,6 @@ import structlog
 import zmq
 
 from detok_service import metrics
-from detok_service.config import DetokenizerSettings, read_settings
 from detok_service.router_links import MAX_LINKS
 from detok_service.service import Detokenizer, Identity
 from detok_service.tokenizers import TokenizerError, load_decoders
@@ -25,10 +24,12 @@ from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_lim
 from sluice.ring.inbox import Inbox
 from sluice.ring.keys import InsecureError, KeysError, Security
 from sluice.ring.lane import Lane
-from sluice.ring.ports import Port, PortError, check_ports
+from sluice.ring.ports import PortError, check_ports
 from sluice.ring.process import die_with_parent, on_stop_signal, run_service
 from sluice.ring.socket_file import ListenError
 from sluice.ring.wire import ToDetokenizer
+from sluice.settings.read import load_settings
+from sluice.settings.services import DetokenizerSettings
 from sluice.telemetry import configure
 from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.metrics import registry_of
@@ -50,18 +51,18 @@ def main() -> None:
     """Serve until SIGTERM or SIGINT, then drain. Exit status 0 after a drain, 1 when it cannot start."""
     protect_stderr()
     die_with_parent()
-    settings = read_settings()
+    settings = load_settings(DetokenizerSettings)
     log = configure("detok_service", settings.log_level).bind(id=settings.id)
     check_limit(raise_limit(), NEEDED_DESCRIPTORS, log)
     try:
-        check_ports([Port("metrics_port", settings.metrics_host, settings.metrics_port)])
+        check_ports(settings.ports)
         checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
         decoders = load_decoders(checkpoint.tokenizer_file)
     except (CheckpointError, PortError, TokenizerError) as error:
         raise SystemExit(str(error)) from error
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        security = settings.security("detok")
+        security = settings.security
         inbox: Inbox[ToDetokenizer] = Inbox(context, settings.listen, ToDetokenizer, security=security)  # type: ignore[arg-type]
     except (KeysError, InsecureError, ListenError) as error:
         raise SystemExit(str(error)) from error

@@ -16,16 +16,20 @@ from typing import NoReturn
 
 from structlog.stdlib import BoundLogger
 
-from engine_worker.config import EngineSettings, read_settings
 from engine_worker.parallel.channel import ChannelError
+from engine_worker.parallel.rank_env import RankEnv, read_rank_env
 from engine_worker.ringside.heartbeats import MAX_ROUTERS
 from engine_worker.ringside.outbox import MAX_LANES
 from engine_worker.ringside.worker import Worker
+from engine_worker.scheduling.build import find_classes
 from engine_worker.step import Runner
 from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_limit, raise_limit
-from sluice.ring.ports import Port, PortError, check_ports
+from sluice.ring.ports import PortError, check_ports
 from sluice.ring.process import die_with_parent, on_stop_signal, run_service
+from sluice.settings.fields import section_of
+from sluice.settings.read import load_settings
+from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure
 from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.server import MAX_CONNECTIONS
@@ -41,18 +45,19 @@ def main() -> None:
     Where torchrun has started several of us, only rank 0 serves."""
     protect_stderr()
     die_with_parent()
-    settings = read_settings()
+    settings = load_settings(EngineSettings)
     log = configure("engine_worker", settings.log_level, exception_texts=True).bind(id=settings.id)
     check_limit(raise_limit(), NEEDED_DESCRIPTORS, log)
     with ExitStack() as stack:
         try:
-            if settings.rank_env.rank:
-                follow(settings, log)
-            check_ports([Port("metrics_port", settings.metrics_host, settings.metrics_port)])
-            settings.schedulers.find()
-            settings.security("engine").check(settings.listen)
+            rank_env = read_rank_env(settings.tensor_parallel, os.environ)
+            if rank_env.rank:
+                follow(rank_env, settings, log)
+            check_ports(settings.ports)
+            find_classes(settings)
+            settings.security.check(settings.listen)
             checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision)
-            runner = load(settings, checkpoint, log, stack)
+            runner = load(settings, rank_env, checkpoint, log, stack)
         except (CheckpointError, PortError, ValueError, ChannelError) as error:
             raise SystemExit(str(error)) from error
         serve(settings, checkpoint, runner, log)
@@ -72,14 +77,16 @@ def serve(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log:
     worker.serve()
 
 
-def follow(settings: EngineSettings, log: BoundLogger) -> NoReturn:
+def follow(rank_env: RankEnv, settings: EngineSettings, log: BoundLogger) -> NoReturn:
     """Another rank than 0, that torchrun started: the process ends with it. Raises ChannelError."""
     from engine_worker.parallel.follower import follow
 
-    follow(settings.rank_env, settings.rank_start_timeout, log)
+    follow(rank_env, settings.rank_start_timeout, log)
 
 
-def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger, stack: ExitStack) -> Runner:
+def load(
+    settings: EngineSettings, rank_env: RankEnv, checkpoint: Checkpoint, log: BoundLogger, stack: ExitStack
+) -> Runner:
     """The model, in memory; the end of the other ranks goes onto the stack. Raises CheckpointError and ValueError, see
     `load_runner`, and ChannelError where they do not come."""
     # Where cores are shared, a thread that spins at a barrier takes the core from the one it waits for.
@@ -88,32 +95,14 @@ def load(settings: EngineSettings, checkpoint: Checkpoint, log: BoundLogger, sta
     from engine_worker.runner.config import RunnerConfig
     from engine_worker.runner.load import load_runner
 
-    config = RunnerConfig(
-        device=settings.device,
-        dtype=settings.dtype,
-        attention=settings.attention,
-        weights=settings.weights,
-        tokens_per_block=settings.tokens_per_block,
-        kv_cache_tokens=settings.kv_cache_tokens,
-        kv_memory_fraction=settings.kv_memory_fraction,
-        engines_here=settings.engines_here,
-        engines_per_gpu=settings.engines_per_gpu,
-        kv_host_memory=int(settings.kv_host_memory),
-        max_batch_size=settings.max_batch_size,
-        max_tokens_per_step=settings.max_tokens_per_step,
-        max_attention_window=settings.max_attention_window,
-        overlap=settings.overlap,
-        cuda_graphs=settings.cuda_graphs,
-        fused_kernels=settings.fused_kernels,
-        threads=settings.step_threads,
-    )
+    config = section_of(settings, RunnerConfig)
     progress, capturing = progress_log(log, "loading"), progress_log(log, "capturing")
     if settings.tensor_parallel == 1:
         return load_runner(checkpoint, config, progress, capturing=capturing, warn=partial(_warn, log))
     from engine_worker.parallel.leader import Leader
 
     leader = stack.enter_context(
-        closing(Leader(settings.rank_env, settings.rank_start_timeout, settings.rank_timeout, log, settings.log_level))
+        closing(Leader(rank_env, settings.rank_start_timeout, settings.rank_timeout, log, settings.log_level))
     )
     return leader.load(settings.model, checkpoint, config, progress, capturing, settings.revision)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 from router.api.listener import fit_connections
 from router.app import RouterApp
-from router.config import RouterSettings, read_settings
 from router.peers.discovery import AddressError
 from sluice import telemetry
 from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
@@ -20,13 +19,15 @@ from sluice.ring.descriptors import raise_limit
 from sluice.ring.keys import InsecureError, KeysError
 from sluice.ring.ports import check_ports
 from sluice.ring.process import die_with_parent, run_service
+from sluice.settings.read import load_settings
+from sluice.settings.services import RouterSettings
 from sluice.telemetry.output import protect_stderr
 
 
 def main() -> None:
     """Serve until SIGTERM or SIGINT. Ends the process with a clear message where it cannot start."""
     protect_stderr()
-    settings = read_settings()
+    settings = load_settings(RouterSettings)
     die_with_parent()
     try:
         check_ports(settings.ports)

@@ -20,12 +20,13 @@ from router.api.model_service import ModelService
 from router.api.reflection import reflection_handlers
 from router.api.rpc import admit_all, handler
 from router.api.stats_broadcast import StatsBroadcast
-from router.config import RouterSettings
 from router.requests.pipeline import RequestPipeline
 from router.ring_side import RingSide
 from router.text.tokenizer_pool import TokenizerPool
+from router.validate.limits import limits_of
 from router.validate.model import describe
 from sluice.ring.checkpoint import Checkpoint
+from sluice.settings.services import RouterSettings
 from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.server import StatusServer
@@ -39,6 +40,8 @@ Service = tuple[ServiceDescriptor, object, Admit]
 """A service of the .proto files, the object that answers its calls, and the check of who may make them."""
 
 BEACON_SECONDS = 0.25
+RELOAD_SECONDS = 1.0
+"""Between two checks of certificates and tokens, each a stat of a few files."""
 STOP_SECONDS = 0.5
 """For calls that never end of themselves (Watch, StreamStats) before they are cut."""
 
@@ -55,14 +58,8 @@ class RouterApp:
         self._log = log
         self._access = Access(settings, log)
         self._model = describe(checkpoint)
-        self._limits = settings.limits(self._model.max_context_tokens)
-        self._text = TokenizerPool(
-            checkpoint,
-            settings.text_threads,
-            settings.max_texts,
-            2 * self._limits.prompt_bytes,
-            settings.max_text_bytes,
-        )
+        self._limits = limits_of(settings, self._model.max_context_tokens)
+        self._text = TokenizerPool(checkpoint, settings.text_threads, 2 * self._limits.prompt_bytes)
         self._stats_broadcast = StatsBroadcast()
         self._health = HealthService(service.full_name for service in (GENERATION, MODELS, ADMIN, HEALTH))
         self.ring = RingSide(
@@ -102,7 +99,7 @@ class RouterApp:
             self._status = self._serve_status()
         for listener in self._listeners:
             listener.bind()
-        forever = [self.ring.start(), self._access.reloads.run(self.settings.reload_interval), self._touch_beacon()]
+        forever = [self.ring.start(), self._access.reloads.run(RELOAD_SECONDS), self._touch_beacon()]
         for listener in self._listeners:
             await listener.start()
             forever.append(listener.ended())

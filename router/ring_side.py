@@ -9,7 +9,6 @@ from typing import Any
 import structlog
 import zmq
 
-from router.config import RouterSettings
 from router.peers.discovery import Addresses
 from router.peers.inbox import RouterInbox
 from router.peers.membership import Membership
@@ -19,7 +18,7 @@ from router.requests.attempts import AttemptSender
 from router.requests.counters import RequestCounters
 from router.requests.dispatcher import Dispatcher
 from router.requests.drain import Drain
-from router.requests.recovery import Patience, Recovery
+from router.requests.recovery import Recovery
 from router.requests.registry import Requests
 from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel
@@ -27,7 +26,12 @@ from router.requests.suspects import Suspects
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.inbox import Gap
 from sluice.ring.wire import TextBatch, ToRouter
+from sluice.settings.services import RouterSettings
 
+CACHED_BLOCKS = 1 << 16
+"""Block hashes remembered per engine for placement: about 10 MiB, a million tokens."""
+RESOLVE_SECONDS = 5.0
+"""Between two look-ups of the peers' names: a new replica takes part about this soon."""
 MAX_SOCKETS = 8192
 """Of ZeroMQ, whose default of 1023 suffices for only 341 peers."""
 
@@ -59,14 +63,7 @@ class RingSide:
         self._catching_up: asyncio.Handle | None = None
         self._connect(tokenizer)
         self.requests = Requests(settings.max_open, settings.max_tenant_requests)
-        self.admission = Admission(
-            settings.max_live,
-            settings.bounds,
-            settings.priority_aging_seconds,
-            settings.tenant_weights,
-            settings.tenant_kept_part,
-            time.monotonic,
-        )
+        self.admission = Admission(settings, time.monotonic)
         self.counters = RequestCounters()
         # Half of the time: the other half is left for a suspect to run like any other request.
         self.suspects = Suspects(settings.recovery_timeout / 2)
@@ -81,7 +78,7 @@ class RingSide:
             self.dispatcher.on_peer_lost,
             self.dispatcher.on_messages_lost_between,
             self.on_change,
-            self._settings.resolve_interval,
+            RESOLVE_SECONDS,
         )
 
     def close(self) -> None:
@@ -118,7 +115,7 @@ class RingSide:
         return f"no {' and no '.join(kind for kind, there in usable.items() if not there)} takes work"
 
     def _connect(self, tokenizer: str) -> None:
-        settings, security = self._settings, self._settings.security("router")
+        settings, security = self._settings, self._settings.security
         for address in (*settings.engines, *settings.detokenizers):
             security.check(address)
         engines, detokenizers = Addresses(settings.engines), Addresses(settings.detokenizers)
@@ -126,7 +123,7 @@ class RingSide:
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self.inbox = RouterInbox(self._context, settings.listen, self._on_message, self._log, security)
         self.address = settings.advertise or self.inbox.address
-        self.placement = Placement(settings.cached_blocks, time.monotonic)
+        self.placement = Placement(CACHED_BLOCKS, time.monotonic)
         self.membership = Membership(
             self._context,
             Hello(settings.id, self.address, epoch=secrets.randbits(63)),
@@ -146,8 +143,7 @@ class RingSide:
         attempts = AttemptSender(
             requests, membership, self.placement, self.serving, suspects, self.address, context_tokens, log
         )
-        patience = Patience(settings.recovery_timeout, settings.recovery_attempts, settings.max_undelivered_tokens)
-        recovery = Recovery(attempts, membership, self._readmit, patience, suspects, self.counters, log)
+        recovery = Recovery(attempts, membership, self._readmit, settings, suspects, self.counters, log)
         return Dispatcher(requests, membership, attempts, recovery, suspects, settings.peer_wait, self.counters, log)
 
     def _on_message(self, message: ToRouter | Gap) -> None:

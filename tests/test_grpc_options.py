@@ -8,8 +8,8 @@ import pytest
 from grpc._cython import cygrpc
 
 from router.api.listener import _options
-from router.config import RouterSettings
 from sluice.client.connection import CHANNEL_OPTIONS
+from sluice.settings.services import RouterSettings
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("bench", "examples", "router", "sluice", "tests")

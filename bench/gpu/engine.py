@@ -16,7 +16,7 @@ import torch
 
 from bench.gpu.shapes import Shape
 from bench.systems.submits import ATTEMPT, GREEDY, submit
-from engine_worker.core.assembly import Batching, assemble, longest_sequence
+from engine_worker.core.assembly import assemble, longest_sequence
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks, Responses, Stop
 from engine_worker.runner.config import RunnerConfig
@@ -26,6 +26,7 @@ from engine_worker.step import Drawn, Runner
 from sluice.ring.checkpoint import Checkpoint, open_checkpoint
 from sluice.ring.params import SamplingParams
 from sluice.ring.wire import Submit
+from sluice.settings.engine import Batching
 
 SEED = 7
 

@@ -4,11 +4,11 @@ python -m bench.systems.engine_alone [the engine's own flags, such as --model]
 """
 
 import gc
-import sys
+import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,17 @@ from bench.harness.children import SystemProcess, serve
 from bench.harness.load import Arrivals, EngineAsk, EngineLoad, EngineRun, Trace
 from bench.systems.submits import ATTEMPT, submit
 from engine_worker.__main__ import load
-from engine_worker.config import EngineSettings, read_settings
-from engine_worker.core.assembly import Batching, assemble, longest_sequence
+from engine_worker.core.assembly import assemble, longest_sequence
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks, Opened, Report, Responses, Stop
+from engine_worker.parallel.rank_env import read_rank_env
 from engine_worker.step import Runner
 from sluice.launch.plan import child_environment
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.wire import Submit, TokenRow
+from sluice.settings.read import load_settings
+from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure
 
 NAME = "Sluice, engine alone"
@@ -56,7 +58,8 @@ class EngineAlone:
         self._checkpoint = open_checkpoint(settings.model)
         self._log = configure("engine alone", "warning")
         # Nothing unwinds this stack: other ranks, if any, end with this process.
-        self._runner = load(settings, self._checkpoint, self._log, ExitStack())
+        rank_env = read_rank_env(settings.tensor_parallel, os.environ)
+        self._runner = load(settings, rank_env, self._checkpoint, self._log, ExitStack())
         self._ahead = 0.0
         self._submitted: list[Submit] = []
         self._stops: list[Stop] = []
@@ -100,7 +103,7 @@ class EngineAlone:
         return EngineRun(heard[-1][0], used, _traces(submitted, cached, heard), self._steps)
 
     def _changed(self, settings: dict[str, Any]) -> Engine:
-        changed = EngineSettings.model_validate(self._settings.model_dump() | settings)
+        changed = replace(self._settings, **settings)
         return self._assemble(changed, RunnerShare(self._runner, changed))
 
     def _assemble(self, settings: EngineSettings, runner: Runner) -> Engine:
@@ -108,12 +111,12 @@ class EngineAlone:
         terms = Terms(
             fingerprint=checkpoint.fingerprint,
             vocab_size=checkpoint.vocab_size,
-            max_sequence_tokens=longest_sequence(runner, _batching(settings), checkpoint.max_context_tokens),
+            max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
         )
         hooks = Hooks(self._get_requests, self._keep, self._get_stops, self._count)
         clock = lambda: time.monotonic() + self._ahead  # noqa: E731
-        return assemble(runner, terms, _batching(settings), hooks, clock, self._log)
+        return assemble(runner, terms, settings, hooks, clock, self._log)
 
     def _get_requests(self, limit: int) -> list[Submit]:
         taken, self._submitted = self._submitted[:limit], self._submitted[limit:]
@@ -135,10 +138,6 @@ class EngineAlone:
 
 def _is_enough(ask: EngineAsk, row: TokenRow) -> bool:
     return ask.ends_after is not None and row.end is None and row.offset + len(row.tokens) >= ask.ends_after
-
-
-def _batching(settings: EngineSettings) -> Batching:
-    return Batching(**{field.name: getattr(settings, field.name) for field in fields(Batching)})
 
 
 def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], heard: list[IndexedRows]) -> list[Trace]:
@@ -168,4 +167,4 @@ def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> SystemPr
 
 
 if __name__ == "__main__":
-    serve(EngineAlone(read_settings(sys.argv[1:])).answer, EngineLoad)
+    serve(EngineAlone(load_settings(EngineSettings)).answer, EngineLoad)

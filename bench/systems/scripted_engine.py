@@ -6,12 +6,12 @@ from typing import NamedTuple
 import structlog
 
 from bench.systems.submits import submit
-from engine_worker.core.assembly import Batching, assemble
+from engine_worker.core.assembly import assemble
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks
-from engine_worker.scheduling.build import SchedulerNames
 from engine_worker.step import Drawn, Step
 from sluice.ring.wire import Submit
+from sluice.settings.engine import Batching
 
 TOKENS_PER_BLOCK = 16
 PROMPT_TOKENS = 64
@@ -79,7 +79,7 @@ class ScriptedEngine:
             Batching(
                 load.running,
                 max(load.running * PROMPT_TOKENS, PROMPT_TOKENS),
-                schedulers=SchedulerNames(capacity_scheduler_policy=load.policy),
+                capacity_scheduler_policy=load.policy,
             ),
             Hooks(self._get_requests, lambda _: None, lambda: (), lambda _: None),
             time.monotonic,

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import msgspec
@@ -15,30 +14,11 @@ from engine_worker.core.stats import Stats
 from engine_worker.hooks import Hooks
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.kvcache.geometry import Geometry
-from engine_worker.scheduling.build import SchedulerNames, build_scheduler
-from engine_worker.scheduling.context import ChunkingPolicy, SchedulerContext
+from engine_worker.scheduling.build import build_scheduler
+from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.step import Runner
 from sluice.ring.checkpoint import Checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """How requests share a step."""
-
-    max_batch_size: int
-    """Sequences in a step, and sequences that hold memory."""
-    max_tokens_per_step: int
-    chunked_context: bool = True
-    block_reuse: bool = True
-    context_chunking_policy: ChunkingPolicy = "first_come_first_served"
-    schedulers: SchedulerNames = field(default_factory=SchedulerNames)
-    priority_aging_seconds: float = 30.0
-    """A request that waits gains a priority class in this time; 0: never."""
-
-    @property
-    def chunk(self) -> int | None:
-        """Tokens of one sequence that a step computes at most; None: as many as it has."""
-        return self.max_tokens_per_step if self.chunked_context else None
+from sluice.settings.engine import Batching
 
 
 def fingerprint(checkpoint: Checkpoint, weights: str, dtype: str, max_attention_window: tuple[int, ...]) -> str:
@@ -84,7 +64,7 @@ def assemble(
         batching.chunked_context,
         batching.context_chunking_policy,
     )
-    scheduler = build_scheduler(batching.schedulers, context, log)
+    scheduler = build_scheduler(batching, context, log)
     live = LiveRequests(cache)
     intake = Intake(live, terms, batching.priority_aging_seconds)
     micro_batches = 2 if runner.overlap else 1

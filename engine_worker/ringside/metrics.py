@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.metrics_core import Metric
 
-from engine_worker.config import EngineSettings
 from engine_worker.core.stats import Stats
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_callback import StatsCallback
 from sluice.ring.inbox import Inbox
 from sluice.ring.wire import ToEngine
+from sluice.settings.services import EngineSettings
 from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.metrics import counter, gauge, histogram, registry_of
 from sluice.telemetry.output import lines_lost

@@ -8,8 +8,7 @@ import zmq
 from prometheus_client.metrics_core import Metric
 from structlog.stdlib import BoundLogger
 
-from engine_worker.config import EngineSettings
-from engine_worker.core.assembly import Batching, assemble, fingerprint, longest_sequence
+from engine_worker.core.assembly import assemble, fingerprint, longest_sequence
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks
 from engine_worker.kvcache.pool import CacheCorruptError
@@ -27,6 +26,7 @@ from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
+from sluice.settings.services import EngineSettings
 from sluice.telemetry.health import ProgressBeacon
 from sluice.telemetry.service_status import ServiceStatus, StatusFile
 
@@ -50,7 +50,7 @@ class Worker:
         scheduler, KeysError and InsecureError."""
         self._settings = settings
         self._log = log
-        self._security = settings.security("engine")
+        self._security = settings.security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox: Inbox[ToEngine] = Inbox(
             self._context,
@@ -60,19 +60,10 @@ class Worker:
         )
         self.address = settings.advertise or self._inbox.address
         self.epoch = secrets.randbits(63)
-        batching = Batching(
-            settings.max_batch_size,
-            settings.max_tokens_per_step,
-            settings.chunked_context,
-            settings.block_reuse,
-            settings.context_chunking_policy,
-            settings.schedulers,
-            settings.priority_aging_seconds,
-        )
         self.terms = Terms(
             fingerprint=fingerprint(checkpoint, settings.weights, runner.dtype, settings.max_attention_window),
             vocab_size=checkpoint.vocab_size,
-            max_sequence_tokens=longest_sequence(runner, batching, checkpoint.max_context_tokens),
+            max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
         )
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
@@ -80,7 +71,7 @@ class Worker:
         self._stats_log = StatsLog()
         mailbox, report = self._mailbox, self._stats_log.append
         hooks = Hooks(mailbox.get_requests, mailbox.send_responses, mailbox.poll_stop_ids, report)
-        self._engine = assemble(runner, self.terms, batching, hooks, time.monotonic, log)
+        self._engine = assemble(runner, self.terms, settings, hooks, time.monotonic, log)
         self._routers = RouterTable(time.monotonic)
         self._heartbeats = Heartbeats(
             self._context,

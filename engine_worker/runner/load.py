@@ -221,7 +221,7 @@ def _share_of_rank(config: RunnerConfig, device: torch.device) -> RunnerConfig:
         fraction = fraction_of(config, device) / ranks
     return replace(
         config,
-        threads=max(1, (config.threads or usable_cores() - 1) // ranks),
+        threads=max(1, (config.step_threads or usable_cores() - 1) // ranks),
         kv_memory_fraction=fraction,
         kv_host_memory=config.kv_host_memory // ranks,
     )

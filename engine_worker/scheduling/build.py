@@ -1,7 +1,6 @@
 """Builds the scheduler that the settings name, a built-in policy or a user's class."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from structlog.stdlib import BoundLogger
@@ -14,6 +13,7 @@ from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import InFlightBatching, MicroBatchScheduler
 from engine_worker.scheduling.simple import RequestScheduler, SimpleScheduler
 from sluice.ring.names import find
+from sluice.settings.engine import SchedulerNames
 
 POLICIES: Mapping[str, Callable[[SchedulerContext], CapacityScheduler]] = {
     "max_utilization": MaxUtilization,
@@ -29,29 +29,18 @@ class SchedulerLoadError(ValueError):
         super().__init__(f"{setting}: {value!r} cannot be used: {reason}")
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerNames:
-    """The settings of the same names."""
-
-    capacity_scheduler_policy: str = "max_utilization"
-    """One of POLICIES, or `module:Class`."""
-    micro_batch_scheduler: str | None = None
-    """`module:Class`; None: InFlightBatching."""
-    scheduler: str | None = None
-    """`module:Class`, in place of both."""
-
-    def find(self) -> dict[str, Callable[[SchedulerContext], Any]]:
-        """The users' classes by setting; imports their modules. Raises SchedulerLoadError."""
-        found = {}
-        if self.capacity_scheduler_policy not in POLICIES:
-            setting = "capacity_scheduler_policy"
-            found[setting] = find_class(setting, self.capacity_scheduler_policy, "schedule_request")
-        if self.micro_batch_scheduler is not None:
-            setting = "micro_batch_scheduler"
-            found[setting] = find_class(setting, self.micro_batch_scheduler, "schedule")
-        if self.scheduler is not None:
-            found["scheduler"] = find_class("scheduler", self.scheduler, "schedule", RequestScheduler)
-        return found
+def find_classes(names: SchedulerNames) -> dict[str, Callable[[SchedulerContext], Any]]:
+    """The users' classes by setting; imports their modules. Raises SchedulerLoadError."""
+    found = {}
+    if names.capacity_scheduler_policy not in POLICIES:
+        setting = "capacity_scheduler_policy"
+        found[setting] = find_class(setting, names.capacity_scheduler_policy, "schedule_request")
+    if names.micro_batch_scheduler is not None:
+        setting = "micro_batch_scheduler"
+        found[setting] = find_class(setting, names.micro_batch_scheduler, "schedule")
+    if names.scheduler is not None:
+        found["scheduler"] = find_class("scheduler", names.scheduler, "schedule", RequestScheduler)
+    return found
 
 
 def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: BoundLogger) -> RequestScheduler:
@@ -61,7 +50,7 @@ def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: Bound
             instantiate(setting, getattr(names, setting), found, context),
             SchedulerWarnings(getattr(names, setting), log),
         )
-        for setting, found in names.find().items()
+        for setting, found in find_classes(names).items()
     }
     if "scheduler" in custom:
         return GuardedScheduler(*custom["scheduler"], context)

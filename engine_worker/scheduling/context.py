@@ -2,14 +2,12 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
 
 from structlog.stdlib import BoundLogger
 
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Sequence, State
-
-ChunkingPolicy = Literal["first_come_first_served", "equal_progress"]
+from sluice.settings.engine import ChunkingPolicy
 
 
 class Preempted:

@@ -6,10 +6,10 @@ import structlog
 
 from router.api.responses import ResponseBuilder, StreamWriter, wait_for_end
 from router.api.rpc import Context
-from router.config import Limits
 from router.requests.pipeline import RequestPipeline
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import Encoding, TokenizerPool
+from router.validate.limits import Limits
 from router.validate.model import Model
 from router.validate.spec import check_model
 from router.validate.violations import Violations, logged

@@ -1,14 +1,15 @@
 """A gRPC server on one interface and port."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import grpc
 import structlog
 from grpc import aio
 
 from router.access.tls import Certificates
-from router.config import RouterSettings
 from sluice.ring.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit
+from sluice.settings.services import RouterSettings
 from sluice.telemetry.server import MAX_CONNECTIONS
 
 KEEPALIVE_MILLISECONDS = 20_000
@@ -16,6 +17,11 @@ HANDSHAKE_MILLISECONDS = 10_000
 LEAST_PING_MILLISECONDS = 5_000
 """Between two pings of a client. Documented as 10 s, since the timers of clients and networks are not exact."""
 MAX_PING_STRIKES = 2
+MAX_METADATA_BYTES = 16 << 10
+"""Of a call: a token, a tenant and what proxies add."""
+MAX_STREAMS = 4096
+"""Calls at a time on one connection; more wait at the client. As many as connections by default, and each counts in
+max_open."""
 LEAST_PENDING = 16_384
 MAX_PENDING_SECONDS = 600
 
@@ -72,7 +78,7 @@ def fit_connections(settings: RouterSettings, limit: int, log: structlog.stdlib.
     peers = len(settings.engines) + len(settings.detokenizers)
     others = OWN_DESCRIPTORS + MAX_CONNECTIONS + peers * WATCHED_LANE_DESCRIPTORS
     check_limit(limit, settings.max_connections + others, log)
-    return settings.model_copy(update={"max_connections": max(1, min(settings.max_connections, limit - others))})
+    return replace(settings, max_connections=max(1, min(settings.max_connections, limit - others)))
 
 
 def _options(settings: RouterSettings) -> list[tuple[str, int]]:
@@ -83,9 +89,9 @@ def _options(settings: RouterSettings) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),
         # Both, for between the soft and the hard limit gRPC refuses at random.
-        ("grpc.max_metadata_size", settings.max_metadata_bytes),
-        ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
-        ("grpc.max_concurrent_streams", settings.max_streams),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MILLISECONDS),
         ("grpc.server.max_pending_requests", pending),

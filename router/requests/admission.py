@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from router.config import Bounds
 from router.errors import RequestError
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import place_in_line
+from sluice.settings.router import AdmissionSettings
 
 PROMPT_COST = 1.0
 """To a tenant's share, of a prompt token that is computed."""
@@ -117,29 +117,17 @@ class Admission:
     than their share: so one that arrives in a flood need not wait for the flood's requests to end.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        bounds: Bounds,
-        aging_seconds: float = 0.0,
-        weights: Mapping[str, float] | None = None,
-        reserved_fraction: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`aging_seconds`: in which a waiting request gains a priority class; 0: never. `reserved_fraction`: of the
-        places."""
+    def __init__(self, settings: AdmissionSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self.live = 0
         """Permits held."""
         self.waiting = 0
         self.waiting_tokens = 0
         self.refused = 0
-        self.shares = FairShare(weights or {})
-        self._capacity = self._places = capacity
-        self._bounds = bounds
-        self._aging_seconds = aging_seconds
-        self._reserved_fraction = reserved_fraction
+        self.shares = FairShare(settings.tenant_weights)
+        self._settings = settings
+        self._capacity = self._places = settings.max_live
         self._clock = clock
-        self._tenants_named = bool(weights)
+        self._tenants_named = bool(settings.tenant_weights)
         self._held: Counter[str] = Counter()
         """Permits by tenant."""
         self._queues: dict[str, list[_Waiter]] = {}
@@ -164,11 +152,12 @@ class Admission:
         """Raises RequestError OVERLOADED where one more request of this tenant would be refused, whatever it is."""
         if not self.waiting and self._has_room(tenant):
             return
-        bounds, waiting = self._bounds, self._waiting_of[tenant]
-        if bounds.tenant_waiting is not None and (self._tenants_named or tenant) and waiting >= bounds.tenant_waiting:
-            self._refuse(f"{waiting} requests of the tenant {tenant!r} wait; at most {bounds.tenant_waiting} may")
-        if self.waiting >= bounds.waiting:
-            self._refuse(f"{self.live} requests are live and {self.waiting} wait; at most {bounds.waiting} may wait")
+        waiting, most = self._waiting_of[tenant], self._settings.tenant_waiting
+        if (self._tenants_named or tenant) and waiting >= most:
+            self._refuse(f"{waiting} requests of the tenant {tenant!r} wait; at most {most} may")
+        most = self._settings.max_waiting
+        if self.waiting >= most:
+            self._refuse(f"{self.live} requests are live and {self.waiting} wait; at most {most} may wait")
 
     async def acquire(self, priority: int, context_tokens: int, tenant: str = "", *, refusable: bool = True) -> Permit:
         """Wait for a permit; cancelling the caller takes it off the queue. `context_tokens` have to be computed before
@@ -200,7 +189,7 @@ class Admission:
         if refusable:
             self._check_tokens(context_tokens)
         self._arrivals += 1
-        place = place_in_line(priority, self._clock(), self._aging_seconds)
+        place = place_in_line(priority, self._clock(), self._settings.priority_aging_seconds)
         admitted = asyncio.get_running_loop().create_future()
         waiter = _Waiter(place, self._arrivals, tenant, context_tokens, admitted)
         heapq.heappush(self._queues.setdefault(tenant, []), waiter)
@@ -219,10 +208,10 @@ class Admission:
 
     def _check_tokens(self, context_tokens: int) -> None:
         # An empty queue takes a prompt of any length: else a long one could never wait.
-        if self.waiting and self.waiting_tokens + context_tokens > self._bounds.waiting_tokens:
+        if self.waiting and self.waiting_tokens + context_tokens > self._settings.max_waiting_tokens:
             self._refuse(
                 f"{self.waiting} requests with {self.waiting_tokens} tokens of prompts and resumed outputs wait and "
-                f"this one has {context_tokens}; at most {self._bounds.waiting_tokens} may wait"
+                f"this one has {context_tokens}; at most {self._settings.max_waiting_tokens} may wait"
             )
 
     def _refuse(self, message: str) -> None:
@@ -236,7 +225,8 @@ class Admission:
         if not self._tenants_named:
             # There is no other tenant to reserve places for.
             return True
-        reserved = max(1, round(self._reserved_fraction * self._places)) if self._reserved_fraction else 0
+        fraction = self._settings.tenant_reserved_fraction
+        reserved = max(1, round(fraction * self._places)) if fraction else 0
         if self.live < self._places - reserved:
             return True
         present = self.shares.tenants + (0 if self.shares.requests(tenant) else 1)

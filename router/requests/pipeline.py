@@ -8,7 +8,6 @@ from typing import Any
 import structlog
 
 from router.access.principal import Principal
-from router.config import Limits
 from router.errors import RequestError
 from router.requests.admission import Admission
 from router.requests.counters import RequestCounters
@@ -16,6 +15,7 @@ from router.requests.dispatcher import Dispatcher
 from router.requests.registry import Requests
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import TokenizerPool
+from router.validate.limits import Limits
 from router.validate.model import Model
 from router.validate.spec import fit, parse
 from router.validate.violations import logged

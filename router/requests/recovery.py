@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from random import random
 
 import structlog
@@ -17,6 +16,7 @@ from router.requests.request_phase import RequestPhase
 from router.requests.request_state import RequestState
 from router.requests.suspects import Suspects
 from sluice.ring.errors import ErrorCode, FinishReason
+from sluice.settings.router import RecoverySettings
 
 RETRY_SECONDS = 0.02
 """Between two searches for a peer with room."""
@@ -42,18 +42,6 @@ Readmit = Callable[[RequestState], Awaitable[Permit]]
 """A new permit for a paused request. It is never refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """The bounds of recovery."""
-
-    seconds: float
-    """That a request waits for an engine and a detokenizer."""
-    attempts: int
-    """In a row that may bring no new token."""
-    undelivered_tokens: int
-    """That may wait for a client; beyond them its request pauses until half of them are left."""
-
-
 class Recovery:
     """Has one task for each request between two attempts."""
 
@@ -62,7 +50,7 @@ class Recovery:
         attempts: AttemptSender,
         membership: Membership,
         readmit: Readmit,
-        patience: Patience,
+        settings: RecoverySettings,
         suspects: Suspects,
         counters: RequestCounters,
         log: structlog.stdlib.BoundLogger,
@@ -70,7 +58,7 @@ class Recovery:
         self._attempts = attempts
         self._membership = membership
         self._readmit = readmit
-        self._patience = patience
+        self._settings = settings
         self._suspects = suspects
         self._counters = counters
         self._log = log
@@ -90,7 +78,7 @@ class Recovery:
             request.attempt.engine.refuses = True
         request.on_attempt_lost(accepted=not refused, avoid=error.code in AVOID_PEERS)
         wanted = request.log.open and not request.aborted
-        if not wanted or error.code not in RECOVERABLE or request.fruitless >= self._patience.attempts:
+        if not wanted or error.code not in RECOVERABLE or request.fruitless >= self._settings.recovery_attempts:
             self._attempts.give_up(request, RequestPhase.ENDED)
             return False
         self._attempts.give_up(request, RequestPhase.RECOVERING)
@@ -101,7 +89,7 @@ class Recovery:
 
     def too_slow(self, request: RequestState) -> bool:
         """Whether the client leaves so much unread that its request should pause."""
-        return request.spec.streaming and request.log.reader_behind(self._patience.undelivered_tokens)
+        return request.spec.streaming and request.log.reader_behind(self._settings.max_undelivered_tokens)
 
     def pause(self, request: RequestState) -> None:
         """Give up the attempt and the permit until the client has read enough."""
@@ -160,17 +148,17 @@ class Recovery:
 
     async def _resubmit(self, request: RequestState, error: RequestError) -> None:
         if request.phase is RequestPhase.PAUSED:
-            await request.log.caught_up(self._patience.undelivered_tokens // 2)
+            await request.log.caught_up(self._settings.max_undelivered_tokens // 2)
             request.on_admitted(await self._readmit(request))
         await asyncio.sleep(_backoff(request.fruitless))
         try:
-            async with asyncio.timeout(self._patience.seconds):
+            async with asyncio.timeout(self._settings.recovery_timeout):
                 while not await self._try(request):
                     await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError:
             # The client has caught up: what is missing now is a peer, so the error must not blame the client.
             code = ErrorCode.NO_ENGINE if error.code is ErrorCode.SLOW_CLIENT else error.code
-            message = f"{error.message}; for {self._patience.seconds:g} s no peers could take it over"
+            message = f"{error.message}; for {self._settings.recovery_timeout:g} s no peers could take it over"
             raise RequestError(code, message) from None
 
     async def _try(self, request: RequestState) -> bool:

@@ -18,6 +18,11 @@ from sluice.ring.vocabulary import Vocabulary
 ID_BYTES = 8
 """Estimated text bytes of a token id, for the bound on queued work."""
 
+MAX_WAITING = 1024
+"""Texts: as many as requests that wait for admission by default."""
+MAX_WAITING_BYTES = 64 << 20
+"""Of these texts: so much memory a flood of long prompts can take."""
+
 T = TypeVar("T")
 
 
@@ -30,24 +35,15 @@ class Encoding(NamedTuple):
 class TokenizerPool:
     """The model's tokenizer and chat template. Raises CheckpointError if they cannot be read.
 
-    At most `max_waiting` texts of `max_waiting_bytes` in all are queued or in work; one more is refused as OVERLOADED.
+    At most MAX_WAITING texts of MAX_WAITING_BYTES in all are queued or in work; one more is refused as OVERLOADED.
     A single text may be larger than that.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        threads: int,
-        max_waiting: int,
-        max_rendered_bytes: int,
-        max_waiting_bytes: int = 64 << 20,
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, threads: int, max_rendered_bytes: int) -> None:
         self._tokenizer = _load(checkpoint)
         self._template = (
             ChatTemplate(checkpoint.chat_template, checkpoint.tokenizer_config) if checkpoint.chat_template else None
         )
-        self._max_waiting = max_waiting
-        self._max_waiting_bytes = max_waiting_bytes
         self._max_rendered_bytes = max_rendered_bytes
         self._waiting = self._waiting_bytes = 0
         self._lock = threading.Lock()
@@ -97,13 +93,13 @@ class TokenizerPool:
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         """`work()` in a thread; `size` is that of its input in bytes."""
         with self._lock:
-            if self._waiting >= self._max_waiting:
-                message = f"{self._waiting} texts are being tokenized or decoded, at most {self._max_waiting} may be"
+            if self._waiting >= MAX_WAITING:
+                message = f"{self._waiting} texts are being tokenized or decoded, at most {MAX_WAITING} may be"
                 raise RequestError(ErrorCode.OVERLOADED, message)
-            if self._waiting and self._waiting_bytes + size > self._max_waiting_bytes:
+            if self._waiting and self._waiting_bytes + size > MAX_WAITING_BYTES:
                 message = (
                     f"texts of {self._waiting_bytes} bytes are being tokenized or decoded and this one has {size}; "
-                    f"at most {self._max_waiting_bytes} are allowed"
+                    f"at most {MAX_WAITING_BYTES} are allowed"
                 )
                 raise RequestError(ErrorCode.OVERLOADED, message)
             self._count(1, size)

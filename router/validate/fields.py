@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 from google.protobuf.message import Message
 
-from router.config import Limits
 from router.errors import RequestError, Violation
+from router.validate.limits import Limits
 from router.validate.violations import Violations
 from sluice.ring.errors import ErrorCode
 from sluice.v1.generation_pb2 import GenerationSpec

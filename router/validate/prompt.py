@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf import struct_pb2
 
-from router.config import Limits
+from router.validate.limits import Limits
 from router.validate.model import Model
 from router.validate.violations import Violations, shown
 from sluice.v1 import generation_pb2

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from router.config import Limits
+from router.validate.limits import Limits
 from router.validate.violations import Range, Violations
 from sluice.ring.params import DEFAULT_RETENTION, RangeRetention, RetentionParams
 from sluice.v1 import generation_pb2

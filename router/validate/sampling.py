@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.config import Limits
+from router.validate.limits import Limits
 from router.validate.model import SAMPLING_RANGES, Model
 from router.validate.violations import Range, Violations
 from sluice.ring.params import SamplingParams

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from router.config import Limits
 from router.errors import RequestError, Violation
 from router.validate.fields import reject_unbuilt
+from router.validate.limits import Limits
 from router.validate.model import Model
 from router.validate.prompt import Prompt, parse_prompt
 from router.validate.retention import Retention, parse_retention

@@ -10,7 +10,7 @@ from sluice.cli.generate import generate
 from sluice.cli.health import health
 from sluice.cli.keygen import keygen
 from sluice.cli.protos import protos
-from sluice.cli.serve import serve
+from sluice.cli.serve import ServeCommand, serve
 from sluice.cli.stats import stats
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     rich_markup_mode=None,
 )
-app.command()(serve)
+app.command(cls=ServeCommand)(serve)
 app.command()(generate)
 app.command()(chat)
 app.command()(health)

@@ -4,26 +4,44 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from sluice.cli.common import describe
-from sluice.cli.config_file import read_config_file
+from sluice.cli.config_file import read_config_file, settings_of_file
 from sluice.cli.generate import print_stream
 from sluice.client import DEFAULT_ADDRESS, Client, SluiceError
 from sluice.launch import DEMO_REQUEST, Display, OptionsError, Ring, RingError
 from sluice.launch.logs import lines_lost
 from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.process import INTERRUPTED, START_FAILED
+from sluice.settings.assign import ALL, assign, key_of, split_assignment
+from sluice.settings.read import SettingsError
 from sluice.telemetry.output import protect_stderr, protect_stdout
 
 EXAMPLE = "def fibonacci(n):"
 DEMO_TOKENS = 96
 DEMO_SEED = 2
 DEFAULT_PORT = int(DEFAULT_ADDRESS.rsplit(":", 1)[1])
+
+
+class ServeCommand(TyperCommand):
+    """Knows the --set form of a setting that is given as an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises typer.BadParameter."""
+        options = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
+        for flag in (word.split("=")[0] for word in takewhile("--".__ne__, args)):
+            key = key_of(flag.removeprefix("--").removeprefix("no-").replace("-", "_"))
+            if flag.startswith("--") and flag not in options and key:
+                raise typer.BadParameter(f"there is no option {flag}; it is a setting: --set {key}=…")
+        return super().parse_args(ctx, args)
 
 
 def serve(
@@ -40,7 +58,7 @@ def serve(
             is_eager=True,
             callback=read_config_file,
             metavar="FILE",
-            help="YAML file of these options, such as max_batch_size: 8; the command line comes first",
+            help="YAML file of these options; router:, engine: and detokenizer: hold further settings",
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Served name of the model; default: its folder's")] = None,
@@ -54,99 +72,62 @@ def serve(
     engines: Annotated[int, typer.Option(min=1, help="Engine processes, each on its own GPUs")] = 1,
     detokenizers: Annotated[int, typer.Option(min=1, help="Detokenizer processes")] = 2,
     routers: Annotated[int, typer.Option(min=1, help="Router processes, on this port and those after it")] = 1,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads per engine; default: the cores, shared out")
-    ] = None,
     tensor_parallel: Annotated[int | None, typer.Option(min=1, help="GPUs, or CPU processes, per engine")] = None,
-    kv_cache_tokens: Annotated[int | None, typer.Option(min=1, help="KV cache per engine, in tokens")] = None,
-    kv_memory_fraction: Annotated[
-        float | None,
-        typer.Option(metavar="FRACTION", help="Part of the free memory; default: 0.9 on a GPU, 0.5 on a CPU, shared"),
-    ] = None,
-    kv_host_memory: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Host memory per engine for evicted KV cache, such as 8GiB")
-    ] = None,
-    max_batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step")] = None,
-    max_tokens_per_step: Annotated[
-        int | None, typer.Option(min=1, help="Tokens computed per step, prompts' too")
-    ] = None,
-    capacity_scheduler_policy: Annotated[
-        str | None, typer.Option(help="max_utilization, guaranteed_no_evict, static_batch or your own module:Class")
-    ] = None,
-    chunked_context: Annotated[
-        bool | None, typer.Option("--chunked-context/--no-chunked-context", help="Long prompts over several steps")
-    ] = None,
-    context_chunking_policy: Annotated[
-        str | None, typer.Option(help="first_come_first_served or equal_progress")
-    ] = None,
-    micro_batch_scheduler: Annotated[
-        str | None, typer.Option(metavar="MODULE:CLASS", help="Who runs in a step; default: all")
-    ] = None,
-    priority_aging_seconds: Annotated[
-        float | None, typer.Option(min=0, help="In which a waiting request gains a priority class; 0: never")
-    ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(metavar="MODULE:CLASS", help="Your own scheduler in place of both")
-    ] = None,
-    attention: Annotated[str | None, typer.Option(help="Attention backend; default: the best for the device")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU where there is one")] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="float32; on a GPU also bfloat16 or float16; default: the fastest")
+        str | None, typer.Option(help="float32; on a GPU also bfloat16 or float16; default: the model's own there")
     ] = None,
+    kv_cache_tokens: Annotated[
+        int | None, typer.Option(min=1, help="KV cache per engine, in tokens; default: by free memory")
+    ] = None,
+    max_batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step; default: 64")] = None,
     tls_certificate: Annotated[str | None, typer.Option(metavar="PEM", help="Certificate, then its chain")] = None,
-    tls_key: Annotated[str | None, typer.Option(metavar="PEM", help="Its key")] = None,
-    tls_client_ca: Annotated[
-        str | None, typer.Option(metavar="PEM", help="Clients need a certificate that one of these issued")
-    ] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="PEM", help="Private key of the certificate")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS")] = False,
     tokens_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="Only these tokens may call: lines TOKEN TENANT [admin]")
     ] = None,
     admin_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port for AdminService alone; default: the main one")
+        int | None,
+        typer.Option(min=1, max=65535, help="Port for AdminService alone, of the first router; default: the main one"),
     ] = None,
-    admin_tokens_file: Annotated[str | None, typer.Option(metavar="FILE", help="Tokens for that port")] = None,
     metrics_port: Annotated[
         int,
         typer.Option(
-            min=0, max=65535, help="Metrics and health: port of the router, the others have the next ones; 0: none"
+            min=0, max=65535, help="Metrics and health: port of the router, the others have the ports after it; 0: none"
         ),
     ] = 0,
     drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds for live streams to end after Ctrl-C")] = 10.0,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds for the ring to get ready")] = 600.0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SERVICE.NAME=VALUE",
+            help="Any other setting of router, engine or detokenizer, such as engine.max_tokens_per_step=1024; "
+            "repeatable; docs/settings.md lists them",
+        ),
+    ] = None,
     demo: Annotated[str | None, typer.Option(metavar="TEXT", help="Complete this text once ready")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show everything that the services log")] = False,
 ) -> None:
     """Serve a model: start router, engines and detokenizers as processes here. Ctrl-C drains, twice stops at once.
 
-    What ends by itself is started again. SIGUSR2 restarts all, one after the other.
+    A service that ends by itself is started again. SIGUSR2 restarts all, one after the other.
     """
-    engine_args = {
-        "threads": threads,
-        "tensor_parallel": tensor_parallel,
-        "kv_cache_tokens": kv_cache_tokens,
-        "kv_memory_fraction": kv_memory_fraction,
-        "kv_host_memory": kv_host_memory,
-        "max_batch_size": max_batch_size,
-        "max_tokens_per_step": max_tokens_per_step,
-        "capacity_scheduler_policy": capacity_scheduler_policy,
-        "chunked_context": chunked_context,
-        "context_chunking_policy": context_chunking_policy,
-        "micro_batch_scheduler": micro_batch_scheduler,
-        "scheduler": scheduler,
-        "attention": attention,
-        "device": device,
-        "dtype": dtype,
+    flags = {
+        "engine.tensor_parallel": tensor_parallel,
+        "engine.device": device,
+        "engine.dtype": dtype,
+        "engine.kv_cache_tokens": kv_cache_tokens,
+        "engine.max_batch_size": max_batch_size,
+        "router.tls_certificate": tls_certificate,
+        "router.tls_key": tls_key,
+        "router.insecure": insecure or None,
+        "router.tokens_file": tokens_file,
+        "router.admin_port": admin_port,
     }
-    router_args = {
-        "tls_certificate": tls_certificate,
-        "tls_key": tls_key,
-        "tls_client_ca": tls_client_ca,
-        "insecure": insecure or None,
-        "tokens_file": tokens_file,
-        "admin_port": admin_port,
-        "admin_tokens_file": admin_tokens_file,
-    }
+    assigned = _assign(context, flags, settings or [])
     protect_output()
     interrupt = Interrupt()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -168,11 +149,12 @@ def serve(
                 routers=routers,
                 host=host,
                 port=port,
-                engine_args={key: value for key, value in engine_args.items() if value is not None},
-                router_args={key: value for key, value in router_args.items() if value is not None},
+                shared_args=assigned[ALL],
+                router_args=assigned["router"],
+                engine_args=assigned["engine"],
+                detokenizer_args=assigned["detokenizer"],
                 metrics_port=metrics_port,
                 drain_timeout=drain_timeout,
-                priority_aging_seconds=priority_aging_seconds,
                 start_timeout=start_timeout,
                 observe=display,
             )
@@ -187,6 +169,15 @@ def serve(
             # The last lines of the service at fault have been shown as they came.
             display.complain(error.message, START_FAILED)
             raise typer.Exit(1) from error
+
+
+def _assign(context: typer.Context, flags: Mapping[str, Any], texts: list[str]) -> dict[str, dict[str, Any]]:
+    """Settings of the services, by service: of the file, of options, of --set; the later ones win."""
+    try:
+        given = [(key, value) for key, value in flags.items() if value is not None]
+        return assign([*settings_of_file(context), *given, *map(split_assignment, texts)])
+    except SettingsError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _chosen_model(context: typer.Context, model: str | None, option: str | None) -> str | None:

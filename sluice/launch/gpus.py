@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
-from sluice.launch.asked import asked_of_engine
 from sluice.launch.errors import OptionsError
+from sluice.settings.services import EngineSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
@@ -31,11 +30,11 @@ class Gpus:
         return {VISIBLE: ",".join(self.names)}
 
 
-def gpus_of_engines(engines: int, engine_args: Mapping[str, Any], environment: Mapping[str, str]) -> list[Gpus]:
+def gpus_of_engines(engines: int, settings: EngineSettings, environment: Mapping[str, str]) -> list[Gpus]:
     """By engine; empty if they run on the CPU or no GPUs are found. Raises OptionsError if there are too few."""
-    if asked_of_engine("device", engine_args, environment) == "cpu":
+    if settings.device == "cpu":
         return []
-    return deal(visible_gpus(environment), engines, _ranks(engine_args, environment))
+    return deal(visible_gpus(environment), engines, settings.tensor_parallel)
 
 
 def deal(names: Sequence[str], engines: int, ranks: int) -> list[Gpus]:
@@ -80,11 +79,3 @@ def _listed_gpus() -> tuple[str, ...]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OptionsError(f"nvidia-smi cannot list the GPUs ({error}): set {VISIBLE}") from error
     return tuple(done.stdout.split()) if done.returncode == 0 else ()
-
-
-def _ranks(engine_args: Mapping[str, Any], environment: Mapping[str, str]) -> int:
-    found = asked_of_engine("tensor_parallel", engine_args, environment)
-    text = "1" if found is None else str(found)
-    if not text.isdecimal() or int(text) < 1:
-        raise OptionsError(f"tensor_parallel must be at least 1, not {text}")
-    return int(text)

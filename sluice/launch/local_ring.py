@@ -2,24 +2,25 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from sluice import tiny_model
-from sluice.launch.asked import asked, asked_of_engine
 from sluice.launch.child import Child
 from sluice.launch.folder import Folder, remove_stale
 from sluice.launch.gpus import gpus_of_engines
 from sluice.launch.logs import Observe, ignore
-from sluice.launch.plan import Plan, Service, child_environment, services
+from sluice.launch.plan import Plan, child_environment, services
 from sluice.launch.servable import check_servable
 from sluice.launch.slot import Slot
 from sluice.launch.supervisor import KILL_AFTER_SECONDS, RingError, Supervisor
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.keys import ROLES, Role
 from sluice.ring.ports import Port, PortError, check_ports
+from sluice.settings.services import EngineSettings
 
 TINY_MODEL_NAME = "tiny"
 POLL_SECONDS = 0.05
@@ -54,9 +55,15 @@ class Ring:
             model, name = tiny_model.path(), name or TINY_MODEL_NAME
         checkpoint = open_checkpoint(str(model), name, revision=revision)
         self.plan = Plan(model=str(checkpoint.path), name=checkpoint.name, **options)
-        asked_weights = asked_of_engine("weights", self.plan.engine_args, os.environ)
-        check_servable(checkpoint, weights=asked_weights != "random")
-        _check_ports(self.plan)
+        planned = services(self.plan, Path())
+        settings = [each.settings(os.environ) for each in planned]
+        self._engine_settings = next(each for each in settings if isinstance(each, EngineSettings))
+        check_servable(checkpoint, weights=self._engine_settings.weights == "checkpoint")
+        _check_ports(
+            replace(port, owner=service.name)
+            for service, own in zip(planned, settings, strict=True)
+            for port in own.ports
+        )
         self._start_timeout = start_timeout
         self._observe = observe
         self._folder: Folder | None = None
@@ -94,7 +101,7 @@ class Ring:
         try:
             remove_stale()
             self._folder = Folder()
-            gpus = gpus_of_engines(self.plan.engines, self.plan.engine_args, os.environ)
+            gpus = gpus_of_engines(self.plan.engines, self._engine_settings, os.environ)
             planned = services(self.plan, self._folder.path, gpus)
             self._supervisor = Supervisor(planned, self.plan, self._folder, child_environment(), self._observe)
             self._supervisor.start()
@@ -189,20 +196,9 @@ class Ring:
                 slot.child.kill()
 
 
-def _check_ports(plan: Plan) -> None:
-    """Raises RingError if a port is in use. A child would notice it only after its slow imports."""
+def _check_ports(ports: Iterable[Port]) -> None:
+    """Raises RingError if one is in use. A child would notice it only after its slow imports."""
     try:
-        check_ports(ports(services(plan, Path()), os.environ))
+        check_ports(ports)
     except PortError as error:
         raise RingError(str(error)) from error
-
-
-def ports(services: Iterable[Service], environment: Mapping[str, str]) -> Iterator[Port]:
-    """The TCP ports that these services are going to listen on."""
-    for service in services:
-        for setting, interface in INTERFACES.items():
-            number = str(asked(service.role, setting, service.settings, environment) or 0)
-            host = asked(service.role, interface, service.settings, environment) or LOOPBACK
-            # The service itself refuses what is not a number.
-            if number.isdecimal() and (setting == "metrics_port" or service.role == "router"):
-                yield Port(setting, str(host), int(number), service.name)

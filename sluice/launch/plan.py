@@ -1,5 +1,6 @@
 """Which processes a ring is made of, and their command lines."""
 
+import json
 import os
 import sys
 import sysconfig
@@ -13,9 +14,12 @@ from sluice.launch.errors import OptionsError
 from sluice.launch.gpus import Gpus
 from sluice.ring.cores import usable_cores
 from sluice.ring.keys import Role
+from sluice.settings.describe import settings_of
+from sluice.settings.read import SettingsError, resolve
+from sluice.settings.services import DetokenizerSettings, EngineSettings, RouterSettings, ServiceSettings
 
 Arguments = Mapping[str, Any]
-"""Settings of a service by field name, such as {"max_batch_size": 8}; None is left out."""
+"""Settings of a service by name, such as {"max_batch_size": 8}; None is left out."""
 
 PYTHON = (sys.executable, "-P")
 """Runs a module; -P keeps a router.py in the user's folder from being taken for ours."""
@@ -50,8 +54,8 @@ class Plan:
     """So many ends in a row of a service that was not ready yet: it is given up."""
     freeze_timeout: float = 120.0
     """Seconds without a turn of its loop after which a service is killed and started again."""
-    priority_aging_seconds: float | None = None
-    """In which a request that waits gains one priority class, in routers and engines alike. None: their default."""
+    shared_args: Arguments = field(default_factory=dict)
+    """Settings of every service that has them, such as {"priority_aging_seconds": 5.0}; those below take precedence."""
     engine_args: Arguments = field(default_factory=dict)
     detokenizer_args: Arguments = field(default_factory=dict)
     router_args: Arguments = field(default_factory=dict)
@@ -70,7 +74,7 @@ class Plan:
         for (one, these), (other, those) in combinations(ranges.items(), 2):
             if both := set(these) & set(those):
                 raise OptionsError(f"{one} and {other}: port {min(both)} is in both ranges")
-        for given in ("engine_args", "detokenizer_args", "router_args"):
+        for given in ("shared_args", "engine_args", "detokenizer_args", "router_args"):
             for name, value in getattr(self, given).items():
                 if callable(value):
                     raise OptionsError(
@@ -84,17 +88,21 @@ class Service:
     """One process of a plan."""
 
     name: str
-    role: Role
-    module: str
-    settings: Arguments
+    kind: type[ServiceSettings]
+    arguments: Arguments
     python: Sequence[str] = PYTHON
     gpus: Gpus | None = None
-    """Of an engine; None: what it finds."""
+    """Of an engine; None: all that it finds."""
+
+    @property
+    def role(self) -> Role:
+        """What it is in the ring."""
+        return self.kind.role
 
     @property
     def command(self) -> list[str]:
         """What starts it."""
-        return [*self.python, "-m", self.module, *_flags(self.settings)]
+        return [*self.python, "-m", self.kind.module, *_flags(self.arguments)]
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -104,11 +112,18 @@ class Service:
     @property
     def drain_timeout(self) -> float:
         """Seconds that its live streams have to end."""
-        return float(self.settings["drain_timeout"])
+        return float(self.arguments["drain_timeout"])
 
     def on_port(self, port: int) -> "Service":
         """The same on a port that is known by now."""
-        return replace(self, settings={**self.settings, "port": port})
+        return replace(self, arguments={**self.arguments, "port": port})
+
+    def settings(self, environment: Mapping[str, str]) -> ServiceSettings:
+        """What it will read in this environment. Raises OptionsError where it would refuse to start."""
+        try:
+            return resolve(self.kind, self.arguments, environment)
+        except SettingsError as error:
+            raise OptionsError(f"{self.kind.module}: {error}") from error
 
 
 def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Service]:
@@ -123,7 +138,7 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
     ports = _ports(plan.port, plan.routers) or [0] * plan.routers
     of_engines: Sequence[Gpus | None] = gpus or [None] * plan.engines
 
-    def service(name: str, role: Role, module: str, own: Arguments, given: Arguments) -> Service:
+    def service(kind: type[ServiceSettings], name: str, own: Arguments, given: Arguments) -> Service:
         common = {
             "model": plan.model,
             "name": plan.name,
@@ -133,18 +148,18 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
             "drain_timeout": plan.drain_timeout,
             "metrics_port": metrics_ports.get(name),
         }
-        return Service(name, role, module, {**common, **own, **given}, plan.python)
+        shared = {setting: value for setting, value in plan.shared_args.items() if setting in settings_of(kind)}
+        return Service(name, kind, {**common, **own, **shared, **given}, plan.python)
 
-    aging = {"priority_aging_seconds": plan.priority_aging_seconds}
-    of_routers = {**peers, **aging, "host": plan.host}
+    of_routers = {**peers, "host": plan.host}
     return [
         *(
-            replace(service(name, "engine", "engine_worker", aging | _share(plan, on), plan.engine_args), gpus=on)
+            replace(service(EngineSettings, name, _share(plan, on), plan.engine_args), gpus=on)
             for name, on in zip(engines, of_engines, strict=True)
         ),
-        *(service(name, "detok", "detok_service", {}, plan.detokenizer_args) for name in detokenizers),
+        *(service(DetokenizerSettings, name, {}, plan.detokenizer_args) for name in detokenizers),
         *(
-            service(name, "router", "router", {**of_routers, "port": ports[i]}, _router_args(plan, i))
+            service(RouterSettings, name, {**of_routers, "port": ports[i]}, _router_args(plan, i))
             for i, name in enumerate(routers)
         ),
     ]
@@ -197,6 +212,8 @@ def _flags(arguments: Arguments) -> list[str]:
                 continue
             case bool():
                 flags.append(f"--{flag}" if value else f"--no-{flag}")
+            case dict():
+                flags += [f"--{flag}", json.dumps(value)]
             case tuple() | list():
                 flags += [f"--{flag}", ",".join(map(str, value))]
             case _:

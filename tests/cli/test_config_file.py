@@ -34,18 +34,24 @@ def served(monkeypatch, tmp_path):
 
 def test_keys_are_the_options(served) -> None:
     made, _ = served(
-        "model: the/model\nport: 6000\nmax_batch_size: 8\nchunked_context: false\n"
-        "insecure: true\nkv_host_memory: 8GiB\n"
+        "model: the/model\nport: 6000\nmax_batch_size: 8\ninsecure: true\npriority_aging_seconds: 5\n"
+        "engine:\n  chunked_context: false\n  kv_host_memory: 8GiB\n"
+        "router: {tenant_weights: {search: 2}}\ndetokenizer:\n"
     )
     assert (made["model"], made["port"]) == ("the/model", 6000)
-    assert made["engine_args"] == {"max_batch_size": 8, "chunked_context": False, "kv_host_memory": "8GiB"}
-    assert made["router_args"] == {"insecure": True}
+    assert made["engine_args"] == {"max_batch_size": 8, "chunked_context": False, "kv_host_memory": 8 << 30}
+    assert made["router_args"] == {"insecure": True, "tenant_weights": {"search": 2.0}}
+    assert made["detokenizer_args"] == {}
+    assert made["shared_args"] == {"priority_aging_seconds": 5.0}
 
 
 def test_the_command_line_comes_first(served) -> None:
     made, _ = served("model: a\nport: 6000\nengines: 2\n", "--port", "7000", "--model", "b")
     assert (made["model"], made["port"], made["engines"]) == ("b", 7000, 2)
     assert served("model: a\n", "c")[0]["model"] == "c"
+    file = "max_batch_size: 3\nengine:\n  max_batch_size: 2\n  threads: 4\n"
+    for given, size in (((), 3), (("--max-batch-size", "5"), 5), (("--set", "engine.max_batch_size=6"), 6)):
+        assert served(file, *given)[0]["engine_args"] == {"max_batch_size": size, "threads": 4}
 
 
 def test_an_empty_file_and_an_empty_key_are_the_defaults(served) -> None:
@@ -60,6 +66,10 @@ def test_an_empty_file_and_an_empty_key_are_the_defaults(served) -> None:
         ("config: other.yaml\n", "unknown key config"),
         ("port: 2.5\n", "--port"),
         ("port: 70000\n", "--port"),
+        ("max_tokens_per_step: 9\n", "it is a setting: engine: max_tokens_per_step"),
+        ("engine:\n  max_batch_sise: 9\n", "did you mean engine.max_batch_size?"),
+        ("engine:\n  max_batch_size: 0\n", "engine.max_batch_size: Input should be greater than or equal to 1"),
+        ("engine: 5\n", "engine must hold keys and values, not 5"),
         ("engines: [1, 2]\n", "engines must have a single value"),
         ("[1]\n", "must hold keys and values"),
         ("a: {\n", "cannot read"),

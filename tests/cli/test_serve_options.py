@@ -1,28 +1,17 @@
-"""What `sluice serve` is told about scheduling arrives in the engine's settings, and in the router's."""
+"""What is given to `sluice serve` arrives in the settings of the services."""
 
-import inspect
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-import detok_service.config
-import engine_worker.config
-import router.config
-from engine_worker.config import EngineSettings
 from sluice import tiny_model
 from sluice.cli import app
-from sluice.cli.serve import serve
 from sluice.launch.plan import Plan, services
-from sluice.ring.settings import ServiceSettings
-
-READ = {
-    "engine": engine_worker.config.read_settings,
-    "router": router.config.read_settings,
-    "detok": detok_service.config.read_settings,
-}
+from sluice.settings.assign import assignable
+from sluice.settings.read import load_settings
+from sluice.settings.services import SERVICES, EngineSettings, ServiceSettings
 
 
 @pytest.fixture
@@ -31,7 +20,10 @@ def settings_by_role(asked_of_ring):
         options = asked_of_ring(*arguments)
         given = {name: value for name, value in options.items() if name in Plan.__dataclass_fields__}
         planned = services(Plan(**{"model": "model", **given, "name": given["name"] or "name"}), Path("folder"))
-        return {each.role: READ[each.role](each.command[each.command.index(each.module) + 1 :]) for each in planned}
+        return {
+            each.role: load_settings(each.kind, each.command[each.command.index(each.kind.module) + 1 :])
+            for each in planned
+        }
 
     return asked
 
@@ -44,47 +36,97 @@ def engine_settings(settings_by_role):
     return asked
 
 
-OWN = {"model", "revision", "config", "metrics_port"}
-"""Each service has its own port; config names a file, and services get the folder that the launcher has found for model
-and revision."""
+@pytest.fixture
+def refused():
+    """The one line in which wrong arguments are refused."""
+
+    def call(*arguments: str) -> str:
+        result = CliRunner().invoke(app, ["serve", *arguments])
+        assert result.exit_code == 2
+        return " ".join(result.stderr.split())
+
+    return call
 
 
-def test_a_setting_that_services_share_reaches_them_all(settings_by_role):
-    counts = Counter(name for settings in settings_by_role().values() for name in type(settings).model_fields)
-    flags = inspect.signature(serve).parameters.keys() - OWN
-    shared = [name for name in flags if counts[name] > 1]
-    assert {"drain_timeout", "priority_aging_seconds"} <= set(shared)
-    found = settings_by_role(*(part for name in shared for part in (f"--{name.replace('_', '-')}", "7")))
-    for settings in found.values():
-        for name in set(shared) & type(settings).model_fields.keys():
-            assert str(getattr(settings, name)) in ("7", "7.0"), (settings, name)
+VALUES = {"log_level": "debug", "insecure_ring": "true", "metrics_host": "::1"}
 
 
-def test_policies(engine_settings):
-    settings = engine_settings(
-        "--capacity-scheduler-policy",
-        "guaranteed_no_evict",
-        "--context-chunking-policy",
-        "equal_progress",
-        "--priority-aging-seconds",
-        "2.5",
-        "--micro-batch-scheduler",
-        "mine:Own",
-        "--max-batch-size",
-        "7",
+def test_a_setting_that_services_share_reaches_all_that_have_it(settings_by_role):
+    shared = [key for key in assignable() if "." not in key and key not in ("config", "metrics_port")]
+    assert {"drain_timeout", "priority_aging_seconds", "log_level"} <= set(shared)
+    found = settings_by_role(*(part for key in shared for part in ("--set", f"{key}={VALUES.get(key, '7')}")))
+    for key in shared:
+        having = [settings for settings in found.values() if hasattr(settings, key)]
+        assert len(having) > 1
+        assert len({getattr(settings, key) for settings in having}) == 1
+        assert getattr(having[0], key) in (7, True, "debug", "::1"), key
+
+
+def test_any_setting_of_any_service(settings_by_role):
+    texts = ("engine.scheduler=mine:Own", "engine.chunked_context=no", "engine.max_attention_window=64,128")
+    texts += ("engine.kv_host_memory=8GiB", 'router.tenant_weights={"search": 2}', "detokenizer.max_streams=5")
+    found = settings_by_role(*(part for text in texts for part in ("--set", text)))
+    engine, router, detokenizer = found["engine"], found["router"], found["detok"]
+    assert (engine.scheduler, engine.chunked_context, engine.max_attention_window) == ("mine:Own", False, (64, 128))
+    assert engine.kv_host_memory == 8 << 30
+    assert router.tenant_weights == {"search": 2.0}
+    assert detokenizer.max_streams == 5
+
+
+def test_the_last_one_and_the_one_of_a_service_count(settings_by_role):
+    found = settings_by_role(
+        *("--set", "engine.max_batch_size=7", "--max-batch-size", "8", "--set", "engine.max_batch_size=9"),
+        *("--set", "engine.drain_timeout=3", "--set", "drain_timeout=5"),
     )
-    assert settings.capacity_scheduler_policy == "guaranteed_no_evict"
-    assert settings.context_chunking_policy == "equal_progress"
-    assert settings.priority_aging_seconds == 2.5
-    assert settings.micro_batch_scheduler == "mine:Own"
-    assert settings.max_batch_size == 7
-    assert settings.chunked_context
+    assert found["engine"].max_batch_size == 9
+    assert [found[role].drain_timeout for role in ("engine", "router", "detok")] == [3, 5, 5]
 
 
-def test_one_scheduler_for_all(engine_settings):
-    settings = engine_settings("--scheduler", "mine:Own", "--no-chunked-context")
-    assert settings.schedulers.scheduler == "mine:Own"
-    assert not settings.chunked_context
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("engine.max_batch_size", "must be of the form SERVICE.NAME=VALUE"),
+        ("engine.max_batch_sise=8", "unknown setting engine.max_batch_sise; did you mean engine.max_batch_size?"),
+        ("max_batch_size=8", "did you mean engine.max_batch_size?"),
+        ("engin.overlap=yes", "did you mean engine.overlap?"),
+        ("engine.max_batch_size=0", "engine.max_batch_size: Input should be greater than or equal to 1 (got '0')"),
+        ("engine.dtype=int4", "engine.dtype: Input should be 'auto', 'float32'"),
+        ("router.tenant_weights={", "router.tenant_weights: not valid JSON"),
+        ("log_level=loud", "log_level: Input should be 'debug'"),
+        ("engine.default_threads=2", "unknown setting engine.default_threads"),
+        ("engine.listen=ipc:///x", "unknown setting engine.listen"),
+    ],
+)
+def test_a_wrong_assignment_is_refused_before_anything_starts(refused, text, message):
+    assert message in refused("--set", text)
+
+
+def test_a_wrong_option_has_the_services_own_bounds(refused):
+    assert "engine.max_batch_size: Input should be less than or equal to 4096" in refused("--max-batch-size", "4097")
+
+
+def test_settings_that_do_not_go_together_are_refused_before_anything_starts():
+    result = CliRunner().invoke(app, ["serve", "--max-batch-size", "8", "--set", "engine.max_tokens_per_step=4"])
+    assert result.exit_code == 1
+    assert "engine_worker: max_tokens_per_step: must be at least max_batch_size, 8 (got 4)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ("--max-tokens-per-step", "engine.max_tokens_per_step"),
+        ("--no-chunked-context", "engine.chunked_context"),
+        ("--priority-aging-seconds=5", "priority_aging_seconds"),
+        ("--tls-client-ca", "router.tls_client_ca"),
+    ],
+)
+def test_an_option_that_is_a_setting_is_told_how_to_set_it(refused, option, key):
+    assert f"it is a setting: --set {key}=" in refused(option, "1")
+
+
+def test_each_setting_of_each_service_can_be_assigned_or_is_the_launchers_own(settings_by_role):
+    services_of = {key.partition(".")[0] for key in assignable() if "." in key}
+    assert services_of == set(SERVICES)
 
 
 def test_nothing_asked(engine_settings):
@@ -108,12 +150,12 @@ def test_the_launchers_shares(engine_settings):
     ],
 )
 @pytest.mark.parametrize("where", ["flag", "environment", "file"])
-def test_whatever_is_asked_for_heartbeats_the_launchers_shares(
+def test_whatever_is_asked_for_beats_the_launchers_shares(
     engine_settings, monkeypatch, tmp_path, where, name, value, found
 ):
     flags = []
     if where == "flag":
-        flags = ["--" + name.replace("_", "-"), str(value)]
+        flags = ["--set", f"engine.{name}={value}"]
     elif where == "environment":
         monkeypatch.setenv(f"SLUICE_ENGINE_{name.upper()}", str(value))
     else:
@@ -126,7 +168,7 @@ def test_whatever_is_asked_for_heartbeats_the_launchers_shares(
 
 
 def test_tokens_and_a_fraction_both_bound_the_cache(engine_settings):
-    settings = engine_settings("--kv-cache-tokens", "4096", "--kv-memory-fraction", "0.25")
+    settings = engine_settings("--kv-cache-tokens", "4096", "--set", "engine.kv_memory_fraction=0.25")
     assert (settings.kv_cache_tokens, settings.kv_memory_fraction) == (4096, 0.25)
 
 

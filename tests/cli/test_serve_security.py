@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from router.config import RouterSettings, read_settings
 from sluice.cli import app
 from sluice.launch.plan import Plan, services
+from sluice.settings.read import load_settings
+from sluice.settings.services import RouterSettings
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def router_settings(asked_of_ring):
         given = asked_of_ring(*arguments)
         plan = Plan(model="model", name="name", host=given["host"], router_args=given["router_args"])
         (router,) = (service for service in services(plan, Path("folder")) if service.role == "router")
-        return read_settings(router.command[router.command.index("router") + 1 :])
+        return load_settings(RouterSettings, router.command[router.command.index("router") + 1 :])
 
     return asked
 
@@ -29,9 +30,9 @@ def test_tls_and_tokens(router_settings):
         "tokens_file": "tokens",
         "admin_tokens_file": "admins",
     }
-    flags = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
+    flags = [part for name, value in given.items() for part in ("--set", f"router.{name}={value}")]
     settings = router_settings("--host", "0.0.0.0", "--admin-port", "50052", *flags)
-    assert settings.model_dump(include=set(given)) == given
+    assert {name: getattr(settings, name) for name in given} == given
     assert (settings.host, settings.admin_port, settings.insecure) == ("0.0.0.0", 50052, False)
 
 

@@ -16,13 +16,13 @@ import structlog
 import zmq
 
 from detok_service.__main__ import MAX_MESSAGES, serve, unready
-from detok_service.config import DetokenizerSettings
 from detok_service.service import Detokenizer, Identity
 from detok_service.tokenizers import load_decoders
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
 from sluice.ring.wire import Open, TokenBatch
+from sluice.settings.services import DetokenizerSettings
 from sluice.telemetry import health
 from sluice.telemetry.health import ProgressBeacon
 from sluice.telemetry.service_status import StatusFile

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.process
 
 WITHOUT_TORCH = [
     "engine_worker.core.assembly",
-    "engine_worker.config",
+    "sluice.settings.engine",
     "engine_worker.core.engine",
     "engine_worker.kvcache.cache",
     "engine_worker.ringside.outbox",

@@ -13,12 +13,13 @@ import zmq
 
 import sluice.tiny_model
 from engine_worker.__main__ import progress_log
-from engine_worker.config import read_settings
 from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.wire import TokenBatch
+from sluice.settings.read import load_settings
+from sluice.settings.services import EngineSettings
 from tests.fakes.clock import Clock
 from tests.fakes.engine import spec_of
 from tests.fakes.lanes import connected
@@ -129,14 +130,14 @@ def test_a_port_is_not_opened_without_keys(flags, message):
 def test_settings_by_flag_environment_and_default(monkeypatch):
     monkeypatch.setenv("SLUICE_ENGINE_MAX_BATCH_SIZE", "32")
     monkeypatch.setenv("SLUICE_ENGINE_DTYPE", "bfloat16")
-    settings = read_settings(["--model", "m", "--dtype", "float32", "--no-chunked-context"])
+    settings = load_settings(EngineSettings, ["--model", "m", "--dtype", "float32", "--no-chunked-context"])
     assert (settings.max_batch_size, settings.dtype, settings.chunked_context) == (32, "float32", False)
     assert settings.block_reuse is True
 
 
 def test_attention_windows_are_one_number_or_several(monkeypatch, tmp_path):
     def windows(*flags: str) -> tuple[int, ...]:
-        return read_settings(["--model", "m", *flags]).max_attention_window
+        return load_settings(EngineSettings, ["--model", "m", *flags]).max_attention_window
 
     assert windows() == ()
     assert windows("--max-attention-window", "64") == (64,)

@@ -6,7 +6,6 @@ from datetime import timedelta
 
 import pytest
 
-from engine_worker.config import EngineSettings
 from sluice.client.requests import build_spec
 from sluice.executor import (
     AdditionalModelOutput,
@@ -21,6 +20,8 @@ from sluice.executor import (
     SchedulerConfig,
     TokenRangeRetentionConfig,
 )
+from sluice.settings.describe import settings_of
+from sluice.settings.services import EngineSettings
 from sluice.v1 import generation_pb2 as pb
 
 SAMPLING = {
@@ -257,4 +258,4 @@ def test_configuration_of_the_engine() -> None:
         "scheduler": "mine:Whole",
     }
     assert KvCacheConfig().engine_args() == SchedulerConfig().engine_args() == {}
-    assert set(cache.engine_args()) | set(scheduler.engine_args()) <= set(EngineSettings.model_fields)
+    assert set(cache.engine_args()) | set(scheduler.engine_args()) <= set(settings_of(EngineSettings))

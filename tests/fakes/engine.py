@@ -1,8 +1,10 @@
 """An engine around a scripted runner and lanes in memory, with a clock that stands still until it is told."""
 
+from dataclasses import asdict
+
 import structlog
 
-from engine_worker.core.assembly import Batching, assemble, longest_sequence
+from engine_worker.core.assembly import assemble, longest_sequence
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks, Report
 from engine_worker.request import State
@@ -11,6 +13,7 @@ from engine_worker.ringside.outbox import Outbox
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import RetentionParams, SamplingParams, StopParams, TextParams
 from sluice.ring.wire import Cancel, Submit
+from sluice.settings.engine import Batching, SchedulerNames
 from tests.fakes.clock import Clock
 from tests.fakes.lane import Receiver, Stream
 from tests.fakes.memory import MemoryCheck
@@ -83,6 +86,7 @@ class EngineBench:
         window: int | None = None,
         overlap: bool | None = None,
         log: structlog.stdlib.BoundLogger | None = None,
+        schedulers: SchedulerNames | None = None,
         **batching,
     ) -> None:
         """`batching` are further fields of Batching."""
@@ -96,7 +100,14 @@ class EngineBench:
         self.outbox = Outbox("engine", EPOCH, self.receiver.open_lane, self.clock, log)
         self.mailbox = Mailbox(EPOCH, self._receive, self.outbox, log)
         self.reports: list[Report] = []
-        batching = Batching(max_batch_size, max_tokens_per_step, chunked_context, block_reuse, **batching)
+        batching = Batching(
+            max_batch_size,
+            max_tokens_per_step,
+            chunked_context=chunked_context,
+            block_reuse=block_reuse,
+            **asdict(schedulers or SchedulerNames()),
+            **batching,
+        )
         longest = max_sequence_tokens or longest_sequence(self.runner, batching, MAX_CONTEXT)
         self.engine = assemble(
             self.runner,

@@ -8,7 +8,6 @@ from pathlib import Path
 import structlog
 import zmq
 
-from engine_worker.config import EngineSettings
 from engine_worker.ringside.worker import Worker
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import FinishReason
@@ -18,6 +17,7 @@ from sluice.ring.lane import Lane
 from sluice.ring.message import Message
 from sluice.ring.params import RangeRetention, RetentionParams, SamplingParams, StopParams, TextParams
 from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch
+from sluice.settings.services import EngineSettings
 from tests.fakes.rows import rows_of
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 from tests.fuzz.frames import Mutator

@@ -10,13 +10,13 @@ import grpc
 import structlog
 
 from router.app import RouterApp
-from router.config import RouterSettings
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.message import Message
 from sluice.ring.stats import RequestStats, Stage, StepStats
 from sluice.ring.wire import End, Started, TextBatch, TextRow, Times, TokenLogprob
+from sluice.settings.services import RouterSettings
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import generation_pb2_grpc
@@ -90,7 +90,7 @@ async def _run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
             "listen": f"ipc://{folder}/router",
             "port": 0,
         }
-        router = RouterApp(RouterSettings.model_validate(settings), open_checkpoint(str(path()), "tiny"), logger)
+        router = RouterApp(RouterSettings(**settings), open_checkpoint(str(path()), "tiny"), logger)
         await router.start()
         stack.push_async_callback(router.stop, 0.0)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{router.port}"))

@@ -1,13 +1,23 @@
 """Which engine gets which GPUs."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.launch import OptionsError
 from sluice.launch.gpus import Gpus, deal, gpus_of_engines, visible_gpus
+from sluice.launch.plan import Plan, services
+from sluice.settings.services import EngineSettings
 
 FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+
+
+def engine(environment: dict[str, str], **given) -> EngineSettings:
+    """The settings of a ring's engine."""
+    planned = services(Plan("model", "name", engine_args=given), Path("/x"))
+    return next(each for each in planned if each.role == "engine").settings(environment)
 
 
 @given(st.integers(1, 16), st.integers(1, 6), st.integers(2, 8))
@@ -55,7 +65,7 @@ def test_as_cuda_reads_the_variable(named, found, nvidia_smi):
 
 def test_ids_reach_the_engine_as_they_are():
     given = {"CUDA_VISIBLE_DEVICES": "GPU-8f2a-11,MIG-0c/7/0"}
-    assert [each.environment for each in gpus_of_engines(2, {}, given)] == [
+    assert [each.environment for each in gpus_of_engines(2, engine(given), given)] == [
         {"CUDA_VISIBLE_DEVICES": "GPU-8f2a-11"},
         {"CUDA_VISIBLE_DEVICES": "MIG-0c/7/0"},
     ]
@@ -84,22 +94,23 @@ def test_whatever_the_engine_is_asked_for(where, tmp_path):
 
     def found(**settings):
         if where == "flag":
-            return gpus_of_engines(2, settings, FOUR)
+            return gpus_of_engines(2, engine(FOUR, **settings), FOUR)
         if where == "environment":
             variables = {f"SLUICE_ENGINE_{name.upper()}": str(value) for name, value in settings.items()}
-            return gpus_of_engines(2, {}, FOUR | variables)
+            return gpus_of_engines(2, engine(FOUR | variables), FOUR)
         (tmp_path / "engine.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
-        return gpus_of_engines(2, {}, FOUR | {"SLUICE_ENGINE_CONFIG": str(tmp_path / "engine.yaml")})
+        return gpus_of_engines(2, engine(FOUR | {"SLUICE_ENGINE_CONFIG": str(tmp_path / "engine.yaml")}), FOUR)
 
     assert found(tensor_parallel=2) == [Gpus(("0", "1")), Gpus(("2", "3"))]
     assert found(tensor_parallel=8, device="cpu") == []
-    with pytest.raises(OptionsError, match="tensor_parallel must be at least 1, not 0"):
+    with pytest.raises(OptionsError, match="tensor_parallel: Input should be greater than or equal to 1"):
         found(tensor_parallel=0)
 
 
-def test_a_flag_comes_first_and_a_file_that_cannot_be_read_is_the_engines_to_tell(tmp_path):
-    environment = FOUR | {"SLUICE_ENGINE_TENSOR_PARALLEL": "4", "SLUICE_ENGINE_CONFIG": str(tmp_path / "none.yaml")}
-    assert gpus_of_engines(1, {"tensor_parallel": 2}, environment) == [Gpus(("0", "1"))]
-    assert gpus_of_engines(1, {}, environment) == [Gpus(("0", "1", "2", "3"))]
+def test_a_flag_comes_first_and_a_file_that_cannot_be_read_is_refused(tmp_path):
+    environment = FOUR | {"SLUICE_ENGINE_TENSOR_PARALLEL": "4"}
+    assert gpus_of_engines(1, engine(environment, tensor_parallel=2), FOUR) == [Gpus(("0", "1"))]
+    assert gpus_of_engines(1, engine(environment), FOUR) == [Gpus(("0", "1", "2", "3"))]
     (tmp_path / "none.yaml").write_text("{")
-    assert gpus_of_engines(1, {}, FOUR | {"SLUICE_ENGINE_CONFIG": str(tmp_path / "none.yaml")}) == [Gpus(("0",))]
+    with pytest.raises(OptionsError, match="cannot read the settings file"):
+        engine({"SLUICE_ENGINE_CONFIG": str(tmp_path / "none.yaml")})

@@ -46,13 +46,13 @@ def test_starts_serves_and_ends_in_order(fake, tmp_path, sockets_folder) -> None
 
 def test_command_lines(fake, notes, nvidia_smi) -> None:
     nvidia_smi()
-    with Ring(engines=2, name="mine", engine_args={"max_batch_size": 5}, router_args={"max_queue": 3}, **fake):
+    with Ring(engines=2, name="mine", engine_args={"max_batch_size": 5}, router_args={"max_live": 3}, **fake):
         pass
     router, engine = notes("router"), notes("engine-1")
     assert router["module"] == "router"
     assert router["flags"]["--engines"].split(",") == [notes(f"engine-{i}")["flags"]["--listen"] for i in range(2)]
     assert router["flags"]["--detokenizers"].split(",") == [notes(f"detok-{i}")["flags"]["--listen"] for i in range(2)]
-    assert router["flags"]["--max-queue"] == "3"
+    assert router["flags"]["--max-live"] == "3"
     assert engine["flags"]["--name"] == "mine"
     assert engine["flags"]["--max-batch-size"] == "5"
     assert int(engine["flags"]["--default-threads"]) >= 1
@@ -176,6 +176,10 @@ def test_wrong_model_and_options(fake) -> None:
         Ring(port=9100, metrics_port=9101, routers=2)
     with pytest.raises(OptionsError, match="ports from 65534 on: there are no 4 of them"):
         Ring(metrics_port=65534)
+    with pytest.raises(OptionsError, match="router: unknown setting max_queue"):
+        Ring(router_args={"max_queue": 3})
+    with pytest.raises(OptionsError, match="engine_worker: max_batch_size: Input should be less than or equal to 4096"):
+        Ring(engine_args={"max_batch_size": 5000})
     with pytest.raises(TypeError, match="wings"):
         Ring(wings=2)
 

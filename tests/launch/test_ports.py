@@ -1,15 +1,20 @@
 """Which ports a ring is going to listen on."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from sluice.launch.local_ring import ports
+import pytest
+
+from sluice.launch import OptionsError
 from sluice.launch.plan import Plan, services
 from sluice.ring.ports import Port
 
 
 def listed(environment: dict[str, str], **options) -> list[Port]:
     plan = Plan(model="m", name="n", **options)
-    return [port for port in ports(services(plan, Path("/f")), environment) if port.number]
+    planned = services(plan, Path("/f"))
+    listened = [(each.name, port) for each in planned for port in each.settings(environment).ports]
+    return [replace(port, owner=name) for name, port in listened if port.number]
 
 
 def test_those_of_all_routers_and_all_metrics() -> None:
@@ -38,4 +43,5 @@ def test_what_the_environment_says_to_the_services() -> None:
 
 def test_any_port_and_none() -> None:
     assert listed({}, port=0) == []
-    assert listed({"SLUICE_ROUTER_ADMIN_PORT": "many"}) == []
+    with pytest.raises(OptionsError, match="router: admin_port: Input should be a valid integer"):
+        listed({"SLUICE_ROUTER_ADMIN_PORT": "many"})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from engine_worker.core.assembly import Batching, assemble, longest_sequence
+from engine_worker.core.assembly import assemble, longest_sequence
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks, Report
 from engine_worker.parallel.leader import Leader
@@ -15,12 +15,11 @@ from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
-from engine_worker.scheduling.build import SchedulerNames
-from engine_worker.scheduling.context import ChunkingPolicy
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.stats import RequestStats, StepStats
 from sluice.ring.wire import Submit
+from sluice.settings.engine import Batching, ChunkingPolicy
 from tests.fakes.lane import Receiver, Stream
 
 EPOCH = 1
@@ -76,10 +75,10 @@ class EngineHarness:
         batching = Batching(
             max_batch_size,
             max_tokens_per_step,
-            chunked_context,
-            block_reuse,
+            chunked_context=chunked_context,
+            block_reuse=block_reuse,
             context_chunking_policy=chunking,
-            schedulers=SchedulerNames(policy),
+            capacity_scheduler_policy=policy,
         )
         longest = longest_sequence(runner, batching, checkpoint.max_context_tokens)
         self.receiver = Receiver()

@@ -11,8 +11,8 @@ import structlog
 from google.rpc import error_details_pb2, status_pb2
 
 from router.app import RouterApp
-from router.config import RouterSettings
 from sluice.ring.checkpoint import open_checkpoint
+from sluice.settings.services import RouterSettings
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import generation_pb2_grpc
@@ -96,7 +96,7 @@ async def start(ring, folder, checkpoint):
                 raise structlog.DropEvent
 
             logger = structlog.wrap_logger(None, processors=[structlog.processors.format_exc_info, keep])
-            router = RouterApp(RouterSettings.model_validate(settings), checkpoint, logger)
+            router = RouterApp(RouterSettings(**settings), checkpoint, logger)
             await router.start()
             stack.push_async_callback(router.stop, 0.0)
             channel = grpc.aio.insecure_channel(f"127.0.0.1:{router.port}")

@@ -1,11 +1,13 @@
 """gRPC connections leave the ring its file descriptors."""
 
+from dataclasses import replace
+
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
 from router.api.listener import fit_connections
-from router.config import RouterSettings
+from sluice.settings.services import RouterSettings
 
 
 @pytest.mark.parametrize(("limit", "most", "warned"), [(100_000, 4096, 0), (4000, 3004, 1), (100, 1, 1)])
@@ -15,4 +17,4 @@ def test_connections_are_bounded_by_what_is_left_beside_the_ring(limit, most, wa
         fitted = fit_connections(settings, limit, structlog.get_logger())
     assert fitted.max_connections == most
     assert [line["event"] for line in logs] == ["few_descriptors"] * warned
-    assert fitted.model_copy(update={"max_connections": 4096}) == settings
+    assert replace(fitted, max_connections=4096) == settings

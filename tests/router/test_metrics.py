@@ -6,10 +6,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.app import RouterApp
-from router.config import Bounds
 from router.errors import RequestError
-from router.requests.admission import Admission
 from sluice.telemetry.metrics import registry_of
+from tests.fakes.admission import make_admission
 from tests.fakes.ring_peers import hang
 from tests.fakes.status import serve_metrics
 from tests.router.conftest import refused, text_spec
@@ -71,7 +70,7 @@ async def test_lost_steps_and_listeners_are_seen(client, ring):
 
 
 async def test_refusals_at_the_door_are_counted():
-    admission = Admission(0, Bounds(0, 0))
+    admission = make_admission(0, 0, 0)
     for _ in range(2):
         with pytest.raises(RequestError):
             await admission.acquire(2, 1)

@@ -239,10 +239,11 @@ async def test_the_engines_bound_what_is_live(ring, start):
     await asyncio.gather(*readings, return_exceptions=True)
 
 
-async def test_texts_that_wait_for_the_tokenizer_are_bounded(ring, start):
+async def test_texts_that_wait_for_the_tokenizer_are_bounded(ring, start, monkeypatch):
+    monkeypatch.setattr("router.text.tokenizer_pool.MAX_WAITING", 2)
     ring.add_engine()
     ring.add_detokenizer()
-    client = await start(max_texts=2, text_threads=1)
+    client = await start(text_threads=1)
     go_on = threading.Event()
     busy = [asyncio.ensure_future(client.router._text._run(1, lambda: go_on.wait(60))) for _ in range(2)]
     await client.until(lambda: client.router._text._waiting == 2)
@@ -253,10 +254,11 @@ async def test_texts_that_wait_for_the_tokenizer_are_bounded(ring, start):
     assert (await client.generation.Tokenize(pb.TokenizeRequest(text="x"))).token_ids
 
 
-async def test_bytes_of_texts_that_wait_for_the_tokenizer_are_bounded(ring, start):
+async def test_bytes_of_texts_that_wait_for_the_tokenizer_are_bounded(ring, start, monkeypatch):
+    monkeypatch.setattr("router.text.tokenizer_pool.MAX_WAITING_BYTES", 1000)
     ring.add_engine()
     ring.add_detokenizer()
-    client = await start(max_text_bytes=1000, text_threads=1)
+    client = await start(text_threads=1)
     go_on = threading.Event()
     busy = asyncio.ensure_future(client.router._text._run(900, lambda: go_on.wait(60)))
     await client.until(lambda: client.router._text._waiting == 1)

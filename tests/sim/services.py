@@ -13,11 +13,10 @@ import router.app
 from detok_service.decoder import ByteDecoder
 from detok_service.service import Detokenizer, Identity
 from detok_service.tokenizers import Decoders
-from engine_worker.config import EngineSettings
 from router.access.principal import Principal
-from router.config import RouterSettings
 from sluice.ring.timing import HEARTBEAT_SECONDS
 from sluice.ring.wire import ToDetokenizer
+from sluice.settings.services import EngineSettings, RouterSettings
 from tests.fakes.runner import ScriptedRunner
 from tests.sim.network import Network, SimInbox
 from tests.sim.world import GENERATIONS, checkpoint, table

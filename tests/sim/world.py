@@ -47,7 +47,7 @@ def checkpoint():
 
 @cache
 def text() -> TokenizerPool:
-    return TokenizerPool(checkpoint(), 1, 1, 1)
+    return TokenizerPool(checkpoint(), 1, 1)
 
 
 @cache

@@ -22,7 +22,7 @@ def logs(tmp_path):
     ring = Ring(
         engines=1,
         detokenizers=1,
-        router_args={**DEBUG, "tokens_file": str(tokens), "reload_interval": 0.05},
+        router_args={**DEBUG, "tokens_file": str(tokens)},
         engine_args=DEBUG,
         detokenizer_args=DEBUG,
         observe=lines.append,

@@ -7,11 +7,10 @@ import detok_service.metrics
 import engine_worker.ringside.metrics
 import router.metrics
 from router.api.stats_broadcast import StatsBroadcast
-from router.config import Bounds
-from router.requests.admission import Admission
 from router.requests.counters import RequestCounters
 from router.requests.registry import Requests
 from router.requests.suspects import Suspects
+from tests.fakes.admission import make_admission
 from tests.fakes.engine import EngineBench
 from tests.fakes.metrics_page import documented
 
@@ -48,7 +47,7 @@ async def test_router():
     found, peers = router.metrics, Having(all=[], unknown=0)
     metrics = [
         *found.requests(RequestCounters(), Requests(1)),
-        *found.admission(Admission(1, Bounds(1, 1))),
+        *found.admission(make_admission(1, 1, 1)),
         *found.ring(Having(engines=peers, detokenizers=peers), INBOX, Having(late_rows=0, between_attempts=0)),
         *found.suspects(Suspects(1.0)),
         *found.steps(StatsBroadcast()),

@@ -19,7 +19,6 @@ MISSING = (
     "msgspec",
     "structlog",
     "pydantic",
-    "pydantic_settings",
     "rich",
     "zmq",
     "grpc",

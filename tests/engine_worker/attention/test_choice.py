@@ -206,12 +206,10 @@ def test_refusals_are_told_apart(installed):
 
 
 def test_every_kernel_is_a_setting():
-    from engine_worker.config import EngineSettings
-    from engine_worker.runner.config import RunnerConfig
+    from sluice.settings.engine import Compute
 
     names = {kernel.name for kernel in choice.KERNELS} | {"auto", "reference", "cpu"}
-    for config in (EngineSettings, RunnerConfig):
-        assert set(config.__annotations__["attention"].__args__) == names
+    assert set(Compute.__annotations__["attention"].__args__) == names
 
 
 def with_store(function) -> ModuleType:

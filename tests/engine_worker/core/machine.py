@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import remaining
-from engine_worker.scheduling.build import SchedulerNames
 from sluice.ring.errors import FinishReason
 from sluice.ring.hashing import short_hash
 from sluice.ring.params import RangeRetention, RetentionParams
 from sluice.ring.wire import Submit
+from sluice.settings.engine import SchedulerNames
 from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.runner import continuation
 

@@ -4,12 +4,13 @@ from itertools import count
 
 import structlog
 
-from engine_worker.core.assembly import Batching, assemble
+from engine_worker.core.assembly import assemble
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks, Stop
 from sluice.ring.errors import FinishReason
 from sluice.ring.stats import Stage
+from sluice.settings.engine import Batching
 from tests.fakes.engine import spec_of
 from tests.fakes.runner import VOCAB, ScriptedRunner, continuation
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.request import State
-from engine_worker.scheduling.build import SchedulerNames
 from sluice.ring.errors import Fault, FinishReason
+from sluice.settings.engine import SchedulerNames
 from tests.examples import examples
 from tests.fakes.engine import EngineBench
 

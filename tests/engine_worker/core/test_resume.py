@@ -5,9 +5,10 @@ from itertools import product
 import pytest
 
 from engine_worker.request import State
-from engine_worker.scheduling.build import POLICIES, SchedulerNames
+from engine_worker.scheduling.build import POLICIES
 from sluice.ring.errors import FinishReason
 from sluice.ring.stats import Stage
+from sluice.settings.engine import SchedulerNames
 from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.rows import rows_of
 from tests.fakes.runner import continuation

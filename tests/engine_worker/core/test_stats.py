@@ -7,9 +7,9 @@ import pytest
 
 from engine_worker.core.stats import REFRESH_SECONDS, REFRESHED_PER_STEP, Rate
 from engine_worker.ringside import metrics
-from engine_worker.scheduling.build import SchedulerNames
 from sluice.ring.errors import FinishReason
 from sluice.ring.stats import RequestStats, Stage, StepStats, request_json, step_json
+from sluice.settings.engine import SchedulerNames
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.engine import EngineBench
 

@@ -5,9 +5,9 @@ from typing import ClassVar
 import pytest
 
 from engine_worker.core.stats import Stage, stage_of
-from engine_worker.scheduling.build import SchedulerNames
 from engine_worker.scheduling.micro_batch import Chunk
 from engine_worker.scheduling.simple import RequestScheduler, Schedule
+from sluice.settings.engine import SchedulerNames
 from tests.fakes.engine import EngineBench
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True])

@@ -12,7 +12,6 @@ import structlog
 import zmq
 from structlog.testing import capture_logs
 
-from engine_worker.config import EngineSettings
 from engine_worker.core.assembly import fingerprint
 from engine_worker.ringside.worker import Worker
 from engine_worker.step import DeviceLostError
@@ -26,6 +25,7 @@ from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.stats import Stage, StepStats
 from sluice.ring.timing import HEARTBEAT_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, TokenBatch
+from sluice.settings.services import EngineSettings
 from tests.fakes.lanes import FakeLane, connected
 from tests.fakes.processes import wait_until
 from tests.fakes.rows import rows_of

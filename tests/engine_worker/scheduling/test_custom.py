@@ -3,7 +3,8 @@
 import pytest
 from structlog.testing import capture_logs
 
-from engine_worker.scheduling.build import SchedulerLoadError, SchedulerNames
+from engine_worker.scheduling.build import SchedulerLoadError, find_classes
+from sluice.settings.engine import SchedulerNames
 from tests.fakes.engine import EngineBench
 from tests.fakes.schedulers import OddFigures
 
@@ -169,4 +170,4 @@ def test_a_module_of_ours_is_not_taken_from_the_working_directory(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "json")
     with pytest.raises(SchedulerLoadError, match="AttributeError"):
-        SchedulerNames("json:Nothing").find()
+        find_classes(SchedulerNames("json:Nothing"))

@@ -2,9 +2,9 @@
 
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Request, Sequence, State
-from engine_worker.scheduling.build import SchedulerNames
 from engine_worker.scheduling.context import SchedulerContext
 from engine_worker.scheduling.guaranteed_no_evict import GuaranteedNoEvict
+from sluice.settings.engine import SchedulerNames
 from tests.engine_worker.kvcache.sequences import computed, one
 from tests.fakes.engine import EngineBench, spec_of
 

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from engine_worker.config import EngineSettings
-from engine_worker.scheduling.build import SchedulerNames
+from sluice.settings.describe import settings_of
+from sluice.settings.engine import SchedulerNames
+from sluice.settings.services import EngineSettings
 from tests.fakes.engine import EngineBench
 from tests.fakes.scheduling_page import example, settings
 
@@ -37,4 +38,4 @@ def test_it_is_about_thirty_lines():
 def test_its_settings_are_settings():
     listed = settings()
     assert {"capacity_scheduler_policy", "scheduler", "priority_aging_seconds"} <= listed
-    assert listed <= set(EngineSettings.model_fields)
+    assert listed <= set(settings_of(EngineSettings))

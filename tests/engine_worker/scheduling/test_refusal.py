@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_worker.scheduling.build import SchedulerNames
+from sluice.settings.engine import SchedulerNames
 from tests.fakes.engine import EngineBench
 
 POLICIES = ("max_utilization", "guaranteed_no_evict")

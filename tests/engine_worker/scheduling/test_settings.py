@@ -2,8 +2,10 @@
 
 import pytest
 
-from engine_worker.config import read_settings
-from engine_worker.scheduling.build import SchedulerNames
+from engine_worker.scheduling.build import POLICIES
+from sluice.settings.engine import CAPACITY_POLICIES
+from sluice.settings.read import load_settings
+from sluice.settings.services import EngineSettings
 
 
 @pytest.mark.parametrize(
@@ -15,18 +17,25 @@ from engine_worker.scheduling.build import SchedulerNames
         (["--scheduler", "a:B", "--micro-batch-scheduler", "a:C"], r"scheduler: .*give it or them.*'a:B'"),
         (["--scheduler", "a:B", "--capacity-scheduler-policy", "static_batch"], r"scheduler: .*give it or them.*'a:B'"),
         (["--context-chunking-policy", "fair"], r"context_chunking_policy: .*equal_progress.*'fair'"),
-        (["--no-chunked-context", "--context-chunking-policy", "equal_progress"], r"nothing without chunked_context"),
+        (
+            ["--no-chunked-context", "--context-chunking-policy", "equal_progress"],
+            r"_policy: has no effect",
+        ),
         (["--priority-aging-seconds", "-1"], r"priority_aging_seconds: .*greater than or equal to 0.*-1"),
     ],
 )
 def test_wrong_settings(flags, message):
     with pytest.raises(SystemExit, match=message):
-        read_settings(["--model", "model", *flags])
+        load_settings(EngineSettings, ["--model", "model", *flags])
 
 
 def test_from_a_file(tmp_path):
     file = tmp_path / "engine.yaml"
     file.write_text("model: model\ncapacity_scheduler_policy: mine:Own\npriority_aging_seconds: 0\n")
-    settings = read_settings(["--config", str(file)])
-    assert settings.schedulers == SchedulerNames("mine:Own")
+    settings = load_settings(EngineSettings, ["--config", str(file)])
+    assert settings.capacity_scheduler_policy == "mine:Own"
     assert settings.priority_aging_seconds == 0
+
+
+def test_every_policy_is_a_setting():
+    assert tuple(POLICIES) == CAPACITY_POLICIES

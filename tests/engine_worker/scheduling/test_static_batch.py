@@ -1,6 +1,6 @@
 """One batch after the other, and what is told about it."""
 
-from engine_worker.scheduling.build import SchedulerNames
+from sluice.settings.engine import SchedulerNames
 from tests.fakes.engine import EngineBench
 
 

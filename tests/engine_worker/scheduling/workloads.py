@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from engine_worker.scheduling.build import SchedulerNames
 from sluice.ring.errors import FinishReason
 from sluice.ring.wire import Submit
+from sluice.settings.engine import SchedulerNames
 from tests.fakes.engine import EngineBench, spec_of
 from tests.fakes.runner import continuation
 

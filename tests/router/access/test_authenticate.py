@@ -42,11 +42,12 @@ def tokens(tmp_path):
 
 
 @pytest.fixture
-async def guarded(ring, start, tokens):
+async def guarded(ring, start, tokens, monkeypatch):
     """A router that asks for tokens."""
     ring.add_engine()
     ring.add_detokenizer()
-    return await start(tokens_file=str(tokens), reload_interval=0.05)
+    monkeypatch.setattr("router.app.RELOAD_SECONDS", 0.05)
+    return await start(tokens_file=str(tokens))
 
 
 def counts(client):

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 import router.access.tls as tls_of_router
 from router.access.access import AccessError
 from router.access.tls import Certificates
-from router.config import RouterSettings
+from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import generation_pb2_grpc
 from tests.fakes.certificates import Authority, Pair
@@ -40,15 +40,14 @@ def served(authority, tmp_path) -> Pair:
 
 
 @pytest.fixture
-async def tls(ring, start, served):
+async def tls(ring, start, served, monkeypatch):
     """Starts a router with TLS."""
+    monkeypatch.setattr("router.app.RELOAD_SECONDS", INTERVAL)
     ring.add_engine()
     ring.add_detokenizer()
 
     async def begin(**settings):
-        return await start(
-            tls_certificate=str(served.certificate), tls_key=str(served.key), reload_interval=INTERVAL, **settings
-        )
+        return await start(tls_certificate=str(served.certificate), tls_key=str(served.key), **settings)
 
     return begin
 

@@ -9,7 +9,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
-from router.config import RouterSettings
+from sluice.settings.services import RouterSettings
 from sluice.v1 import admin_pb2
 from sluice.v1.admin_pb2_grpc import AdminServiceStub, ModelServiceStub
 from tests.router.conftest import refused, text_spec

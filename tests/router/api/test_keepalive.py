@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from router.api.listener import LEAST_PING_MILLISECONDS, _options
-from router.config import RouterSettings
 from sluice.client import AsyncClient, connection
+from sluice.settings.services import RouterSettings
 from tests.fakes.http2 import Connection
 from tests.fakes.ring_peers import generate
 from tests.router.conftest import Client, text_spec

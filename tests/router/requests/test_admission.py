@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config import Bounds
 from router.errors import RequestError
-from router.requests.admission import Admission
 from sluice.ring.errors import ErrorCode
+from tests.fakes.admission import make_admission
 
 
 async def settle():
@@ -22,7 +21,7 @@ async def queue(admission, order, name, priority=2, tokens=1):
 
 
 async def test_priority_then_arrival():
-    admission, order = Admission(1, Bounds(10, 100)), []
+    admission, order = make_admission(1, 10, 100), []
     first = await admission.acquire(1, 1)
     tasks = []
     for name, priority in (("low", 1), ("normal", 2), ("high", 3), ("normal too", 2)):
@@ -39,7 +38,7 @@ async def test_priority_then_arrival():
 
 
 async def test_a_permit_is_given_back_once():
-    admission = Admission(1, Bounds(0, 0))
+    admission = make_admission(1, 0, 0)
     permit = await admission.acquire(2, 1)
     permit.release()
     permit.release()
@@ -47,7 +46,7 @@ async def test_a_permit_is_given_back_once():
 
 
 async def test_beyond_the_bounds_it_raises_at_once():
-    admission = Admission(1, Bounds(2, 10))
+    admission = make_admission(1, 2, 10)
     await admission.acquire(2, 1)
     waiting = [asyncio.ensure_future(admission.acquire(2, 50))]
     await settle()
@@ -65,7 +64,7 @@ async def test_beyond_the_bounds_it_raises_at_once():
 
 
 async def test_whoever_is_cancelled_after_admission_gives_the_permit_back():
-    admission = Admission(1, Bounds(10, 100))
+    admission = make_admission(1, 10, 100)
     first = await admission.acquire(2, 1)
     second = asyncio.ensure_future(admission.acquire(2, 1))
     await settle()
@@ -77,7 +76,7 @@ async def test_whoever_is_cancelled_after_admission_gives_the_permit_back():
 
 
 async def test_capacity_follows_the_engines():
-    admission, order = Admission(0, Bounds(10, 100)), []
+    admission, order = make_admission(0, 10, 100), []
     tasks = [asyncio.ensure_future(queue(admission, order, i)) for i in range(4)]
     await settle()
     admission.resize(3)
@@ -101,7 +100,7 @@ async def test_capacity_follows_the_engines():
 def test_the_books_are_right_after_anything(actions):
     async def run():
         capacity = 3
-        admission = Admission(capacity, Bounds(5, 40))
+        admission = make_admission(capacity, 5, 40)
         tasks = []
         for action, number in actions:
             if action == "ask":

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config import Bounds
 from router.errors import RequestError
 from router.requests.admission import OUTPUT_COST, Admission, FairShare
+from tests.fakes.admission import make_admission
 
-PLENTY = Bounds(10_000, 10_000_000)
+PLENTY = (10_000, 10_000_000)
 
 
 async def settle():
@@ -19,7 +19,7 @@ async def settle():
 
 
 async def test_one_place_is_enough_for_tenants():
-    admission = Admission(1, PLENTY, reserved_fraction=0.1)
+    admission = make_admission(1, *PLENTY, reserved=0.1)
     for tenant in ("a", "b"):
         permit = await asyncio.wait_for(admission.acquire(2, 1, tenant), 60)
         permit.release()
@@ -66,7 +66,7 @@ class Ring:
 
 
 async def test_two_who_want_all_get_half_each_whatever_they_ask_for():
-    ring = Ring(Admission(4, PLENTY))
+    ring = Ring(make_admission(4, *PLENTY))
     for _ in range(400):
         ring.ask("many small", length=4)
     for _ in range(60):
@@ -81,7 +81,7 @@ async def test_two_who_want_all_get_half_each_whatever_they_ask_for():
 
 
 async def test_weights_share_out():
-    ring = Ring(Admission(6, PLENTY, weights={"gold": 3.0}))
+    ring = Ring(make_admission(6, *PLENTY, weights={"gold": 3.0}))
     for _ in range(500):
         ring.ask("gold")
         ring.ask("other")
@@ -91,7 +91,7 @@ async def test_weights_share_out():
 
 
 async def test_being_away_earns_nothing():
-    ring = Ring(Admission(2, PLENTY))
+    ring = Ring(make_admission(2, *PLENTY))
     for _ in range(200):
         ring.ask("steady")
     await ring.run(100)
@@ -105,7 +105,7 @@ async def test_being_away_earns_nothing():
 
 
 async def test_cached_tokens_are_cheaper():
-    admission = Admission(1, PLENTY)
+    admission = make_admission(1, *PLENTY)
     running = await admission.acquire(2, 1, "a")
     first = {}
     for tenant in ("cached", "computed"):
@@ -129,7 +129,7 @@ async def test_cached_tokens_are_cheaper():
 
 async def test_who_comes_into_a_flood_need_not_wait_for_it():
     """A tenth of the places is kept for tenants that hold less than their share."""
-    admission = Admission(64, PLENTY, reserved_fraction=0.1)
+    admission = make_admission(64, *PLENTY, reserved=0.1)
     admission.resize(64, 16)
     ring = Ring(admission)
     for _ in range(300):
@@ -143,7 +143,7 @@ async def test_who_comes_into_a_flood_need_not_wait_for_it():
 
 
 async def test_without_tenants_nothing_is_kept():
-    admission = Admission(64, PLENTY, reserved_fraction=0.1)
+    admission = make_admission(64, *PLENTY, reserved=0.1)
     admission.resize(64, 16)
     for _ in range(64):
         await admission.acquire(2, 1)
@@ -151,7 +151,7 @@ async def test_without_tenants_nothing_is_kept():
 
 
 async def test_one_tenant_does_not_fill_the_queue_for_all():
-    admission = Admission(1, Bounds(10, 1000, tenant_waiting=6))
+    admission = make_admission(1, 10, 1000, tenant_waiting=6)
     await admission.acquire(2, 1, "a")
     waiting = [asyncio.ensure_future(admission.acquire(2, 1, "a")) for _ in range(6)]
     await settle()
@@ -168,7 +168,7 @@ async def test_one_tenant_does_not_fill_the_queue_for_all():
 
 async def test_low_priority_is_not_starved_by_those_that_come_later():
     now = [0.0]
-    admission = Admission(1, PLENTY, aging_seconds=10.0, clock=lambda: now[0])
+    admission = make_admission(1, *PLENTY, aging_seconds=10.0, clock=lambda: now[0])
     permit = await admission.acquire(3, 1)
     low = asyncio.ensure_future(admission.acquire(1, 1))
     await settle()

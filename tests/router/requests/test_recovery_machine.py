@@ -15,33 +15,36 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.api.responses import ResponseBuilder, StreamWriter, wait_for_end
-from router.config import Bounds, RouterSettings
 from router.errors import RequestError
 from router.peers.placement import Placement
 from router.requests import attempts, recovery
 from router.requests import dispatcher as dispatch
-from router.requests.admission import Admission
 from router.requests.attempts import AttemptSender
 from router.requests.counters import RequestCounters
 from router.requests.dispatcher import Dispatcher
-from router.requests.recovery import Patience, Recovery
+from router.requests.recovery import Recovery
 from router.requests.registry import Requests
 from router.requests.request_phase import RequestPhase
 from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
+from router.validate.limits import limits_of
 from router.validate.model import describe
 from router.validate.spec import parse
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import RetentionParams
+from sluice.settings.router import RecoverySettings
+from sluice.settings.services import RouterSettings
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
 from tests.examples import examples
+from tests.fakes.admission import make_admission
 from tests.fakes.memory_ring import MemoryRing, length_of, text_of, token_at
 
 ENGINES, DETOKENIZERS = ("engine-0", "engine-1"), ("detok-0", "detok-1", "detok-2")
 BOUND = 2
+SETTINGS = RecoverySettings(recovery_timeout=3600.0, recovery_attempts=1 << 40, max_undelivered_tokens=BOUND)
 WAITS = (
     (recovery, "RETRY_SECONDS"),
     (recovery, "FIRST_BACKOFF_SECONDS"),
@@ -85,16 +88,14 @@ class Machine(RuleBasedStateMachine):
             self.patches.setattr(module, name, 0.0)
         self.ring = MemoryRing(len(ENGINES), len(DETOKENIZERS))
         self.requests = Requests(1000)
-        self.admission = Admission(4, Bounds(1000, 10**9))
+        self.admission = make_admission(4, 1000, 10**9)
         self.placement = Placement(1000)
         self.suspects, serving = Suspects(0.01), ServingModel(False, SILENT)
         self.attempts = AttemptSender(
             self.requests, self.ring, self.placement, serving, self.suspects, "router", 4096, SILENT
         )
         counters = RequestCounters()
-        self.recovery = Recovery(
-            self.attempts, self.ring, self.readmit, Patience(3600.0, 1 << 40, BOUND), self.suspects, counters, SILENT
-        )
+        self.recovery = Recovery(self.attempts, self.ring, self.readmit, SETTINGS, self.suspects, counters, SILENT)
         self.dispatcher = Dispatcher(
             self.requests, self.ring, self.attempts, self.recovery, self.suspects, 3600.0, counters, SILENT
         )
@@ -148,7 +149,7 @@ class Machine(RuleBasedStateMachine):
     def ask(self, n, streaming, reading):
         prompt = [next(self.numbers), 7, 8]
         spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt), n=n, output=pb.OutputOptions(token_ids=True))
-        found = parse(spec, model(), RouterSettings(model="m").limits(2048), streaming)
+        found = parse(spec, model(), limits_of(RouterSettings(model="m"), 2048), streaming)
         live = self.requests.add(found)
         live.on_tokenized(prompt, RetentionParams())
         client = Client(live)

@@ -44,7 +44,7 @@ async def test_broken_bytes_become_replacement_characters(client):
 def test_tokens_of_other_vocabularies_have_bytes_too(tmp_path, tokenizer):
     folder = shutil.copytree(path(), tmp_path / "model")
     tokenizer.save(str(folder / "tokenizer.json"))
-    text = TokenizerPool(open_checkpoint(str(folder)), 1, 1, 1)
+    text = TokenizerPool(open_checkpoint(str(folder)), 1, 1)
     ids = [tokenizer.token_to_id(token) for token in ("▁the", "日本")]
     assert b"".join(map(text.vocabulary.bytes_of, ids)) == " the日本".encode()
     text.close()

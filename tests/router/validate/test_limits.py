@@ -1,6 +1,7 @@
 """What one connection or one call may cost."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -8,10 +9,11 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from router.config import RouterSettings
+from router.validate.limits import Limits, limits_of
 from router.validate.model import describe
 from router.validate.prompt import ChatPrompt, parse_prompt
 from router.validate.violations import Violations
+from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import ChoiceList, GuidedDecoding, SamplingParams, StoppingCriteria
 from tests.fakes.http2 import Connection
@@ -42,9 +44,10 @@ async def code_of(call):
     return error.value.code()
 
 
-async def test_calls_beyond_those_of_a_connection_wait_at_the_client(begin, ring):
+async def test_calls_beyond_those_of_a_connection_wait_at_the_client(begin, ring, monkeypatch):
+    monkeypatch.setattr("router.api.listener.MAX_STREAMS", 2)
     ring.script = hang
-    client = await begin(max_streams=2)
+    client = await begin()
     async with connect(client) as channel:
         watchers = [HealthStub(channel).Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
         for watcher in watchers:
@@ -70,8 +73,9 @@ async def test_connections_beyond_the_limit_are_refused_and_those_that_are_there
         assert await check(again)
 
 
-async def test_metadata_beyond_the_limit(begin):
-    client = await begin(max_metadata_bytes=8192)
+async def test_metadata_beyond_the_limit(begin, monkeypatch):
+    monkeypatch.setattr("router.api.listener.MAX_METADATA_BYTES", 8192)
+    client = await begin()
     assert await check(client.channel, metadata=(("x-note", "a" * 7000),))
     assert await code_of(check(client.channel, metadata=(("x-note", "a" * 9000),))) is StatusCode.RESOURCE_EXHAUSTED
     assert await check(client.channel)
@@ -183,9 +187,11 @@ EMPTY = pb.ChatMessage()
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_each_list_and_text_of_a_request_has_a_limit_that_is_told(begin, spec, field):
+async def test_each_list_and_text_of_a_request_has_a_limit_that_is_told(begin, monkeypatch, spec, field):
     limits = ("prompt_bytes", "stop_strings", "stop_bytes", "logit_bias", "listed_ids", "guide_bytes")
-    client = await begin(**{f"max_{name}": 100 for name in limits})
+    bounded = replace(limits_of(RouterSettings(model="m"), 2048), **dict.fromkeys(limits, 100))
+    monkeypatch.setattr("router.app.limits_of", lambda *_: bounded)
+    client = await begin()
     details: Details = await refused(client.generate(spec))
     assert (details.code, details.fields) == (StatusCode.INVALID_ARGUMENT, [field])
     assert "at most 100" in details.bad.field_violations[0].description
@@ -193,9 +199,9 @@ async def test_each_list_and_text_of_a_request_has_a_limit_that_is_told(begin, s
 
 @pytest.mark.parametrize("chat", [pb.ChatPrompt(messages=[EMPTY] * 101), pb.ChatPrompt(tools_json=f'"{LONG}"')])
 def test_of_a_chat_that_is_too_long_nothing_is_made(checkpoint, chat):
-    settings = RouterSettings(model="tiny", max_prompt_bytes=100 if chat.tools_json else 10**6, max_messages=100)
+    limits = Limits(prompt_bytes=100 if chat.tools_json else 10**6, prompt_ids=1, messages=100)
     model, bad = describe(checkpoint), Violations()
-    prompt = parse_prompt(pb.GenerationSpec(chat=chat), model, settings.limits(model.max_context_tokens), bad)
+    prompt = parse_prompt(pb.GenerationSpec(chat=chat), model, limits, bad)
     assert isinstance(prompt, ChatPrompt)
     assert (prompt.messages, prompt.tools) == ((), None)
     assert [found.field for found in bad.found if "at most 100" in found.description]

@@ -1,5 +1,6 @@
 """From kv_cache options to what the engine is told."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -7,16 +8,17 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config import RouterSettings
 from router.errors import RequestError
+from router.validate.limits import limits_of
 from router.validate.retention import parse_retention
 from router.validate.violations import Violations
 from sluice.ring.params import RangeRetention, RetentionParams
+from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import KvCacheOptions, TokenRangeRetention
 from tests.router.conftest import refused
 
-LIMITS = RouterSettings(model="m").limits(2048)
+LIMITS = limits_of(RouterSettings(model="m"), 2048)
 
 
 def parsed(*ranges, **fields):
@@ -97,8 +99,8 @@ def test_what_is_taken_lies_in_the_prompt_and_does_not_overlap(ranges):
 
 
 @pytest.mark.parametrize("most", [0, 3])
-def test_the_number_of_ranges_is_a_setting(most):
-    limits = RouterSettings(model="m", max_retention_ranges=most).limits(2048)
+def test_the_number_of_ranges_is_bounded(most):
+    limits = replace(LIMITS, retention_ranges=most)
     bad = Violations()
     ranges = [TokenRangeRetention(start=i, end=i + 1) for i in range(most + 1)]
     parse_retention(KvCacheOptions(prompt_retention=ranges[:most]), limits, bad)

@@ -7,14 +7,15 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 
-from router.config import RouterSettings
 from router.errors import RequestError
 from router.validate.fields import IMPLEMENTED, NESTED, REJECTED
 from router.validate.fields import OFF as OFF_VALUES
+from router.validate.limits import limits_of
 from router.validate.model import describe
 from router.validate.spec import UNARY_INTERVAL, new_request_id, parse
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import SamplingParams
+from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import (
     ChatMessage,
@@ -35,7 +36,7 @@ def model(checkpoint):
 
 
 def spec_of(message, model, streaming=True):
-    limits = RouterSettings(model="m").limits(model.max_context_tokens)
+    limits = limits_of(RouterSettings(model="m"), model.max_context_tokens)
     return parse(message, model, limits, streaming)
 
 

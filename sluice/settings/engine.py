@@ -1,0 +1,118 @@
+"""Sections of the engine's settings, which its parts take whole."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from sluice.settings.fields import LAUNCHER, ByteCount, PositiveInt, PositiveSeconds, PriorityAging, Range
+
+ChunkingPolicy = Literal["first_come_first_served", "equal_progress"]
+CapacityPolicy = Literal["max_utilization", "guaranteed_no_evict", "static_batch"]
+CAPACITY_POLICIES: tuple[CapacityPolicy, ...] = get_args(CapacityPolicy)
+
+ThreadCount = Annotated[int, Range(ge=0, le=1024)]
+EngineCount = Annotated[int, Range(ge=1, le=4096), LAUNCHER]
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """Batch"""
+
+    max_batch_size: Annotated[int, Range(ge=1, le=4096)] = 64
+    """Sequences in a step, and sequences that hold KV cache memory."""
+    max_tokens_per_step: Annotated[int, Range(ge=1, le=1 << 20)] = 512
+    """Tokens that a step computes, prompt tokens included. At least max_batch_size."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Model execution"""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of weights, activations and KV cache. auto: float32 on a CPU, which supports no other; the model's own
+    on a GPU."""
+    attention: Literal["auto", "flash", "varlen", "triton", "reference", "cpu"] = "auto"
+    """Attention backend. auto: the first that is right on this device, see docs/gpu.md."""
+    weights: Literal["checkpoint", "random"] = "checkpoint"
+    """random: for benchmarks of a model's shape; the folder needs no weights."""
+    threads: ThreadCount = 0
+    """CPU threads of a step; 0: the cores that this process may use, less one, or an equal share of them under
+    `sluice serve`."""
+    default_threads: Annotated[ThreadCount, LAUNCHER] = 0
+    """CPU threads where `threads` is 0."""
+    max_attention_window: tuple[PositiveInt, ...] = ()
+    """Tokens that a token attends to: one number, or several that repeat over the layers. A model's own sliding window
+    applies too."""
+    overlap: bool | None = None
+    """Schedule a step while the one before it is computed; default: on a GPU."""
+    cuda_graphs: bool = True
+    """On a GPU launch the kernels of a generation step as one CUDA graph. Costs memory, and seconds at the start."""
+    fused_kernels: bool = True
+    """On a GPU use Sluice's Triton kernels beside attention: in layers, in sampling, and for KV cache writes."""
+
+    @property
+    def step_threads(self) -> int | None:
+        """CPU threads of a step; None: by the number of cores."""
+        return self.threads or self.default_threads or None
+
+
+@dataclass(frozen=True)
+class KvCacheSize:
+    """KV cache"""
+
+    tokens_per_block: Annotated[int, Range(ge=0, le=1024)] = 0
+    """0: 16, or what the attention backend needs."""
+    kv_cache_tokens: Annotated[int | None, Range(ge=1)] = None
+    """Size of the KV cache in tokens; default: by kv_memory_fraction. Where both are given, the smaller size holds."""
+    kv_memory_fraction: Annotated[float | None, Range(gt=0, le=0.95)] = None
+    """Part of the memory left after loading that the KV cache gets; default, without kv_cache_tokens: 0.9 on a GPU, 0.5
+    on a CPU, in equal shares for the engines of one `sluice serve`."""
+    kv_host_memory: ByteCount = 0
+    """Host memory for blocks that are evicted from the KV cache, such as 8GiB; 0: none."""
+    engines_here: EngineCount = 1
+    """Engines that share the memory of this machine."""
+    engines_per_gpu: EngineCount = 1
+    """Engines that share the GPUs of this one."""
+
+
+@dataclass(frozen=True)
+class SchedulerNames:
+    """Scheduler"""
+
+    capacity_scheduler_policy: str = "max_utilization"
+    """Which requests may hold KV cache memory: max_utilization, guaranteed_no_evict, static_batch or your own
+    module:Class; see docs/scheduling.md."""
+    micro_batch_scheduler: str | None = None
+    """Which of them run in a step: your own module:Class; default: all that fit."""
+    scheduler: str | None = None
+    """Both in one: your own module:Class, a RequestScheduler."""
+
+
+@dataclass(frozen=True)
+class Batching(SchedulerNames, PriorityAging, BatchSize):
+    """Batching"""
+
+    chunked_context: bool = True
+    """Compute a long prompt in several steps, beside other sequences, instead of in one step of its own."""
+    context_chunking_policy: ChunkingPolicy = "first_come_first_served"
+    """How long prompts share the tokens of a step: one after the other, or evenly."""
+    block_reuse: bool = True
+    """Reuse the KV cache blocks of common prompt prefixes."""
+
+    @property
+    def chunk(self) -> int | None:
+        """Tokens of one sequence that a step computes at most; None: as many as it has."""
+        return self.max_tokens_per_step if self.chunked_context else None
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """Tensor parallelism"""
+
+    tensor_parallel: Annotated[int, Range(ge=1, le=256)] = 1
+    """Ranks that compute the model together: processes, each with its own GPU or on the CPU."""
+    rank_timeout: PositiveSeconds = 60.0
+    """Seconds without progress of a rank within a step, after which all ranks end with an error."""
+    rank_start_timeout: PositiveSeconds = 600.0
+    """Seconds for all ranks to load the model."""

@@ -1,0 +1,150 @@
+"""How settings are read: flag, environment, YAML file, default, in that order; unknown names are refused."""
+
+import json
+import os
+import re
+import sys
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, TypeVar, get_origin, get_type_hints
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from sluice.ring.names import did_you_mean
+from sluice.settings.describe import Setting, sections_of, settings_of
+from sluice.settings.services import ServiceSettings
+
+SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used; the message names each of them."""
+
+
+def load_settings(cls: type[S], argv: Sequence[str] | None = None) -> S:
+    """The settings of this process. Ends it with a clear message where they cannot be used."""
+    try:
+        return resolve(cls, _read_flags(cls, sys.argv[1:] if argv is None else argv), os.environ)
+    except SettingsError as error:
+        raise SystemExit(str(error)) from error
+
+
+def resolve(cls: type[S], given: Mapping[str, Any], environment: Mapping[str, str]) -> S:
+    """What a service reads that is given these flags, by field name, in this environment. Raises SettingsError."""
+    found = _read_environment(cls, environment) | {name: value for name, value in given.items() if value is not None}
+    values = _read_yaml(cls, found.get("config")) | found
+    if unknown := values.keys() - settings_of(cls).keys():
+        name = min(unknown)
+        raise SettingsError(f"unknown setting {name}{did_you_mean(name, settings_of(cls))}")
+    try:
+        return cls(**{name: _from_text(settings_of(cls)[name], value) for name, value in values.items()})
+    except ValidationError as error:
+        raise SettingsError("; ".join(_problem(each) for each in error.errors())) from error
+
+
+def parse_setting(cls: type[ServiceSettings], name: str, value: Any) -> Any:
+    """One setting by itself, from text or from YAML. Raises SettingsError."""
+    try:
+        declared = get_type_hints(cls, include_extras=True)[name]
+        return TypeAdapter(declared).validate_python(_from_text(settings_of(cls)[name], value))
+    except ValidationError as error:
+        raise SettingsError("; ".join(_problem({**each, "loc": (name,)}) for each in error.errors())) from error
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+def _read_flags(cls: type[ServiceSettings], argv: Sequence[str]) -> dict[str, Any]:
+    parser = _Parser(
+        prog=f"python -m {cls.module}", usage="%(prog)s [options]", description=cls.summary, allow_abbrev=False
+    )
+    for title, settings in sections_of(cls).items():
+        group = parser.add_argument_group(title)
+        for setting in settings:
+            text = f"{setting.description} [{setting.default}]".replace("%", "%%")
+            kind: dict[str, Any] = {"metavar": setting.type_name.replace(" | ", "|")}
+            if setting.annotation is bool:
+                kind = {"action": BooleanOptionalAction}
+            elif get_origin(setting.annotation) is tuple:
+                kind |= {"action": "extend", "type": _parts}
+            help_text = SUPPRESS if setting.launcher_only else text
+            group.add_argument(setting.flag, dest=setting.name, default=None, help=help_text, **kind)
+    found, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = {setting.flag for setting in settings_of(cls).values()}
+        hint = did_you_mean(unknown[0].split("=")[0], flags)
+        raise SettingsError(f"unknown arguments: {' '.join(unknown)}{hint}")
+    return {name: value for name, value in vars(found).items() if value is not None}
+
+
+def _read_yaml(cls: type[ServiceSettings], file: str | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        with open(file, encoding="utf-8") as stream:
+            found = yaml.safe_load(stream) or {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError(f"cannot read the settings file {file}: {error}") from error
+    if not isinstance(found, dict):
+        raise SettingsError(f"the settings file {file} must hold keys and values")
+    if "config" in found:
+        raise SettingsError(f"the settings file {file} names another file: config is for flags and the environment")
+    for key in found:
+        if key not in settings_of(cls):
+            raise SettingsError(f"{file}: unknown setting {key}{did_you_mean(str(key), settings_of(cls))}")
+    return found
+
+
+def _read_environment(cls: type[ServiceSettings], environment: Mapping[str, str]) -> dict[str, Any]:
+    names = {setting.variable: name for name, setting in settings_of(cls).items()}
+    given = {
+        variable: value
+        for variable, value in environment.items()
+        if variable.startswith(cls.prefix()) and not _is_service_link(variable, value)
+    }
+    unknown = sorted(given.keys() - names.keys())
+    if unknown:
+        hint = did_you_mean(unknown[0], names)
+        raise SettingsError(f"unknown settings in the environment: {', '.join(unknown)}{hint}")
+    return {names[variable]: text for variable, text in given.items()}
+
+
+def _is_service_link(variable: str, value: str) -> bool:
+    """Kubernetes describes every Service of the namespace in such variables; one named sluice-router has our prefix."""
+    return bool(SERVICE_LINK.search(variable)) or (
+        variable.endswith("_PORT") and value.startswith(("tcp://", "udp://"))
+    )
+
+
+def _from_text(setting: Setting, value: Any) -> Any:
+    """Several values in one text, as in a flag or a variable, taken apart; pydantic does the rest."""
+    origin = get_origin(setting.annotation)
+    if origin is tuple:
+        # A YAML file may have one number where several are possible.
+        return _parts(value) if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    if origin is dict and isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise SettingsError(f"{setting.name}: not valid JSON: {error}") from error
+    return value
+
+
+def _parts(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def _problem(error: ErrorDetails) -> str:
+    message = error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:
+        return message
+    name = ".".join(map(str, error["loc"]))
+    if error["type"] == "missing":
+        return f"{name} is needed: --{name.replace('_', '-')}"
+    return f"{name}: {message} (got {error.get('input')!r})"

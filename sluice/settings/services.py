@@ -1,0 +1,218 @@
+"""The settings of each service: what all have, and the sections of its own."""
+
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass as validated
+
+from sluice.ring.keys import Keys, Role, Security
+from sluice.ring.ports import Port
+from sluice.settings.engine import CAPACITY_POLICIES, Batching, Compute, KvCacheSize, Parallelism
+from sluice.settings.fields import PortNumber, PositiveInt, PositiveSeconds, Range, Seconds
+from sluice.settings.router import (
+    AccessSettings,
+    AdmissionSettings,
+    ClientLimits,
+    ListenSettings,
+    PeerSettings,
+    RecoverySettings,
+)
+
+STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class Monitoring:
+    """Logs, metrics and health"""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is logged."""
+    metrics_host: str = "127.0.0.1"
+    """Interface for /metrics, /livez and /readyz."""
+    metrics_port: PortNumber = 0
+    """Port for /metrics, /livez and /readyz; 0: none."""
+    ready_stall: PositiveSeconds = 30.0
+    """Seconds that the main loop may stand still, or have requests without progress, until /readyz reports it."""
+    live_stall: PositiveSeconds = 120.0
+    """Seconds that the main loop may stand still until /livez reports it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings(Monitoring):
+    """Service"""
+
+    role: ClassVar[Role]
+    module: ClassVar[str]
+    """What `python -m` runs."""
+    summary: ClassVar[str]
+    """One sentence for the help."""
+
+    model: str
+    """Folder or hub id of the model. Router and detokenizer read its configuration and tokenizer, no weights."""
+    name: str | None = None
+    """Served name of the model; default: the name of the folder."""
+    revision: Annotated[str | None, Field(min_length=1)] = None
+    """Branch, tag or commit of a hub model; default: its main branch."""
+    config: str | None = None
+    """YAML file of settings. Flags and environment variables take precedence."""
+    id: str = ""
+    """Name of this process in logs and heartbeats; default: role, host name and process id."""
+    listen: str = "tcp://127.0.0.1:*"
+    """Address of the ring inbox: ipc:///path or tcp://host:port (port *: any)."""
+    advertise: str | None = None
+    """Address at which the other services reach the inbox; default: the bound address."""
+    keys: Path | None = None
+    """Folder of the ring's keys, see `sluice keygen`. Required for tcp:// between services."""
+    insecure_ring: bool = False
+    """Use tcp:// between services without keys: every host that reaches the port is admitted."""
+    drain_timeout: Seconds = 10.0
+    """Seconds for live requests to finish after SIGTERM."""
+
+    @classmethod
+    def prefix(cls) -> str:
+        """Of its environment variables."""
+        return f"SLUICE_{cls.role.upper()}_"
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            object.__setattr__(self, "id", f"{self.role}-{socket.gethostname()}-{os.getpid()}")
+
+    @property
+    def security(self) -> Security:
+        """How this service protects its lanes. Raises KeysError."""
+        return Security(None if self.keys is None else Keys(self.keys, self.role), self.insecure_ring)
+
+    @property
+    def ports(self) -> list[Port]:
+        """TCP ports that it listens on beside the ring inbox."""
+        return [Port("metrics_port", self.metrics_host, self.metrics_port)]
+
+
+@validated(frozen=True, kw_only=True, config=STRICT)
+class RouterSettings(
+    ClientLimits, AdmissionSettings, RecoverySettings, PeerSettings, AccessSettings, ListenSettings, ServiceSettings
+):
+    """Router"""
+
+    role: ClassVar[Role] = "router"
+    module: ClassVar[str] = "router"
+    summary: ClassVar[str] = "Takes gRPC calls and passes them to engines and detokenizers, which it knows by address."
+
+    text_threads: PositiveInt = 2
+    """Threads that tokenize."""
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        for name, host in self.interfaces.items():
+            if not (is_loopback(host) or self.tls_certificate or self.insecure):
+                raise ValueError(
+                    f"{name} {host} can be reached from other machines: "
+                    "give tls_certificate and tls_key, or set insecure where something else protects it"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_admin_port(self) -> Self:
+        if self.admin_tokens_file is not None and self.admin_port is None:
+            raise ValueError("admin_tokens_file needs admin_port")
+        protected = is_loopback(self.admin_host) or self.authenticates or self.admin_tokens_file
+        if self.admin_port is not None and not protected:
+            raise ValueError(f"admin_host {self.admin_host} can be reached from other machines: give admin_tokens_file")
+        return self
+
+    @property
+    def interfaces(self) -> dict[str, str]:
+        """Of the gRPC servers, by setting."""
+        return {"host": self.host} | ({} if self.admin_port is None else {"admin_host": self.admin_host})
+
+    @property
+    def ports(self) -> list[Port]:
+        """For clients and for probes."""
+        own = [Port("port", self.host, self.port), Port("admin_port", self.admin_host, self.admin_port or 0)]
+        return own + super().ports
+
+    @property
+    def admin_on_main(self) -> bool:
+        """Whether AdminService is on the main port: it has none of its own, and strangers cannot call it there."""
+        return self.admin_port is None and (self.authenticates or is_loopback(self.host))
+
+
+@validated(frozen=True, kw_only=True, config=STRICT)
+class EngineSettings(Parallelism, Batching, KvCacheSize, Compute, ServiceSettings):
+    """Engine"""
+
+    role: ClassVar[Role] = "engine"
+    module: ClassVar[str] = "engine_worker"
+    summary: ClassVar[str] = "Computes tokens: one model, one device. Binds its inbox and waits for routers."
+
+    max_requests: Annotated[int, Range(ge=1, le=1 << 20)] = 256
+    """Live requests; more are refused with OVERLOADED."""
+    stats_callback: str | None = None
+    """Your module:function, called with a JSON object per step and per statistics report of a request."""
+
+    @model_validator(mode="after")
+    def _check_batch(self) -> Self:
+        size, tokens = self.max_batch_size, self.max_tokens_per_step
+        if tokens < size:
+            raise ValueError(f"max_tokens_per_step: must be at least max_batch_size, {size} (got {tokens})")
+        policy = self.context_chunking_policy
+        if policy != "first_come_first_served" and not self.chunked_context:
+            raise ValueError(f"context_chunking_policy: has no effect without chunked_context (got {policy!r})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_schedulers(self) -> Self:
+        policy = self.capacity_scheduler_policy
+        if policy not in CAPACITY_POLICIES and ":" not in policy:
+            known = ", ".join(CAPACITY_POLICIES)
+            raise ValueError(f"capacity_scheduler_policy: must be {known} or module:Class (got {policy!r})")
+        for setting in ("micro_batch_scheduler", "scheduler"):
+            name = getattr(self, setting)
+            if name is not None and ":" not in name:
+                raise ValueError(f"{setting}: must be of the form module:Class (got {name!r})")
+        others = policy, self.micro_batch_scheduler
+        if self.scheduler is not None and others != ("max_utilization", None):
+            raise ValueError(
+                "scheduler: replaces capacity_scheduler_policy and micro_batch_scheduler: give it or them "
+                f"(got {self.scheduler!r})"
+            )
+        return self
+
+
+@validated(frozen=True, kw_only=True, config=STRICT)
+class DetokenizerSettings(ServiceSettings):
+    """Detokenizer"""
+
+    role: ClassVar[Role] = "detok"
+    module: ClassVar[str] = "detok_service"
+    summary: ClassVar[str] = "Turns tokens into text. Binds its inbox and waits for routers."
+
+    max_streams: PositiveInt = 200_000
+    """Live sequences; more are refused with OVERLOADED."""
+
+
+SERVICES: Mapping[str, type[ServiceSettings]] = {
+    "router": RouterSettings,
+    "engine": EngineSettings,
+    "detokenizer": DetokenizerSettings,
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
