@@ -15,9 +15,9 @@ with `max_live: 100`) or its default, in that order. Unknown names are refused. 
 list in YAML.
 
 `sluice serve` has options for the most common settings (`sluice serve -h`) and `--set SERVICE.NAME=VALUE` for all
-others, such as `--set engine.max_tokens_per_step=1024`. SERVICE is `router`, `engine` or `detokenizer`; without it the
-value is for every service that has the setting: `--set priority_aging_seconds=5`. What decides where a service is in the ring
-(`id`, `listen`, `engines`, …) `sluice serve` chooses by itself."""
+others, such as `--set engine.max_tokens_per_step=1024`. SERVICE is `router`, `engine` or `detokenizer`;
+without it the value is for every service that has the setting: `--set priority_aging_seconds=5`. `sluice serve` itself
+chooses what places a service in the ring (`id`, `listen`, `engines`, …)."""
 
 
 HEAD = "| setting | type | default | |\n| --- | --- | --- | --- |"
