@@ -294,7 +294,7 @@ async def test_one_that_never_returns_is_given_up_and_does_not_hold_others_for_e
 
 async def test_a_function_of_the_users_beside_tokens(ring, start, tokens, tmp_path, monkeypatch):
     (tmp_path / "gate_keeper.py").write_text(
-        "from router.callers import Principal\n"
+        "from router.access.principal import Principal\n"
         "async def who(metadata, peer):\n"
         "    if metadata.get('x-user') == 'broken':\n"
         "        raise ValueError(metadata['authorization'])\n"
