@@ -3,10 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.peers.placement import SEQUENCE_WORK, SPREAD_SLACK, Placement
-from router.peers.prefix_index import NEWS_SECONDS
 from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.stats import StepStats
+from sluice.ring.timing import CACHE_REPORT_SECONDS
 
 
 def engine(epoch, fingerprint="f", block=16, active=0):
@@ -145,7 +145,7 @@ def test_what_was_placed_is_expected_until_the_news_had_time_to_tell():
     assert run(placement, range(160), engines=[ENGINES[waiting.engine - 1]]).uncached_tokens == 0
     placement.begun(waiting)
     placement.release(waiting, begun=True)
-    now += NEWS_SECONDS
+    now += CACHE_REPORT_SECONDS
     assert run(placement, range(160), engines=[ENGINES[waiting.engine - 1]]).uncached_tokens == 160
 
 

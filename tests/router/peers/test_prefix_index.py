@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.kvcache.journal import Journal
-from router.peers.prefix_index import NEWS_SECONDS, SLICE_BLOCKS, PrefixIndex
+from router.peers.prefix_index import SLICE_BLOCKS, PrefixIndex
 from sluice.ring.heartbeats import CacheNews
+from sluice.ring.timing import CACHE_REPORT_SECONDS
 from tests.fakes.cache_journal import FakeJournal
 
 MOST = 100_000
@@ -118,9 +119,9 @@ def test_what_was_placed_is_expected_until_the_news_had_time_to_tell():
     cache.expect(CHAIN)
     assert cache.prefix(CHAIN, 1e9) == 4
     cache.computed(CHAIN, 100.0)
-    assert cache.prefix(CHAIN, 100.0 + NEWS_SECONDS - 0.1) == 4
+    assert cache.prefix(CHAIN, 100.0 + CACHE_REPORT_SECONDS - 0.1) == 4
     hear(cache, told(1, 2, last=2, whole=True))
-    assert cache.prefix(CHAIN, 100.0 + NEWS_SECONDS) == 2
+    assert cache.prefix(CHAIN, 100.0 + CACHE_REPORT_SECONDS) == 2
     assert not cache._expected
 
 
@@ -129,9 +130,9 @@ def test_a_request_that_still_waits_keeps_what_another_one_brought():
     cache.expect(CHAIN)
     cache.expect(CHAIN[:2])
     cache.computed(CHAIN, 0.0)
-    assert cache.prefix(CHAIN, 2 * NEWS_SECONDS) == 2
+    assert cache.prefix(CHAIN, 2 * CACHE_REPORT_SECONDS) == 2
     cache.drop(CHAIN[:2])
-    assert cache.prefix(CHAIN, 2 * NEWS_SECONDS) == 0
+    assert cache.prefix(CHAIN, 2 * CACHE_REPORT_SECONDS) == 0
 
 
 def test_a_flush_leaves_what_is_still_to_be_computed():
