@@ -3,10 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.peers.placement import SEQUENCE_WORK, SPREAD_SLACK, Placement
-from router.peers.prefix_index import CACHE_REPORT_SECONDS
 from sluice.ring.hashing import block_chain, root_hash, short_hash
 from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.stats import StepStats
+from sluice.ring.timing import CACHE_REPORT_SECONDS
 
 
 def engine(epoch, fingerprint="f", block=16, active=0):

@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.kvcache.tiers import Journal
-from router.peers.prefix_index import CACHE_REPORT_SECONDS, SLICE_BLOCKS, PrefixIndex
+from router.peers.prefix_index import SLICE_BLOCKS, PrefixIndex
 from sluice.ring.heartbeats import CacheNews
+from sluice.ring.timing import CACHE_REPORT_SECONDS
 from tests.fakes.cache_journal import FakeJournal
 
 MOST = 100_000
