@@ -1,0 +1,30 @@
+"""Files that the documents name exist: the map does not go stale when files move."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["docs/architecture.md", "docs/README.md", "CONTRIBUTING.md"]
+TOP = {path.name for path in ROOT.iterdir() if path.is_dir()}
+
+
+def named(line: str) -> list[str]:
+    """Full paths, and the names of files that follow a folder or a file of theirs in the same line."""
+    found: list[str] = []
+    folder = ""
+    for word in re.findall(r"`([\w./]+)`", line):
+        if word.split("/")[0] in TOP and "/" in word:
+            folder = word.rpartition("/")[0] if word.endswith(".py") else word.rstrip("/")
+            found.append(word)
+        elif "/" not in word and word.endswith(".py") and folder:
+            found.append(f"{folder}/{word}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_that_is_named_exists(page):
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    missing = [path for line in lines for path in named(line) if not (ROOT / path).exists()]
+    assert not missing
