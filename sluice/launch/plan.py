@@ -15,7 +15,7 @@ from sluice.launch.gpus import Gpus
 from sluice.ring.cores import usable_cores
 from sluice.ring.keys import Role
 from sluice.settings.describe import settings_of
-from sluice.settings.read import SettingsError, resolve
+from sluice.settings.read import SettingsError, read_settings
 from sluice.settings.services import DetokenizerSettings, EngineSettings, RouterSettings, ServiceSettings
 
 Arguments = Mapping[str, Any]
@@ -121,7 +121,7 @@ class Service:
     def settings(self, environment: Mapping[str, str]) -> ServiceSettings:
         """What it will read in this environment. Raises OptionsError where it would refuse to start."""
         try:
-            return resolve(self.kind, self.arguments, environment)
+            return read_settings(self.kind, _flags(self.arguments), environment)
         except SettingsError as error:
             raise OptionsError(f"{self.kind.module}: {error}") from error
 

@@ -28,18 +28,15 @@ class SettingsError(ValueError):
 def load_settings(cls: type[S], argv: Sequence[str] | None = None) -> S:
     """The settings of this process. Ends it with a clear message where they cannot be used."""
     try:
-        return resolve(cls, _read_flags(cls, sys.argv[1:] if argv is None else argv), os.environ)
+        return read_settings(cls, sys.argv[1:] if argv is None else argv, os.environ)
     except SettingsError as error:
         raise SystemExit(str(error)) from error
 
 
-def resolve(cls: type[S], given: Mapping[str, Any], environment: Mapping[str, str]) -> S:
-    """What a service reads that is given these flags, by field name, in this environment. Raises SettingsError."""
-    found = _read_environment(cls, environment) | {name: value for name, value in given.items() if value is not None}
+def read_settings(cls: type[S], argv: Sequence[str], environment: Mapping[str, str]) -> S:
+    """What a service with these flags reads in this environment. Raises SettingsError."""
+    found = _read_environment(cls, environment) | _read_flags(cls, argv)
     values = _read_yaml(cls, found.get("config")) | found
-    if unknown := values.keys() - settings_of(cls).keys():
-        name = min(unknown)
-        raise SettingsError(f"unknown setting {name}{did_you_mean(name, settings_of(cls))}")
     try:
         return cls(**{name: _from_text(settings_of(cls)[name], value) for name, value in values.items()})
     except ValidationError as error:

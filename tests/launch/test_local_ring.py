@@ -176,7 +176,7 @@ def test_wrong_model_and_options(fake) -> None:
         Ring(port=9100, metrics_port=9101, routers=2)
     with pytest.raises(OptionsError, match="ports from 65534 on: there are no 4 of them"):
         Ring(metrics_port=65534)
-    with pytest.raises(OptionsError, match="router: unknown setting max_queue"):
+    with pytest.raises(OptionsError, match="router: unknown arguments: --max-queue 3"):
         Ring(router_args={"max_queue": 3})
     with pytest.raises(OptionsError, match="engine_worker: max_batch_size: Input should be less than or equal to 4096"):
         Ring(engine_args={"max_batch_size": 5000})
