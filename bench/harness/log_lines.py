@@ -6,7 +6,7 @@ from typing import Any
 
 from sluice.launch import LogLine
 
-REQUEST, GIVEN_UP = "request", "attempt given up"
+REQUEST, GIVEN_UP = "request_ended", "attempt_given_up"
 """Events of a router: a request has ended; an attempt was ended before its request."""
 POLL_SECONDS = 0.05
 TIMEOUT_SECONDS = 30.0

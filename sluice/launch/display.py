@@ -14,7 +14,7 @@ from sluice.launch.logs import SERVICE_RECOVERED, LogLine, of_launcher, output
 from sluice.ring.process import START_FAILED
 
 BARS = ("loading", "capturing")
-SHOWN_EVENTS = (*BARS, "request", SERVICE_RECOVERED)
+SHOWN_EVENTS = (*BARS, "request_ended", SERVICE_RECOVERED)
 STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 DEMO_REQUEST = "sluice-serve-demo"
 """Not shown on a terminal, which has its text and counts already."""
@@ -88,7 +88,7 @@ class Display:
 def _readable(line: LogLine) -> Text:
     if not line.fields:
         return Text(f"{line.child}: {line.text}", style="dim")
-    if line.event == "request":
+    if line.event == "request_ended":
         return Text(f"{_clock(line.fields)} {describe_request(line.fields)}", style="dim")
     level = str(line.fields.get("level", ""))
     details = [f"{key}={_short(value)}" for key, value in line.fields.items() if key not in UNSHOWN_FIELDS]
@@ -99,7 +99,7 @@ def _readable(line: LogLine) -> Text:
 
 
 def describe_request(fields: Mapping[str, Any]) -> str:
-    """The router's `request` event, in words."""
+    """The router's `request_ended` event, in words."""
     parts = [f"request {fields.get('request_id') or '(refused)'} {fields.get('outcome', '')}"]
     if "prompt_tokens" in fields:
         cached = f" ({fields['cached_tokens']} cached)" if fields.get("cached_tokens") else ""

@@ -95,7 +95,7 @@ def play_router(
         log("ready", address=address)
         log("something odd", level="warning")
         log("detail")
-        log("request", request_id="r1", outcome="ok")
+        log("request_ended", request_id="r1", outcome="ok")
         while not stopped.wait(0.02):
             beacon.touch()
             for peer in [*flags["--engines"].split(","), *flags["--detokenizers"].split(",")]:

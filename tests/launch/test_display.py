@@ -26,29 +26,29 @@ def line(event: str, level: str = "info", **fields: object) -> str:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_what_is_shown(terminal: bool) -> None:
     shown = show(
-        [line("detail"), line("odd", "warning", queue=5), line("request", outcome="ok"), "Traceback …", "[1]"], terminal
+        [line("detail"), line("odd", "warning", queue=5), line("request_ended", outcome="ok"), "Traceback …", "[1]"], terminal
     )
     assert "detail" not in shown
-    for expected in ("odd", "request", "Traceback", "[1]"):
+    for expected in ("odd", "request_ended", "Traceback", "[1]"):
         assert expected in shown
     assert "detail" in show([line("detail")], terminal, verbose=True)
 
 
 def test_json_passes_through_where_nobody_watches() -> None:
-    lines = [line("request", text="[bold]x[/bold]"), line("loading", done=1, total=2)]
+    lines = [line("request_ended", text="[bold]x[/bold]"), line("loading", done=1, total=2)]
     assert show(lines, terminal=False).splitlines() == lines
 
 
 def test_every_line_is_json_where_nobody_watches() -> None:
     console = Console(file=io.StringIO(), force_terminal=False)
     with Display(False, console) as display:
-        for written in ("Traceback …", "[1]", line("request")):
+        for written in ("Traceback …", "[1]", line("request_ended")):
             display(parse_line("engine-0", written))
         display.say("starting", "starting …", fields={"engines": 2})
         display.complain("it\nbroke")
     assert isinstance(console.file, io.StringIO)
     found = [json.loads(written) for written in console.file.getvalue().splitlines()]
-    assert [each["event"] for each in found] == ["output", "output", "request", "starting", "failed"]
+    assert [each["event"] for each in found] == ["output", "output", "request_ended", "starting", "failed"]
     assert [each.get("text") for each in found[:2]] == ["Traceback …", "[1]"]
     assert found[0]["id"] == "engine-0"
     assert (found[3]["service"], found[3]["engines"]) == ("launcher", 2)
@@ -107,9 +107,9 @@ def test_requests_are_one_short_line() -> None:
         "seconds": 0.81234,
         "engine": "engine-0",
     }
-    request = line("request", request_id="r1", outcome="EOS", first_token_seconds=0.0123, **fields)
-    demo = line("request", request_id=DEMO_REQUEST, outcome="EOS")
-    shown = show([request, demo, line("request", outcome="MODEL_NOT_FOUND")], terminal=True)
+    request = line("request_ended", request_id="r1", outcome="EOS", first_token_seconds=0.0123, **fields)
+    demo = line("request_ended", request_id=DEMO_REQUEST, outcome="EOS")
+    shown = show([request, demo, line("request_ended", outcome="MODEL_NOT_FOUND")], terminal=True)
     assert DEMO_REQUEST not in shown
     assert "request r1 EOS · 12 prompt tokens (8 cached), 96 new · first after 0.0123 s · 0.812 s\n" in shown
     assert "request (refused) MODEL_NOT_FOUND\n" in shown

@@ -123,7 +123,7 @@ async def test_an_update_to_other_weights(ring, checkpoints, told):
             (new_text,) = texts(6)
             assert new_text != old_text
         assert client.stats().serving_model_fingerprint not in ("", old_model)
-    assert any(line.event == "engines serve different models" for line in told)
+    assert any(line.event == "models_diverged" for line in told)
 
 
 async def test_the_last_engine_with_the_old_weights(ring, checkpoints, told):

@@ -68,6 +68,6 @@ def call(client):
 
 def test_logs_hold_no_text_of_callers_and_no_token(logs):
     events = [line.event for line in logs]
-    assert {"ready", "request", "abort", "stopped"} <= set(events)
+    assert {"ready", "request_ended", "abort_called", "stopped"} <= set(events)
     assert "file_reload_failed" in events
     assert [line.text for line in logs if CANARY in line.text.lower()] == []
