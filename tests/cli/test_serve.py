@@ -112,7 +112,7 @@ def test_ready_line_and_clean_end(serving, number) -> None:
     assert "draining" in err
     assert all((serve.folder / f"{name}.ended").exists() for name in ("router", "engine-1", "detok-0"))
     assert '"event": "something odd"' in err
-    assert '"event": "request"' in err
+    assert '"event": "request_ended"' in err
     assert '"event": "detail"' not in err
 
 

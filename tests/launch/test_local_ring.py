@@ -122,7 +122,7 @@ def test_log_lines_are_observed(fake) -> None:
     with Ring(observe=lines.append, **fake):
         pass
     expected = {"engine-0": ["loading", "loading", "loading", "ready"]}
-    expected["router"] = ["ready", "something odd", "detail", "request"]
+    expected["router"] = ["ready", "something odd", "detail", "request_ended"]
     for name, events in expected.items():
         assert wait_until(
             lambda: (

@@ -29,7 +29,7 @@ class Lines:
         lines: list[dict] = []
 
         def logged() -> bool:
-            lines[:] = [fields for fields in self.of("request") if fields["request_id"] == request_id]
+            lines[:] = [fields for fields in self.of("request_ended") if fields["request_id"] == request_id]
             return bool(lines)
 
         assert wait_until(logged)

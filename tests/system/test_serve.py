@@ -95,7 +95,7 @@ def test_serve_from_start_to_end(serve) -> None:
     assert (process.returncode, out) == (0, "")
     assert all(isinstance(json.loads(line), dict) for line in err.splitlines())
     assert "draining" in err
-    assert err.count('"event": "request"') == 5
+    assert err.count('"event": "request_ended"') == 5
     assert "fibonacci" not in err
     assert wait_until(lambda: not any(map(is_alive, children)))
     assert sluice("health", "--address", address).returncode == 1
@@ -105,7 +105,7 @@ def test_demo_streams_and_serving_goes_on(serve) -> None:
     process = serve("--port", "0", "--demo", "def fibonacci(n):")
     lines = [process.stdout.readline() for _ in range(2)]
     assert lines[1].startswith("def fibonacci(n):")
-    while '"event": "request"' not in process.stderr.readline():
+    while '"event": "request_ended"' not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
