@@ -109,7 +109,7 @@ def check(candidate: Candidate, given: Sequence[Case], dtype: torch.dtype, devic
         count += 1
         most = max(most, off)
         if off > 1 or not stored:
-            what = f"off by {off:.1f} of what is allowed" if stored else "keys and values are not where they belong"
+            what = f"off by {off:.1f} of what is allowed" if stored else "keys and values are not in their slots"
             return Check(name, passed=False, detail=f"{what}: {case}")
     if not count:
         raise Skip(refused)
