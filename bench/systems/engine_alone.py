@@ -16,9 +16,8 @@ from bench.harness.children import SystemProcess, serve
 from bench.harness.load import Arrivals, EngineAsk, EngineLoad, EngineRun, Trace
 from bench.systems.submits import ATTEMPT, submit
 from engine_worker.__main__ import load
-from engine_worker.core.assembly import assemble, longest_sequence
 from engine_worker.core.engine import Engine
-from engine_worker.core.intake import Terms
+from engine_worker.core.intake import Terms, longest_sequence
 from engine_worker.hooks import Hooks, Opened, Report, Responses, Stop
 from engine_worker.parallel.rank_env import read_rank_env
 from engine_worker.step import Runner
@@ -116,7 +115,7 @@ class EngineAlone:
         )
         hooks = Hooks(self._get_requests, self._keep, self._get_stops, self._count)
         clock = lambda: time.monotonic() + self._ahead  # noqa: E731
-        return assemble(runner, terms, settings, hooks, clock, self._log)
+        return Engine(runner, terms, settings, hooks, clock, self._log)
 
     def _get_requests(self, limit: int) -> list[Submit]:
         taken, self._submitted = self._submitted[:limit], self._submitted[limit:]

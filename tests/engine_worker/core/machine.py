@@ -234,7 +234,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self):
-        self.bench.engine.flush_cache()
+        self.bench.engine.cache.flush()
 
     @invariant()
     def outputs_are_right_so_far(self):

@@ -4,7 +4,6 @@ from itertools import count
 
 import structlog
 
-from engine_worker.core.assembly import assemble
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks, Stop
@@ -27,7 +26,7 @@ class Driver:
             report_stats=lambda report: self.reports.append(report),
         )
         ticks = count()
-        self.engine: Engine = assemble(
+        self.engine = Engine(
             ScriptedRunner(num_blocks=32, tokens_per_block=4),
             Terms("fingerprint", VOCAB, max_sequence_tokens=100, max_requests=max_requests),
             Batching(max_batch_size=4, max_tokens_per_step=16),

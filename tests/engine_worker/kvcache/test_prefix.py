@@ -97,7 +97,7 @@ def test_flush_forgets_and_what_lives_goes_on():
     bench.run()
     live = bench.submit(range(30, 39), max_tokens=12)
     bench.step()
-    assert bench.engine.flush_cache() == 2
+    assert bench.engine.cache.flush() == 2
     bench.run()
     again = bench.submit(range(9), max_tokens=1)
     bench.run()

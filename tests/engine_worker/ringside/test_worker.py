@@ -12,7 +12,7 @@ import structlog
 import zmq
 from structlog.testing import capture_logs
 
-from engine_worker.core.assembly import fingerprint
+from engine_worker.core.intake import fingerprint
 from engine_worker.ringside.worker import Worker
 from engine_worker.step import DeviceLostError
 from sluice.ring.checkpoint import Checkpoint
