@@ -69,7 +69,6 @@ class Engine:
             self.cache,
             self.live,
             self._scheduler,
-            context.preempted,
             terms.max_requests,
             micro_batches=1 + self._max_in_flight,
             unix_zero=time.time() - clock(),
@@ -125,7 +124,7 @@ class Engine:
         if not (schedule.context or schedule.generation):
             return False
         # Moves are taken after scheduling, which decides them.
-        step = InFlightStep.launch(self._runner, schedule, self.cache.take_moves(), now)
+        step = InFlightStep.launch(self._runner, schedule, self.cache.tiers.take_moves(), now)
         self._in_flight.append(step)
         for entry in step.entries:
             if entry.sequence.request.scheduled_at is None:
@@ -137,7 +136,8 @@ class Engine:
         request = sequence.request
         cached = min(sequence.num_computed, request.num_prompt)
         self.live.schedule(request, cached, now)
-        self.cache.note_prompt(request.num_prompt, cached)
+        self.cache.prompt_tokens += request.num_prompt
+        self.cache.cached_tokens += cached
 
     def _schedule(self) -> Schedule:
         try:
@@ -224,7 +224,7 @@ class Engine:
             return []
         # Later moves may have read what the failed ones should have written, so all of them are undone together.
         moves = [move for later in (step, *self._in_flight) for move in later.moves]
-        return self.cache.undo([*moves, *self.cache.take_moves()])
+        return self.cache.undo([*moves, *self.cache.tiers.take_moves()])
 
     def _respond(self) -> None:
         responses = self.live.take_responses()

@@ -64,7 +64,7 @@ class Tiers:
             self.journal.store(content.hash)
 
     def take_moves(self) -> tuple[Move, ...]:
-        """Pending moves, for the next step to carry out."""
+        """Pending moves, for the next step to carry out. If that step fails, `undo` them."""
         moves, self.moves = tuple(self.moves), []
         return moves
 
@@ -81,7 +81,7 @@ class Tiers:
         return lost
 
     def flush(self) -> int:
-        """Make all content unfindable; returns the number of blocks that became free in both pools."""
+        """Forget every prefix; returns the number of blocks freed in both pools. Holders keep their blocks."""
         self.journal.clear()
         return self.device.flush() + self.host.flush()
 

@@ -228,7 +228,7 @@ class Worker:
         return StatsCallback(function, self._settings.id, model, lambda: self._stopping, self._stats_log, self._log)
 
     def _read_metrics(self) -> Iterator[Metric]:
-        return metrics.read(self._engine.stats, self._inbox, self._mailbox, self._outbox, self._callback)
+        return metrics.read(self._engine, self._inbox, self._mailbox, self._outbox, self._callback)
 
     def _receive(self) -> list[Submit | Cancel | Hello]:
         """Handle hellos, gaps and flushes; returns the messages for the mailbox."""
@@ -260,7 +260,7 @@ class Worker:
 
     def _on_flush(self, message: Flush) -> None:
         if message.engine_epoch == self.epoch:
-            blocks = self._engine.cache.flush()
+            blocks = self._engine.cache.tiers.flush()
             self._flushes = [*self._flushes, (message.number, blocks)][-MAX_FLUSHES_REPORTED:]
             self._log.info("cache_flushed", blocks=blocks)
 

@@ -1,35 +1,12 @@
 """What every scheduler is built with."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from structlog.stdlib import BoundLogger
 
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import Sequence, State
 from sluice.settings.engine import ChunkingPolicy
-
-
-class Preempted:
-    """The preempted sequences; `count` is the number of preemptions since the start."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._sequences: set[Sequence] = set()
-
-    @property
-    def sequences(self) -> set[Sequence]:
-        """Those that have not got new blocks yet."""
-        if self._sequences:
-            self._sequences = {sequence for sequence in self._sequences if sequence.state is State.PREEMPTED}
-        return self._sequences
-
-    def add(self, sequence: Sequence) -> None:
-        """The sequence's blocks were released."""
-        sequence.state = State.PREEMPTED
-        sequence.request.preemptions += 1
-        self._sequences.add(sequence)
-        self.count += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +21,6 @@ class SchedulerContext:
     chunked_context: bool = True
     """Whether a context may be computed over several steps."""
     context_chunking_policy: ChunkingPolicy = "first_come_first_served"
-    preempted: Preempted = field(default_factory=Preempted)
-    """Written by `RequestScheduler.pause`."""
 
     def __post_init__(self) -> None:
         size, tokens = self.max_batch_size, self.max_tokens_per_step

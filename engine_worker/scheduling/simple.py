@@ -62,8 +62,9 @@ class RequestScheduler(ABC):
         if any(sequence.num_inflight for sequence in sequences):
             raise InFlightError
         for sequence in sequences:
-            self.context.cache.release(sequence)
-            self.context.preempted.add(sequence)
+            self.context.cache.preempt(sequence)
+            sequence.state = State.PREEMPTED
+            sequence.request.preemptions += 1
 
     def _idles(self, schedule: Schedule) -> bool:
         """Whether nothing runs, and no in-flight step will change that or give blocks back."""

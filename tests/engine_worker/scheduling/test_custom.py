@@ -36,7 +36,7 @@ def test_one_in_one_piece_decides_everything():
     assert all(len(step.slices) == 1 for step in bench.runner.steps)
     assert bench.output(first) == bench.expected(first)
     assert bench.output(second) == bench.expected(second)
-    assert bench.engine.stats.totals().preemptions == 1
+    assert bench.cache.preemptions == 1
 
 
 @pytest.mark.parametrize("n", [1, 3])
