@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import RetentionParams, place_in_line
-from sluice.ring.wire import Submit, Times
+from sluice.ring.wire import Open, Submit, Times
 
 
 class State(Enum):
@@ -226,7 +226,7 @@ class Request:
         self.beam_width = 1
         """Equal for all sequences of a step; 1 until there is beam search."""
         self.opened = False
-        """Whether its Opened response was made."""
+        """Whether its Open is among the responses."""
         self.begun = False
         """Whether one of its sequences has held memory."""
         self.scheduled_at: float | None = None
@@ -263,3 +263,19 @@ def remaining(spec: Submit) -> list[int]:
     """Indexes of the sequences that did not end in an earlier attempt."""
     ended = set(spec.ended)
     return [index for index in range(spec.n) if index not in ended]
+
+
+def opening(spec: Submit, cached_tokens: int = 0, queue: float = 0.0) -> Open:
+    """For the detokenizer, ahead of the request's rows. `queue`: seconds in the queue."""
+    return Open(
+        request=spec.request,
+        attempt=spec.attempt,
+        n=spec.n,
+        text=spec.text,
+        router=spec.router,
+        prompt_tokens=len(spec.prompt),
+        cached_tokens=cached_tokens,
+        queue=queue,
+        resume=spec.resume,
+        ended=spec.ended,
+    )

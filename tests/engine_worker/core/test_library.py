@@ -60,8 +60,8 @@ def test_requests_in_rows_and_figures_out():
     for spec in specs:
         assert driver.tokens(spec.request) == continuation(spec.prompt, spec.stopping)
         assert driver.ends(spec.request) == [FinishReason.LENGTH]
-    opened = [opened.spec for responses in driver.responses for opened in responses.opened]
-    assert opened == specs
+    opened = [opened.request for responses in driver.responses for opened in responses.opened]
+    assert opened == [spec.request for spec in specs]
     steps = [report.step for report in driver.reports if report.step]
     assert [step.iteration for step in steps] == list(range(1, len(steps) + 1))
     assert steps[0].context_requests == 2
