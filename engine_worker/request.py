@@ -182,30 +182,6 @@ class Request:
     output and is treated like one that was preempted after it.
     """
 
-    __slots__ = (
-        "arrived_at",
-        "banned",
-        "beam_width",
-        "begun",
-        "blocks_allocated",
-        "blocks_missed",
-        "blocks_reused",
-        "cached_tokens",
-        "deadline",
-        "last_token_at",
-        "max_tokens",
-        "num_live",
-        "num_prompt",
-        "opened",
-        "preemptions",
-        "retention",
-        "root",
-        "scheduled_at",
-        "sequences",
-        "spec",
-        "stops",
-    )
-
     def __init__(self, spec: Submit, root: bytes, number: int, now: float, aging_seconds: float = 0.0) -> None:
         """`root`: parent of the first block's hash. `number` grows with each arrival. `now`: seconds on the engine's
         clock. `aging_seconds`: see `place_in_line`.

@@ -126,9 +126,9 @@ class Engine:
         # Moves are taken after scheduling, which decides them.
         step = InFlightStep.launch(self._runner, schedule, self.cache.tiers.take_moves(), now)
         self._in_flight.append(step)
-        for entry in step.entries:
-            if entry.sequence.request.scheduled_at is None:
-                self._begin(entry.sequence, now)
+        for sequence, _, _ in step.entries:
+            if sequence.request.scheduled_at is None:
+                self._begin(sequence, now)
         return True
 
     def _begin(self, sequence: Sequence, now: float) -> None:
@@ -171,7 +171,7 @@ class Engine:
         try:
             return step.collect()
         except Exception:  # noqa: BLE001 - whatever went wrong, only the sequences of this step fail
-            names = sorted({entry.sequence.request.spec.name for entry in step.entries})
+            names = sorted({sequence.request.spec.name for sequence, _, _ in step.entries})
             self._log.exception("step_failed", requests=names)
             # On a lost device every later step would fail too: end the process, and routers recover its requests.
             self._runner.check()

@@ -52,8 +52,8 @@ class Stats:
         live: LiveRequests,
         scheduler: RequestScheduler,
         max_requests: int,
-        micro_batches: int = 1,
-        unix_zero: float = 0.0,
+        micro_batches: int,
+        unix_zero: float,
     ) -> None:
         """`micro_batches`: how many take turns in flight. `unix_zero`: Unix time at which the engine's clock read 0."""
         self.step_seconds = Histogram(STEP_SECONDS)

@@ -161,7 +161,7 @@ class KvCacheManager:
 
     def _begin(self, sequence: Sequence, prefix: Prefix) -> bool:
         """Give a sequence its first blocks; if there are too few, unpin its prefix."""
-        length = self._table_length(sequence, prefix.num_computed)
+        length = self.geometry.table_length(prefix.num_computed, sequence.num_tokens)
         # Prefix blocks on the device are held already; those on the host need a device block each.
         if length - len(prefix.blocks) + self._to_load(sequence, prefix) > self.pool.available:
             self._unpin(prefix)
@@ -182,14 +182,11 @@ class KvCacheManager:
     def _grow(self, sequence: Sequence) -> bool:
         if sequence.complete:
             return True
-        length = self._table_length(sequence, sequence.num_computed)
+        length = self.geometry.table_length(sequence.num_computed, sequence.num_tokens)
         if length - len(sequence.blocks) > self.pool.available:
             return False
         self._extend(sequence, length)
         return True
-
-    def _table_length(self, sequence: Sequence, num_computed: int) -> int:
-        return self.geometry.blocks_for(self.geometry.placed(num_computed, sequence.num_tokens))
 
     def _extend(self, sequence: Sequence, length: int) -> None:
         new = [self.tiers.allocate() for _ in range(length - len(sequence.blocks))]
