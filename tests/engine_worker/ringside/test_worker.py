@@ -450,7 +450,7 @@ def test_corrupt_books_are_reported_when_idle(start, runner):
         entered, go_on = stall(runner)
         world.submit(1, [1])
         assert entered.wait(LIMIT)
-        world.worker._engine._cache.pool._free.pop()
+        world.worker._engine.cache.pool._free.pop()
         go_on.set()
         world.read(world.ends)
         end = time.monotonic() + LIMIT
