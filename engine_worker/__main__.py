@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from functools import partial
 from typing import NoReturn
 
 from structlog.stdlib import BoundLogger
@@ -98,17 +97,19 @@ def load(
     config = section_of(settings, RunnerConfig)
     progress, capturing = progress_log(log, "loading"), progress_log(log, "capturing")
     if settings.tensor_parallel == 1:
-        return load_runner(checkpoint, config, progress, capturing=capturing, warn=partial(_warn, log))
+        return load_runner(
+            checkpoint,
+            config,
+            progress,
+            capturing=capturing,
+            warn=lambda event, reason: log.warning(event, reason=reason),
+        )
     from engine_worker.parallel.leader import Leader
 
     leader = stack.enter_context(
         closing(Leader(rank_env, settings.rank_start_timeout, settings.rank_timeout, log, settings.log_level))
     )
     return leader.load(settings.model, checkpoint, config, progress, capturing, settings.revision)
-
-
-def _warn(log: BoundLogger, event: str, reason: str) -> None:
-    log.warning(event, reason=reason)
 
 
 def progress_log(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sluice.ring.errors import Fault
 from sluice.ring.stats import RequestStats, StepStats
-from sluice.ring.wire import Submit, TokenRow
+from sluice.ring.wire import Open, Submit, TokenRow
 
 
 class Stop(NamedTuple):
@@ -20,30 +20,15 @@ class Stop(NamedTuple):
     sequence: int | None = None
 
 
-class Opened(NamedTuple):
-    """A request was scheduled for the first time, or ended before that. Precedes its first row."""
-
-    spec: Submit
-    cached_tokens: int
-    """Prompt tokens found in the prefix cache."""
-    queue: float
-    """Seconds in the queue."""
-
-
-class Refused(NamedTuple):
-    """A request that was not accepted and gets no rows. If its number is in use, the live request is unaffected."""
-
-    spec: Submit
-    fault: Fault
-
-
 @dataclass(frozen=True, slots=True)
 class Responses:
     """What a step produced. The receiver owns the lists. A row with an end is the last of its sequence."""
 
-    opened: list[Opened] = field(default_factory=list)
+    opened: list[Open] = field(default_factory=list)
+    """Requests that were scheduled for the first time, or ended before that. Precede their first row."""
     rows: list[TokenRow] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[tuple[Submit, Fault]] = field(default_factory=list)
+    """Requests that get no rows. If the number of one is in use, the live request is unaffected."""
 
     def __bool__(self) -> bool:
         return bool(self.opened or self.rows or self.refused)

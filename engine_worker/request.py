@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sluice.ring.errors import FinishReason
 from sluice.ring.params import RetentionParams, place_in_line
-from sluice.ring.wire import Submit, Times
+from sluice.ring.wire import Open, Submit, Times
 
 
 class State(Enum):
@@ -182,30 +182,6 @@ class Request:
     output and is treated like one that was preempted after it.
     """
 
-    __slots__ = (
-        "arrived_at",
-        "banned",
-        "beam_width",
-        "begun",
-        "blocks_allocated",
-        "blocks_missed",
-        "blocks_reused",
-        "cached_tokens",
-        "deadline",
-        "last_token_at",
-        "max_tokens",
-        "num_live",
-        "num_prompt",
-        "opened",
-        "preemptions",
-        "retention",
-        "root",
-        "scheduled_at",
-        "sequences",
-        "spec",
-        "stops",
-    )
-
     def __init__(self, spec: Submit, root: bytes, number: int, now: float, aging_seconds: float = 0.0) -> None:
         """`root`: parent of the first block's hash. `number` grows with each arrival. `now`: seconds on the engine's
         clock. `aging_seconds`: see `place_in_line`.
@@ -226,7 +202,7 @@ class Request:
         self.beam_width = 1
         """Equal for all sequences of a step; 1 until there is beam search."""
         self.opened = False
-        """Whether its Opened response was made."""
+        """Whether its Open is among the responses."""
         self.begun = False
         """Whether one of its sequences has held memory."""
         self.scheduled_at: float | None = None
@@ -263,3 +239,19 @@ def remaining(spec: Submit) -> list[int]:
     """Indexes of the sequences that did not end in an earlier attempt."""
     ended = set(spec.ended)
     return [index for index in range(spec.n) if index not in ended]
+
+
+def opening(spec: Submit, cached_tokens: int = 0, queue: float = 0.0) -> Open:
+    """For the detokenizer, ahead of the request's rows. `queue`: seconds in the queue."""
+    return Open(
+        request=spec.request,
+        attempt=spec.attempt,
+        n=spec.n,
+        text=spec.text,
+        router=spec.router,
+        prompt_tokens=len(spec.prompt),
+        cached_tokens=cached_tokens,
+        queue=queue,
+        resume=spec.resume,
+        ended=spec.ended,
+    )

@@ -16,8 +16,8 @@ import torch
 
 from bench.gpu.shapes import Shape
 from bench.systems.submits import ATTEMPT, GREEDY, submit
-from engine_worker.core.assembly import assemble, longest_sequence
-from engine_worker.core.intake import Terms
+from engine_worker.core.engine import Engine
+from engine_worker.core.intake import Terms, longest_sequence
 from engine_worker.hooks import Hooks, Responses, Stop
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
@@ -115,7 +115,7 @@ class Core:
         longest = longest_sequence(served.runner, batching, checkpoint.max_context_tokens)
         terms = Terms(checkpoint.fingerprint, checkpoint.vocab_size, longest, config.max_batch_size)
         hooks = Hooks(self._get_requests, self._on_responses, self._get_stops, lambda _: None)
-        self._engine = assemble(served.runner, terms, batching, hooks, time.monotonic, cast(Any, StderrLog()))
+        self._engine = Engine(served.runner, terms, batching, hooks, time.monotonic, cast(Any, StderrLog()))
         self._sampling = sampling
         self._inbox: list[Submit] = []
         self._stops: list[Stop] = []

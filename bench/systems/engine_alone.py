@@ -16,15 +16,14 @@ from bench.harness.children import SystemProcess, serve
 from bench.harness.load import Arrivals, EngineAsk, EngineLoad, EngineRun, Trace
 from bench.systems.submits import ATTEMPT, submit
 from engine_worker.__main__ import load
-from engine_worker.core.assembly import assemble, longest_sequence
 from engine_worker.core.engine import Engine
-from engine_worker.core.intake import Terms
-from engine_worker.hooks import Hooks, Opened, Report, Responses, Stop
+from engine_worker.core.intake import Terms, longest_sequence
+from engine_worker.hooks import Hooks, Report, Responses, Stop
 from engine_worker.parallel.rank_env import read_rank_env
 from engine_worker.step import Runner
 from sluice.launch.plan import child_environment
 from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.wire import Submit, TokenRow
+from sluice.ring.wire import Open, Submit, TokenRow
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure
@@ -63,7 +62,7 @@ class EngineAlone:
         self._ahead = 0.0
         self._submitted: list[Submit] = []
         self._stops: list[Stop] = []
-        self._opened: list[Opened] = []
+        self._opened: list[Open] = []
         self._sent: list[tuple[float, list[TokenRow]]] = []
         self._steps = 0
         self._next_number = 0
@@ -99,7 +98,7 @@ class EngineAlone:
         used = {"engine": time.process_time() - cpu}
         while engine.step():
             pass  # Steps launched ahead must end now: the next load may get a new engine.
-        cached = {opened.spec.request - base: opened.cached_tokens for opened in self._opened}
+        cached = {opened.request - base: opened.cached_tokens for opened in self._opened}
         return EngineRun(heard[-1][0], used, _traces(submitted, cached, heard), self._steps)
 
     def _changed(self, settings: dict[str, Any]) -> Engine:
@@ -116,7 +115,7 @@ class EngineAlone:
         )
         hooks = Hooks(self._get_requests, self._keep, self._get_stops, self._count)
         clock = lambda: time.monotonic() + self._ahead  # noqa: E731
-        return assemble(runner, terms, settings, hooks, clock, self._log)
+        return Engine(runner, terms, settings, hooks, clock, self._log)
 
     def _get_requests(self, limit: int) -> list[Submit]:
         taken, self._submitted = self._submitted[:limit], self._submitted[limit:]

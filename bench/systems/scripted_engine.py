@@ -6,7 +6,7 @@ from typing import NamedTuple
 import structlog
 
 from bench.systems.submits import submit
-from engine_worker.core.assembly import assemble
+from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks
 from engine_worker.step import Drawn, Step
@@ -73,7 +73,7 @@ class ScriptedEngine:
         self._requests = [submit(number, _prompt(number), max_tokens) for number in range(load.running + load.waiting)]
         blocks = load.running * -(-(PROMPT_TOKENS + max_tokens) // TOKENS_PER_BLOCK)
         self._runner = ScriptedRunner(2 * blocks + TOKENS_PER_BLOCK)
-        self._engine = assemble(
+        self._engine = Engine(
             self._runner,
             Terms("", 1 << 20, PROMPT_TOKENS + max_tokens, len(self._requests)),
             Batching(

@@ -5,55 +5,78 @@ commits and emits the previous step and plans the next. Without overlap each ste
 is the same.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Container
 
 from structlog.stdlib import BoundLogger
 
-from engine_worker.core.intake import Intake
+from engine_worker.core.intake import Intake, Terms
 from engine_worker.core.live import LiveRequests
 from engine_worker.core.planning import InFlightStep, StepEntry
 from engine_worker.core.stats import Stats
 from engine_worker.hooks import Hooks, Report
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Sequence, State
-from engine_worker.scheduling.simple import InFlightError, RequestScheduler, Schedule
+from engine_worker.scheduling.build import build_scheduler
+from engine_worker.scheduling.context import SchedulerContext
+from engine_worker.scheduling.simple import InFlightError, Schedule
 from engine_worker.step import Drawn, Runner
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
-from sluice.ring.heartbeats import CacheNews
 from sluice.ring.wire import Submit
+from sluice.settings.engine import Batching
 
 STEP_FAILED = Fault(ErrorCode.STEP_FAILED.name, "the engine failed while computing this request; see its log")
 
 
 class Engine:
-    """The loop. Its parts are attributes: `intake`, `live`, `stats`."""
+    """The loop. Its parts are attributes: `intake`, `live`, `cache`, `stats`."""
 
     def __init__(
         self,
-        hooks: Hooks,
-        intake: Intake,
-        live: LiveRequests,
-        scheduler: RequestScheduler,
         runner: Runner,
-        cache: KvCacheManager,
-        stats: Stats,
+        terms: Terms,
+        batching: Batching,
+        hooks: Hooks,
         clock: Callable[[], float],
         log: BoundLogger,
     ) -> None:
-        """`clock`: monotonic seconds."""
-        self.intake = intake
-        self.live = live
-        self.stats = stats
-        self._hooks = hooks
-        self._scheduler = scheduler
-        self._runner = runner
-        self._cache = cache
-        self._clock = clock
-        self._log = log
+        """`clock`: monotonic seconds. Raises ValueError on inconsistent batching limits, and on a user's scheduler that
+        cannot be used."""
+        self.cache = KvCacheManager(
+            runner.num_blocks,
+            runner.tokens_per_block,
+            batching.block_reuse,
+            num_host_blocks=runner.num_host_blocks,
+            window=runner.window,
+            chunk=batching.chunk,
+            clock=clock,
+        )
+        context = SchedulerContext(
+            self.cache,
+            batching.max_batch_size,
+            batching.max_tokens_per_step,
+            batching.chunked_context,
+            batching.context_chunking_policy,
+        )
+        self._scheduler = build_scheduler(batching, context, log)
+        self.live = LiveRequests(self.cache)
+        self.intake = Intake(self.live, terms, batching.priority_aging_seconds)
         # A sequence can have one promised token whose draw is still in flight, so one step at most may be in flight
         # while the next is planned.
         self._max_in_flight = 1 if runner.overlap else 0
+        self.stats = Stats(
+            self.cache,
+            self.live,
+            self._scheduler,
+            terms.max_requests,
+            micro_batches=1 + self._max_in_flight,
+            unix_zero=time.time() - clock(),
+        )
+        self._hooks = hooks
+        self._runner = runner
+        self._clock = clock
+        self._log = log
         self._in_flight: deque[InFlightStep] = deque()
         self._collected_at = clock()
 
@@ -71,18 +94,6 @@ class Engine:
         if not (launched or busy):
             self._report(self.stats.record_idle(now))
         return launched or busy
-
-    def check(self) -> None:
-        """Raise CacheCorruptError if the cache's books do not balance. Looks at every block: for idle times."""
-        self._cache.check()
-
-    def cache_changes(self, known: int) -> CacheNews | None:
-        """What changed in the prefix cache after change number `known`; None: nothing. Thread-safe."""
-        return self._cache.tiers.journal.since(known)
-
-    def flush_cache(self) -> int:
-        """Forget the prefix cache; returns the number of blocks freed."""
-        return self._cache.flush()
 
     def end_where(self, condition: Callable[[Submit], bool], fault: Fault) -> int:
         """End the requests that meet `condition` with an error; returns their number."""
@@ -113,11 +124,11 @@ class Engine:
         if not (schedule.context or schedule.generation):
             return False
         # Moves are taken after scheduling, which decides them.
-        step = InFlightStep.launch(self._runner, schedule, self._cache.take_moves(), now)
+        step = InFlightStep.launch(self._runner, schedule, self.cache.tiers.take_moves(), now)
         self._in_flight.append(step)
-        for entry in step.entries:
-            if entry.sequence.request.scheduled_at is None:
-                self._begin(entry.sequence, now)
+        for sequence, _, _ in step.entries:
+            if sequence.request.scheduled_at is None:
+                self._begin(sequence, now)
         return True
 
     def _begin(self, sequence: Sequence, now: float) -> None:
@@ -125,7 +136,8 @@ class Engine:
         request = sequence.request
         cached = min(sequence.num_computed, request.num_prompt)
         self.live.schedule(request, cached, now)
-        self._cache.note_prompt(request.num_prompt, cached)
+        self.cache.prompt_tokens += request.num_prompt
+        self.cache.cached_tokens += cached
 
     def _schedule(self) -> Schedule:
         try:
@@ -159,7 +171,7 @@ class Engine:
         try:
             return step.collect()
         except Exception:  # noqa: BLE001 - whatever went wrong, only the sequences of this step fail
-            names = sorted({entry.sequence.request.spec.name for entry in step.entries})
+            names = sorted({sequence.request.spec.name for sequence, _, _ in step.entries})
             self._log.exception("step_failed", requests=names)
             # On a lost device every later step would fail too: end the process, and routers recover its requests.
             self._runner.check()
@@ -171,7 +183,7 @@ class Engine:
         Results of sequences that have ended in the meantime are dropped.
         """
         # Local names, because the loop runs for every sequence in every step.
-        results, live, commit, ended = iter(drawn), self.live, self._cache.commit, State.ENDED
+        results, live, commit, ended = iter(drawn), self.live, self.cache.commit, State.ENDED
         num_drawn = 0
         for sequence, num_tokens, drawers in entries:
             sequence.num_inflight -= num_tokens
@@ -212,7 +224,7 @@ class Engine:
             return []
         # Later moves may have read what the failed ones should have written, so all of them are undone together.
         moves = [move for later in (step, *self._in_flight) for move in later.moves]
-        return self._cache.undo([*moves, *self._cache.take_moves()])
+        return self.cache.undo([*moves, *self.cache.tiers.take_moves()])
 
     def _respond(self) -> None:
         responses = self.live.take_responses()

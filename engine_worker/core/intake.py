@@ -2,15 +2,22 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 from math import inf
+
+import msgspec
 
 from engine_worker.core.live import LiveRequests
 from engine_worker.hooks import Stop
+from engine_worker.kvcache.geometry import Geometry
 from engine_worker.request import Request, remaining
+from engine_worker.step import Runner
+from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.hashing import root_hash
 from sluice.ring.message import MAX_SEQUENCES
 from sluice.ring.wire import PROBATION_TOKENS, Submit
+from sluice.settings.engine import Batching
 
 HOLD_SECONDS = 0.05
 """Delay before a quarantined request is computed, so that the heartbeat that names it gets out before it may end this
@@ -28,6 +35,23 @@ class Terms:
     max_sequence_tokens: int
     """Prompt plus output; the model's context or what the block pool holds, whichever is less."""
     max_requests: int
+
+
+def fingerprint(checkpoint: Checkpoint, weights: str, dtype: str, max_attention_window: tuple[int, ...]) -> str:
+    """Identifies the model as this engine computes it, in hex: a stream may continue on an engine with the same one.
+
+    Made of the checkpoint's files and the settings that change its function. Device, attention backend, number of ranks
+    and batch sizes change no more than rounding and are left out, so a stream may move from a GPU to a CPU.
+    """
+    parts = (checkpoint.fingerprint, weights, dtype, max_attention_window)
+    return blake2b(msgspec.msgpack.encode(parts), digest_size=8, person=b"sluice-model").hexdigest()
+
+
+def longest_sequence(runner: Runner, batching: Batching, max_context: int) -> int:
+    """Tokens of the longest sequence: `max_context` of the model, or what the runner's blocks hold if that is less."""
+    geometry = Geometry.fit(runner.num_blocks, runner.tokens_per_block, runner.window, batching.chunk)
+    longest = geometry.longest(runner.num_blocks)
+    return max_context if longest is None else min(max_context, longest)
 
 
 class Quarantine:

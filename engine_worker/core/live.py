@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from engine_worker.hooks import Opened, Refused, Responses
+from engine_worker.hooks import Responses
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import IN_ORDER, Request, Sequence, State
+from engine_worker.request import IN_ORDER, Request, Sequence, State, opening
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.wire import End, Submit, TokenLogprob, TokenRow
 
@@ -44,7 +44,7 @@ class LiveRequests:
                 self.end(sequence, reason, now)
 
     def refuse(self, spec: Submit, fault: Fault) -> None:
-        self._responses.refused.append(Refused(spec, fault))
+        self._responses.refused.append((spec, fault))
 
     def schedule(self, request: Request, cached_tokens: int, now: float) -> None:
         """A request's first step was scheduled, with `cached_tokens` of its prompt from the prefix cache."""
@@ -140,7 +140,7 @@ class LiveRequests:
     def _open(self, request: Request, now: float) -> None:
         if not request.opened:
             request.opened = True
-            self._responses.opened.append(Opened(request.spec, request.cached_tokens, now - request.arrived_at))
+            self._responses.opened.append(opening(request.spec, request.cached_tokens, now - request.arrived_at))
 
     def _activate(self, sequence: Sequence) -> None:
         sequence.state = State.WAITING

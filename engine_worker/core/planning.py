@@ -4,7 +4,6 @@ This runs for every sequence in every step, so it makes one pass and few objects
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from engine_worker.request import Sequence
 from engine_worker.scheduling.micro_batch import Chunk
@@ -15,15 +14,10 @@ UNKNOWN_TOKEN = (0,)
 """The tokens of a slice whose one token is still being drawn; the runner fills it in."""
 
 
-class StepEntry(NamedTuple):
-    """One sequence's share of a step."""
-
-    sequence: Sequence
-    num_tokens: int
-    """Tokens whose keys and values are computed."""
-    drawers: tuple[Sequence, ...]
-    """Sequences that draw a token from the logits of the last one: none in the middle of a context; at the end of a
-    prompt also the sequences that await it."""
+StepEntry = tuple[Sequence, int, tuple[Sequence, ...]]
+"""One sequence's share of a step: the sequence, the number of tokens whose keys and values are computed, and the
+sequences that draw a token from the logits of the last one: none in the middle of a context; at the end of a prompt
+also the sequences that await it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +46,7 @@ class InFlightStep:
     @property
     def forks(self) -> bool:
         """Whether sequences that await a prompt get their first token from this step."""
-        return any(len(entry.drawers) > 1 for entry in self.entries[len(self.schedule.generation) :])
+        return any(len(drawers) > 1 for _, _, drawers in self.entries[len(self.schedule.generation) :])
 
     def collect(self) -> list[Drawn]:
         """Wait for the results, one per draw. Raises whatever the runner raises, RuntimeError on a wrong count."""
@@ -75,7 +69,7 @@ def plan(schedule: Schedule) -> tuple[list[StepEntry], list[Slice], int]:
     drawers: tuple[Sequence, ...]
     for sequence in schedule.generation:
         drawers = (sequence,)
-        entries.append(StepEntry(sequence, 1, drawers))
+        entries.append((sequence, 1, drawers))
         slices.append(_slice(sequence, 1, drawers))
         sequence.num_inflight += 1
         sequence.expect(draw)
@@ -83,7 +77,7 @@ def plan(schedule: Schedule) -> tuple[list[StepEntry], list[Slice], int]:
     for chunk in schedule.context:
         sequence, num_tokens = chunk
         drawers = _drawers(chunk)
-        entries.append(StepEntry(sequence, num_tokens, drawers))
+        entries.append((sequence, num_tokens, drawers))
         slices.append(_slice(sequence, num_tokens, drawers))
         # After the slice was made, which starts where the previous step ends.
         sequence.num_inflight += num_tokens

@@ -1,8 +1,6 @@
 """Statistics: of every step, and of every request while it is live and when it ends."""
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -10,7 +8,6 @@ from engine_worker.core.live import LiveRequests
 from engine_worker.hooks import Report
 from engine_worker.kvcache.cache import KvCacheManager
 from engine_worker.request import Request, State
-from engine_worker.scheduling.context import Preempted
 from engine_worker.scheduling.simple import RequestScheduler, Schedule
 from sluice.ring.stats import RequestStats, Stage, StepStats
 from sluice.telemetry.histogram import Histogram
@@ -43,27 +40,6 @@ class Rate:
         return self._tokens / max(RATE_SECONDS, now - self._steps[0][0]) if self._steps else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Counts since the start."""
-
-    requests: int
-    """Accepted."""
-    ended: Mapping[str, int]
-    """Sequences, by finish reason."""
-    preemptions: int
-    context_tokens: int
-    """Computed, including again after preemption."""
-    generated_tokens: int
-    prompt_tokens: int
-    """Of requests that were scheduled."""
-    cached_tokens: int
-    """Prompt tokens found in the prefix cache."""
-    evictions: int
-    offloads: int
-    onloads: int
-
-
 class Stats:
     """Public members may be read from any thread: `latest` is replaced whole, never modified.
 
@@ -75,20 +51,20 @@ class Stats:
         cache: KvCacheManager,
         live: LiveRequests,
         scheduler: RequestScheduler,
-        preempted: Preempted,
         max_requests: int,
-        micro_batches: int = 1,
-        unix_zero: float = 0.0,
+        micro_batches: int,
+        unix_zero: float,
     ) -> None:
         """`micro_batches`: how many take turns in flight. `unix_zero`: Unix time at which the engine's clock read 0."""
         self.step_seconds = Histogram(STEP_SECONDS)
         self.step_sequences = Histogram(STEP_SEQUENCES)
-        self._context_tokens = 0
-        self._generated_tokens = 0
+        self.context_tokens = 0
+        """Computed since the start, including again after preemption."""
+        self.generated_tokens = 0
+        """Since the start."""
         self._cache = cache
         self._live = live
         self._scheduler = scheduler
-        self._preempted = preempted
         self._micro_batches = micro_batches
         self._unix_zero = unix_zero
         self._rate = Rate()
@@ -109,7 +85,10 @@ class Stats:
         context, generation = len(schedule.context), len(schedule.generation)
         context_tokens = sum(num_tokens for _, num_tokens in schedule.context)
         self._rate.add(start, end, num_drawn)
-        self._count(context_tokens, num_drawn, context + generation, end - start)
+        self.context_tokens += context_tokens
+        self.generated_tokens += num_drawn
+        self.step_seconds.observe(end - start)
+        self.step_sequences.observe(context + generation)
         batch_tokens, empty_slots = self._scheduler.static_batch
         self.latest = msgspec.structs.replace(
             self.latest,
@@ -145,30 +124,9 @@ class Stats:
             self.latest = latest
         return Report(None, [self._stats_of(request) for request in self._live.take_changed()])
 
-    def totals(self) -> Totals:
-        cache, tiers = self._cache, self._cache.tiers
-        return Totals(
-            requests=self._live.num_begun,
-            ended=self._live.ended,
-            preemptions=self._preempted.count,
-            context_tokens=self._context_tokens,
-            generated_tokens=self._generated_tokens,
-            prompt_tokens=cache.prompt_tokens,
-            cached_tokens=cache.cached_tokens,
-            evictions=tiers.evictions,
-            offloads=tiers.offloads,
-            onloads=tiers.onloads,
-        )
-
-    def _count(self, context_tokens: int, generated_tokens: int, sequences: int, seconds: float) -> None:
-        self._context_tokens += context_tokens
-        self._generated_tokens += generated_tokens
-        self.step_seconds.observe(seconds)
-        self.step_sequences.observe(sequences)
-
     def _memory(self) -> dict[str, int]:
         cache, host = self._cache, self._cache.tiers.host
-        preempted, free = len(self._preempted.sequences), cache.pool.available
+        preempted, free = len(cache.preempted), cache.pool.available
         return {
             "active_requests": len(self._live.requests),
             "queued_requests": len(self._live.active) - len(cache.holders) - preempted,
@@ -183,7 +141,7 @@ class Stats:
         changed = self._live.take_changed()
         if not self._refresh and end >= self._refresh_at:
             self._refresh_at = end + REFRESH_SECONDS
-            running = (*self._cache.holders, *self._preempted.sequences)
+            running = (*self._cache.holders, *self._cache.preempted)
             self._refresh = deque(dict.fromkeys(sequence.request for sequence in running))
         # A few per step: reporting all running requests at once would stretch the step.
         for _ in range(min(len(self._refresh), max(REFRESHED_PER_STEP, int((end - start) * REFRESHED_PER_SECOND)))):

@@ -40,6 +40,10 @@ class KvCacheManager:
         """Sequences that hold memory."""
         self.retired: dict[Sequence, None] = {}
         """Ended sequences whose blocks an in-flight step still uses."""
+        self.preempted: dict[Sequence, None] = {}
+        """Former holders that gave their blocks back to make room and have not got new ones."""
+        self.preemptions = 0
+        """Since the start."""
         self.prompt_tokens = 0
         """Of requests scheduled since the start."""
         self.cached_tokens = 0
@@ -68,10 +72,6 @@ class KvCacheManager:
             or (self._begin(sequence, pinned[sequence]) if sequence in pinned else self._grow(sequence))
         ]
 
-    def take_moves(self) -> tuple[Move, ...]:
-        """Pending moves, for the next step to carry out. If that step fails, `undo` them."""
-        return self.tiers.take_moves()
-
     def commit(self, sequence: Sequence, count: int) -> None:
         """The next `count` tokens of a holder were computed. Releases blocks that are now behind the window."""
         start, size = sequence.num_computed, self.tokens_per_block
@@ -93,12 +93,19 @@ class KvCacheManager:
         self.retired[sequence] = None
         self._next_blocks.set(sequence, None)
 
+    def preempt(self, sequence: Sequence) -> None:
+        """Release a holder's blocks to make room for others."""
+        self.release(sequence)
+        self.preempted[sequence] = None
+        self.preemptions += 1
+
     def release(self, sequence: Sequence) -> None:
         """Release a sequence's blocks. It may hold none."""
         self._release_blocks(sequence, range(sequence.first_block, len(sequence.blocks)))
         self._next_blocks.set(sequence, None)
         self.holders.pop(sequence, None)
         self.retired.pop(sequence, None)
+        self.preempted.pop(sequence, None)
         sequence.blocks = []
         sequence.first_block = sequence.num_found = sequence.num_placed = sequence.num_computed = 0
 
@@ -116,15 +123,6 @@ class KvCacheManager:
             for holder in self.holders
             if not lost.isdisjoint(holder.blocks[holder.first_block : self.geometry.blocks_for(holder.num_computed)])
         ]
-
-    def flush(self) -> int:
-        """Forget every prefix; returns the number of blocks freed. Holders keep their blocks."""
-        return self.tiers.flush()
-
-    def note_prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Count a request that was scheduled for the first time."""
-        self.prompt_tokens += prompt_tokens
-        self.cached_tokens += cached_tokens
 
     def check(self) -> None:
         """Raise CacheCorruptError unless the books balance and every block still being written is in one table only."""
@@ -163,7 +161,7 @@ class KvCacheManager:
 
     def _begin(self, sequence: Sequence, prefix: Prefix) -> bool:
         """Give a sequence its first blocks; if there are too few, unpin its prefix."""
-        length = self._table_length(sequence, prefix.num_computed)
+        length = self.geometry.table_length(prefix.num_computed, sequence.num_tokens)
         # Prefix blocks on the device are held already; those on the host need a device block each.
         if length - len(prefix.blocks) + self._to_load(sequence, prefix) > self.pool.available:
             self._unpin(prefix)
@@ -175,6 +173,7 @@ class KvCacheManager:
         self._extend(sequence, length)
         if prefix.copy_from is not None:
             self.tiers.copy(prefix.copy_from, sequence.blocks[sequence.num_found])
+        self.preempted.pop(sequence, None)
         self.holders[sequence] = None
         self._next_blocks.set(sequence, self._finder.next_block(sequence, sequence.num_computed))
         self._count(sequence)
@@ -183,14 +182,11 @@ class KvCacheManager:
     def _grow(self, sequence: Sequence) -> bool:
         if sequence.complete:
             return True
-        length = self._table_length(sequence, sequence.num_computed)
+        length = self.geometry.table_length(sequence.num_computed, sequence.num_tokens)
         if length - len(sequence.blocks) > self.pool.available:
             return False
         self._extend(sequence, length)
         return True
-
-    def _table_length(self, sequence: Sequence, num_computed: int) -> int:
-        return self.geometry.blocks_for(self.geometry.placed(num_computed, sequence.num_tokens))
 
     def _extend(self, sequence: Sequence, length: int) -> None:
         new = [self.tiers.allocate() for _ in range(length - len(sequence.blocks))]

@@ -57,7 +57,7 @@ class Forecast:
         """Take the blocks for what a holder may compute next; False, with no effect, if there are too few."""
         if sequence.num_tokens <= sequence.num_placed or sequence.complete:
             return True
-        lacking = self._table_length(sequence, sequence.num_computed) - len(sequence.blocks)
+        lacking = self._geometry.table_length(sequence.num_computed, sequence.num_tokens) - len(sequence.blocks)
         if lacking > self.available:
             return False
         self.available -= max(0, lacking)
@@ -67,7 +67,7 @@ class Forecast:
         """Take the blocks for a sequence without memory; False, with no effect, unless `headroom` more are left."""
         prefix = self._find(sequence)
         held, loading = prefix.held, [block for _, block in prefix.on_host if block not in self._loading]
-        taken = self._table_length(sequence, prefix.num_computed) - len(prefix.blocks)
+        taken = self._geometry.table_length(prefix.num_computed, sequence.num_tokens) - len(prefix.blocks)
         # Within a bounded window the sequence soon replaces shared blocks by its own, so sharing saves nothing.
         taken += len(held) + len(prefix.on_host) if self._geometry.bounded else self._unheld(held) + len(loading)
         if taken + headroom > self.available:
@@ -118,7 +118,7 @@ class Forecast:
         else:
             prefix = self._find(sequence)
             first, num_computed = prefix.first_block, prefix.num_computed
-        held = max(len(sequence.blocks), self._table_length(sequence, num_computed)) - first
+        held = max(len(sequence.blocks), geometry.table_length(num_computed, sequence.num_tokens)) - first
         return max(0, most - held)
 
     def growth_to_end(self, sequence: Sequence) -> int:
@@ -134,10 +134,6 @@ class Forecast:
         if prefix is None:
             prefix = self._prefixes[sequence] = self._finder.find(sequence)
         return prefix
-
-    def _table_length(self, sequence: Sequence, num_computed: int) -> int:
-        """Of its block table in the next step."""
-        return self._geometry.blocks_for(self._geometry.placed(num_computed, sequence.num_tokens))
 
     def _is_ahead(self, digest: bytes, sequence: Sequence) -> bool:
         """Whether a sequence ahead of this one computes the block with this hash next."""

@@ -40,11 +40,10 @@ class Geometry:
             return 0
         return (position - self.window + 1) // self.tokens_per_block
 
-    def placed(self, num_computed: int, num_tokens: int) -> int:
-        """Leading tokens that need room before the next step: all, or as many as that step can reach."""
-        if self.chunk is None:
-            return num_tokens
-        return min(num_tokens, num_computed + self.chunk)
+    def table_length(self, num_computed: int, num_tokens: int) -> int:
+        """Length of a block table before the next step: for all tokens, or as many as that step can reach."""
+        reached = num_tokens if self.chunk is None else min(num_tokens, num_computed + self.chunk)
+        return self.blocks_for(reached)
 
     def max_blocks(self, num_tokens: int) -> int:
         """Blocks that a sequence holds at once, at most, on its way to `num_tokens`."""

@@ -64,7 +64,7 @@ class Tiers:
             self.journal.store(content.hash)
 
     def take_moves(self) -> tuple[Move, ...]:
-        """Pending moves, for the next step to carry out."""
+        """Pending moves, for the next step to carry out. If that step fails, `undo` them."""
         moves, self.moves = tuple(self.moves), []
         return moves
 
@@ -81,7 +81,7 @@ class Tiers:
         return lost
 
     def flush(self) -> int:
-        """Make all content unfindable; returns the number of blocks that became free in both pools."""
+        """Forget every prefix; returns the number of blocks freed in both pools. Holders keep their blocks."""
         self.journal.clear()
         return self.device.flush() + self.host.flush()
 
@@ -126,19 +126,11 @@ class Journal:
 
     def store(self, digest: bytes) -> None:
         """The block with this hash became findable."""
-        block = short_hash(digest)
-        with self._lock:
-            self._findable.add(block)
-            self._changes.append((block, True))
-            self._last += 1
+        self._record(short_hash(digest), findable=True)
 
     def remove(self, digest: bytes) -> None:
         """The block with this hash became unfindable."""
-        block = short_hash(digest)
-        with self._lock:
-            self._findable.discard(block)
-            self._changes.append((block, False))
-            self._last += 1
+        self._record(short_hash(digest), findable=False)
 
     def clear(self) -> None:
         with self._lock:
@@ -160,3 +152,12 @@ class Journal:
         stored = [block for block, findable in changed.items() if findable]
         removed = [block for block, findable in changed.items() if not findable]
         return CacheNews(known, last, stored, removed)
+
+    def _record(self, block: int, findable: bool) -> None:
+        with self._lock:
+            if findable:
+                self._findable.add(block)
+            else:
+                self._findable.discard(block)
+            self._changes.append((block, findable))
+            self._last += 1

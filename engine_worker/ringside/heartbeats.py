@@ -79,7 +79,7 @@ class Heartbeats(threading.Thread):
         log: BoundLogger,
         security: Security = PLAIN,
     ) -> None:
-        """`heartbeat` and `cache_changes`, see `Engine.cache_changes`, are called from this thread."""
+        """`heartbeat` and `cache_changes`, see `Journal.since`, are called from this thread."""
         super().__init__(name="heartbeats", daemon=True)
         self._context = context
         self._routers = routers

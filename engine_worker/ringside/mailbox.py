@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from structlog.stdlib import BoundLogger
 
 from engine_worker.hooks import Responses, Stop
-from engine_worker.request import remaining
+from engine_worker.request import opening, remaining
 from engine_worker.ringside.outbox import Outbox
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.heartbeats import Hello
 from sluice.ring.message import MAX_SEQUENCES
-from sluice.ring.wire import Cancel, End, Open, Submit, Times, TokenRow
+from sluice.ring.wire import Cancel, End, Submit, Times, TokenRow
 
 
 class Mailbox:
@@ -89,8 +89,8 @@ class Mailbox:
         """Put everything into the outbox, and send what the lanes accept."""
         for spec, fault in responses.refused:
             self._refuse(spec, fault)
-        for spec, cached_tokens, queue in responses.opened:
-            self._outbox.open(spec.detokenizer, _open(spec, cached_tokens, queue))
+        for opened in responses.opened:
+            self._outbox.open(self._submits[opened.request].detokenizer, opened)
         by_address: defaultdict[str, list[TokenRow]] = defaultdict(list)
         for row in responses.rows:
             by_address[self._submits[row.request].detokenizer].append(row)
@@ -143,7 +143,7 @@ class Mailbox:
         """Answer every sequence with a terminal row."""
         self.refused[fault.code] += 1
         self._log.info("request_refused", request_id=spec.name, code=fault.code, reason=fault.message)
-        self._outbox.open(spec.detokenizer, _open(spec, 0, 0.0))
+        self._outbox.open(spec.detokenizer, opening(spec))
         end = End(FinishReason.ERROR, Times(0.0, 0.0, 0.0), fault=fault)
         offsets = {index: len(spec.resume.get(index, ())) for index in remaining(spec)}
         rows = [TokenRow(spec.request, spec.attempt, index, offset, [], [], end) for index, offset in offsets.items()]
@@ -168,18 +168,3 @@ class Mailbox:
             attempt=message.attempt,
         )
         return False
-
-
-def _open(spec: Submit, cached_tokens: int, queue: float) -> Open:
-    return Open(
-        request=spec.request,
-        attempt=spec.attempt,
-        n=spec.n,
-        text=spec.text,
-        router=spec.router,
-        prompt_tokens=len(spec.prompt),
-        cached_tokens=cached_tokens,
-        queue=queue,
-        resume=spec.resume,
-        ended=spec.ended,
-    )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.metrics_core import Metric
 
-from engine_worker.core.stats import Stats
+from engine_worker.core.engine import Engine
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_callback import StatsCallback
@@ -34,31 +34,32 @@ def serve(
 
 
 def read(
-    stats: Stats, inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox, stats_callback: StatsCallback | None
+    engine: Engine, inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox, stats_callback: StatsCallback | None
 ) -> Iterator[Metric]:
     """All metrics, in the thread of the scrape."""
-    yield from requests(stats, mailbox)
-    yield from steps(stats)
-    yield from memory(stats)
+    yield from requests(engine, mailbox)
+    yield from steps(engine)
+    yield from memory(engine)
     yield from ring(inbox, mailbox, outbox)
     yield from callback(stats_callback)
     yield from log()
 
 
-def requests(stats: Stats, mailbox: Mailbox) -> Iterator[Metric]:
-    latest, totals = stats.latest, stats.totals()
-    yield counter(P + "requests", "Requests accepted.", totals.requests)
+def requests(engine: Engine, mailbox: Mailbox) -> Iterator[Metric]:
+    latest, live = engine.stats.latest, engine.live
+    yield counter(P + "requests", "Requests accepted.", live.num_begun)
     yield counter(P + "requests_refused", "Requests refused, by error code.", mailbox.refused, ("code",))
-    yield counter(P + "sequences_ended", "Sequences that ended, by finish reason.", totals.ended, ("reason",))
+    yield counter(P + "sequences_ended", "Sequences that ended, by finish reason.", live.ended, ("reason",))
     yield gauge(P + "requests_active", "Live requests.", latest.active_requests)
     yield gauge(P + "requests_limit", "Limit on live requests.", latest.max_requests)
     yield gauge(P + "sequences_queued", "Sequences waiting for memory.", latest.queued_requests)
     yield gauge(P + "sequences_paused", "Preempted sequences waiting for memory.", latest.paused_requests)
-    yield counter(P + "pauses", "Times that a sequence was preempted.", totals.preemptions)
+    yield counter(P + "pauses", "Times that a sequence was preempted.", engine.cache.preemptions)
 
 
-def steps(stats: Stats) -> Iterator[Metric]:
-    latest, totals = stats.latest, stats.totals()
+def steps(engine: Engine) -> Iterator[Metric]:
+    stats, cache = engine.stats, engine.cache
+    latest = stats.latest
     running = {"context": latest.context_requests, "generation": latest.generation_requests}
     yield gauge(P + "sequences_scheduled", "Sequences in the latest step; 0 while idle.", running, ("phase",))
     text = "Static batching: tokens generated since the batch began."
@@ -67,17 +68,17 @@ def steps(stats: Stats) -> Iterator[Metric]:
     yield gauge(P + "static_batch_empty_slots", text, latest.empty_generation_slots)
     yield histogram(P + "step_seconds", "Duration of a step.", stats.step_seconds)
     yield histogram(P + "step_sequences", "Sequences in a step.", stats.step_sequences)
-    yield counter(P + "context_tokens", "Context tokens computed, recomputation included.", totals.context_tokens)
-    yield counter(P + "generated_tokens", "Tokens generated.", totals.generated_tokens)
+    yield counter(P + "context_tokens", "Context tokens computed, recomputation included.", stats.context_tokens)
+    yield counter(P + "generated_tokens", "Tokens generated.", stats.generated_tokens)
     yield gauge(P + "tokens_per_second", "Tokens generated, over the last second.", latest.tokens_per_second)
-    yield counter(P + "prompt_tokens", "Prompt tokens of scheduled requests.", totals.prompt_tokens)
-    yield counter(P + "cached_tokens", "Prompt tokens served from the prefix cache.", totals.cached_tokens)
+    yield counter(P + "prompt_tokens", "Prompt tokens of scheduled requests.", cache.prompt_tokens)
+    yield counter(P + "cached_tokens", "Prompt tokens served from the prefix cache.", cache.cached_tokens)
     ratio = latest.prefix_cache_hit_ratio
     yield gauge(P + "prefix_cache_hit_ratio", "Cached tokens over prompt tokens, since the start.", ratio)
 
 
-def memory(stats: Stats) -> Iterator[Metric]:
-    latest, totals = stats.latest, stats.totals()
+def memory(engine: Engine) -> Iterator[Metric]:
+    latest, tiers = engine.stats.latest, engine.cache.tiers
     blocks = {
         ("device", "used"): latest.used_kv_blocks,
         ("device", "free"): latest.free_kv_blocks,
@@ -87,9 +88,9 @@ def memory(stats: Stats) -> Iterator[Metric]:
     text = "KV cache blocks; device blocks that are only cached count as free."
     yield gauge(P + "kv_blocks", text, blocks, ("tier", "state"))
     yield gauge(P + "kv_block_tokens", "Tokens in a block.", latest.tokens_per_kv_block)
-    yield counter(P + "kv_evictions", "Cached device blocks evicted for new content.", totals.evictions)
-    yield counter(P + "kv_offloads", "Evicted blocks moved to host memory.", totals.offloads)
-    yield counter(P + "kv_onloads", "Blocks moved back from host memory.", totals.onloads)
+    yield counter(P + "kv_evictions", "Cached device blocks evicted for new content.", tiers.evictions)
+    yield counter(P + "kv_offloads", "Evicted blocks moved to host memory.", tiers.offloads)
+    yield counter(P + "kv_onloads", "Blocks moved back from host memory.", tiers.onloads)
 
 
 def ring(inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox) -> Iterator[Metric]:

@@ -8,8 +8,8 @@ import zmq
 from prometheus_client.metrics_core import Metric
 from structlog.stdlib import BoundLogger
 
-from engine_worker.core.assembly import assemble, fingerprint, longest_sequence
-from engine_worker.core.intake import Terms
+from engine_worker.core.engine import Engine
+from engine_worker.core.intake import Terms, fingerprint, longest_sequence
 from engine_worker.hooks import Hooks
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.ringside import metrics
@@ -71,14 +71,14 @@ class Worker:
         self._stats_log = StatsLog()
         mailbox, report = self._mailbox, self._stats_log.append
         hooks = Hooks(mailbox.get_requests, mailbox.send_responses, mailbox.poll_stop_ids, report)
-        self._engine = assemble(runner, self.terms, settings, hooks, time.monotonic, log)
+        self._engine = Engine(runner, self.terms, settings, hooks, time.monotonic, log)
         self._routers = RouterTable(time.monotonic)
         self._heartbeats = Heartbeats(
             self._context,
             self._routers,
             self._heartbeat,
             self._stats_log,
-            self._engine.cache_changes,
+            self._engine.cache.tiers.journal.since,
             log,
             self._security.to("router"),
         )
@@ -156,7 +156,7 @@ class Worker:
         if not self._checked and not self._engine.live.requests:
             self._checked = True
             try:
-                self._engine.check()
+                self._engine.cache.check()
             except CacheCorruptError as error:
                 self._log.error("cache_corrupt", error=str(error))
 
@@ -228,7 +228,7 @@ class Worker:
         return StatsCallback(function, self._settings.id, model, lambda: self._stopping, self._stats_log, self._log)
 
     def _read_metrics(self) -> Iterator[Metric]:
-        return metrics.read(self._engine.stats, self._inbox, self._mailbox, self._outbox, self._callback)
+        return metrics.read(self._engine, self._inbox, self._mailbox, self._outbox, self._callback)
 
     def _receive(self) -> list[Submit | Cancel | Hello]:
         """Handle hellos, gaps and flushes; returns the messages for the mailbox."""
@@ -260,7 +260,7 @@ class Worker:
 
     def _on_flush(self, message: Flush) -> None:
         if message.engine_epoch == self.epoch:
-            blocks = self._engine.flush_cache()
+            blocks = self._engine.cache.tiers.flush()
             self._flushes = [*self._flushes, (message.number, blocks)][-MAX_FLUSHES_REPORTED:]
             self._log.info("cache_flushed", blocks=blocks)
 

@@ -5,13 +5,12 @@ from typing import Any
 
 from structlog.stdlib import BoundLogger
 
-from engine_worker.scheduling.capacity import CapacityScheduler
 from engine_worker.scheduling.context import SchedulerContext, SchedulerWarnings
 from engine_worker.scheduling.guaranteed_no_evict import GuaranteedNoEvict, StaticBatch
 from engine_worker.scheduling.guarded import GuardedCapacity, GuardedMicroBatch, GuardedScheduler
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import InFlightBatching, MicroBatchScheduler
-from engine_worker.scheduling.simple import RequestScheduler, SimpleScheduler
+from engine_worker.scheduling.simple import CapacityScheduler, RequestScheduler, SimpleScheduler
 from sluice.ring.names import find
 from sluice.settings.engine import SchedulerNames
 
@@ -22,29 +21,23 @@ POLICIES: Mapping[str, Callable[[SchedulerContext], CapacityScheduler]] = {
 }
 
 
-class SchedulerLoadError(ValueError):
-    """A setting names a class that cannot be used; the message has setting, value and reason."""
-
-    def __init__(self, setting: str, value: str, reason: object) -> None:
-        super().__init__(f"{setting}: {value!r} cannot be used: {reason}")
-
-
 def find_classes(names: SchedulerNames) -> dict[str, Callable[[SchedulerContext], Any]]:
-    """The users' classes by setting; imports their modules. Raises SchedulerLoadError."""
-    found = {}
-    if names.capacity_scheduler_policy not in POLICIES:
-        setting = "capacity_scheduler_policy"
-        found[setting] = find_class(setting, names.capacity_scheduler_policy, "schedule_request")
-    if names.micro_batch_scheduler is not None:
-        setting = "micro_batch_scheduler"
-        found[setting] = find_class(setting, names.micro_batch_scheduler, "schedule")
-    if names.scheduler is not None:
-        found["scheduler"] = find_class("scheduler", names.scheduler, "schedule", RequestScheduler)
-    return found
+    """The users' classes by setting; imports their modules. Raises ValueError."""
+    policy = names.capacity_scheduler_policy
+    wanted = (
+        ("capacity_scheduler_policy", None if policy in POLICIES else policy, "schedule_request", object),
+        ("micro_batch_scheduler", names.micro_batch_scheduler, "schedule", object),
+        ("scheduler", names.scheduler, "schedule", RequestScheduler),
+    )
+    return {
+        setting: find_class(setting, value, method, base)
+        for setting, value, method, base in wanted
+        if value is not None
+    }
 
 
 def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: BoundLogger) -> RequestScheduler:
-    """Raises SchedulerLoadError."""
+    """Raises ValueError."""
     custom = {
         setting: (
             instantiate(setting, getattr(names, setting), found, context),
@@ -67,23 +60,27 @@ def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: Bound
 
 
 def find_class(setting: str, value: str, method: str, base: type = object) -> Callable[[SchedulerContext], Any]:
-    """The class that `module:Class` names, which must have this method and base class. Raises SchedulerLoadError."""
+    """The class that `module:Class` names, which must have this method and base class. Raises ValueError."""
     try:
         found = find(value)
     except ValueError as error:
-        raise SchedulerLoadError(setting, value, error) from error
+        raise _unusable(setting, value, error) from error
     if not isinstance(found, type):
-        raise SchedulerLoadError(setting, value, "it is not a class")
+        raise _unusable(setting, value, "it is not a class")
     if not issubclass(found, base):
-        raise SchedulerLoadError(setting, value, f"it is not a subclass of {base.__name__}")
+        raise _unusable(setting, value, f"it is not a subclass of {base.__name__}")
     if not callable(getattr(found, method, None)):
-        raise SchedulerLoadError(setting, value, f"it has no method {method}")
+        raise _unusable(setting, value, f"it has no method {method}")
     return found
 
 
 def instantiate(setting: str, value: str, found: Callable[[SchedulerContext], Any], context: SchedulerContext) -> Any:
-    """Raises SchedulerLoadError, whatever the class raises."""
+    """Raises ValueError, whatever the class raises."""
     try:
         return found(context)
     except Exception as error:
-        raise SchedulerLoadError(setting, value, f"its constructor failed: {type(error).__name__}: {error}") from error
+        raise _unusable(setting, value, f"its constructor failed: {type(error).__name__}: {error}") from error
+
+
+def _unusable(setting: str, value: str, reason: object) -> ValueError:
+    return ValueError(f"{setting}: {value!r} cannot be used: {reason}")

@@ -1,35 +1,15 @@
-"""What every scheduler is built with."""
+"""What schedulers are built with and share."""
 
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import Counter, abc
+from dataclasses import dataclass
 
 from structlog.stdlib import BoundLogger
 
 from engine_worker.kvcache.cache import KvCacheManager
-from engine_worker.request import Sequence, State
+from engine_worker.request import IN_ORDER, Sequence
 from sluice.settings.engine import ChunkingPolicy
 
-
-class Preempted:
-    """The preempted sequences; `count` is the number of preemptions since the start."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._sequences: set[Sequence] = set()
-
-    @property
-    def sequences(self) -> set[Sequence]:
-        """Those that have not got new blocks yet."""
-        if self._sequences:
-            self._sequences = {sequence for sequence in self._sequences if sequence.state is State.PREEMPTED}
-        return self._sequences
-
-    def add(self, sequence: Sequence) -> None:
-        """The sequence's blocks were released."""
-        sequence.state = State.PREEMPTED
-        sequence.request.preemptions += 1
-        self._sequences.add(sequence)
-        self.count += 1
+STEPS_BETWEEN_TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +24,48 @@ class SchedulerContext:
     chunked_context: bool = True
     """Whether a context may be computed over several steps."""
     context_chunking_policy: ChunkingPolicy = "first_come_first_served"
-    preempted: Preempted = field(default_factory=Preempted)
-    """Written by `RequestScheduler.pause`."""
 
     def __post_init__(self) -> None:
         size, tokens = self.max_batch_size, self.max_tokens_per_step
         # If a full batch of generation took all tokens of a step, a context of another beam width would starve.
         if not 1 <= size <= tokens:
             raise ValueError(f"max_batch_size must be from 1 to max_tokens_per_step, got {size} and {tokens}")
+
+
+class Holders:
+    """The holders of memory in order; and whether the first waiting sequence is known not to fit beside them.
+
+    Both are found out again only when the holders have changed. As long as they stay the same a blocked sequence seldom
+    begins to fit (a prefix of it was cached, a window moved on), so one try in STEPS_BETWEEN_TRIES steps is enough.
+    """
+
+    def __init__(self, cache: KvCacheManager) -> None:
+        self._cache = cache
+        self._sorted: list[Sequence] = []
+        self._blocked: Sequence | None = None
+        self._steps_left = 0
+
+    def in_order(self) -> list[Sequence]:
+        """A new list."""
+        holders = self._cache.holders
+        # Same size and every previous holder still is one: the same set.
+        if len(holders) != len(self._sorted) or not all(map(holders.__contains__, self._sorted)):
+            self._sorted = sorted(holders, key=IN_ORDER)
+            self._blocked = None
+        return self._sorted.copy()
+
+    def record_blocked(self, sequence: Sequence) -> None:
+        """The first waiting sequence does not fit beside the holders of the last `in_order`."""
+        # Not while an in-flight step is about to give blocks back: then it may fit in the next step.
+        if not self._cache.retired:
+            self._blocked, self._steps_left = sequence, STEPS_BETWEEN_TRIES
+
+    def is_head_blocked(self, active: abc.Sequence[Sequence]) -> bool:
+        """Whether to skip the try in this step. Some of `active` must be waiting."""
+        if self._blocked is None or self._steps_left < 1:
+            return False
+        self._steps_left -= 1
+        return self._blocked is next(sequence for sequence in active if not sequence.blocks)
 
 
 class SchedulerWarnings:

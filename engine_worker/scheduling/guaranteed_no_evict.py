@@ -4,8 +4,7 @@ from collections import abc
 
 from engine_worker.kvcache.forecast import Forecast
 from engine_worker.request import IN_ORDER, Request, Sequence, State
-from engine_worker.scheduling.capacity import Holders
-from engine_worker.scheduling.context import SchedulerContext
+from engine_worker.scheduling.context import Holders, SchedulerContext
 
 
 class GuaranteedNoEvict:

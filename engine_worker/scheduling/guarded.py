@@ -7,13 +7,13 @@ from collections import Counter, abc
 from typing import Any
 
 from engine_worker.request import Sequence
-from engine_worker.scheduling.capacity import CapacityScheduler
 from engine_worker.scheduling.context import SchedulerContext, SchedulerWarnings
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroBatchScheduler
 from engine_worker.scheduling.simple import (
     NO_BATCH,
     NO_REQUESTS,
+    CapacityScheduler,
     InFlightError,
     RequestScheduler,
     Schedule,

@@ -2,10 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections import abc
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine_worker.request import Sequence, State
-from engine_worker.scheduling.capacity import CapacityScheduler
 from engine_worker.scheduling.context import SchedulerContext, SchedulerWarnings
 from engine_worker.scheduling.max_utilization import MaxUtilization
 from engine_worker.scheduling.micro_batch import Chunk, InFlightBatching, MicroBatchScheduler
@@ -27,6 +26,19 @@ class Schedule(NamedTuple):
 
     context: list[Chunk]
     generation: list[Sequence]
+
+
+class CapacityScheduler(Protocol):
+    """Only decides: the caller moves the blocks."""
+
+    def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        """(fitting, paused): which sequences, in order, shall hold blocks for all their tokens, and which shall release
+        theirs.
+
+        `active` has every live sequence that does not await its prompt, in order. Those in neither list wait, or keep
+        their blocks without running.
+        """
+        ...
 
 
 class RequestScheduler(ABC):
@@ -62,8 +74,9 @@ class RequestScheduler(ABC):
         if any(sequence.num_inflight for sequence in sequences):
             raise InFlightError
         for sequence in sequences:
-            self.context.cache.release(sequence)
-            self.context.preempted.add(sequence)
+            self.context.cache.preempt(sequence)
+            sequence.state = State.PREEMPTED
+            sequence.request.preemptions += 1
 
     def _idles(self, schedule: Schedule) -> bool:
         """Whether nothing runs, and no in-flight step will change that or give blocks back."""

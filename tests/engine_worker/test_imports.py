@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.process
 
 WITHOUT_TORCH = [
-    "engine_worker.core.assembly",
+    "engine_worker.core.intake",
     "sluice.settings.engine",
     "engine_worker.core.engine",
     "engine_worker.kvcache.cache",

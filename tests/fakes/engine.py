@@ -4,8 +4,8 @@ from dataclasses import asdict
 
 import structlog
 
-from engine_worker.core.assembly import assemble, longest_sequence
-from engine_worker.core.intake import Terms
+from engine_worker.core.engine import Engine
+from engine_worker.core.intake import Terms, longest_sequence
 from engine_worker.hooks import Hooks, Report
 from engine_worker.request import State
 from engine_worker.ringside.mailbox import Mailbox
@@ -109,7 +109,7 @@ class EngineBench:
             **batching,
         )
         longest = max_sequence_tokens or longest_sequence(self.runner, batching, MAX_CONTEXT)
-        self.engine = assemble(
+        self.engine = Engine(
             self.runner,
             Terms("fingerprint", VOCAB, longest, max_requests),
             batching,
@@ -122,7 +122,7 @@ class EngineBench:
             self.clock,
             log,
         )
-        self.cache = self.engine._cache
+        self.cache = self.engine.cache
         self._memory = MemoryCheck(self.cache, self.runner)
 
     def submit(self, prompt, max_tokens: int = 8, *, request: int | None = None, **asked) -> int:

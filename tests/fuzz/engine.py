@@ -134,7 +134,7 @@ def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
         sink.close()
         engine = worker._engine
         assert not engine.live.requests
-        engine.check()
+        engine.cache.check()
         inbox, dropped = worker._inbox, sum(worker._mailbox.dropped.values())
     refused = sum(worker._mailbox.refused.values())
     return (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import structlog
 
-from engine_worker.core.assembly import assemble, longest_sequence
-from engine_worker.core.intake import Terms
+from engine_worker.core.engine import Engine
+from engine_worker.core.intake import Terms, longest_sequence
 from engine_worker.hooks import Hooks, Report
 from engine_worker.parallel.leader import Leader
 from engine_worker.parallel.rank_env import RankEnv
@@ -89,7 +89,7 @@ class EngineHarness:
         """The last that was told of each."""
         self._inbox: list[Submit] = []
         self._numbers = iter(range(1, 1 << 30))
-        self.engine = assemble(
+        self.engine = Engine(
             runner,
             Terms(checkpoint.fingerprint, checkpoint.vocab_size, longest, max_requests=1024),
             batching,
@@ -151,7 +151,7 @@ class EngineHarness:
         while self.engine.step() or self.engine.live.requests:
             self.receiver.read()
         self.receiver.read()
-        self.engine.check()
+        self.engine.cache.check()
 
     def stream(self, request: int, sequence: int = 0) -> Stream:
         return self.receiver.streams[request, 0, sequence]

@@ -270,8 +270,8 @@ def left_behind(name: str, process: Process) -> list[str]:
     found: dict[str, int] = {}
     if isinstance(process, SimEngine):
         engine = process.worker._engine
-        engine.check()
-        pool = engine._cache.pool
+        engine.cache.check()
+        pool = engine.cache.pool
         found = {
             "requests": len(engine.live.requests),
             "blocks": pool.num_blocks - pool.available,

@@ -31,11 +31,11 @@ def shown(metrics) -> list[tuple[str, str, tuple[str, ...], str]]:
 
 def test_engine():
     bench = EngineBench()
-    stats, found = bench.engine.stats, engine_worker.ringside.metrics
+    found = engine_worker.ringside.metrics
     metrics = [
-        *found.requests(stats, bench.mailbox),
-        *found.steps(stats),
-        *found.memory(stats),
+        *found.requests(bench.engine, bench.mailbox),
+        *found.steps(bench.engine),
+        *found.memory(bench.engine),
         *found.ring(INBOX, bench.mailbox, bench.outbox),
         *found.callback(None),
         *found.log(),

@@ -234,7 +234,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self):
-        self.bench.engine.flush_cache()
+        self.bench.engine.cache.tiers.flush()
 
     @invariant()
     def outputs_are_right_so_far(self):
@@ -274,14 +274,14 @@ class EngineMachine(RuleBasedStateMachine):
     def _step(self) -> None:
         assert self.bench.step() or not self.bench.engine.live.active, "nobody runs"
         self._note_failures()
-        assert self.may_pause or self.scheduler.context.preempted.count == self.pauses, "paused"
+        assert self.may_pause or self.bench.cache.preemptions == self.pauses, "paused"
 
     def _note_failures(self) -> None:
         """A step that was told to fail may do so later, when it is collected."""
         if self.bench.runner.failures > self.failures:
             self.failures = self.bench.runner.failures
             self.disturbed |= {number for number, _ in self.bench.specs}
-            self.pauses = self.scheduler.context.preempted.count
+            self.pauses = self.bench.cache.preemptions
 
     def _ended_right(self, number: int, attempt: int, sequence: int) -> None:
         end = self.bench.stream(number, sequence, attempt).end

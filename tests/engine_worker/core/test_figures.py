@@ -75,7 +75,7 @@ def test_what_a_pause_leaves_in_the_cache_is_no_cached_prompt(pressed):
     bench.run()
     assert any(max(begins.of(request)[1:], default=0) for request in requests)
     assert {found.cached_tokens for request in requests for found in told(bench, request)} == {0}
-    assert bench.engine.stats.totals().cached_tokens == 0
+    assert bench.cache.cached_tokens == 0
 
 
 def test_a_paused_request_is_told_as_one(pressed):
@@ -111,9 +111,9 @@ def test_the_host_tier_is_told_with_what_lies_there():
     for i in range(4):
         bench.submit(range(20 * i, 20 * i + 16), max_tokens=1)
         bench.run()
-    totals, latest = bench.engine.stats.totals(), bench.engine.stats.latest
-    assert totals.onloads == 0 < totals.offloads < 16
-    assert (latest.max_host_blocks, latest.used_host_blocks) == (16, totals.offloads)
+    tiers, latest = bench.cache.tiers, bench.engine.stats.latest
+    assert tiers.onloads == 0 < tiers.offloads < 16
+    assert (latest.max_host_blocks, latest.used_host_blocks) == (16, tiers.offloads)
     steps = [report.step for report in bench.reports if report.step]
     assert {step.max_host_blocks for step in steps} == {16}
-    assert steps[-1].used_host_blocks == totals.offloads
+    assert steps[-1].used_host_blocks == tiers.offloads

@@ -4,7 +4,6 @@ from itertools import count
 
 import structlog
 
-from engine_worker.core.assembly import assemble
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks, Stop
@@ -27,7 +26,7 @@ class Driver:
             report_stats=lambda report: self.reports.append(report),
         )
         ticks = count()
-        self.engine: Engine = assemble(
+        self.engine = Engine(
             ScriptedRunner(num_blocks=32, tokens_per_block=4),
             Terms("fingerprint", VOCAB, max_sequence_tokens=100, max_requests=max_requests),
             Batching(max_batch_size=4, max_tokens_per_step=16),
@@ -61,8 +60,8 @@ def test_requests_in_rows_and_figures_out():
     for spec in specs:
         assert driver.tokens(spec.request) == continuation(spec.prompt, spec.stopping)
         assert driver.ends(spec.request) == [FinishReason.LENGTH]
-    opened = [opened.spec for responses in driver.responses for opened in responses.opened]
-    assert opened == specs
+    opened = [opened.request for responses in driver.responses for opened in responses.opened]
+    assert opened == [spec.request for spec in specs]
     steps = [report.step for report in driver.reports if report.step]
     assert [step.iteration for step in steps] == list(range(1, len(steps) + 1))
     assert steps[0].context_requests == 2

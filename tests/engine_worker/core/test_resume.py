@@ -146,7 +146,7 @@ def test_times_begin_with_this_attempt():
     assert times.queue == 0
     assert times.generation == pytest.approx(0.02)
     assert told(bench, request)[-1].first_token is not None
-    assert bench.engine.stats.totals().generated_tokens == 3
+    assert bench.engine.stats.generated_tokens == 3
 
 
 def test_logprobs_come_for_new_tokens_alone():
@@ -166,7 +166,7 @@ def test_more_than_fit_are_paused_and_go_on():
         bench.run()
         assert [bench.output(request, i, 1) for i in range(9) if i != 3] == outputs[:3] + outputs[4:]
         assert bench.output(neighbour) == bench.expected(neighbour)
-        assert policy == "max_utilization" or bench.engine.stats.totals().preemptions == 0
+        assert policy == "max_utilization" or bench.cache.preemptions == 0
 
 
 def test_a_paused_one_that_had_resumed():
@@ -175,7 +175,7 @@ def test_a_paused_one_that_had_resumed():
     first = bench.submit(range(50, 58), max_tokens=20)
     request = bench.submit(PROMPT, 20, attempt=1, resume={0: expected[:2]})
     bench.run()
-    assert bench.engine.stats.totals().preemptions > 0
+    assert bench.cache.preemptions > 0
     assert bench.output(request, attempt=1) == expected
     assert bench.output(first) == bench.expected(first)
 

@@ -85,7 +85,7 @@ def test_prometheus_sees_the_latest_step():
     bench.step()
     read = {
         (sample.name.removeprefix("sluice_engine_"), *sample.labels.values()): sample.value
-        for metric in metrics.steps(bench.engine.stats)
+        for metric in metrics.steps(bench.engine)
         for sample in metric.samples
     }
     assert read["sequences_scheduled", "context"] == read["sequences_scheduled", "generation"] == 1
@@ -203,7 +203,7 @@ def test_pauses_are_counted_with_the_request_and_with_the_engine():
         most = max(most, paused)
     assert most > 0
     pauses = [last(bench, request).pauses for request in requests]
-    assert sum(pauses) == bench.engine.stats.totals().preemptions > 0
+    assert sum(pauses) == bench.cache.preemptions > 0
     assert pauses[0] == 0
 
 
@@ -224,11 +224,11 @@ def test_totals_add_up():
     for _ in range(2):
         bench.submit(range(12), max_tokens=4)
         bench.run()
-    totals = bench.engine.stats.totals()
-    assert (totals.requests, totals.prompt_tokens, totals.generated_tokens) == (2, 24, 8)
-    assert totals.cached_tokens == 8
-    assert totals.context_tokens == totals.prompt_tokens - totals.cached_tokens
-    assert totals.ended == {FinishReason.LENGTH.name: 2}
+    stats, cache, live = bench.engine.stats, bench.cache, bench.engine.live
+    assert (live.num_begun, cache.prompt_tokens, stats.generated_tokens) == (2, 24, 8)
+    assert cache.cached_tokens == 8
+    assert stats.context_tokens == cache.prompt_tokens - cache.cached_tokens
+    assert live.ended == {FinishReason.LENGTH.name: 2}
     assert sum(bench.engine.stats.step_seconds.counts) == len(steps(bench))
     assert bench.engine.stats.step_sequences.total == len(steps(bench))
 

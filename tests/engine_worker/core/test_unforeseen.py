@@ -75,7 +75,7 @@ def test_a_last_token_needs_no_block(overlap):
     bench.run()
     bench.submit(range(5), max_tokens=4)
     bench.run()
-    assert bench.engine.stats.totals().evictions == 0
+    assert bench.cache.tiers.evictions == 0
 
 
 @OVERLAP
@@ -86,7 +86,7 @@ def test_late_results_are_not_counted(overlap):
     bench = EngineBench(overlap=overlap)
     request = bench.submit([5, 6], max_tokens=6, eos_token_ids=(probe.output(probed)[2],))
     bench.run()
-    assert len(bench.output(request)) == 3 == bench.engine.stats.totals().generated_tokens
+    assert len(bench.output(request)) == 3 == bench.engine.stats.generated_tokens
 
 
 @OVERLAP
@@ -97,7 +97,7 @@ def test_the_heir_of_a_prompt_begins_its_request(overlap):
     for _ in range(3):
         bench.step()
     assert stage_of(bench.engine.live.requests[request]) is not Stage.QUEUED
-    assert bench.engine.stats.totals().prompt_tokens == 3
+    assert bench.cache.prompt_tokens == 3
 
 
 class Scripted(RequestScheduler):

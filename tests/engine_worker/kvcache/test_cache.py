@@ -84,8 +84,8 @@ def test_a_block_that_waits_for_its_copy_is_a_source_already():
     cache.allocate([third])
     assert third.num_computed == second.num_computed == 6
     moves = [Move(MoveKind.COPY, source, copy), Move(MoveKind.COPY, copy, third.blocks[1])]
-    assert cache.take_moves() == tuple(moves)
-    assert cache.take_moves() == ()
+    assert cache.tiers.take_moves() == tuple(moves)
+    assert cache.tiers.take_moves() == ()
     cache.check()
 
 

@@ -12,7 +12,7 @@ sizes = st.integers(1, 9)
 def test_without_a_window_every_token_has_its_place():
     geometry = Geometry.fit(10, 4, None, 16)
     assert geometry.first_needed(1000) == 0
-    assert geometry.placed(8, 30) == 30
+    assert geometry.table_length(8, 30) == geometry.blocks_for(30)
     assert geometry.max_blocks(30) == 8
     assert geometry.longest(10) == 40
     assert not geometry.bounded
@@ -26,7 +26,7 @@ def test_a_sequence_never_holds_more_than_max_blocks(num_blocks, size, window, c
     length = length if longest is None else min(length, longest)
     computed = most = 0
     while computed < length:
-        held = geometry.blocks_for(geometry.placed(computed, length)) - geometry.first_needed(computed)
+        held = geometry.table_length(computed, length) - geometry.first_needed(computed)
         most = max(most, held)
         computed = min(length, computed + (geometry.chunk or length))
     assert most <= geometry.max_blocks(length) <= num_blocks

@@ -41,13 +41,13 @@ def test_an_evicted_block_moves_and_comes_back():
     other = one(range(50, 64))
     assert cache.allocate([other]) == [other]
     cache.check()
-    evicted = {(move.kind, move.source) for move in cache.take_moves()}
+    evicted = {(move.kind, move.source) for move in cache.tiers.take_moves()}
     assert evicted == {(MoveKind.OFFLOAD, block) for block in other.blocks[-2:]}
     cache.release(other)
     again = one(range(9))
     assert cache.allocate([again]) == [again]
     assert again.num_computed == 8
-    assert [(move.kind, move.target) for move in cache.take_moves()] == [
+    assert [(move.kind, move.target) for move in cache.tiers.take_moves()] == [
         (MoveKind.ONLOAD, block) for block in again.blocks[:2]
     ]
     assert again.request.blocks_reused == 2
@@ -58,14 +58,14 @@ def test_a_block_is_loaded_once_for_two_that_want_it():
     cache = KvCacheManager(num_blocks=8, tokens_per_block=4, num_host_blocks=8)
     cache.release(computed(cache, range(8)))
     cache.release(computed(cache, range(50, 82)))
-    cache.take_moves()
+    cache.tiers.take_moves()
     pair = [one(range(9)), one(range(10))]
     forecast = cache.forecast()
     assert all(forecast.admit(sequence, headroom=0) for sequence in pair)
     assert cache.allocate(pair) == pair
     assert forecast.available == cache.pool.available
     assert pair[0].blocks[:2] == pair[1].blocks[:2]
-    assert [move.kind for move in cache.take_moves()].count(MoveKind.ONLOAD) == 2
+    assert [move.kind for move in cache.tiers.take_moves()].count(MoveKind.ONLOAD) == 2
     cache.check()
 
 
@@ -107,7 +107,7 @@ def test_a_flush_empties_the_host():
     cache = KvCacheManager(num_blocks=2, tokens_per_block=4, num_host_blocks=4)
     cache.release(computed(cache, range(8)))
     cache.release(computed(cache, range(20, 28)))
-    assert cache.flush() == 4
+    assert cache.tiers.flush() == 4
     cache.check()
     assert cache.tiers.host.num_free == 4
     assert cache.tiers.journal.since(0).stored == []
@@ -139,7 +139,7 @@ def test_what_a_failed_step_did_not_bring_is_not_told_as_findable():
     evicting = one(range(50, 64))
     cache.allocate([evicting])
     heard = cache.tiers.journal.since(0).last
-    assert cache.undo(cache.take_moves()) == []
+    assert cache.undo(cache.tiers.take_moves()) == []
     cache.check()
     assert len(cache.tiers.journal.since(heard).removed) == 2
     again = one(range(9))
@@ -152,10 +152,10 @@ def test_holders_that_count_on_a_move_are_named():
     cache = KvCacheManager(num_blocks=8, tokens_per_block=4, num_host_blocks=8)
     cache.release(computed(cache, range(8)))
     cache.release(computed(cache, range(50, 82)))
-    cache.take_moves()
+    cache.tiers.take_moves()
     loading, other = one(range(9)), one(range(60, 63))
     cache.allocate([loading, other])
-    moves = cache.take_moves()
+    moves = cache.tiers.take_moves()
     assert cache.undo(moves) == [loading]
     cache.release(loading)
     cache.check()

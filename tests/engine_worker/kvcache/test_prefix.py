@@ -73,7 +73,7 @@ def test_reuse_can_be_off():
         request = bench.submit(range(9))
         bench.run()
     assert cached_tokens(bench, request) == 0
-    assert bench.cache.flush() == 0
+    assert bench.cache.tiers.flush() == 0
 
 
 def test_a_prefix_is_evicted_from_its_tail_and_least_recently_used_first():
@@ -97,7 +97,7 @@ def test_flush_forgets_and_what_lives_goes_on():
     bench.run()
     live = bench.submit(range(30, 39), max_tokens=12)
     bench.step()
-    assert bench.engine.flush_cache() == 2
+    assert bench.engine.cache.tiers.flush() == 2
     bench.run()
     again = bench.submit(range(9), max_tokens=1)
     bench.run()

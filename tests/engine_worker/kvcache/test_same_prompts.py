@@ -52,7 +52,7 @@ def test_nobody_waits_for_one_that_is_gone(ending):
     elif ending == "failed":
         bench.runner.fail = "after"
     else:
-        bench.engine.flush_cache()
+        bench.engine.cache.tiers.flush()
     bench.run()
     assert bench.output(second) == bench.expected(second)
 

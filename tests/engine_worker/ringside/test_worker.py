@@ -12,7 +12,7 @@ import structlog
 import zmq
 from structlog.testing import capture_logs
 
-from engine_worker.core.assembly import fingerprint
+from engine_worker.core.intake import fingerprint
 from engine_worker.ringside.worker import Worker
 from engine_worker.step import DeviceLostError
 from sluice.ring.checkpoint import Checkpoint
@@ -450,7 +450,7 @@ def test_corrupt_books_are_reported_when_idle(start, runner):
         entered, go_on = stall(runner)
         world.submit(1, [1])
         assert entered.wait(LIMIT)
-        world.worker._engine._cache.pool._free.pop()
+        world.worker._engine.cache.pool._free.pop()
         go_on.set()
         world.read(world.ends)
         end = time.monotonic() + LIMIT

@@ -28,7 +28,7 @@ def test_its_scheduler_shares_out_fairly(fair):
     begun = [key[0] for key in bench.receiver.streams]
     assert [request in quiet for request in begun[:8]] == [False, False] + [False, True] * 3
     assert all(bench.output(request) == bench.expected(request) for request in loud + quiet)
-    assert bench.engine.stats.totals().preemptions == 0
+    assert bench.cache.preemptions == 0
 
 
 def test_it_is_about_thirty_lines():
