@@ -1,11 +1,7 @@
 """The inequalities between intervals of different services. A test fails where one is changed without the others."""
 
 import pytest
-from pydantic import BaseModel
 
-from detok_service.config import DetokenizerSettings
-from engine_worker.config import EngineSettings
-from router.config import RouterSettings
 from sluice.launch.plan import Plan
 from sluice.ring.timing import (
     CACHE_REPORT_SECONDS,
@@ -22,11 +18,12 @@ from sluice.ring.timing import (
     LANE_FORGET_SECONDS,
     ROUTER_SILENCE_SECONDS,
 )
+from sluice.settings.services import DetokenizerSettings, EngineSettings, RouterSettings, ServiceSettings
 from sluice.telemetry.health import TOUCH_SECONDS
 
 
-def default(settings: type[BaseModel], name: str) -> float:
-    return settings.model_fields[name].default
+def default(settings: type[ServiceSettings], name: str) -> float:
+    return getattr(settings, name)
 
 
 def test_a_silence_spans_several_intervals():
