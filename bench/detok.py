@@ -11,8 +11,8 @@ import msgspec
 import structlog
 from tokenizers import Tokenizer
 
+from detok_service.decoder import Decoders, load_decoders
 from detok_service.service import Detokenizer, Identity
-from detok_service.tokenizers import Decoders, load_decoders
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.message import Message
 from sluice.ring.params import TextParams

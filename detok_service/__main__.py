@@ -16,9 +16,9 @@ import structlog
 import zmq
 
 from detok_service import metrics
+from detok_service.decoder import TokenizerError, load_decoders
 from detok_service.router_links import MAX_LINKS
 from detok_service.service import Detokenizer, Identity
-from detok_service.tokenizers import TokenizerError, load_decoders
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_limit, raise_limit
 from sluice.ring.inbox import Inbox
@@ -111,7 +111,7 @@ def serve(
             status_file.report(status)
             log.info("draining", streams=service.streams)
     service.close(LINGER_SECONDS)
-    log.info("stopped", unknown_rows=service.decode_loop.unknown_rows, gaps=service.gaps, malformed=inbox.malformed)
+    log.info("stopped", unknown_rows=service.decode_loop.unknown_rows, gaps=inbox.gaps, malformed=inbox.malformed)
 
 
 def serve_status(
@@ -140,7 +140,7 @@ def open_lane(context: "zmq.Context[zmq.Socket[bytes]]", security: Security, add
 
 def wait_seconds(service: Detokenizer) -> float:
     """How long to wait for a message: 0 while there is work without one."""
-    if service.replaying:
+    if service.decode_loop.replaying:
         return 0.0
     busy = service.waiting or service.draining_since is not None
     return max(0.0, min(service.heartbeat_at - time.monotonic(), BUSY_SECONDS if busy else IDLE_SECONDS))

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import structlog
 
+from detok_service.decoder import Decoders
 from detok_service.router_links import RouterLinks
 from detok_service.stops import StopSearch, StopStrings
 from detok_service.stream import Engine, Key, TextStream
 from detok_service.table import StreamTable
-from detok_service.tokenizers import Decoders
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import TextParams
 from sluice.ring.wire import End, Open, Started, TokenBatch, TokenLogprob

@@ -1,15 +1,22 @@
 """Incremental decoders: the text that they return, joined, equals the tokenizer's decode of all tokens.
 
 One decoder serves one sequence. `feed` takes the next tokens and returns the text that is now certain; `flush` returns
-the rest at the end of the sequence. How tokens are split into calls does not change the text. The tables are built once
-(see tokenizers.py) and shared.
+the rest at the end of the sequence. How tokens are split into calls does not change the text. The tables that
+`load_decoders` builds from tokenizer.json are shared by all sequences.
 """
 
 from codecs import utf_8_decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from pathlib import Path
 
+from tokenizers import Tokenizer
+
+from sluice.ring.vocabulary import Family, Vocabulary
+
+Pieces = Mapping[int, str | bytes]
+"""By token id; `bytes` for a token that is one byte. Ids without text are missing."""
 REPLACEMENT = "\ufffd"
 MAX_UNSETTLED = 16
 """Tokens after which a `WindowDecoder` stops waiting for the rest of a character."""
@@ -19,32 +26,11 @@ class TextError(Exception):
     """The tokenizer could not decode some tokens."""
 
 
-class Decoder(Protocol):
-    """Turns one sequence's tokens into text."""
-
-    def feed(self, tokens: Sequence[int]) -> str:
-        """Text that these tokens make certain. Raises TextError."""
-        ...
-
-    def flush(self) -> str:
-        """The rest, after the last token."""
-        ...
-
-
 class BytesByToken(dict[int, bytes]):
     """Token id → bytes; empty for ids without text."""
 
     def __missing__(self, token: int) -> bytes:
         return b""
-
-
-@dataclass(frozen=True, slots=True)
-class ByteTable:
-    """A byte-level vocabulary."""
-
-    bytes_of: BytesByToken
-    text_of: dict[int, str]
-    """Only tokens that are complete UTF-8 by themselves."""
 
 
 class ByteDecoder:
@@ -55,9 +41,10 @@ class ByteDecoder:
 
     __slots__ = ("_bytes_of", "_rest", "_text_of")
 
-    def __init__(self, table: ByteTable) -> None:
-        self._bytes_of = table.bytes_of
-        self._text_of = table.text_of
+    def __init__(self, bytes_of: BytesByToken, text_of: Mapping[int, str]) -> None:
+        """`text_of`: only tokens that are complete UTF-8 by themselves."""
+        self._bytes_of = bytes_of
+        self._text_of = text_of
         self._rest = b""
 
     def feed(self, tokens: Sequence[int]) -> str:
@@ -78,33 +65,22 @@ class ByteDecoder:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class PieceTable:
-    """A vocabulary of pieces of text, with single bytes for other characters (SentencePiece's byte fallback)."""
-
-    pieces: dict[int, str | bytes]
-    """By token id; `bytes` for a token that is one byte. Ids without text are missing."""
-    first: dict[int, str | bytes] | None = None
-    """The same at the start of a sequence; None if it does not differ."""
-    strip: str = ""
-    """Character dropped from the start of the text."""
-    strip_count: int = 0
-    """How many of them are dropped at most."""
-
-
 class PieceDecoder:
-    """Tokens are pieces. A run of byte tokens is text if the whole run is valid UTF-8, else one U+FFFD per byte.
+    """Tokens are pieces of text, or single bytes for other characters (SentencePiece's byte fallback).
 
-    So a run is held until it ends or turns out to be invalid.
+    A run of byte tokens is text if the whole run is valid UTF-8, else one U+FFFD per byte. So it is held until it ends
+    or turns out to be invalid.
     """
 
     __slots__ = ("_first", "_pieces", "_run", "_strip", "_strip_left")
 
-    def __init__(self, table: PieceTable) -> None:
-        self._pieces = table.pieces
-        self._first = table.first
-        self._strip = table.strip
-        self._strip_left = table.strip_count
+    def __init__(self, pieces: Pieces, first: Pieces | None = None, strip: str = "", strip_count: int = 0) -> None:
+        """`first`: the pieces at the start of a sequence, None if they do not differ. `strip`: a character of which at
+        most `strip_count` are dropped from the start of the text."""
+        self._pieces = pieces
+        self._first = first
+        self._strip = strip
+        self._strip_left = strip_count
         self._run: _ByteRun | None = None
 
     def feed(self, tokens: Sequence[int]) -> str:
@@ -215,3 +191,72 @@ class WindowDecoder:
     def _settle(self) -> None:
         del self._window[: self._settled]
         self._settled = len(self._window)
+
+
+Decoder = ByteDecoder | PieceDecoder | WindowDecoder
+
+
+class TokenizerError(ValueError):
+    """The file is not a usable tokenizer.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoders:
+    """Makes a new decoder for each sequence."""
+
+    kind: Family
+    all_tokens: Callable[[], Decoder]
+    without_special: Callable[[], Decoder]
+
+    def new(self, skip_special_tokens: bool) -> Decoder:
+        return self.without_special() if skip_special_tokens else self.all_tokens()
+
+
+def load_decoders(file: Path) -> Decoders:
+    """Read a tokenizer.json. Raises TokenizerError."""
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise TokenizerError(f"{file} is not a tokenizer.json: {error}") from error
+    return decoders_of(tokenizer)
+
+
+def decoders_of(tokenizer: Tokenizer) -> Decoders:
+    vocabulary = Vocabulary(tokenizer)
+    tokens, special = vocabulary.tokens, vocabulary.special
+    plain = {number: token for number, token in tokens.items() if token not in special}
+    return Decoders(vocabulary.reading.family, _build(vocabulary, tokens), _build(vocabulary, plain))
+
+
+def _build(vocabulary: Vocabulary, tokens: dict[int, str]) -> Callable[[], Decoder]:
+    reading = vocabulary.reading
+    if reading.piece is None:
+        return partial(WindowDecoder, partial(_decode, vocabulary.tokenizer), frozenset(tokens))
+    pieces = {number: reading.piece(token) for number, token in tokens.items()}
+    if reading.family == "bytes":
+        return partial(ByteDecoder, *_byte_tables(pieces))
+    first = None if reading.first is None else {number: reading.first(token) for number, token in tokens.items()}
+    return partial(PieceDecoder, pieces, first, reading.strip, reading.strip_count)
+
+
+def _byte_tables(pieces: Pieces) -> tuple[BytesByToken, dict[int, str]]:
+    bytes_of = BytesByToken()
+    text_of = {}
+    for number, piece in pieces.items():
+        data = bytes_of[number] = piece if isinstance(piece, bytes) else piece.encode()
+        try:
+            text_of[number] = data.decode()
+        except UnicodeDecodeError:
+            continue
+    return bytes_of, text_of
+
+
+def _decode(tokenizer: Tokenizer, tokens: list[int]) -> str:
+    try:
+        # A WindowDecoder's `known` has no special tokens if these are to be skipped, so the library need not skip them.
+        return str(tokenizer.decode(tokens, skip_special_tokens=False))
+    except BaseException as error:
+        # A panic in the library's Rust code is a BaseException in Python.
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise
+        raise TextError(f"the tokenizer raised {type(error).__name__}") from error

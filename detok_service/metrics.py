@@ -28,7 +28,7 @@ def read(service: Detokenizer, inbox: "Inbox[ToDetokenizer]") -> Iterator[Metric
         "Streams that began after their attempt was given up.",
         loop.stale_opens,
     )
-    yield counter(P + "frame_gaps", "Gaps in lanes: one or more frames were lost.", service.gaps)
+    yield counter(P + "frame_gaps", "Gaps in lanes: one or more frames were lost.", inbox.gaps)
     yield counter(P + "frames_malformed", "Malformed frames dropped.", inbox.malformed)
     yield counter(P + "peers_refused", "Connections refused because their key is not admitted.", inbox.refused)
     yield counter(P + "log_lines_lost", "Log lines that could not be written.", lines_lost())

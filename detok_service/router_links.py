@@ -201,9 +201,8 @@ class RouterLinks:
 
 
 def _batch_of(detokenizer: str, started: list[Started], rows: list[Row]) -> TextBatch:
-    """`TextBatch.of`, for plain tuples."""
     if not rows:
-        return TextBatch.of(detokenizer, started, [])
+        return TextBatch(detokenizer, started, [], [], [], [], [], [], {}, {}, [])
     keys, offset, tokens, logprobs, text, ends = zip(*rows, strict=True)
     request, attempt, sequence = zip(*keys, strict=True)
     return TextBatch(

@@ -1,23 +1,34 @@
 """The detokenizer: token batches from any engines in, text batches to any routers out. One thread, no sockets."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
 
 from detok_service.decode_loop import DecodeLoop
-from detok_service.engines import Engines
+from detok_service.decoder import Decoders
 from detok_service.router_links import RouterLinks
 from detok_service.stream import Engine
 from detok_service.table import StreamTable
-from detok_service.tokenizers import Decoders
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap
 from sluice.ring.lane import SendLane
-from sluice.ring.timing import DRAINING_ROUTER_SILENCE_SECONDS, HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
+from sluice.ring.timing import (
+    DOUBTFUL_ENGINE_SILENCE_SECONDS,
+    DRAINING_ROUTER_SILENCE_SECONDS,
+    ENGINE_SILENCE_SECONDS,
+    HEARTBEAT_SECONDS,
+    ROUTER_SILENCE_SECONDS,
+)
 from sluice.ring.wire import Drop, TokenBatch
+
+MAX_ENGINES = 4096
+"""Beyond this many, those silent for longest are forgotten."""
+MAX_MISSED = 1 << 62
+"""Counts stay within what the wire can carry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,66 @@ class Identity:
     address: str
     tokenizer: str = ""
     """Fingerprint of the tokenizer files."""
+
+
+class Engines:
+    """Which engines send to this detokenizer, when each was last heard, and how many frames it lost."""
+
+    def __init__(self) -> None:
+        self._heard: OrderedDict[Engine, float] = OrderedDict()
+        """Time of the latest frame; the longest silent first."""
+        self._latest: dict[str, int] = {}
+        """The newest epoch by name."""
+        self.missed: dict[int, int] = {}
+        """See `DetokenizerHeartbeat.missed`."""
+        self._router_gap_at = -1.0
+
+    @property
+    def epochs(self) -> set[int]:
+        return {epoch for _, epoch in self._heard}
+
+    def on_frame(self, engine: Engine, now: float) -> Engine | None:
+        """A frame came. If it is the first of a new process, returns the engine that this one replaced.
+
+        Late frames of a former epoch may come after the first of the new one: they replace nothing.
+        """
+        known = engine in self._heard
+        self._heard[engine] = now
+        self._heard.move_to_end(engine)
+        if known:
+            return None
+        name, epoch = engine
+        former = self._latest.get(name)
+        self._latest[name] = epoch
+        # Names and epochs come off the wire: without a bound, forged ones would fill the memory.
+        if len(self._heard) > MAX_ENGINES:
+            self.forget(next(iter(self._heard)))
+        return None if former is None else (name, former)
+
+    def count_missed(self, engine: Engine, frames: int) -> None:
+        """Frames of a known engine were lost."""
+        _, epoch = engine
+        self.missed[epoch] = min(self.missed.get(epoch, 0) + frames, MAX_MISSED)
+
+    def on_router_gap(self, now: float) -> None:
+        """Frames of a router were lost, perhaps a Drop: an engine that stays silent from now on is lost sooner."""
+        self._router_gap_at = now
+
+    def silent(self, now: float) -> list[Engine]:
+        """Engines that have been silent for too long."""
+        return [engine for engine, heard in self._heard.items() if now - heard > self._patience(engine, heard)]
+
+    def forget(self, engine: Engine) -> None:
+        name, epoch = engine
+        del self._heard[engine]
+        self.missed.pop(epoch, None)
+        if self._latest.get(name) == epoch:
+            del self._latest[name]
+
+    def _patience(self, engine: Engine, heard: float) -> float:
+        name, epoch = engine
+        trusted = self._latest.get(name) == epoch and heard > self._router_gap_at
+        return ENGINE_SILENCE_SECONDS if trusted else DOUBTFUL_ENGINE_SILENCE_SECONDS
 
 
 class Detokenizer:
@@ -49,8 +120,6 @@ class Detokenizer:
         self.max_streams = max_streams
         self.backlog = 0
         """Messages in the latest call of `handle`."""
-        self.gaps = 0
-        """Gaps in lanes from which frames had come before."""
         self.identity = identity
         self._log = log
         self._clock = clock
@@ -68,19 +137,9 @@ class Detokenizer:
         return len(self._table.live)
 
     @property
-    def remembered(self) -> int:
-        """Sequences that ended here and not yet at their engine."""
-        return self._table.remembered
-
-    @property
     def waiting(self) -> int:
         """Rows that full lanes hold up."""
         return self._links.waiting
-
-    @property
-    def replaying(self) -> bool:
-        """Whether `handle` has work without new messages."""
-        return self.decode_loop.replaying
 
     def handle(self, messages: Iterable[Hello | TokenBatch | KeepAlive | Drop | Gap]) -> None:
         """Ingest all messages, then decode, so that rows of one sequence are joined. Sends what the lanes take."""
@@ -146,7 +205,6 @@ class Detokenizer:
 
     def _log_gap(self, gap: Gap) -> None:
         if gap.met:
-            self.gaps += 1
             self._log.warning("frames_lost", lane=gap.lane, missed=gap.missed)
         else:
             self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)
@@ -189,7 +247,7 @@ class Detokenizer:
             queue_depth=self.backlog + self.waiting,
             tokens_per_second=(self.decode_loop.tokens - self._last_heartbeat_tokens) / elapsed if elapsed > 0 else 0.0,
             tokenizer=self.identity.tokenizer,
-            missed=self._engines.missed,
+            missed=dict(self._engines.missed),
         )
         self._last_heartbeat_tokens = self.decode_loop.tokens
         self._last_heartbeat_at = now

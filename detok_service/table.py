@@ -20,14 +20,10 @@ class StreamTable:
         self._requests: dict[int, list[TextStream]] = {}
         """The live streams by request."""
         self._closed: OrderedDict[Key, Engine] = OrderedDict()
+        """Sequences that ended here and not yet at their engine, by key."""
         self._given_up: OrderedDict[int, int] = OrderedDict()
         """The last attempt that was given up, by request; the latest requests last."""
         self._capacity = capacity
-
-    @property
-    def remembered(self) -> int:
-        """Sequences that ended here and not yet at their engine."""
-        return len(self._closed)
 
     def attempt(self, request: int) -> int | None:
         """The live attempt of this request."""

@@ -8,7 +8,7 @@ import typer
 import yaml
 
 from sluice.ring.names import did_you_mean
-from sluice.settings.assign import assignable, key_of
+from sluice.settings.read import assignable, key_of
 from sluice.settings.services import SERVICES
 
 NO_KEYS = ("config", "model_option", "settings")

@@ -21,8 +21,7 @@ from sluice.launch import DEMO_REQUEST, Display, OptionsError, Ring, RingError
 from sluice.launch.logs import lines_lost
 from sluice.ring.checkpoint import CheckpointError
 from sluice.ring.process import INTERRUPTED, START_FAILED
-from sluice.settings.assign import ALL, assign, key_of, split_assignment
-from sluice.settings.read import SettingsError
+from sluice.settings.read import ALL, SettingsError, assign, key_of, split_assignment
 from sluice.telemetry.output import protect_stderr, protect_stdout
 
 EXAMPLE = "def fibonacci(n):"

@@ -2,7 +2,7 @@
 
 from sluice.launch.child import Child
 from sluice.launch.display import DEMO_REQUEST, Display
-from sluice.launch.errors import OptionsError
+from sluice.launch.gpus import OptionsError
 from sluice.launch.local_ring import Ring
 from sluice.launch.logs import LogLine
 from sluice.launch.plan import Plan

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from sluice.launch.logs import SERVICE_RECOVERED, LogLine, of_launcher, output
+from sluice.launch.logs import SERVICE_RECOVERED, LogLine, launcher_line
 from sluice.ring.process import START_FAILED
 
 BARS = ("loading", "capturing")
@@ -46,7 +46,8 @@ class Display:
         if not (self._verbose or wanted):
             return
         if not self._console.is_terminal:
-            self._write(line if line.fields else output(line))
+            # What a service wrote past its logger, such as a line of a traceback, becomes a JSON line.
+            self._write(line if line.fields else launcher_line(line.child, "output", "warning", text=line.text))
         elif line.event in BARS:
             with self._lock:
                 self._show_bar(line)
@@ -58,7 +59,7 @@ class Display:
         if self._console.is_terminal:
             self._console.print(text, style=STYLES.get(level, "dim"), highlight=False, markup=False, soft_wrap=True)
         else:
-            self._write(of_launcher(event, level, fields))
+            self._write(launcher_line("launcher", event, level, **fields))
 
     def complain(self, message: str, event: str = "failed") -> None:
         message = " ".join(message.split())

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from sluice.launch.errors import OptionsError
 from sluice.settings.services import EngineSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 LIST_SECONDS = 60.0
+
+
+class OptionsError(ValueError):
+    """Options of a ring that contradict each other, or do not fit this machine."""
 
 
 @dataclass(frozen=True, slots=True)

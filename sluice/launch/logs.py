@@ -1,12 +1,10 @@
 """Log lines of a ring: those that the services write, and the launcher's own about them."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
-
-from sluice.launch.gpus import Gpus
 
 SERVICE_RECOVERED = "service_recovered"
 
@@ -49,39 +47,19 @@ def parse_line(child: str, text: str) -> LogLine:
     return LogLine(child, text, found if isinstance(found, dict) else {})
 
 
-def gpus_assigned(name: str, gpus: Gpus) -> LogLine:
-    """A warning if the engine shares them with others."""
-    level = "info" if gpus.engines == 1 else "warning"
-    return _line(name, "gpus_assigned", level, gpus=",".join(gpus.names), engines_on_each=gpus.engines)
-
-
 def service_exited(name: str, pid: int, how: str, restart_in: float | None) -> LogLine:
     """`restart_in` seconds; None: the service is given up."""
     then: dict[str, Any] = {"given_up": True} if restart_in is None else {"restart_in": restart_in}
-    return _line(name, "service_exited", "error" if restart_in is None else "warning", pid=pid, how=how, **then)
-
-
-def service_recovered(name: str, pid: int) -> LogLine:
-    """It was restarted, and serves."""
-    return _line(name, SERVICE_RECOVERED, "info", pid=pid)
-
-
-def of_launcher(event: str, level: str, fields: Mapping[str, Any]) -> LogLine:
-    """About the launcher itself and no service."""
-    return _line("launcher", event, level, **fields)
-
-
-def output(line: LogLine) -> LogLine:
-    """What a service wrote past its logger, such as a line of a traceback, as a JSON line."""
-    return _line(line.child, "output", "warning", text=line.text)
+    return launcher_line(name, "service_exited", "error" if restart_in is None else "warning", pid=pid, how=how, **then)
 
 
 def lines_lost(lines: int) -> str:
     """The launcher's own output was full, closed, or not read for a while."""
-    return _line("launcher", "log_lines_lost", "warning", lines=lines).text
+    return launcher_line("launcher", "log_lines_lost", "warning", lines=lines).text
 
 
-def _line(name: str, event: str, level: str, **fields: Any) -> LogLine:
+def launcher_line(name: str, event: str, level: str, **fields: Any) -> LogLine:
+    """By the launcher, about a service or, under the name "launcher", about itself."""
     time = datetime.now(UTC).isoformat()
     found = {"service": "launcher", "id": name, **fields, "event": event, "level": level, "timestamp": time}
     return LogLine(name, json.dumps(found), found)

@@ -10,8 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from sluice.launch.errors import OptionsError
-from sluice.launch.gpus import Gpus
+from sluice.launch.gpus import Gpus, OptionsError
 from sluice.ring.cores import usable_cores
 from sluice.ring.keys import Role
 from sluice.settings.describe import settings_of
@@ -96,12 +95,10 @@ class Service:
 
     @property
     def role(self) -> Role:
-        """What it is in the ring."""
         return self.kind.role
 
     @property
     def command(self) -> list[str]:
-        """What starts it."""
         return [*self.python, "-m", self.kind.module, *_flags(self.arguments)]
 
     @property

@@ -66,7 +66,6 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """Such as "engine-0"."""
         return self.service.name
 
     @property
@@ -80,9 +79,6 @@ class Slot:
     def hears(self, peer: "Slot") -> bool:
         """Whether this router gets heartbeats of the process that now runs in the peer's slot."""
         return self.reader.status.peers.get(peer.name) == peer.reader.status.epoch
-
-    def start(self, child: Child) -> None:
-        self.child, self.start_at = child, None
 
     def clear(self) -> None:
         """Forget what was known of the last process."""

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 
 from sluice.launch.child import Child
 from sluice.launch.folder import Folder
-from sluice.launch.logs import LogLine, Observe, gpus_assigned, ignore, service_exited, service_recovered
+from sluice.launch.logs import SERVICE_RECOVERED, LogLine, Observe, ignore, launcher_line, service_exited
 from sluice.launch.plan import Plan, Service
 from sluice.launch.slot import Backoff, Slot
 from sluice.telemetry.service_status import STATUS_VARIABLE, StatusReader
@@ -61,8 +61,10 @@ class Supervisor(threading.Thread):
 
     def run(self) -> None:
         for slot in self.slots.values():
-            if slot.service.gpus is not None:
-                self._show(gpus_assigned(slot.name, slot.service.gpus))
+            if (gpus := slot.service.gpus) is not None:
+                level = "info" if gpus.engines == 1 else "warning"
+                names = ",".join(gpus.names)
+                self._show(launcher_line(slot.name, "gpus_assigned", level, gpus=names, engines_on_each=gpus.engines))
             self._start_child(slot)
         while not self._closed:
             with suppress(Empty):
@@ -106,17 +108,16 @@ class Supervisor(threading.Thread):
             slot.clear()
             environment = {**self._environment, **slot.service.environment, STATUS_VARIABLE: str(slot.reader.path)}
             try:
-                slot.start(
-                    Child(
-                        slot.name,
-                        slot.service.role,
-                        slot.service.command,
-                        environment,
-                        self._show,
-                        lambda child: self._calls.put(partial(self._on_exit, slot, child)),
-                        (self._folder.lock,),
-                    )
+                slot.child = Child(
+                    slot.name,
+                    slot.service.role,
+                    slot.service.command,
+                    environment,
+                    self._show,
+                    lambda child: self._calls.put(partial(self._on_exit, slot, child)),
+                    (self._folder.lock,),
                 )
+                slot.start_at = None
             except OSError as error:
                 if self.up.is_set():
                     self._schedule_restart(slot, 0, f"could not be started: {error}", None)
@@ -188,7 +189,7 @@ class Supervisor(threading.Thread):
                 slot.poll(now)
             if slot.returning and slot.child is not None and self._serves(slot):
                 slot.returning = False
-                self._show(service_recovered(slot.name, slot.child.pid))
+                self._show(launcher_line(slot.name, SERVICE_RECOVERED, "info", pid=slot.child.pid))
                 if slot.restarted is not None:
                     slot.restarted.set_result(None)
                     slot.restarted = None

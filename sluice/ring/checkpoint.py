@@ -52,7 +52,8 @@ class Checkpoint:
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        return tokenizer_fingerprint(self.path)
+        """Hex digest of the tokenizer files: equal in all services whose texts must agree."""
+        return _digest(self.path, TOKENIZER_FILES).hexdigest()
 
     @property
     def vocab_size(self) -> int:
@@ -152,11 +153,6 @@ def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
 class _Tensor(msgspec.Struct):
     data_offsets: tuple[int, int] | None = None
     """Relative to the end of the header; None for the metadata entry."""
-
-
-def tokenizer_fingerprint(folder: Path) -> str:
-    """Hex digest of the tokenizer files: equal in all services whose texts must agree."""
-    return _digest(folder, TOKENIZER_FILES).hexdigest()
 
 
 def model_fingerprint(folder: Path) -> str:

@@ -3,17 +3,6 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
-
-
-class Mount(NamedTuple):
-    """A cgroup hierarchy with CPU quotas."""
-
-    top: PurePosixPath
-    """The group at the mount point."""
-    point: Path
-    controller: str
-    """As in /proc/self/cgroup: "cpu" for v1, "" for v2."""
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -29,14 +18,14 @@ def usable_cores(root: Path = Path("/")) -> int:
 def _quotas(root: Path) -> Iterator[float]:
     """In cores, of this process's group and of its ancestors: all of them apply."""
     groups = _groups(root)
-    for mount in _mounts(root):
-        if mount.controller not in groups:
+    for controller, top, point in _mounts(root):
+        if controller not in groups:
             continue
-        group = groups[mount.controller]
+        group = groups[controller]
         # In a container the path may be the host's, outside of the mount: then the own group is at the mount point.
-        inside = group.relative_to(mount.top) if group.is_relative_to(mount.top) else PurePosixPath()
+        inside = group.relative_to(top) if group.is_relative_to(top) else PurePosixPath()
         for part in (inside, *inside.parents):
-            yield from _quota(mount.point / part)
+            yield from _quota(point / part)
 
 
 def _quota(folder: Path) -> Iterator[float]:
@@ -54,14 +43,15 @@ def _groups(root: Path) -> dict[str, PurePosixPath]:
     return {controller: PurePosixPath(path) for _, controllers, path in lines for controller in controllers.split(",")}
 
 
-def _mounts(root: Path) -> Iterator[Mount]:
-    """See proc_pid_mountinfo(5)."""
+def _mounts(root: Path) -> Iterator[tuple[str, PurePosixPath, Path]]:
+    """Hierarchies with CPU quotas, see proc_pid_mountinfo(5): the controller as in /proc/self/cgroup ("cpu" for v1, ""
+    for v2), the group at the mount point, and the mount point."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         mount, _, file_system = line.partition(" - ")
         top, point = mount.split()[3:5]
         kind, _, options = file_system.split(maxsplit=2)
         if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
-            yield Mount(PurePosixPath(top), root / point.lstrip("/"), "cpu" if kind == "cgroup" else "")
+            yield "cpu" if kind == "cgroup" else "", PurePosixPath(top), root / point.lstrip("/")
 
 
 def _read(file: Path) -> str:

@@ -45,10 +45,6 @@ class KeyPair:
     public: bytes
     secret: bytes
 
-    @classmethod
-    def of(cls, secret: bytes) -> "KeyPair":
-        return cls(zmq.curve_public(secret), secret)
-
 
 class Keys:
     """The keys that one service may read.
@@ -71,7 +67,6 @@ class Keys:
 
     @property
     def own(self) -> KeyPair:
-        """This service's own pair."""
         try:
             self._own = _read_secret(self._folder, self.role)
             self._unreadable.discard(None)
@@ -158,7 +153,7 @@ def _read_secret(folder: Path, role: Role) -> KeyPair:
     keys = _read(file, never=OTHERS)
     if len(keys) != 1:
         raise KeysError(f"{file} must hold one key, not {len(keys)}")
-    return KeyPair.of(keys[0])
+    return KeyPair(zmq.curve_public(keys[0]), keys[0])
 
 
 def _read_public(folder: Path, role: Role) -> tuple[bytes, ...]:

@@ -12,7 +12,7 @@ an inbox listens with its new key at once; a lane keeps its connection and uses 
 import secrets
 import struct
 import time
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -38,54 +38,19 @@ MAX_FRAME_NUMBER = 1 << 40
 EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 
 
-class Frame(NamedTuple):
-    lane: int
-    """The lane's epoch."""
-    number: int
-    message: memoryview
-    """Still encoded."""
-
-
 def header(lane: int, number: int) -> bytes:
     return HEADER.pack(MAGIC, VERSION, lane, number)
 
 
-def open_frame(frame: bytes) -> Frame:
-    """Split a frame. Raises ValueError if it is malformed or of another version."""
+def open_frame(frame: bytes) -> tuple[int, int, memoryview]:
+    """The lane's epoch, the frame's number and the encoded message. Raises ValueError if it is malformed or of another
+    version."""
     if len(frame) < HEADER.size:
         raise ValueError("shorter than a header")
     magic, version, lane, number = HEADER.unpack_from(frame)
     if magic != MAGIC or version != VERSION or number > MAX_FRAME_NUMBER:
         raise ValueError("not a frame of this version")
-    return Frame(lane, number, memoryview(frame)[HEADER.size :])
-
-
-class HangUp:
-    """Whether the receiver closed the connection, which the kernel also does for a process that dies.
-
-    Monitors a socket (zmq_socket_monitor(3)) from before its first connection. Not thread-safe.
-    """
-
-    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
-        self._socket = socket
-        # ZeroMQ's default name contains a descriptor number, which may be reused before the name is free.
-        self._events = socket.get_monitor_socket(EVENTS, f"inproc://monitor.{secrets.token_hex(8)}")
-        self._seen = False
-
-    def seen(self) -> bool:
-        """Whether the latest event is a disconnect. May be a false alarm while keys change, because connections with
-        both keys are tried side by side.
-
-        Must be called regularly: ZeroMQ's I/O thread blocks once a thousand events are unread.
-        """
-        while self._events.poll(0):
-            self._seen = recv_monitor_message(self._events)["event"] == zmq.Event.DISCONNECTED
-        return self._seen
-
-    def close(self) -> None:
-        """To be called before the socket is closed."""
-        self._socket.disable_monitor()
-        self._events.close()
+    return lane, number, memoryview(frame)[HEADER.size :]
 
 
 class SendLane(Protocol):
@@ -106,7 +71,8 @@ class Lane:
 
     `capacity` is ZeroMQ's high-water mark in messages; its pipes and the kernel's buffers hold some more. A lane that
     is not connected is full. What it held when its connection ended is lost and shows as a gap at the receiver.
-    A `watched` lane notices when its receiver hangs up. Without a free file descriptor it is neither `open` nor ready,
+    A `watched` lane notices when its receiver closes the connection, which the kernel also does for a process that
+    dies. Without a free file descriptor it is neither `open` nor ready,
     and tries again. Raises InsecureError for an address that must not be used, ZMQError for an invalid one.
     """
 
@@ -127,7 +93,10 @@ class Lane:
         self._capacity = capacity
         self._security = security
         self._watched = watched
-        self._hang_up: HangUp | None = None
+        self._events: zmq.Socket[bytes] | None = None
+        """Of the socket's monitor (zmq_socket_monitor(3))."""
+        self._disconnected = False
+        """Whether the latest of these events is a disconnect."""
         self._encoder = msgspec.msgpack.Encoder()
         self._keys = self._current_keys()
         self._keys_at = self._moved_at = time.monotonic()
@@ -164,15 +133,19 @@ class Lane:
         return ready
 
     def hung_up(self) -> bool:
-        """See `HangUp.seen`. False for a lane that is not watched."""
-        return self._hang_up is not None and self._hang_up.seen()
+        """Whether the connection ended, and none came after it. May be a false alarm while keys change, because
+        connections with both keys are tried side by side. False for a lane that is not watched.
+
+        Must be called regularly: ZeroMQ's I/O thread blocks once a thousand events are unread.
+        """
+        while self._events is not None and self._events.poll(0):
+            self._disconnected = recv_monitor_message(self._events)["event"] == zmq.Event.DISCONNECTED
+        return self._disconnected
 
     def close(self, linger: float = 0.0) -> None:
         """Close, after at most `linger` seconds to send what ZeroMQ still holds."""
-        if self._hang_up is not None:
-            self._hang_up.close()
-            self._hang_up = None
         if self._socket is not None:
+            self._stop_watching(self._socket)
             self._socket.close(linger=int(linger * 1000))
 
     def _try(self, frame: bytes) -> bool:
@@ -210,7 +183,9 @@ class Lane:
     def _connect(self) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.PUSH)
         try:
-            self._hang_up = HangUp(socket) if self._watched else None
+            if self._watched:
+                # ZeroMQ's default name contains a descriptor number, which may be reused before the name is free.
+                self._events = socket.get_monitor_socket(EVENTS, f"inproc://monitor.{secrets.token_hex(8)}")
             socket.set(zmq.IPV6, is_ipv6(self.address))
             socket.set(zmq.SNDHWM, self._capacity)
             socket.set(zmq.LINGER, 0)
@@ -232,12 +207,17 @@ class Lane:
                 socket.set(zmq.CURVE_SERVERKEY, server)
                 socket.connect(self.address)
         except zmq.ZMQError:
-            if self._hang_up is not None:
-                self._hang_up.close()
-                self._hang_up = None
+            self._stop_watching(socket)
             socket.close()
             raise
         return socket
+
+    def _stop_watching(self, socket: "zmq.Socket[bytes]") -> None:
+        """To be called before the socket is closed."""
+        if self._events is not None:
+            socket.disable_monitor()
+            self._events.close()
+        self._events, self._disconnected = None, False
 
     def _renew(self, ready: bool) -> None:
         """Reopen the lane if it is stuck or keys have changed. What it held shows as a gap."""

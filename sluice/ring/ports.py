@@ -33,14 +33,13 @@ def check_ports(ports: Iterable[Port]) -> None:
     """Raises PortError, in one line, if some of them are in use or cannot be listened on."""
     problems = {port: problem for port in ports if port.number and (problem := _problem(port))}
     if problems:
-        named = ", ".join(f"port {port.number} on {port.host}{_of(port)} {why}" for port, why in problems.items())
+        named = ", ".join(
+            f"port {port.number} on {port.host}{f' ({port.owner})' if port.owner else ''} {why}"
+            for port, why in problems.items()
+        )
         flags = " and ".join(dict.fromkeys(f"--{port.setting.replace('_', '-')}" for port in problems))
         remedy = f": stop the process that has it, or choose another with {flags}"
         raise PortError(named + (remedy if IN_USE in problems.values() else ""))
-
-
-def _of(port: Port) -> str:
-    return f" ({port.owner})" if port.owner else ""
 
 
 def _problem(port: Port) -> str | None:

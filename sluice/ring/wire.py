@@ -4,7 +4,7 @@ Every row carries (request, attempt, sequence, offset). `request` is a random nu
 own request id is for logs only. Column lengths are checked on decoding, so readers need not check them again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -195,7 +195,19 @@ class TokenBatch(Message, frozen=True):
 
     @classmethod
     def of(cls, engine: str, engine_epoch: int, opens: list[Open], rows: list[TokenRow]) -> "TokenBatch":
-        return cls(engine, engine_epoch, opens, *_columns(rows))
+        return cls(
+            engine,
+            engine_epoch,
+            opens,
+            request=[row.request for row in rows],
+            attempt=[row.attempt for row in rows],
+            sequence=[row.sequence for row in rows],
+            offset=[row.offset for row in rows],
+            count=[len(row.tokens) for row in rows],
+            tokens=[token for row in rows for token in row.tokens],
+            logprobs={i: row.logprobs for i, row in enumerate(rows) if row.logprobs},
+            ends={i: row.end for i, row in enumerate(rows) if row.end is not None},
+        )
 
 
 class TextBatch(Message, frozen=True):
@@ -218,10 +230,6 @@ class TextBatch(Message, frozen=True):
         if len(self.text) != len(self.request):
             raise ValueError(f"text has {len(self.text)} rows, request has {len(self.request)}")
 
-    @classmethod
-    def of(cls, detokenizer: str, started: list[Started], rows: list[TextRow]) -> "TextBatch":
-        return cls(detokenizer, started, *_columns(rows), text=[row.text for row in rows])
-
     def rows(self) -> Iterator[TextRow]:
         at = 0
         for i, count in enumerate(self.count):
@@ -241,23 +249,6 @@ class TextBatch(Message, frozen=True):
 ToEngine = Hello | Submit | Cancel | Flush
 ToDetokenizer = Hello | TokenBatch | KeepAlive | Drop
 ToRouter = TextBatch | EngineHeartbeat | DetokenizerHeartbeat
-
-
-def _columns(
-    rows: Sequence[TokenRow | TextRow],
-) -> tuple[
-    list[int], list[int], list[int], list[int], list[int], list[int], dict[int, list[TokenLogprob]], dict[int, End]
-]:
-    return (
-        [row.request for row in rows],
-        [row.attempt for row in rows],
-        [row.sequence for row in rows],
-        [row.offset for row in rows],
-        [len(row.tokens) for row in rows],
-        [token for row in rows for token in row.tokens],
-        {i: row.logprobs for i, row in enumerate(rows) if row.logprobs},
-        {i: row.end for i, row in enumerate(rows) if row.end is not None},
-    )
 
 
 def _check_columns(batch: TokenBatch | TextBatch) -> None:

@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 from sluice import tiny_model
 from sluice.cli import app
 from sluice.launch.plan import Plan, services
-from sluice.settings.assign import assignable
-from sluice.settings.read import load_settings
+from sluice.settings.read import assignable, load_settings
 from sluice.settings.services import SERVICES, EngineSettings, ServiceSettings
 
 

@@ -32,7 +32,7 @@ def test_a_resumed_request_goes_on_where_its_caller_is():
         ((1, 2, 3), 1, [3], "d", True),
     ]
     assert bench.lanes["router"].batches[0].started == [Started(1, 2, 5, 2)]
-    assert (bench.service.streams, bench.service.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
+    assert (bench.service.streams, bench.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
 
 
 def test_ended_sequences_take_no_place():
@@ -47,7 +47,7 @@ def test_a_stop_string_in_the_resumed_tokens_ends_the_sequence_before_any_row():
     assert rows(bench) == [((1, 2, 0), 3, [], "", True)]
     assert bench.texts() == {(1, 0): ("", FinishReason.STOP_STRING)}
     bench.handle(batch(row(1, 3, [3], attempt=2)), batch(row(1, 4, [], ABORTED, attempt=2)))
-    assert (len(rows(bench)), bench.service.streams, bench.service.remembered) == (1, 0, 0)
+    assert (len(rows(bench)), bench.service.streams, bench.remembered) == (1, 0, 0)
 
 
 def test_a_resumed_token_that_cannot_be_decoded_ends_its_stream_only():
@@ -62,13 +62,13 @@ def test_a_later_attempt_ends_those_before_it_in_silence():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), row(1, 0, [0], sequence=1), opens=[opened(1, n=2)]))
     bench.handle(batch(row(1, 1, [1]), opens=[opened(1, n=2, attempt=2, resume={0: [0]})], engine="other"))
-    assert (bench.service.streams, bench.service.decode_loop.dropped, bench.service.remembered) == (2, 2, 2)
+    assert (bench.service.streams, bench.service.decode_loop.dropped, bench.remembered) == (2, 2, 2)
     bench.handle(batch(row(1, 2, [2]), row(1, 1, [1], ABORTED, sequence=1)))
     bench.handle(batch(row(1, 1, [3], LENGTH, attempt=2), row(1, 0, [4], LENGTH, 1, attempt=2), engine="other"))
     assert rows(bench)[2:] == [((1, 2, 0), 1, [3], "d", True), ((1, 2, 1), 0, [4], "e", True)]
     assert (bench.service.streams, bench.service.decode_loop.unknown_rows) == (0, 0)
     bench.handle(batch(row(1, 3, [], ABORTED)))
-    assert (bench.service.remembered, bench.service.decode_loop.unknown_rows) == (0, 0)
+    assert (bench.remembered, bench.service.decode_loop.unknown_rows) == (0, 0)
 
 
 def test_an_earlier_attempt_that_comes_late_is_ignored():
@@ -81,10 +81,10 @@ def test_an_earlier_attempt_that_comes_late_is_ignored():
     assert (
         bench.service.decode_loop.stale_opens,
         bench.service.decode_loop.unknown_rows,
-        bench.service.remembered,
+        bench.remembered,
     ) == (1, 0, 2)
     bench.handle(batch(row(1, 1, [], ABORTED), row(1, 1, [], ABORTED, sequence=1)))
-    assert (len(rows(bench)), bench.service.remembered, bench.service.decode_loop.unknown_rows) == (2, 0, 0)
+    assert (len(rows(bench)), bench.remembered, bench.service.decode_loop.unknown_rows) == (2, 0, 0)
 
 
 def test_a_stream_begins_once():
@@ -93,7 +93,7 @@ def test_a_stream_begins_once():
     bench.handle(batch(row(1, 0, [0]), row(1, 1, [1], LENGTH), opens=[opened(1)]))
     assert bench.texts() == {(1, 0): ("ab", FinishReason.LENGTH)}
     assert [len(one.started) for one in bench.lanes["router"].batches] == [1, 0]
-    assert (bench.service.decode_loop.stale_opens, bench.service.remembered, bench.service.streams) == (1, 0, 0)
+    assert (bench.service.decode_loop.stale_opens, bench.remembered, bench.service.streams) == (1, 0, 0)
 
 
 def test_a_drop_ends_an_attempt_in_silence_and_forgets_what_waits():
@@ -111,7 +111,7 @@ def test_a_drop_ends_an_attempt_in_silence_and_forgets_what_waits():
     bench.handle(batch(row(2, 1, [1], LENGTH), row(3, 0, [0], ABORTED)))
     assert bench.texts() == {(2, 0): ("ab", FinishReason.LENGTH)}
     assert [one.request for batch in lane.batches for one in batch.started] == [1, 2]
-    assert (bench.service.streams, bench.service.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
+    assert (bench.service.streams, bench.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
 
 
 def test_a_drop_reaches_the_attempts_before_it_and_none_after_it():
@@ -134,7 +134,7 @@ def test_a_drop_that_overtakes_what_it_drops_is_remembered():
     assert rows(bench) == [((1, 3, 0), 0, [3], "d", True)]
     ends = [row(1, 1, [], ABORTED, sequence, attempt=2) for sequence in range(2)]
     bench.handle(batch(row(1, 1, [], ABORTED, attempt=1)), batch(*ends, engine="other"))
-    assert (bench.service.streams, bench.service.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
+    assert (bench.service.streams, bench.remembered, bench.service.decode_loop.unknown_rows) == (0, 0, 0)
 
 
 def test_rows_of_a_dropped_attempt_that_never_began_are_no_news():
@@ -159,7 +159,7 @@ def test_dropped_attempts_leave_a_bounded_trace():
     for request in range(100):
         bench.handle(batch(row(request, 0, [0]), opens=[opened(request, resume={0: [1, 2, 3]})], engine="crowd"))
         bench.handle(Drop(request, 1))
-    assert (bench.service.streams, bench.service.waiting, bench.service.remembered) == (0, 0, 10)
+    assert (bench.service.streams, bench.service.waiting, bench.remembered) == (0, 0, 10)
     assert [thing for thing in gc.get_objects() if type(thing) is TextStream and thing.engine == ("crowd", 1)] == []
 
 
@@ -188,7 +188,7 @@ def test_long_replays_are_read_in_slices_while_others_go_on():
     opens = [*(opened(request, attempt=2, resume={0: long}) for request in (1, 2)), opened(3)]
     bench.handle(batch(row(1, len(long), [1], attempt=2), row(3, 0, [0]), opens=opens))
     step = 0
-    while bench.service.replaying:
+    while bench.service.decode_loop.replaying:
         step += 1
         assert ((3, 1, 0), step - 1) in [one[:2] for one in rows(bench)]
         bench.handle(batch(row(1, len(long) + step, [2], attempt=2), row(3, step, [1])))
@@ -205,10 +205,10 @@ def test_what_is_lost_or_dropped_while_it_replays():
     bench = Ticking()
     long = [0] * (2 * REPLAY_TOKENS)
     bench.handle(batch(opens=[opened(request, attempt=2, resume={0: long}) for request in (1, 2, 3)]))
-    assert bench.service.replaying
+    assert bench.service.decode_loop.replaying
     bench.handle(Drop(1, 2), batch(row(2, len(long), [1], attempt=2), row(3, len(long), [1], attempt=2)))
     bench.handle(Gap(7, 1), batch(opens=[opened(4, attempt=2, resume={0: long})]))
-    while bench.service.replaying:
+    while bench.service.decode_loop.replaying:
         bench.handle()
     bench.handle(batch(row(4, len(long), [1], LENGTH, attempt=2)))
     assert bench.texts() == {

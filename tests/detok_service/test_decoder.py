@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
 from detok_service import decoder as decoder_module
-from detok_service.decoder import MAX_UNSETTLED, TextError, WindowDecoder
-from detok_service.tokenizers import Decoders, TokenizerError, decoders_of, load_decoders
+from detok_service.decoder import (
+    MAX_UNSETTLED,
+    Decoders,
+    TextError,
+    TokenizerError,
+    WindowDecoder,
+    decoders_of,
+    load_decoders,
+)
 from tests.fakes.tokenizers import TABLES, TINY, WINDOWS, byte_char, byte_level, panicking, sentencepiece
 
 KINDS = TABLES | WINDOWS

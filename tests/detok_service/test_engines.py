@@ -1,4 +1,4 @@
-from detok_service.engines import MAX_ENGINES, MAX_MISSED, Engines
+from detok_service.service import MAX_ENGINES, MAX_MISSED, Engines
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Gap
@@ -35,18 +35,18 @@ def test_late_frames_of_an_old_epoch_harm_nobody():
     bench.handle(batch(row(2, 0, [0]), opens=[opened(2)], epoch=2))
     bench.handle(batch(row(1, 1, [1], LENGTH)), KeepAlive("engine", 1), batch(row(2, 1, [1], LENGTH), epoch=2))
     assert bench.texts() == {(1, 0): ("a", ErrorCode.ENGINE_LOST), (2, 0): ("ab", FinishReason.LENGTH)}
-    assert (bench.service.streams, bench.service.remembered) == (0, 0)
+    assert (bench.service.streams, bench.remembered) == (0, 0)
 
 
 def test_what_an_old_epoch_leaves_behind_goes_soon():
     bench = Bench()
     bench.handle(batch(row(1, 0, [0]), opens=[opened(1), opened(2)]), KeepAlive("engine", 2))
     bench.handle(batch(opens=[opened(3)]), batch(row(4, 0, [0]), opens=[opened(4)], epoch=2))
-    assert (bench.service.streams, bench.service.remembered) == (2, 2)
+    assert (bench.service.streams, bench.remembered) == (2, 2)
     for _ in range(int(DOUBTFUL_ENGINE_SILENCE_SECONDS) + 1):
         bench.handle(Hello("r", "router"))
         bench.heartbeat(1.0)
-    assert (bench.service.streams, bench.service.remembered) == (1, 0)
+    assert (bench.service.streams, bench.remembered) == (1, 0)
     assert bench.texts()[3, 0] == ("", ErrorCode.ENGINE_LOST)
 
 

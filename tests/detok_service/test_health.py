@@ -16,8 +16,8 @@ import structlog
 import zmq
 
 from detok_service.__main__ import MAX_MESSAGES, serve, unready
+from detok_service.decoder import load_decoders
 from detok_service.service import Detokenizer, Identity
-from detok_service.tokenizers import load_decoders
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams

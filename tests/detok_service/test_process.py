@@ -14,8 +14,8 @@ import structlog
 import zmq
 from tokenizers import Tokenizer
 
+from detok_service.decoder import load_decoders
 from detok_service.service import Detokenizer, Identity
-from detok_service.tokenizers import load_decoders
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap, Inbox

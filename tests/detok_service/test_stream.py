@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from detok_service.decoder import decoders_of
 from detok_service.stops import StopSearch, StopStrings
 from detok_service.stream import MAX_TEXTLESS, TextStream
-from detok_service.tokenizers import decoders_of
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import TextParams
 from sluice.ring.wire import End, Open, TextRow, Times, TokenLogprob

@@ -11,6 +11,7 @@ from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.stats import StepStats
 from sluice.ring.wire import Cancel, End, Started, Submit, TextBatch, TextRow, Times
 from tests.fakes.lanes import FakeLane
+from tests.fakes.rows import text_batch
 
 TIMES = Times(0.1, 0.2, 0.3)
 
@@ -167,7 +168,7 @@ class MemoryRing:
         wire = self.wires[name]
         found = [wire.popleft() for _ in range(min(rows, len(wire)))]
         started = [start for _, starts, _ in found for start in starts]
-        return TextBatch.of(name, started, [row for _, _, row in found])
+        return text_batch(name, started, [row for _, _, row in found])
 
     def _replace(
         self, kind: Kind, name: str, heartbeat: EngineHeartbeat | DetokenizerHeartbeat

@@ -22,13 +22,13 @@ from sluice.ring.wire import (
     Flush,
     Started,
     Submit,
-    TextBatch,
     TextRow,
     Times,
     ToDetokenizer,
     ToEngine,
 )
 from tests.fakes.cache_journal import FakeJournal
+from tests.fakes.rows import text_batch
 
 HEARTBEAT_SECONDS = 0.05
 TIMES = Times(0.25, 0.5, 0.75)
@@ -254,7 +254,7 @@ class FakeDetokenizer(FakePeer):
         self.drops.append(message)
 
     async def send(self, router: str, started: list[Started], rows: list[TextRow]) -> None:
-        batch = TextBatch.of(self.name, started, rows)
+        batch = text_batch(self.name, started, rows)
         while not self.lane(router).send(batch):
             await asyncio.sleep(0.001)
 

@@ -1,8 +1,24 @@
-"""Rows of a token batch, which the detokenizer itself reads column by column."""
+"""Rows as batches and back: the services themselves write and read batches column by column."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from sluice.ring.wire import TokenBatch, TokenRow
+from sluice.ring.wire import Started, TextBatch, TextRow, TokenBatch, TokenRow
+
+
+def text_batch(detokenizer: str, started: list[Started], rows: Sequence[TextRow]) -> TextBatch:
+    return TextBatch(
+        detokenizer,
+        started,
+        request=[row.request for row in rows],
+        attempt=[row.attempt for row in rows],
+        sequence=[row.sequence for row in rows],
+        offset=[row.offset for row in rows],
+        count=[len(row.tokens) for row in rows],
+        tokens=[token for row in rows for token in row.tokens],
+        logprobs={i: row.logprobs for i, row in enumerate(rows) if row.logprobs},
+        ends={i: row.end for i, row in enumerate(rows) if row.end is not None},
+        text=[row.text for row in rows],
+    )
 
 
 def rows_of(batch: TokenBatch) -> Iterator[TokenRow]:

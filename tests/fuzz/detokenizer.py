@@ -9,8 +9,8 @@ import zmq
 from tokenizers import Tokenizer
 
 from detok_service.__main__ import open_lane
+from detok_service.decoder import load_decoders
 from detok_service.service import Detokenizer, Identity
-from detok_service.tokenizers import load_decoders
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Inbox

@@ -15,12 +15,13 @@ from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.message import Message
 from sluice.ring.stats import RequestStats, Stage, StepStats
-from sluice.ring.wire import End, Started, TextBatch, TextRow, Times, TokenLogprob
+from sluice.ring.wire import End, Started, TextRow, Times, TokenLogprob
 from sluice.settings.services import RouterSettings
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1 import generation_pb2_grpc
 from tests.fakes.ring_peers import Call, FakeRing, generate
+from tests.fakes.rows import text_batch
 from tests.fuzz.frames import Mutator
 from tests.fuzz.sender import Deadline, Sender
 
@@ -39,8 +40,8 @@ def templates(engine: str, detokenizer: str) -> list[Message]:
     steps = [StepStats(iteration=3, max_requests=8, max_kv_blocks=64, tokens_per_kv_block=16, time=1.7e9)]
     requests = [RequestStats(11, "r", Stage.ENDED, 1.7e9, 1.7e9, 1.7e9, 1.7e9, 5, 2, 3, 0, 1, 2, 3)]
     return [
-        TextBatch.of("other-detok", [Started(11, 0, 5, 2), Started(12, 1, 4, 0)], rows),
-        TextBatch.of("other-detok", [], rows),
+        text_batch("other-detok", [Started(11, 0, 5, 2), Started(12, 1, 4, 0)], rows),
+        text_batch("other-detok", [], rows),
         EngineHeartbeat(
             "other-engine",
             77,

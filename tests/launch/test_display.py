@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from sluice.launch import DEMO_REQUEST, Display
-from sluice.launch.logs import parse_line, service_exited, service_recovered
+from sluice.launch.logs import launcher_line, parse_line, service_exited
 
 
 def show(lines: list[str], terminal: bool, verbose: bool = False) -> str:
@@ -90,7 +90,7 @@ def test_ends_and_returns_are_one_line_each() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
     with Display(False, console) as display:
         display(service_exited("engine-0", 12, "was killed by SIGKILL", 0.2))
-        display(service_recovered("engine-0", 13))
+        display(launcher_line("engine-0", "service_recovered", "info", pid=13))
         display(service_exited("engine-0", 13, "ended with code 1", None))
     assert isinstance(console.file, io.StringIO)
     assert [line.split(" ", 1)[1] for line in console.file.getvalue().splitlines()] == [

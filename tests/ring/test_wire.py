@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.message import Message
 from sluice.ring.wire import End, TextBatch, TextRow, Times, ToDetokenizer, TokenBatch, TokenLogprob, TokenRow
-from tests.fakes.rows import rows_of
+from tests.fakes.rows import rows_of, text_batch
 
 numbers = st.integers(0, 2**64 - 1)
 counts = st.integers(0, 2**32 - 1)
@@ -47,7 +47,7 @@ def test_token_rows_survive_columns_and_bytes(rows):
 @given(st.lists(st.tuples(token_rows(), st.text()), max_size=6))
 def test_text_rows_survive_columns_and_bytes(rows):
     rows = [TextRow(*row[:6], text, row.end) for row, text in rows]
-    batch = over_the_wire(TextBatch.of("detok", [], rows), TextBatch)
+    batch = over_the_wire(text_batch("detok", [], rows), TextBatch)
     assert list(batch.rows()) == rows
 
 

@@ -12,7 +12,7 @@ from tests.sim.clients import Asked, SimClient, Story
 from tests.sim.loop import VirtualLoop
 from tests.sim.network import Network, Weather
 from tests.sim.services import Poison, Process, SimDetokenizer, SimEngine, SimRouter
-from tests.sim.world import simulated, table
+from tests.sim.world import simulated, tables
 
 ROUTERS, ENGINES, DETOKENIZERS = ("router-0", "router-1"), ("engine-0", "engine-1"), ("detok-0", "detok-1", "detok-2")
 NAMES = (*ROUTERS, *ENGINES, *DETOKENIZERS)
@@ -315,7 +315,7 @@ def parts(story: Story, true: Story) -> list[str]:
         if (logprobs := story.logprobs.get(index, [])) != true.logprobs.get(index, [])[: len(logprobs)]:
             wrong.append(f"logprobs {logprobs} for the first of {true.logprobs[index]}")
         if end in ([cut] for cut in CUT):
-            expected = b"".join(table().bytes_of[token] for token in tokens).decode("utf-8", "replace")
+            expected = b"".join(tables()[0][token] for token in tokens).decode("utf-8", "replace")
         else:
             expected = true.text[index] if end else true.text[index][: len(text)]
             if end and (end, count) != (true.ends[index], len(true.tokens[index])):

@@ -10,16 +10,15 @@ import structlog
 
 import engine_worker.ringside.worker
 import router.app
-from detok_service.decoder import ByteDecoder
+from detok_service.decoder import ByteDecoder, Decoders
 from detok_service.service import Detokenizer, Identity
-from detok_service.tokenizers import Decoders
 from router.access.principal import Principal
 from sluice.ring.timing import HEARTBEAT_SECONDS
 from sluice.ring.wire import ToDetokenizer
 from sluice.settings.services import EngineSettings, RouterSettings
 from tests.fakes.runner import ScriptedRunner
 from tests.sim.network import Network, SimInbox
-from tests.sim.world import GENERATIONS, checkpoint, table
+from tests.sim.world import GENERATIONS, checkpoint, tables
 
 SILENT = structlog.wrap_logger(None, processors=[lambda *_: (_ for _ in ()).throw(structlog.DropEvent)])
 
@@ -180,7 +179,7 @@ class SimDetokenizer(Process):
         self.inbox = SimInbox(network, self.address, ToDetokenizer)
         loop = asyncio.get_running_loop()
         identity = Identity(name, secrets.randbits(63), self.address, checkpoint().tokenizer_fingerprint)
-        decoders = Decoders("bytes", lambda: ByteDecoder(table()), lambda: ByteDecoder(table()))
+        decoders = Decoders("bytes", lambda: ByteDecoder(*tables()), lambda: ByteDecoder(*tables()))
         self.service = Detokenizer(
             identity, decoders, lambda address: network.lane(None, address), 1000, SILENT, loop.time
         )
@@ -200,9 +199,8 @@ class SimDetokenizer(Process):
             service.handle(self.inbox.receive())
             service.tick()
             busy = service.waiting or service.draining_since is not None
-            wait = (
-                0.0 if service.replaying else max(0.0, min(service.heartbeat_at - loop.time(), 0.005 if busy else 0.5))
-            )
+            idle = max(0.0, min(service.heartbeat_at - loop.time(), 0.005 if busy else 0.5))
+            wait = 0.0 if service.decode_loop.replaying else idle
             await first(self.inbox.news, wait)
         service.close(0.0)
         self.ended = True

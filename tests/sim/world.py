@@ -12,7 +12,7 @@ import engine_worker.ringside.worker
 import router.app
 import router.peers.peers
 import router.ring_side
-from detok_service.decoder import BytesByToken, ByteTable
+from detok_service.decoder import BytesByToken
 from router.api.generation_service import GenerationService
 from router.text.tokenizer_pool import TokenizerPool
 from sluice.ring.checkpoint import open_checkpoint
@@ -51,10 +51,10 @@ def text() -> TokenizerPool:
 
 
 @cache
-def table() -> ByteTable:
+def tables() -> tuple[BytesByToken, dict[int, str]]:
     found = {token: PIECES[token % len(PIECES)] if token % 3 else bytes([97 + token % 26]) for token in range(VOCAB)}
     whole = {token: piece.decode() for token, piece in found.items() if piece.isascii()}
-    return ByteTable(BytesByToken(found), whole)
+    return BytesByToken(found), whole
 
 
 GENERATIONS: list[GenerationService] = []

@@ -7,8 +7,8 @@ import zmq
 
 from router.peers.inbox import BATCH_MESSAGES, RouterInbox
 from sluice.ring.lane import Lane
-from sluice.ring.wire import TextBatch
 from tests.fakes.lanes import connected
+from tests.fakes.rows import text_batch
 
 MESSAGES = 3 * BATCH_MESSAGES + 7
 
@@ -21,7 +21,7 @@ def context():
 
 
 def numbered(i):
-    return TextBatch.of(str(i), [], [])
+    return text_batch(str(i), [], [])
 
 
 async def test_everything_that_waits_is_taken_without_another_wake_up(context, folder):
