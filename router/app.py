@@ -23,8 +23,7 @@ from router.api.stats_broadcast import StatsBroadcast
 from router.requests.pipeline import RequestPipeline
 from router.ring_side import RingSide
 from router.text.tokenizer_pool import TokenizerPool
-from router.validate.limits import limits_of
-from router.validate.model import describe
+from router.validate.model import describe, limits_of
 from sluice.ring.checkpoint import Checkpoint
 from sluice.settings.services import RouterSettings
 from sluice.telemetry.health import Health, ProgressBeacon

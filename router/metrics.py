@@ -11,9 +11,8 @@ from router.peers.inbox import RouterInbox
 from router.peers.membership import Membership
 from router.peers.peers import Peers
 from router.requests.admission import Admission
-from router.requests.counters import RequestCounters
 from router.requests.dispatcher import Dispatcher
-from router.requests.registry import Requests
+from router.requests.registry import RequestCounters, Requests
 from router.requests.serving_model import engines_by_model
 from router.requests.suspects import Suspects
 from sluice.telemetry.metrics import counter, gauge, histogram

@@ -15,11 +15,10 @@ from router.peers.membership import Membership
 from router.peers.placement import Placement
 from router.requests.admission import Admission, Permit
 from router.requests.attempts import AttemptSender
-from router.requests.counters import RequestCounters
 from router.requests.dispatcher import Dispatcher
 from router.requests.drain import Drain
 from router.requests.recovery import Recovery
-from router.requests.registry import Requests
+from router.requests.registry import RequestCounters, Requests
 from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects

@@ -11,8 +11,7 @@ from router.access.bearer_tokens import BearerTokens, read_tokens
 from router.access.principal import TENANT, Admit, Principal
 from router.access.reloading_file import Reloader, ReloadingFile
 from router.access.tls import Certificates, Handshakes
-from router.errors import Call, RequestError, Violation
-from router.validate.violations import shown
+from router.errors import Call, RequestError, Violation, shown
 from sluice.ring.errors import ErrorCode
 from sluice.ring.names import find
 from sluice.settings.services import RouterSettings

@@ -6,13 +6,12 @@ import structlog
 
 from router.api.responses import ResponseBuilder, StreamWriter, wait_for_end
 from router.api.rpc import Context
+from router.errors import Violations, logged
 from router.requests.pipeline import RequestPipeline
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import Encoding, TokenizerPool
-from router.validate.limits import Limits
-from router.validate.model import Model
+from router.validate.model import Limits, Model
 from router.validate.spec import check_model
-from router.validate.violations import Violations, logged
 from sluice.v1 import generation_pb2 as pb
 
 

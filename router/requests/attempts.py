@@ -13,8 +13,7 @@ from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
 from router.requests.registry import Requests
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import Attempt, RequestState
+from router.requests.request_state import Attempt, RequestPhase, RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
 from router.validate.spec import fit

@@ -11,11 +11,9 @@ from router.errors import RequestError
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.requests.attempts import AttemptSender, reaches
-from router.requests.counters import RequestCounters
 from router.requests.recovery import Recovery
-from router.requests.registry import Requests
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.registry import RequestCounters, Requests
+from router.requests.request_state import RequestPhase, RequestState
 from router.requests.suspects import Suspects
 from router.requests.token_log import Appended
 from sluice.ring.errors import ErrorCode, Fault, FinishReason

@@ -2,18 +2,56 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Final
 
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Choice
 from router.requests.admission import Permit
-from router.requests.request_phase import PREPARING, SUBMITTED, TRANSITIONS, WITHOUT_PERMIT, RequestPhase
 from router.requests.suspects import Suspicion
 from router.requests.token_log import RequestLog
 from router.validate.spec import Spec
 from sluice.ring.params import RetentionParams
 from sluice.ring.wire import PROBATION_TOKENS, Started, Times
+
+
+class RequestPhase(Enum):
+    """Where a request is between its arrival and the end of its last attempt; the value says what happens there."""
+
+    TOKENIZING = "its prompt becomes token ids"
+    QUEUED = "it waits for a permit"
+    PLACING = "it waits for peers that can take its first attempt"
+    ON_RING = "an attempt runs"
+    CANCELLING = "a Cancel was sent for its attempt, whose terminal rows are awaited"
+    RECOVERING = "its attempt was lost; it waits for peers that can take the next one"
+    PAUSED = "its client reads too slowly: no attempt and no permit until the client has caught up"
+    ENDED = "no attempt runs, and none will follow"
+
+
+P = RequestPhase
+PREPARING = frozenset({P.TOKENIZING, P.QUEUED, P.PLACING})
+SUBMITTED = frozenset({P.ON_RING, P.CANCELLING})
+WITHOUT_PERMIT = frozenset({P.PAUSED, P.ENDED})
+
+TRANSITIONS: Mapping[P, Mapping[P, str]] = {
+    P.TOKENIZING: {P.QUEUED: "prompt tokenized", P.ENDED: "refused or stopped"},
+    P.QUEUED: {P.PLACING: "permit granted", P.ENDED: "refused or stopped"},
+    P.PLACING: {P.ON_RING: "submitted", P.ENDED: "no peers, or stopped"},
+    P.ON_RING: {
+        P.CANCELLING: "stopped",
+        P.RECOVERING: "attempt lost",
+        P.PAUSED: "client too slow",
+        P.ENDED: "last terminal row, or attempt lost beyond recovery",
+    },
+    P.CANCELLING: {P.ENDED: "last terminal row, or attempt lost"},
+    P.RECOVERING: {P.ON_RING: "submitted again", P.ENDED: "no peers, or stopped"},
+    P.PAUSED: {P.RECOVERING: "client caught up, permit granted", P.ENDED: "stopped"},
+    P.ENDED: {},
+}
+"""Every legal change of phase, with its cause. "Stopped": by an abort, a client that has gone, the time limit, or a
+router that drains. docs/architecture.md has the diagram, generated from this table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 
 from google.protobuf.message import Message
 
-from router.errors import RequestError, Violation
-from router.validate.limits import Limits
-from router.validate.violations import Violations
+from router.errors import RequestError, Violation, Violations
+from router.validate.model import Limits
 from sluice.ring.errors import ErrorCode
 from sluice.v1.generation_pb2 import GenerationSpec
 from sluice.v1.sampling_pb2 import GuidedDecoding

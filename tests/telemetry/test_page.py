@@ -7,8 +7,7 @@ import detok_service.metrics
 import engine_worker.ringside.metrics
 import router.metrics
 from router.api.stats_broadcast import StatsBroadcast
-from router.requests.counters import RequestCounters
-from router.requests.registry import Requests
+from router.requests.registry import RequestCounters, Requests
 from router.requests.suspects import Suspects
 from tests.fakes.admission import make_admission
 from tests.fakes.engine import EngineBench

@@ -3,15 +3,15 @@
 import re
 from pathlib import Path
 
-from router.config import Bounds
+
 from router.peers.peers import Peer
 from router.peers.placement import Choice
-from router.requests.admission import Admission, Permit
-from router.requests.request_phase import TRANSITIONS, RequestPhase
-from router.requests.request_state import Attempt, RequestState
+from router.requests.admission import Permit
+from router.requests.request_state import TRANSITIONS, Attempt, RequestPhase, RequestState
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat
 from sluice.ring.params import RetentionParams
 from sluice.ring.stats import StepStats
+from tests.fakes.admission import make_admission
 
 PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
 DIAGRAM = re.compile(r"```mermaid\nstateDiagram-v2\n.*?```", re.DOTALL)
@@ -39,7 +39,7 @@ def attempt(number: int = 0, model: str = "m") -> Attempt:
 
 
 def permit() -> Permit:
-    admission = Admission(1, Bounds(1, 1))
+    admission = make_admission(1, 1, 1)
     admission.shares.enter("")
     admission._grant("", 0)
     return Permit(admission, "")

@@ -20,16 +20,13 @@ from router.peers.placement import Placement
 from router.requests import attempts, recovery
 from router.requests import dispatcher as dispatch
 from router.requests.attempts import AttemptSender
-from router.requests.counters import RequestCounters
 from router.requests.dispatcher import Dispatcher
 from router.requests.recovery import Recovery
-from router.requests.registry import Requests
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.registry import RequestCounters, Requests
+from router.requests.request_state import RequestPhase, RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
-from router.validate.limits import limits_of
-from router.validate.model import describe
+from router.validate.model import describe, limits_of
 from router.validate.spec import parse
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import ErrorCode
