@@ -1,4 +1,4 @@
-"""Errors that clients see: a gRPC status with google.rpc details, and every invalid field of a request in one answer."""
+"""Errors that clients see, as a gRPC status with google.rpc details, and the collection of invalid fields."""
 
 import asyncio
 import math

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-
 from router.peers.peers import Peer
 from router.peers.placement import Choice
 from router.requests.admission import Permit
