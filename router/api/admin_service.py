@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -12,7 +13,7 @@ from router.errors import RequestError, Violation, seconds
 from router.peers.membership import Membership
 from router.peers.peers import EnginePeer
 from router.peers.placement import Placement
-from router.requests.drain import Drain
+from router.requests.registry import Requests
 from router.requests.serving_model import ServingModel
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat
@@ -34,20 +35,22 @@ class AdminService:
         placement: Placement,
         serving: ServingModel,
         stats_broadcast: StatsBroadcast,
-        drain: Drain,
+        requests: Requests,
+        drain: Callable[[float], Awaitable[int]],
         drain_seconds: float,
     ) -> None:
-        """`drain_seconds`: where a DrainRequest has no timeout."""
+        """`drain` takes the seconds after which open requests are handed back: `drain_seconds` by default."""
         self._membership = membership
         self._placement = placement
         self._serving = serving
         self._stats_broadcast = stats_broadcast
+        self._requests = requests
         self._drain = drain
         self._drain_seconds = drain_seconds
         self._start = _now()
 
     async def get_server_info(self, _: pb.GetServerInfoRequest, __: Context) -> pb.GetServerInfoResponse:
-        return pb.GetServerInfoResponse(version=_version(), start_time=self._start, draining=self._drain.begun)
+        return pb.GetServerInfoResponse(version=_version(), start_time=self._start, draining=self._requests.closed)
 
     async def get_stats(self, _: pb.GetStatsRequest, __: Context) -> pb.GetStatsResponse:
         return pb.GetStatsResponse(stats=self._stats())
@@ -71,7 +74,7 @@ class AdminService:
         """Irreversible; the process lives on until it gets a signal."""
         timeout = seconds(message.timeout) if message.HasField("timeout") else self._drain_seconds
         _check_range("timeout", timeout, 0)
-        return pb.DrainResponse(aborted=await self._drain.run(timeout))
+        return pb.DrainResponse(aborted=await self._drain(timeout))
 
     async def flush_cache(self, _: pb.FlushCacheRequest, __: Context) -> pb.FlushCacheResponse:
         """On every live engine, requested over the ring and acknowledged by the heartbeats.

@@ -20,22 +20,17 @@ class Requests:
 
     def __init__(self, max_open: int, max_tenant_open: int | None = None) -> None:
         """`max_tenant_open` of one tenant; None: unlimited."""
-        self.idle = asyncio.Event()
-        """Set while no request is open."""
-        self.idle.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._max_open = max_open
         self._max_tenant_open = max_tenant_open
-        self._closed = False
+        self.closed = False
+        """No new requests are taken: the router is draining."""
         self._by_id: dict[str, RequestState] = {}
         self._open: dict[RequestState, None] = {}
         """In order of arrival, in which they recover when an engine is lost."""
         self._open_by_tenant: Counter[str] = Counter()
         self._on_ring: dict[int, RequestState] = {}
-
-    @property
-    def closed(self) -> bool:
-        """No new requests are taken: the router is draining."""
-        return self._closed
 
     @property
     def open(self) -> list[RequestState]:
@@ -47,7 +42,16 @@ class Requests:
 
     def close(self) -> None:
         """Irreversible."""
-        self._closed = True
+        self.closed = True
+
+    async def wait_idle(self, seconds: float) -> bool:
+        """Whether all requests have ended within `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def add(self, spec: Spec, tenant: str = "") -> RequestState:
         """A new request. Raises RequestError DUPLICATE_REQUEST where an open one has its id, DRAINING when closed.
@@ -55,7 +59,7 @@ class Requests:
         OVERLOADED where too many are open, in all or of this tenant. No other limit counts requests whose clients
         do not read their answers.
         """
-        if self._closed:
+        if self.closed:
             raise RequestError(ErrorCode.DRAINING, "the router is draining")
         if spec.request_id in self._by_id:
             raise RequestError(
@@ -68,7 +72,7 @@ class Requests:
         self._by_id[spec.request_id] = request
         self._open[request] = None
         self._open_by_tenant[tenant] += 1
-        self.idle.clear()
+        self._idle.clear()
         return request
 
     def find(self, request_id: str) -> RequestState | None:
@@ -92,7 +96,7 @@ class Requests:
         if not self._open_by_tenant[request.tenant]:
             del self._open_by_tenant[request.tenant]
         if not self._open:
-            self.idle.set()
+            self._idle.set()
 
     def enter_ring(self, request: RequestState, attempt: Attempt) -> None:
         """An attempt was submitted."""
