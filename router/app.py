@@ -116,7 +116,6 @@ class RouterApp:
         self._report_peers()
 
     async def stop(self, drain_seconds: float | None = None) -> None:
-        """Drain, then close everything."""
         ring = self.ring
         handed_back = await ring.drain(self.settings.drain_timeout if drain_seconds is None else drain_seconds)
         await asyncio.gather(*(listener.stop(STOP_SECONDS) for listener in self._listeners))

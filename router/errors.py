@@ -34,8 +34,6 @@ DISCONNECT_SECONDS = 1.0
 
 
 class Violation(NamedTuple):
-    """One invalid field."""
-
     field: str
     """Path from the request message, such as "spec.sampling.temperature"."""
     description: str
@@ -170,8 +168,6 @@ class Range(NamedTuple):
 
 
 class Violations:
-    """The invalid fields of one request."""
-
     def __init__(self) -> None:
         self.found: list[Violation] = []
 

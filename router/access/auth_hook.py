@@ -18,8 +18,6 @@ Metadata = Mapping[str, str | bytes]
 
 
 class ClientPeer(NamedTuple):
-    """The client end of a connection."""
-
     address: str
     """In gRPC's notation, such as "ipv4:10.0.0.7:53124"."""
     names: tuple[str, ...]

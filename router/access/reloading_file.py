@@ -40,8 +40,6 @@ class ReloadingFile(Generic[T]):
 
 
 class Reloader:
-    """Polls files for changes."""
-
     def __init__(self, files: Sequence[ReloadingFile[Any]], log: BoundLogger) -> None:
         self.counts: Counter[str] = Counter(loaded=0, failed=0)
         """Reloads by outcome."""
@@ -49,7 +47,6 @@ class Reloader:
         self._log = log
 
     async def run(self, interval: float) -> None:
-        """Every `interval` seconds until cancelled."""
         while True:
             await asyncio.sleep(interval)
             for files in self._files:

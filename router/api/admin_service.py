@@ -27,8 +27,6 @@ FLUSH_POLL_SECONDS = 0.05
 
 
 class AdminService:
-    """One method per RPC."""
-
     def __init__(
         self,
         membership: Membership,
@@ -56,7 +54,6 @@ class AdminService:
         return pb.GetStatsResponse(stats=self._stats())
 
     async def stream_stats(self, message: pb.StreamStatsRequest, context: Context) -> None:
-        """The latest heartbeats, once per interval."""
         interval = seconds(message.interval) if message.HasField("interval") else 1.0
         _check_range("interval", interval, SHORTEST_INTERVAL)
         while True:

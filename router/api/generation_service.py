@@ -16,8 +16,6 @@ from sluice.v1 import generation_pb2 as pb
 
 
 class GenerationService:
-    """One method per RPC."""
-
     def __init__(
         self,
         pipeline: RequestPipeline,

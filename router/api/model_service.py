@@ -12,8 +12,6 @@ from sluice.v1 import admin_pb2 as pb
 
 
 class ModelService:
-    """One method per RPC."""
-
     def __init__(self, model: Model, dispatcher: Dispatcher) -> None:
         self._model = model
         self._dispatcher = dispatcher
@@ -48,5 +46,4 @@ class ModelService:
 
 
 def not_built_yet(method: str) -> RequestError:
-    """The answer of a method that the protocol declares and no code serves."""
     return RequestError(ErrorCode.NOT_BUILT_YET, f"{method} is not built yet", metadata={"method": method})

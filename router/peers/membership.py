@@ -68,7 +68,6 @@ class Membership:
     async def run(
         self, on_lost: OnLost, on_missed: OnMissed, on_change: Callable[[], None], resolve_seconds: float
     ) -> None:
-        """Until cancelled."""
         self._on_lost, self._on_missed, self._on_change = on_lost, on_missed, on_change
         self.engines.set_addresses(self._addresses[0].unresolved)
         self.detokenizers.set_addresses(self._addresses[1].unresolved)

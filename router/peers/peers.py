@@ -105,8 +105,6 @@ DetokenizerPeer = Peer[DetokenizerHeartbeat]
 
 
 class HeartbeatSource(Enum):
-    """Who sent a heartbeat."""
-
     UNKNOWN = 0
     """An address that is not configured."""
     STALE = 1
@@ -118,8 +116,6 @@ class HeartbeatSource(Enum):
 
 
 class Peers(Generic[B]):
-    """All peers of one kind."""
-
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
@@ -152,7 +148,6 @@ class Peers(Generic[B]):
 
     @property
     def usable(self) -> list[Peer[B]]:
-        """Those that accept new work."""
         return [peer for peer in self._peers.values() if peer.usable]
 
     def set_addresses(self, addresses: dict[str, frozenset[str]]) -> list[Peer[B]]:

@@ -102,12 +102,10 @@ class Placement:
         load.others = max(0, heartbeat.streams - load.streams)
 
     def forget(self, epoch: int) -> None:
-        """Drop all state of a process that has ended."""
         self._engines.pop(epoch, None)
         self._detokenizers.pop(epoch, None)
 
     def forget_cache(self, epoch: int) -> None:
-        """The engine flushed its prefix cache."""
         self._engine(epoch).cache.flush()
 
     def choose(

@@ -92,7 +92,6 @@ class PrefixIndex:
             self._update = self._apply(report)
 
     def continue_update(self) -> None:
-        """Apply the next slice."""
         if self._update is not None and not next(self._update, False):
             self._update = None
 

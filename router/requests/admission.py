@@ -70,7 +70,6 @@ class FairShare:
         return self._present[tenant]
 
     def enter(self, tenant: str) -> None:
-        """A request of this tenant arrives."""
         if tenant not in self._present:
             floor = min((self._served[other] for other in self._present), default=0.0)
             # Absent tenants at or below the floor would start at the floor anyway: forget them.
@@ -81,7 +80,6 @@ class FairShare:
         self._present[tenant] += 1
 
     def leave(self, tenant: str) -> None:
-        """One of its requests has ended."""
         self._present[tenant] -= 1
         if not self._present[tenant]:
             del self._present[tenant]
@@ -89,7 +87,6 @@ class FairShare:
             self._served.clear()
 
     def charge(self, tenant: str, cost: float) -> None:
-        """To a present tenant."""
         self._served[tenant] += cost / self._weights.get(tenant, 1.0)
 
     def first(self, tenants: Iterable[str]) -> str:

@@ -262,7 +262,6 @@ class CancelQueue:
         self._schedule()
 
     def forget(self, peer: EnginePeer | DetokenizerPeer) -> None:
-        """That process has gone, and its work with it."""
         self._unsent.pop(peer, None)
 
     def close(self) -> None:

@@ -97,7 +97,6 @@ class Dispatcher:
             self._stop(request)
 
     def on_text_batch(self, batch: TextBatch) -> None:
-        """Starts and rows of many requests."""
         for started in batch.started:
             request = self._current(started.request, started.attempt)
             if request is not None:
@@ -174,7 +173,6 @@ class Dispatcher:
                 self.lose_attempt(request, ErrorCode.DRAINING, f"{at.name} is draining")
 
     def close(self) -> None:
-        """Send nothing more."""
         self._recovery.close()
         self._attempts.close()
 
@@ -183,7 +181,6 @@ class Dispatcher:
             self.lose_attempt(request, code, message)
 
     def _find_poison(self, dead: EnginePeer | DetokenizerPeer, aboard: list[RequestState]) -> RequestState | None:
-        """The request that this death convicts."""
         progress = {request.suspicion: request.progressed for request in aboard}
         if not isinstance(dead.heartbeat, EngineHeartbeat):
             self._suspects.peer_died(progress)

@@ -66,7 +66,6 @@ class Recovery:
 
     @property
     def waiting(self) -> int:
-        """Requests between two attempts."""
         return len(self._tasks)
 
     def recover(self, request: RequestState, error: RequestError) -> bool:

@@ -99,12 +99,10 @@ class Requests:
             self._idle.set()
 
     def enter_ring(self, request: RequestState, attempt: Attempt) -> None:
-        """An attempt was submitted."""
         request.on_submitted(attempt)
         self._on_ring[request.number] = request
 
     def leave_ring(self, request: RequestState, phase: RequestPhase) -> None:
-        """Rows of its attempt are not awaited any more."""
         request.move_to(phase)
         del self._on_ring[request.number]
 
@@ -163,11 +161,9 @@ class RequestCounters:
         sequence.last_at = now
 
     def on_refused(self, outcome: str, status: str) -> None:
-        """A request was refused before it was taken in."""
         self.requests[outcome, status] += 1
 
     def on_ended(self, request: RequestState, outcome: str, status: str) -> None:
-        """The answer to a request has ended."""
         self.requests[outcome, status] += 1
         self.request_seconds.observe(time.monotonic() - request.arrived)
         if not request.spec.streaming:

@@ -132,7 +132,6 @@ class RequestState:
 
     @property
     def engine(self) -> str | None:
-        """Name of the latest attempt's engine."""
         return self._attempt.engine.name if self._attempt else None
 
     @property
@@ -228,13 +227,11 @@ class RequestState:
         self.log.start(started)
 
     def on_first_token(self) -> None:
-        """Of the attempt."""
         self._attempt = replace(self.attempt, has_tokens=True)
         if self._first_tokens is None:
             self._first_tokens = time.monotonic()
 
     def charge_output(self, tokens: int) -> None:
-        """To the tenant's share."""
         if self._permit is not None:
             self._permit.charge_output(tokens)
 

@@ -14,8 +14,6 @@ NO_TIMES = Times(0.0, 0.0, 0.0)
 
 
 class Appended(Enum):
-    """What became of a row."""
-
     TAKEN = 0
     SEEN = 1
     """Every token of it had come before."""
@@ -54,7 +52,6 @@ class SequenceLog:
         return self.ids[self.delivered :]
 
     def drop_content(self) -> None:
-        """Keep only the counts."""
         self.ids, self.text, self.logprobs = array("q"), [], []
 
 
@@ -79,7 +76,6 @@ class RequestLog:
 
     @property
     def complete(self) -> bool:
-        """Every sequence has its end."""
         return self._unfinished == 0
 
     @property
@@ -104,7 +100,6 @@ class RequestLog:
             self._wake_reader()
 
     def mark_start_delivered(self) -> None:
-        """The client is being told of `started`."""
         self.start_delivered = True
 
     def forget_start(self) -> None:
@@ -150,7 +145,6 @@ class RequestLog:
         return sequence
 
     def mark_delivered(self, sequence: SequenceLog) -> None:
-        """The reader has taken all that came of this sequence."""
         self.undelivered -= sequence.received - sequence.delivered
         sequence.delivered = sequence.received
         sequence.text.clear()

@@ -224,7 +224,6 @@ def _time_limit(spec: generation_pb2.GenerationSpec, limits: Limits, bad: Violat
 def _resume(
     given: Sequence[generation_pb2.ResumeFrom], n: int, stopping: Stopping, model: Model, bad: Violations
 ) -> dict[int, tuple[int, ...]]:
-    """Tokens by output index."""
     found: dict[int, tuple[int, ...]] = {}
     most = stopping.max_tokens or model.max_context_tokens
     for i, part in enumerate(given):
