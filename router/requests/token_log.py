@@ -3,7 +3,7 @@
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 from router.errors import RequestError
@@ -178,6 +178,13 @@ class RequestLog:
         self._updated.clear()
         for sequence in self.sequences:
             sequence.drop_content()
+
+    async def wait_until(self, reached: Callable[[], bool]) -> None:
+        """Raises the request's RequestError where it fails before."""
+        while self.fault is None and not reached():
+            await self.changed()
+        if self.fault is not None:
+            raise self.fault
 
     async def changed(self) -> None:
         """Wait for the next change. Call it only where `next_updated` returned None."""

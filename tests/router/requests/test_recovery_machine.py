@@ -14,7 +14,7 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.api.responses import ResponseBuilder, StreamWriter, wait_for_end
+from router.api.responses import ResponseBuilder, write_stream
 from router.errors import RequestError
 from router.peers.placement import Placement
 from router.requests import attempts, recovery
@@ -109,9 +109,9 @@ class Machine(RuleBasedStateMachine):
             live.on_admitted(await self.admission.acquire(2, 1))
             await self.dispatcher.submit(live)
             if live.spec.streaming:
-                await StreamWriter(live, ResponseBuilder(live, None), client.write, 3600.0).run("")
+                await write_stream(live, ResponseBuilder(live, None), client.write, 3600.0, "")
             else:
-                await wait_for_end(live)
+                await live.log.wait_until(lambda: live.log.complete)
                 client.events = [pb.GenerateStreamResponse(done=ResponseBuilder(live, None).done())]
                 answer = ResponseBuilder(live, None).response("")
                 for output in answer.outputs:
@@ -344,7 +344,7 @@ class Machine(RuleBasedStateMachine):
             assert self.suspects._held is None
             assert not self.suspects._waiting | self.suspects._others_waiting
             assert not any(load.requests or load.sequences for load in self.placement._engines.values())
-            assert not any(load.streams for load in self.placement._detokenizers.values())
+            assert not any(self.placement._streams.values())
             self.do(self.dispatcher.close)
             assert not asyncio.all_tasks(self.loop)
         finally:
