@@ -13,12 +13,11 @@ from router.errors import RequestError
 from router.peers.discovery import Addresses
 from router.peers.membership import Membership
 from router.peers.placement import Placement
-from router.requests.admission import Admission, Permit
+from router.requests.admission import Admission
 from router.requests.attempts import AttemptSender
 from router.requests.dispatcher import Dispatcher
 from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
-from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
 from sluice.ring.errors import ErrorCode
@@ -215,7 +214,7 @@ class RingSide:
         attempts = AttemptSender(
             requests, membership, self.placement, self.serving, suspects, self.address, context_tokens, log
         )
-        recovery = Recovery(attempts, membership, self._readmit, settings, suspects, self.counters, log)
+        recovery = Recovery(attempts, membership, self.admission, settings, suspects, self.counters, log)
         return Dispatcher(requests, membership, attempts, recovery, suspects, settings.peer_wait, self.counters, log)
 
     def _on_message(self, message: ToRouter | Gap) -> None:
@@ -247,7 +246,3 @@ class RingSide:
     def _go_on(self) -> None:
         self._catching_up = None
         self._catch_up()
-
-    async def _readmit(self, request: RequestState) -> Permit:
-        # No context tokens: its tenant was charged for them with the first permit.
-        return await self.admission.acquire(request.spec.priority, 0, request.tenant, refusable=False)

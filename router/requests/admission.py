@@ -122,7 +122,8 @@ class Admission:
         self.refused = 0
         self.shares = FairShare(settings.tenant_weights)
         self._settings = settings
-        self._capacity = self._places = settings.max_live
+        self.capacity = self._places = settings.max_live
+        """Permits that may be held; and how many of these requests can run at once."""
         self._clock = clock
         self._tenants_named = bool(settings.tenant_weights)
         self._held: Counter[str] = Counter()
@@ -132,17 +133,12 @@ class Admission:
         self._waiting_of: Counter[str] = Counter()
         self._arrivals = 0
 
-    @property
-    def capacity(self) -> int:
-        """Permits that may be held."""
-        return self._capacity
-
     def resize(self, capacity: int, places: int | None = None) -> None:
         """Change the number of permits, and of requests that can run at once.
 
         Below the number of permits held, no request is admitted until enough were released.
         """
-        self._capacity, self._places = capacity, min(capacity, places or capacity)
+        self.capacity, self._places = capacity, min(capacity, places or capacity)
         self._admit()
 
     def check(self, tenant: str) -> None:
@@ -217,7 +213,7 @@ class Admission:
 
     def _has_room(self, tenant: str) -> bool:
         """For one more request of this tenant."""
-        if self.live >= self._capacity:
+        if self.live >= self.capacity:
             return False
         if not self._tenants_named:
             # There is no other tenant to reserve places for.

@@ -2,14 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from random import random
 
 import structlog
 
 from router.errors import RequestError
 from router.peers.membership import Membership
-from router.requests.admission import Permit
+from router.requests.admission import Admission
 from router.requests.attempts import AttemptSender
 from router.requests.registry import RequestCounters
 from router.requests.request_state import RequestPhase, RequestState
@@ -37,9 +36,6 @@ RECOVERABLE = frozenset(
 AVOID_PEERS = frozenset({ErrorCode.DRAINING, ErrorCode.OVERLOADED, ErrorCode.STEP_FAILED})
 """Errors after which to avoid the same peers. Not after lost rows: the same engine still has the prefix cached."""
 
-Readmit = Callable[[RequestState], Awaitable[Permit]]
-"""A new permit for a paused request. It is never refused."""
-
 
 class Recovery:
     """Has one task for each request between two attempts."""
@@ -48,7 +44,7 @@ class Recovery:
         self,
         attempts: AttemptSender,
         membership: Membership,
-        readmit: Readmit,
+        admission: Admission,
         settings: RecoverySettings,
         suspects: Suspects,
         counters: RequestCounters,
@@ -56,7 +52,7 @@ class Recovery:
     ) -> None:
         self._attempts = attempts
         self._membership = membership
-        self._readmit = readmit
+        self._admission = admission
         self._settings = settings
         self._suspects = suspects
         self._counters = counters
@@ -147,7 +143,9 @@ class Recovery:
     async def _resubmit(self, request: RequestState, error: RequestError) -> None:
         if request.phase is RequestPhase.PAUSED:
             await request.log.caught_up(self._settings.max_undelivered_tokens // 2)
-            request.on_admitted(await self._readmit(request))
+            # Never refused; and without context tokens, which its tenant was charged for with the first permit.
+            permit = await self._admission.acquire(request.spec.priority, 0, request.tenant, refusable=False)
+            request.on_admitted(permit)
         await asyncio.sleep(_backoff(request.fruitless))
         try:
             async with asyncio.timeout(self._settings.recovery_timeout):

@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
@@ -24,7 +24,7 @@ class Appended(Enum):
 class SequenceLog:
     """One sequence: every token received, and the text and logprobs that the reader has not taken yet."""
 
-    __slots__ = ("cumulative", "delivered", "end", "ids", "index", "last_at", "logprobs", "received", "text", "updated")
+    __slots__ = ("cumulative", "delivered", "end", "ids", "index", "last_at", "logprobs", "received", "text")
 
     def __init__(self, index: int, resumed: Sequence[int] = ()) -> None:
         """`resumed`: tokens that the client has already."""
@@ -44,8 +44,6 @@ class SequenceLog:
         self.end: End | None = None
         self.last_at: float | None = None
         """When its latest tokens came, on time.monotonic's clock."""
-        self.updated = False
-        """It is in `RequestLog`'s queue of updated sequences."""
 
     @property
     def undelivered_ids(self) -> "array[int]":
@@ -68,7 +66,8 @@ class RequestLog:
         """Tokens of all sequences that came over the ring."""
         self.undelivered = 0
         """Of those, what the reader has not taken."""
-        self._updated: deque[SequenceLog] = deque()
+        self._updated: OrderedDict[SequenceLog, None] = OrderedDict()
+        """Sequences with something new, in the order in which it came."""
         self._unfinished = n
         self._reader: asyncio.Future[None] | None = None
         self._catching_up: asyncio.Future[None] | None = None
@@ -97,7 +96,7 @@ class RequestLog:
         """The engine has begun; only the first start counts."""
         if self.started is None:
             self.started = started
-            self._wake_reader()
+            _wake(self._reader)
 
     def mark_start_delivered(self) -> None:
         self.start_delivered = True
@@ -132,17 +131,13 @@ class RequestLog:
             sequence.cumulative += logprob.logprob
         if row.end is not None:
             self._end(sequence, row.end)
-        self._mark_updated(sequence)
-        self._wake_reader()
+        self._updated[sequence] = None
+        _wake(self._reader)
         return Appended.TAKEN
 
     def next_updated(self) -> SequenceLog | None:
         """The next sequence that has something new; None where the reader has seen everything."""
-        if not self._updated:
-            return None
-        sequence = self._updated.popleft()
-        sequence.updated = False
-        return sequence
+        return self._updated.popitem(last=False)[0] if self._updated else None
 
     def mark_delivered(self, sequence: SequenceLog) -> None:
         self.undelivered -= sequence.received - sequence.delivered
@@ -151,7 +146,7 @@ class RequestLog:
         sequence.logprobs.clear()
         if sequence.end is not None:
             sequence.drop_content()
-        self._wake_catching_up()
+        _wake(self._catching_up)
 
     def reader_behind(self, most: int) -> bool:
         """Whether more than `most` tokens wait while the reader is in a write."""
@@ -163,14 +158,14 @@ class RequestLog:
         for sequence in self.sequences:
             if sequence.end is None and self.open:
                 self._end(sequence, End(reason, NO_TIMES))
-                self._mark_updated(sequence)
-        self._wake_reader()
+                self._updated[sequence] = None
+        _wake(self._reader)
 
     def fail(self, error: RequestError) -> None:
         """End the request with an error. Only the first counts, and none where every sequence has its end."""
         if self.open:
             self.fault = error
-            self._wake_reader()
+            _wake(self._reader)
 
     def close(self) -> None:
         """The reader has gone: keep nothing more."""
@@ -189,7 +184,7 @@ class RequestLog:
     async def changed(self) -> None:
         """Wait for the next change. Call it only where `next_updated` returned None."""
         self._reader = asyncio.get_running_loop().create_future()
-        self._wake_catching_up()
+        _wake(self._catching_up)
         try:
             await self._reader
         finally:
@@ -208,15 +203,7 @@ class RequestLog:
         sequence.end = end
         self._unfinished -= 1
 
-    def _mark_updated(self, sequence: SequenceLog) -> None:
-        if not sequence.updated:
-            sequence.updated = True
-            self._updated.append(sequence)
 
-    def _wake_reader(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    def _wake_catching_up(self) -> None:
-        if self._catching_up is not None and not self._catching_up.done():
-            self._catching_up.set_result(None)
+def _wake(waiting: "asyncio.Future[None] | None") -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)

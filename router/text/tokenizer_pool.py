@@ -95,7 +95,8 @@ class TokenizerPool:
                     f"at most {MAX_WAITING_BYTES} are allowed"
                 )
                 raise RequestError(ErrorCode.OVERLOADED, message)
-            self._count(1, size)
+            self._waiting += 1
+            self._waiting_bytes += size
         future = self._threads.submit(_guarded, work)
         # Counted until the work ends: a thread goes on even if the caller was cancelled.
         future.add_done_callback(lambda _: self._done(size))
@@ -103,11 +104,8 @@ class TokenizerPool:
 
     def _done(self, size: int) -> None:
         with self._lock:
-            self._count(-1, -size)
-
-    def _count(self, texts: int, size: int) -> None:
-        self._waiting += texts
-        self._waiting_bytes += size
+            self._waiting -= 1
+            self._waiting_bytes -= size
 
 
 def _guarded(work: Callable[[], T]) -> T:

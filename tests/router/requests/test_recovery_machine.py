@@ -92,15 +92,12 @@ class Machine(RuleBasedStateMachine):
             self.requests, self.ring, self.placement, serving, self.suspects, "router", 4096, SILENT
         )
         counters = RequestCounters()
-        self.recovery = Recovery(self.attempts, self.ring, self.readmit, SETTINGS, self.suspects, counters, SILENT)
+        self.recovery = Recovery(self.attempts, self.ring, self.admission, SETTINGS, self.suspects, counters, SILENT)
         self.dispatcher = Dispatcher(
             self.requests, self.ring, self.attempts, self.recovery, self.suspects, 3600.0, counters, SILENT
         )
         self.clients: list[Client] = []
         self.numbers = itertools.count(1)
-
-    async def readmit(self, live: RequestState):
-        return await self.admission.acquire(2, 0, refusable=False)
 
     async def serve(self, client: Client) -> None:
         """What the front door does with it."""
