@@ -37,7 +37,6 @@ class Violation(NamedTuple):
     field: str
     """Path from the request message, such as "spec.sampling.temperature"."""
     description: str
-    """The problem, with the value and the limit."""
     private: bool = False
     """The description quotes the caller's text and must not be logged."""
 

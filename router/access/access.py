@@ -7,7 +7,7 @@ from typing import Any, NoReturn, TypeVar
 
 from structlog.stdlib import BoundLogger
 
-from router.access.auth_hook import AuthHook, ClientPeer, HookError
+from router.access.auth_hook import AuthHook, ClientPeer
 from router.access.bearer_tokens import BearerTokens, read_tokens
 from router.access.principal import TENANT, Admit, Principal
 from router.access.reloading_file import Reloader, ReloadingFile
@@ -106,9 +106,9 @@ class Authenticator:
     async def _by_hook(self, hook: AuthHook, metadata: Metadata, call: Call) -> Principal:
         try:
             return await hook.ask(dict(metadata), _client_peer(call))
-        except HookError as error:
-            codes = {"hook_refused": ErrorCode.FORBIDDEN, "hook_timeout": ErrorCode.AUTH_UNAVAILABLE}
-            self._refuse(codes.get(error.reason, ErrorCode.UNAUTHENTICATED), error.reason, str(error))
+        except RequestError as error:
+            self._refused[error.metadata["cause"]] += 1
+            raise
 
     def _tenant(self, metadata: Metadata) -> str:
         given = [str(value) for key, value in metadata if key == self._tenant_key]

@@ -42,7 +42,6 @@ class ReloadingFile(Generic[T]):
 class Reloader:
     def __init__(self, files: Sequence[ReloadingFile[Any]], log: BoundLogger) -> None:
         self.counts: Counter[str] = Counter(loaded=0, failed=0)
-        """Reloads by outcome."""
         self._files = files
         self._log = log
 

@@ -77,10 +77,7 @@ class Placement:
 
     def update_cache(self) -> bool:
         """Apply a slice of the reported cache changes; False if there was nothing to apply."""
-        updating = next((load.cache for load in self._engines.values() if load.cache.updating), None)
-        if updating is not None:
-            updating.continue_update()
-        return updating is not None
+        return any(load.cache.continue_update() for load in self._engines.values())
 
     def cache_version(self, epoch: int) -> int:
         """Number of the latest change of the engine's cache that is applied here; 0: none."""

@@ -32,7 +32,6 @@ RECOVERABLE = frozenset(
         ErrorCode.QUARANTINE,
     }
 )
-"""Errors after which another attempt may succeed."""
 AVOID_PEERS = frozenset({ErrorCode.DRAINING, ErrorCode.OVERLOADED, ErrorCode.STEP_FAILED})
 """Errors after which to avoid the same peers. Not after lost rows: the same engine still has the prefix cached."""
 

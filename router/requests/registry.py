@@ -142,9 +142,7 @@ class RequestCounters:
         self.completion_tokens = 0
         self.request_seconds = Histogram(SECONDS)
         self.queue_seconds = Histogram(SECONDS)
-        """From arrival to the first submit."""
         self.first_token_seconds = Histogram(SECONDS)
-        """From arrival to the first token."""
         self.inter_token_seconds = Histogram(TOKEN_SECONDS)
         """Between two tokens of a sequence; tokens that come together share the time."""
 

@@ -68,7 +68,6 @@ class Attempt:
     submitted: float = field(default_factory=lambda: time.monotonic())
     """On time.monotonic's clock, as all times here."""
     started: bool = False
-    """The engine reported its start."""
     has_tokens: bool = False
     """Its first token has come, so the prompt is computed."""
 

@@ -32,7 +32,6 @@ class SequenceLog:
         self.ids = array("q", resumed)
         """Every token of the continuation; emptied once it has ended and was delivered."""
         self.received = len(resumed)
-        """Number of tokens."""
         self.delivered = len(resumed)
         """Of those, how many the reader has taken."""
         self.text: list[str] = []

@@ -105,11 +105,8 @@ class Limits:
     listed_ids: int = 16_384
     """In bad, allowed or stop_token_ids."""
     messages: int = 4096
-    """Of a chat."""
     salt_bytes: int = 256
-    """Of kv_cache.salt."""
     retention_ranges: int = 64
-    """In kv_cache.prompt_retention."""
     retention_time: float = 30 * 86_400.0
     """Seconds, of any duration in kv_cache."""
     time_limit: float = 86_400.0

@@ -42,7 +42,6 @@ class Spec:
     time_limit: float | None
     """Seconds, from the request's arrival."""
     token_ids: bool
-    """Whether to return token ids."""
     echo: bool
     timings: bool
     streaming: bool
