@@ -11,12 +11,11 @@ from prometheus_client.metrics_core import Metric
 from router import metrics
 from router.access.access import Access
 from router.access.principal import Admit
-from router.api.admin_service import AdminService
+from router.api.admin_service import AdminService, ModelService
 from router.api.generation_service import GenerationService
 from router.api.health import SERVICE as HEALTH
 from router.api.health import HealthService
 from router.api.listener import Listener
-from router.api.model_service import ModelService
 from router.api.reflection import reflection_handlers
 from router.api.rpc import admit_all, handler
 from router.api.stats_broadcast import StatsBroadcast
