@@ -11,20 +11,18 @@ from prometheus_client.metrics_core import Metric
 from router import metrics
 from router.access.access import Access
 from router.access.principal import Admit
-from router.api.admin_service import AdminService
+from router.api.admin_service import AdminService, ModelService
 from router.api.generation_service import GenerationService
 from router.api.health import SERVICE as HEALTH
 from router.api.health import HealthService
 from router.api.listener import Listener
-from router.api.model_service import ModelService
 from router.api.reflection import reflection_handlers
 from router.api.rpc import admit_all, handler
 from router.api.stats_broadcast import StatsBroadcast
 from router.requests.pipeline import RequestPipeline
 from router.ring_side import RingSide
 from router.text.tokenizer_pool import TokenizerPool
-from router.validate.limits import limits_of
-from router.validate.model import describe
+from router.validate.model import describe, limits_of
 from sluice.ring.checkpoint import Checkpoint
 from sluice.settings.services import RouterSettings
 from sluice.telemetry.health import Health, ProgressBeacon
@@ -117,11 +115,10 @@ class RouterApp:
         self._report_peers()
 
     async def stop(self, drain_seconds: float | None = None) -> None:
-        """Drain, then close everything."""
-        ring, drain = self.ring, self.ring.drain
-        handed_back = await drain.run(self.settings.drain_timeout if drain_seconds is None else drain_seconds)
+        ring = self.ring
+        handed_back = await ring.drain(self.settings.drain_timeout if drain_seconds is None else drain_seconds)
         await asyncio.gather(*(listener.stop(STOP_SECONDS) for listener in self._listeners))
-        await drain.wait_idle(STOP_SECONDS)
+        await ring.requests.wait_idle(STOP_SECONDS)
         for task in self.tasks:
             task.cancel()
         await asyncio.wait(self.tasks)
@@ -145,7 +142,13 @@ class RouterApp:
         )
         generation = GenerationService(pipeline, text, self._model, self._limits, settings.slow_client_timeout, log)
         admin = AdminService(
-            ring.membership, ring.placement, ring.serving, self._stats_broadcast, ring.drain, settings.drain_timeout
+            ring.membership,
+            ring.placement,
+            ring.serving,
+            self._stats_broadcast,
+            ring.requests,
+            ring.drain,
+            settings.drain_timeout,
         )
         caller, operator = self._access.caller, self._access.admin
         models = ModelService(self._model, ring.dispatcher)
@@ -189,11 +192,4 @@ class RouterApp:
         return StatusServer(registry_of(self._read_metrics), health, settings.metrics_host, settings.metrics_port)
 
     def _read_metrics(self) -> Iterator[Metric]:
-        ring = self.ring
-        yield from metrics.requests(ring.counters, ring.requests)
-        yield from metrics.admission(ring.admission)
-        yield from metrics.ring(ring.membership, ring.inbox, ring.dispatcher)
-        yield from metrics.suspects(ring.suspects)
-        yield from metrics.steps(self._stats_broadcast)
-        yield from metrics.access(self._access)
-        yield from metrics.log()
+        return metrics.read(self.ring, self._stats_broadcast, self._access)

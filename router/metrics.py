@@ -1,4 +1,4 @@
-"""What a router shows to Prometheus; docs/metrics.md lists it. Called from the thread of a scrape."""
+"""What a router shows to Prometheus; docs/metrics.md lists it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,85 +7,79 @@ from prometheus_client.metrics_core import Metric
 
 from router.access.access import Access
 from router.api.stats_broadcast import StatsBroadcast
-from router.peers.inbox import RouterInbox
-from router.peers.membership import Membership
 from router.peers.peers import Peers
-from router.requests.admission import Admission
-from router.requests.counters import RequestCounters
-from router.requests.dispatcher import Dispatcher
-from router.requests.registry import Requests
 from router.requests.serving_model import engines_by_model
-from router.requests.suspects import Suspects
+from router.ring_side import RingSide
 from sluice.telemetry.metrics import counter, gauge, histogram
 from sluice.telemetry.output import lines_lost
 
 P = "sluice_router_"
 
 
-def requests(counters: RequestCounters, table: Requests) -> Iterator[Metric]:
+def read(ring: RingSide, stats: StatsBroadcast, access: Access) -> Iterator[Metric]:
+    """Called in the thread of a scrape."""
+    yield from _requests(ring)
+    yield from _admission(ring)
+    yield from _peers(ring)
+    yield counter(P + "quarantines", "Attempts that ran alone on an engine.", ring.suspects.quarantines)
+    text = "Requests that ended with POISON: engines died under them."
+    yield counter(P + "poisoned_requests", text, ring.suspects.poisoned)
+    yield gauge(P + "steps_listeners", "Open StreamSteps calls.", stats.subscribers)
+    yield counter(P + "steps_lost", "Steps and requests that a slow StreamSteps client missed.", stats.lost)
+    yield from _access(access)
+    yield counter(P + "log_lines_lost", "Log lines that could not be written.", lines_lost())
+
+
+def _requests(ring: RingSide) -> Iterator[Metric]:
     text = "Requests that ended, by finish reason or error code (MIXED: outputs differ), and gRPC status."
-    yield counter(P + "requests", text, counters.requests, ("outcome", "status"))
-    yield gauge(P + "requests_open", "Requests whose answer has not ended.", len(table.open))
-    yield gauge(P + "requests_on_ring", "Requests with an attempt on the ring.", len(table.on_ring))
-    yield gauge(P + "draining", "1 if no new requests are taken.", float(table.closed))
+    yield counter(P + "requests", text, ring.counters.requests, ("outcome", "status"))
+    yield gauge(P + "requests_open", "Requests whose answer has not ended.", len(ring.requests.open))
+    yield gauge(P + "requests_on_ring", "Requests with an attempt on the ring.", len(ring.requests.on_ring))
+    yield gauge(P + "draining", "1 if no new requests are taken.", float(ring.requests.closed))
     text = "Attempts given up for another one, by reason (SLOW_CLIENT: paused until its client has read)."
-    yield counter(P + "recoveries", text, counters.recoveries, ("reason",))
-    yield counter(P + "prompt_tokens", "Prompt tokens of ended requests.", counters.prompt_tokens)
-    yield counter(P + "cached_tokens", "Of those, served from a prefix cache.", counters.cached_tokens)
-    yield counter(P + "completion_tokens", "Tokens generated for ended requests.", counters.completion_tokens)
-    yield histogram(P + "request_seconds", "From arrival to the end of the answer.", counters.request_seconds)
-    yield histogram(P + "queue_seconds", "From arrival to the submit to an engine.", counters.queue_seconds)
-    yield histogram(P + "first_token_seconds", "From arrival to the first token.", counters.first_token_seconds)
+    yield counter(P + "recoveries", text, ring.counters.recoveries, ("reason",))
+    yield counter(P + "prompt_tokens", "Prompt tokens of ended requests.", ring.counters.prompt_tokens)
+    yield counter(P + "cached_tokens", "Of those, served from a prefix cache.", ring.counters.cached_tokens)
+    yield counter(P + "completion_tokens", "Tokens generated for ended requests.", ring.counters.completion_tokens)
+    yield histogram(P + "request_seconds", "From arrival to the end of the answer.", ring.counters.request_seconds)
+    yield histogram(P + "queue_seconds", "From arrival to the submit to an engine.", ring.counters.queue_seconds)
+    yield histogram(P + "first_token_seconds", "From arrival to the first token.", ring.counters.first_token_seconds)
     text = "Between two tokens of a sequence; tokens that come together share the time."
-    yield histogram(P + "inter_token_seconds", text, counters.inter_token_seconds)
+    yield histogram(P + "inter_token_seconds", text, ring.counters.inter_token_seconds)
 
 
-def admission(found: Admission) -> Iterator[Metric]:
-    yield gauge(P + "permits", "Requests admitted to the ring.", found.live)
-    yield gauge(P + "permits_limit", "Requests that may be admitted at once.", found.capacity)
-    yield gauge(P + "queue_requests", "Requests that wait for admission.", found.waiting)
-    yield gauge(P + "queue_tokens", "Their prompt tokens and resumed tokens.", found.waiting_tokens)
-    yield counter(P + "admission_refusals", "Requests refused because that queue was full.", found.refused)
+def _admission(ring: RingSide) -> Iterator[Metric]:
+    yield gauge(P + "permits", "Requests admitted to the ring.", ring.admission.live)
+    yield gauge(P + "permits_limit", "Requests that may be admitted at once.", ring.admission.capacity)
+    yield gauge(P + "queue_requests", "Requests that wait for admission.", ring.admission.waiting)
+    yield gauge(P + "queue_tokens", "Their prompt tokens and resumed tokens.", ring.admission.waiting_tokens)
+    yield counter(P + "admission_refusals", "Requests refused because that queue was full.", ring.admission.refused)
 
 
-def ring(membership: Membership, inbox: RouterInbox, dispatcher: Dispatcher) -> Iterator[Metric]:
-    kinds: dict[str, Peers[Any]] = {"engine": membership.engines, "detokenizer": membership.detokenizers}
+def _peers(ring: RingSide) -> Iterator[Metric]:
+    kinds: dict[str, Peers[Any]] = {"engine": ring.membership.engines, "detokenizer": ring.membership.detokenizers}
     alive = {kind: sum(peer.alive for peer in peers.all) for kind, peers in kinds.items()}
     usable = {kind: sum(peer.usable for peer in peers.all) for kind, peers in kinds.items()}
     yield gauge(P + "peers_alive", "Live engines and detokenizers.", alive, ("kind",))
     yield gauge(P + "peers_usable", "Of those, that take new work.", usable, ("kind",))
     text = "Models, by weights, configuration and dtype, that live engines serve; more than 1: mixed."
-    yield gauge(P + "models", text, len(engines_by_model(membership.engines.all)))
+    yield gauge(P + "models", text, len(engines_by_model(ring.membership.engines.all)))
     unknown = {kind: peers.unknown for kind, peers in kinds.items()}
     yield counter(P + "beats_unknown", "Heartbeats of peers that are not configured.", unknown, ("kind",))
     text = "Requests that wait for another attempt: for peers, or for their own client to read."
-    yield gauge(P + "requests_between_attempts", text, dispatcher.between_attempts)
-    yield counter(P + "frames_malformed", "Malformed frames dropped.", inbox.malformed)
-    yield counter(P + "peers_refused", "Connections refused for want of an admitted key.", inbox.refused)
-    yield counter(P + "frame_gaps", "Gaps in the frame numbers of a lane.", inbox.gaps)
+    yield gauge(P + "requests_between_attempts", text, ring.dispatcher.between_attempts)
+    yield counter(P + "frames_malformed", "Malformed frames dropped.", ring.inbox.malformed)
+    yield counter(P + "peers_refused", "Connections refused for want of an admitted key.", ring.inbox.refused)
+    yield counter(P + "frame_gaps", "Gaps in the frame numbers of a lane.", ring.inbox.gaps)
     text = "Rows of requests or attempts that are not on the ring any more."
-    yield counter(P + "rows_late", text, dispatcher.late_rows)
+    yield counter(P + "rows_late", text, ring.dispatcher.late_rows)
 
 
-def suspects(found: Suspects) -> Iterator[Metric]:
-    yield counter(P + "quarantines", "Attempts that ran alone on an engine.", found.quarantines)
-    yield counter(P + "poisoned_requests", "Requests that ended with POISON: engines died under them.", found.poisoned)
-
-
-def steps(found: StatsBroadcast) -> Iterator[Metric]:
-    yield gauge(P + "steps_listeners", "Open StreamSteps calls.", found.subscribers)
-    yield counter(P + "steps_lost", "Steps and requests that a slow StreamSteps client missed.", found.lost)
-
-
-def access(found: Access) -> Iterator[Metric]:
+def _access(access: Access) -> Iterator[Metric]:
     text = "Calls refused because of who made them."
-    yield counter(P + "refused_calls", text, found.refused, ("reason",))
-    yield counter(P + "tls_handshakes", "TLS handshakes begun.", found.handshakes.begun)
+    yield counter(P + "refused_calls", text, access.refused, ("reason",))
+    yield counter(P + "tls_handshakes", "TLS handshakes begun.", access.handshakes.begun)
     text = "Of those, that led to a call. A growing gap means rejected handshakes, or connections without calls."
-    yield counter(P + "tls_connections", text, found.handshakes.used)
+    yield counter(P + "tls_connections", text, access.handshakes.used)
     text = "Changed certificate and token files, by outcome of the reload; after a failure the old ones stay in use."
-    yield counter(P + "file_reloads", text, found.reloads.counts, ("outcome",))
-
-
-def log() -> Iterator[Metric]:
-    yield counter(P + "log_lines_lost", "Log lines that could not be written.", lines_lost())
+    yield counter(P + "file_reloads", text, access.reloads.counts, ("outcome",))

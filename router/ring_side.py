@@ -9,22 +9,21 @@ from typing import Any
 import structlog
 import zmq
 
+from router.errors import RequestError
 from router.peers.discovery import Addresses
-from router.peers.inbox import RouterInbox
 from router.peers.membership import Membership
 from router.peers.placement import Placement
-from router.requests.admission import Admission, Permit
+from router.requests.admission import Admission
 from router.requests.attempts import AttemptSender
-from router.requests.counters import RequestCounters
 from router.requests.dispatcher import Dispatcher
-from router.requests.drain import Drain
 from router.requests.recovery import Recovery
-from router.requests.registry import Requests
-from router.requests.request_state import RequestState
+from router.requests.registry import RequestCounters, Requests
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
+from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
-from sluice.ring.inbox import Gap
+from sluice.ring.inbox import Gap, Inbox
+from sluice.ring.keys import KEYS_SECONDS, PLAIN, Security
 from sluice.ring.wire import TextBatch, ToRouter
 from sluice.settings.services import RouterSettings
 
@@ -34,6 +33,62 @@ RESOLVE_SECONDS = 5.0
 """Between two look-ups of the peers' names: a new replica takes part about this soon."""
 MAX_SOCKETS = 8192
 """Of ZeroMQ, whose default of 1023 suffices for only 341 peers."""
+BATCH_MESSAGES = 32
+HAND_BACK_SECONDS = 2.0
+"""For the answers of requests that are handed back to reach their clients."""
+
+
+class RouterInbox(Inbox[Any]):
+    """Read by the event loop: woken by ZeroMQ's descriptor, drained in batches so that other tasks get turns.
+
+    Passes every message and gap to `handle`, in order.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        address: str,
+        handle: Callable[[ToRouter | Gap], None],
+        log: structlog.stdlib.BoundLogger,
+        security: Security = PLAIN,
+    ) -> None:
+        self._handle = handle
+        self._log = log
+        self._loop: asyncio.AbstractEventLoop | None = None
+        messages: Any = ToRouter
+        super().__init__(context, address, messages, security=security)
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self.fd, self.drain)
+        # ZeroMQ's descriptor is edge-triggered: frames that arrived before would never wake us.
+        self._loop.call_soon(self.drain)
+        self._loop.call_later(KEYS_SECONDS, self._renew)
+
+    def drain(self) -> None:
+        """Handle one batch; reschedule itself while there may be more."""
+        if self._loop is None:
+            return
+        messages = self.receive(BATCH_MESSAGES)
+        if self.waiting:
+            self._loop.call_soon(self.drain)
+        for message in messages:
+            try:
+                self._handle(message)
+            except Exception:  # noqa: BLE001 - one bad message must not stop those after it
+                self._log.exception("message_failed", kind=type(message).__name__)
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self.fd)
+            self._loop = None
+        super().close()
+
+    def _renew(self) -> None:
+        # Read changed key files here: with an outdated key no peer connects, so no frame would trigger it.
+        if self._loop is not None:
+            self.renew()
+            self._loop.call_later(KEYS_SECONDS, self._renew)
 
 
 class RingSide:
@@ -69,7 +124,6 @@ class RingSide:
         self.suspects = Suspects(settings.recovery_timeout / 2)
         self.serving = ServingModel(settings.allow_mixed_models, log)
         self.dispatcher = self._make_dispatcher(context_tokens)
-        self.drain = Drain(self.requests, self.dispatcher, self.on_change)
 
     def start(self) -> Coroutine[Any, Any, None]:
         """Read messages; returns what follows the peers, which runs until it is cancelled."""
@@ -80,6 +134,23 @@ class RingSide:
             self.on_change,
             RESOLVE_SECONDS,
         )
+
+    async def drain(self, seconds: float) -> int:
+        """Take no new requests, wait until all have ended, and hand back those that are open after `seconds`.
+
+        Irreversible. Returns the number of those handed back: their clients get DRAINING after all that has come, and
+        resume at another router.
+        """
+        self.requests.close()
+        # Health says NOT_SERVING before anything ends, so that load balancers send new calls elsewhere.
+        self.on_change()
+        if await self.requests.wait_idle(seconds):
+            return 0
+        late = self.requests.open
+        for request in late:
+            self.dispatcher.hand_back(request, RequestError(ErrorCode.DRAINING, "the router is draining"))
+        await self.requests.wait_idle(HAND_BACK_SECONDS)
+        return len(late)
 
     def close(self) -> None:
         # The dispatcher first, so that nothing is sent through a closed lane; the context last: it waits for sockets.
@@ -143,7 +214,7 @@ class RingSide:
         attempts = AttemptSender(
             requests, membership, self.placement, self.serving, suspects, self.address, context_tokens, log
         )
-        recovery = Recovery(attempts, membership, self._readmit, settings, suspects, self.counters, log)
+        recovery = Recovery(attempts, membership, self.admission, settings, suspects, self.counters, log)
         return Dispatcher(requests, membership, attempts, recovery, suspects, settings.peer_wait, self.counters, log)
 
     def _on_message(self, message: ToRouter | Gap) -> None:
@@ -175,7 +246,3 @@ class RingSide:
     def _go_on(self) -> None:
         self._catching_up = None
         self._catch_up()
-
-    async def _readmit(self, request: RequestState) -> Permit:
-        # No context tokens: its tenant was charged for them with the first permit.
-        return await self.admission.acquire(request.spec.priority, 0, request.tenant, refusable=False)

@@ -2,17 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from structlog.stdlib import BoundLogger
 
-from router.access.auth_hook import AuthHook, ClientPeer, HookError
+from router.access.auth_hook import AuthHook, ClientPeer
 from router.access.bearer_tokens import BearerTokens, read_tokens
 from router.access.principal import TENANT, Admit, Principal
 from router.access.reloading_file import Reloader, ReloadingFile
 from router.access.tls import Certificates, Handshakes
-from router.errors import Call, RequestError, Violation
-from router.validate.violations import shown
+from router.errors import Call, RequestError, Violation, shown
 from sluice.ring.errors import ErrorCode
 from sluice.ring.names import find
 from sluice.settings.services import RouterSettings
@@ -38,25 +38,17 @@ class Access:
         tokens = _tokens(settings.tokens_file)
         admin_tokens = _tokens(settings.admin_tokens_file)
         hook = _hook(settings, log)
-        self._callers = Authenticator(tokens, hook, self.refused, settings.tenant_key)
+        admins = callers = Authenticator(tokens, hook, self.refused, settings.tenant_key)
         # The admin port has tokens of its own where they are configured, and then no hook.
-        self._admins = (
-            self._callers
-            if admin_tokens is None
-            else Authenticator(admin_tokens, None, self.refused, settings.tenant_key)
-        )
+        if admin_tokens is not None:
+            admins = Authenticator(admin_tokens, None, self.refused, settings.tenant_key)
+        self.caller: Admit = callers.admit
+        """For any service but AdminService."""
+        self.admin: Admit = partial(admins.admit, admin=True)
         watched: list[ReloadingFile[Any]] = [files for files in (tokens, admin_tokens) if files is not None]
         if self.certificates is not None:
             watched.append(self.certificates.files)
         self.reloads = Reloader(watched, log)
-
-    async def caller(self, call: Call) -> Principal:
-        """The caller of any service but AdminService. Raises RequestError."""
-        return await self._callers.admit(call)
-
-    async def admin(self, call: Call) -> Principal:
-        """The caller of AdminService. Raises RequestError."""
-        return await self._admins.admit(call, admin=True)
 
     def counted(self, admit: Admit) -> Admit:
         """`admit` that also counts the TLS connections that carry calls."""
@@ -114,9 +106,9 @@ class Authenticator:
     async def _by_hook(self, hook: AuthHook, metadata: Metadata, call: Call) -> Principal:
         try:
             return await hook.ask(dict(metadata), _client_peer(call))
-        except HookError as error:
-            codes = {"hook_refused": ErrorCode.FORBIDDEN, "hook_timeout": ErrorCode.AUTH_UNAVAILABLE}
-            self._refuse(codes.get(error.reason, ErrorCode.UNAUTHENTICATED), error.reason, str(error))
+        except RequestError as error:
+            self._refused[error.metadata["cause"]] += 1
+            raise
 
     def _tenant(self, metadata: Metadata) -> str:
         given = [str(value) for key, value in metadata if key == self._tenant_key]

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from structlog.stdlib import BoundLogger
 
 from router.access.principal import Principal
+from router.errors import RequestError
+from sluice.ring.errors import ErrorCode
 
 MAX_THREADS = 16
 
@@ -18,8 +20,6 @@ Metadata = Mapping[str, str | bytes]
 
 
 class ClientPeer(NamedTuple):
-    """The client end of a connection."""
-
     address: str
     """In gRPC's notation, such as "ipv4:10.0.0.7:53124"."""
     names: tuple[str, ...]
@@ -27,15 +27,6 @@ class ClientPeer(NamedTuple):
 
 
 Function = Callable[[Metadata, ClientPeer], Principal | Awaitable[Principal]]
-
-
-class HookError(Exception):
-    """The function did not return a Principal."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-        """`hook_refused` (it raised PermissionError), `hook_timeout`, or `hook_failed` (anything else)."""
 
 
 class AuthHook:
@@ -48,22 +39,23 @@ class AuthHook:
         self._threads = asyncio.Semaphore(MAX_THREADS)
 
     async def ask(self, metadata: Metadata, peer: ClientPeer) -> Principal:
-        """Raises HookError."""
+        """Raises RequestError FORBIDDEN for a PermissionError, AUTH_UNAVAILABLE for a timeout, else UNAUTHENTICATED."""
         try:
             async with asyncio.timeout(self._timeout):
                 found = await self._call(metadata, peer)
         except PermissionError as error:
-            raise HookError("hook_refused", "access denied") from error
+            raise _refusal(ErrorCode.FORBIDDEN, "hook_refused", "access denied") from error
         except TimeoutError as error:
-            raise HookError("hook_timeout", "the caller could not be authenticated in time") from error
+            message = "the caller could not be authenticated in time"
+            raise _refusal(ErrorCode.AUTH_UNAVAILABLE, "hook_timeout", message) from error
         except (Exception, SystemExit) as error:
             # The exception's text and values may hold the token: only its type and place are logged.
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._log.error("auth_hook_failed", error=type(error).__name__, at=f"{where.filename}:{where.lineno}")
-            raise HookError("hook_failed", "the caller could not be authenticated") from error
+            raise _refusal(ErrorCode.UNAUTHENTICATED, "hook_failed", "the caller could not be authenticated") from error
         if not isinstance(found, Principal):
             self._log.error("auth_hook_failed", error=f"it returned {type(found).__name__}, not Principal")
-            raise HookError("hook_failed", "the caller could not be authenticated")
+            raise _refusal(ErrorCode.UNAUTHENTICATED, "hook_failed", "the caller could not be authenticated")
         return found
 
     async def _call(self, metadata: Metadata, peer: ClientPeer) -> Any:
@@ -75,6 +67,10 @@ class AuthHook:
         if error is not None:
             raise error
         return await found if inspect.isawaitable(found) else found
+
+
+def _refusal(code: ErrorCode, cause: str, message: str) -> RequestError:
+    return RequestError(code, message, metadata={"cause": cause})
 
 
 def _in_thread(call: Callable[[], Any], done: Callable[[], None]) -> "asyncio.Future[tuple[Any, BaseException | None]]":

@@ -14,8 +14,6 @@ KEY_BYTES = 8
 
 
 class BearerTokens:
-    """Principals by token."""
-
     def __init__(self, callers: Mapping[bytes, Principal]) -> None:
         """`callers` are keyed by the SHA-256 of the token."""
         # A dict look-up by the whole digest would leak it by timing: find by a prefix, then compare in constant time.

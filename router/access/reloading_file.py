@@ -40,16 +40,12 @@ class ReloadingFile(Generic[T]):
 
 
 class Reloader:
-    """Polls files for changes."""
-
     def __init__(self, files: Sequence[ReloadingFile[Any]], log: BoundLogger) -> None:
         self.counts: Counter[str] = Counter(loaded=0, failed=0)
-        """Reloads by outcome."""
         self._files = files
         self._log = log
 
     async def run(self, interval: float) -> None:
-        """Every `interval` seconds until cancelled."""
         while True:
             await asyncio.sleep(interval)
             for files in self._files:

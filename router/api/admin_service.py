@@ -1,8 +1,10 @@
-"""sluice.v1.AdminService: what the heartbeats report, dropping the prefix caches, and draining."""
+"""The services of admin.proto: AdminService (statistics, dropping the prefix caches, draining) and ModelService."""
 
 import asyncio
 import secrets
+from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -12,8 +14,11 @@ from router.errors import RequestError, Violation, seconds
 from router.peers.membership import Membership
 from router.peers.peers import EnginePeer
 from router.peers.placement import Placement
-from router.requests.drain import Drain
+from router.requests.dispatcher import Dispatcher
+from router.requests.registry import Requests
 from router.requests.serving_model import ServingModel
+from router.validate.model import Model
+from router.validate.spec import check_model
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat
 from sluice.ring.wire import Flush
@@ -26,34 +31,33 @@ FLUSH_POLL_SECONDS = 0.05
 
 
 class AdminService:
-    """One method per RPC."""
-
     def __init__(
         self,
         membership: Membership,
         placement: Placement,
         serving: ServingModel,
         stats_broadcast: StatsBroadcast,
-        drain: Drain,
+        requests: Requests,
+        drain: Callable[[float], Awaitable[int]],
         drain_seconds: float,
     ) -> None:
-        """`drain_seconds`: where a DrainRequest has no timeout."""
+        """`drain` takes the seconds after which open requests are handed back: `drain_seconds` by default."""
         self._membership = membership
         self._placement = placement
         self._serving = serving
         self._stats_broadcast = stats_broadcast
+        self._requests = requests
         self._drain = drain
         self._drain_seconds = drain_seconds
         self._start = _now()
 
     async def get_server_info(self, _: pb.GetServerInfoRequest, __: Context) -> pb.GetServerInfoResponse:
-        return pb.GetServerInfoResponse(version=_version(), start_time=self._start, draining=self._drain.begun)
+        return pb.GetServerInfoResponse(version=_version(), start_time=self._start, draining=self._requests.closed)
 
     async def get_stats(self, _: pb.GetStatsRequest, __: Context) -> pb.GetStatsResponse:
         return pb.GetStatsResponse(stats=self._stats())
 
     async def stream_stats(self, message: pb.StreamStatsRequest, context: Context) -> None:
-        """The latest heartbeats, once per interval."""
         interval = seconds(message.interval) if message.HasField("interval") else 1.0
         _check_range("interval", interval, SHORTEST_INTERVAL)
         while True:
@@ -71,7 +75,7 @@ class AdminService:
         """Irreversible; the process lives on until it gets a signal."""
         timeout = seconds(message.timeout) if message.HasField("timeout") else self._drain_seconds
         _check_range("timeout", timeout, 0)
-        return pb.DrainResponse(aborted=await self._drain.run(timeout))
+        return pb.DrainResponse(aborted=await self._drain(timeout))
 
     async def flush_cache(self, _: pb.FlushCacheRequest, __: Context) -> pb.FlushCacheResponse:
         """On every live engine, requested over the ring and acknowledged by the heartbeats.
@@ -136,3 +140,41 @@ def _version() -> str:
         return version("sluice")
     except PackageNotFoundError:
         return "unknown"
+
+
+class ModelService:
+    def __init__(self, model: Model, dispatcher: Dispatcher) -> None:
+        self._model = model
+        self._dispatcher = dispatcher
+
+    async def list_models(self, _: pb.ListModelsRequest, __: Context) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=[self._describe()])
+
+    async def get_model_info(self, message: pb.GetModelInfoRequest, _: Context) -> pb.GetModelInfoResponse:
+        check_model(message.model, self._model, "model")
+        return pb.GetModelInfoResponse(model=self._describe())
+
+    async def load_lora(self, _: pb.LoadLoraRequest, __: Context) -> NoReturn:
+        raise not_built_yet("ModelService.LoadLora")
+
+    async def unload_lora(self, _: pb.UnloadLoraRequest, __: Context) -> NoReturn:
+        raise not_built_yet("ModelService.UnloadLora")
+
+    async def list_loras(self, _: pb.ListLorasRequest, __: Context) -> NoReturn:
+        raise not_built_yet("ModelService.ListLoras")
+
+    def _describe(self) -> pb.Model:
+        model = self._model
+        return pb.Model(
+            name=model.name,
+            max_context_tokens=self._dispatcher.context_tokens,
+            vocab_size=model.vocab_size,
+            dtype=model.dtype,
+            capabilities=["chat"] if model.has_chat else [],
+            eos_token_ids=model.eos_token_ids,
+            tokenizer_fingerprint=model.tokenizer_fingerprint,
+        )
+
+
+def not_built_yet(method: str) -> RequestError:
+    return RequestError(ErrorCode.NOT_BUILT_YET, f"{method} is not built yet", metadata={"method": method})

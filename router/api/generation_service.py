@@ -1,24 +1,20 @@
 """sluice.v1.GenerationService."""
 
-from collections.abc import Sequence
-
 import structlog
+from tokenizers import Encoding
 
-from router.api.responses import ResponseBuilder, StreamWriter, wait_for_end
+from router.api.responses import ResponseBuilder, write_stream
 from router.api.rpc import Context
+from router.errors import Violations, logged
 from router.requests.pipeline import RequestPipeline
 from router.requests.request_state import RequestState
-from router.text.tokenizer_pool import Encoding, TokenizerPool
-from router.validate.limits import Limits
-from router.validate.model import Model
+from router.text.tokenizer_pool import TokenizerPool
+from router.validate.model import Limits, Model
 from router.validate.spec import check_model
-from router.validate.violations import Violations, logged
 from sluice.v1 import generation_pb2 as pb
 
 
 class GenerationService:
-    """One method per RPC."""
-
     def __init__(
         self,
         pipeline: RequestPipeline,
@@ -38,14 +34,14 @@ class GenerationService:
 
     async def generate(self, message: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         async with self._pipeline.serve(message.spec, context.caller, context.peer, streaming=False) as request:
-            await wait_for_end(request)
+            await request.log.wait_until(lambda: request.log.complete)
             return ResponseBuilder(request, self._text.vocabulary).response(await self._prompt_text(request))
 
     async def generate_stream(self, message: pb.GenerateStreamRequest, context: Context) -> None:
         async with self._pipeline.serve(message.spec, context.caller, context.peer, streaming=True) as request:
             prompt_text = await self._prompt_text(request)
             builder = ResponseBuilder(request, self._text.vocabulary)
-            await StreamWriter(request, builder, context.write, self._write_seconds).run(prompt_text)
+            await write_stream(request, builder, context.write, self._write_seconds, prompt_text)
 
     async def abort(self, message: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """The stream ends with ABORTED; its id is free at once. Requests of other tenants are not found."""
@@ -80,12 +76,9 @@ class GenerationService:
             bad.token_ids("token_ids", message.token_ids, self._model.vocab_size)
         bad.raise_if_any()
         skip = message.skip_special_tokens if message.HasField("skip_special_tokens") else True
-        return pb.DetokenizeResponse(text=await self._decode(message.token_ids, skip))
+        return pb.DetokenizeResponse(text=await self._text.decode(message.token_ids, skip))
 
     async def _prompt_text(self, request: RequestState) -> str:
         """Empty where it is not echoed."""
         spec = request.spec
-        return await self._decode(request.prompt, spec.text.skip_special_tokens) if spec.echo else ""
-
-    async def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return await self._text.decode(list(ids), skip_special_tokens)
+        return await self._text.decode(request.prompt, spec.text.skip_special_tokens) if spec.echo else ""

@@ -27,7 +27,6 @@ class HealthService:
         self._changed = asyncio.Event()
 
     def set(self, serving: bool) -> None:
-        """Wake all watchers where that is a change."""
         if serving != self._serving:
             self._serving = serving
             # A fresh event for the next change, so that each watcher sees this one exactly once.
@@ -35,7 +34,6 @@ class HealthService:
             self._changed = asyncio.Event()
 
     async def check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
-        """NOT_FOUND for an unknown service."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
         return self._answer(request.service)

@@ -62,7 +62,6 @@ class Listener:
         await self._server.start()
 
     async def ended(self) -> None:
-        """Returns when the server takes no more calls, for whatever reason."""
         await self._server.wait_for_termination()
 
     async def stop(self, seconds: float) -> None:

@@ -1,12 +1,13 @@
 """A request's log as the client sees it: the messages of its answer, and the coroutine that writes them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+import itertools
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import cast
 
 from router.errors import RequestError, duration
 from router.requests.request_state import RequestState
-from router.requests.token_log import NO_TIMES, RequestLog, SequenceLog
+from router.requests.token_log import NO_TIMES, SequenceLog
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import derive_seed
 from sluice.ring.vocabulary import Vocabulary
@@ -16,64 +17,40 @@ from sluice.v1 import generation_pb2 as pb
 Write = Callable[[pb.GenerateStreamResponse], Awaitable[None]]
 
 
-class StreamWriter:
-    """Writes the events of one request: Started, Delta…, Finished per output, Done; numbered from 1.
+async def write_stream(
+    request: RequestState, builder: "ResponseBuilder", write: Write, write_seconds: float, prompt_text: str
+) -> None:
+    """Write the events of one request: Started, Delta…, Finished per output, Done; numbered from 1.
 
-    The only coroutine that writes to the call. Each write takes all that has come since the last one, joined.
+    Each write takes all that has come since the last one, joined. `prompt_text` precedes the text of each echoing
+    output. Raises the request's RequestError, and SLOW_CLIENT where one write takes longer than `write_seconds`. An
+    error before the start leaves nothing written, no metadata either, so that a client's retry policy may act.
     """
+    log, numbers = request.log, itertools.count(1)
 
-    def __init__(self, request: RequestState, builder: "ResponseBuilder", write: Write, write_seconds: float) -> None:
-        """`write_seconds`: for a single write, after which the client is given up."""
-        self._request = request
-        self._builder = builder
-        self._write = write
-        self._write_seconds = write_seconds
-        self._sequence_number = 0
-
-    async def run(self, prompt_text: str) -> None:
-        """Write everything; `prompt_text` precedes the text of each echoing output.
-
-        Raises the request's RequestError, and SLOW_CLIENT where a write takes too long. An error before the start
-        leaves nothing written, no metadata either, so that a client's retry policy may act.
-        """
-        log = self._request.log
-        await wait_for_start(self._request)
-        await self._send(started=self._builder.started())
-        if prompt_text:
-            for sequence in log.sequences:
-                if self._request.spec.echoes(sequence.index):
-                    await self._send(delta=pb.Delta(index=sequence.index, text=prompt_text))
-        while True:
-            while (updated := log.next_updated()) is not None:
-                await self._send_update(updated)
-            if log.complete:
-                break
-            if log.fault is not None:
-                raise log.fault
-            await log.changed()
-        await self._send(done=self._builder.done())
-
-    async def _send_update(self, sequence: SequenceLog) -> None:
-        # Rows may be appended while a write waits: what was the end before the delta is sent after it.
-        end = sequence.end
-        delta = self._builder.delta(sequence)
-        if delta is not None:
-            self._request.on_first_delta()
-            await self._send(delta=delta)
-        if end is not None:
-            if end.held:
-                await self._send(delta=self._builder.held(sequence, end))
-            await self._send(finished=self._builder.finished(sequence, end))
-
-    async def _send(self, **event: Any) -> None:
-        """The next event; `event` is its one field of the oneof."""
-        self._sequence_number += 1
+    async def send(event: pb.GenerateStreamResponse) -> None:
+        event.sequence = next(numbers)
         try:
-            async with asyncio.timeout(self._write_seconds):
-                await self._write(pb.GenerateStreamResponse(sequence=self._sequence_number, **event))
+            async with asyncio.timeout(write_seconds):
+                await write(event)
         except TimeoutError:
-            message = f"the client took nothing for {self._write_seconds:g} s"
-            raise RequestError(ErrorCode.SLOW_CLIENT, message) from None
+            raise RequestError(ErrorCode.SLOW_CLIENT, f"the client took nothing for {write_seconds:g} s") from None
+
+    await log.wait_until(lambda: log.started is not None or log.complete)
+    await send(pb.GenerateStreamResponse(started=builder.started()))
+    for sequence in log.sequences if prompt_text else ():
+        if request.spec.echoes(sequence.index):
+            await send(pb.GenerateStreamResponse(delta=pb.Delta(index=sequence.index, text=prompt_text)))
+    while True:
+        while (updated := log.next_updated()) is not None:
+            for event in builder.update(updated):
+                await send(event)
+        if log.complete:
+            break
+        if log.fault is not None:
+            raise log.fault
+        await log.changed()
+    await send(pb.GenerateStreamResponse(done=builder.done()))
 
 
 class ResponseBuilder:
@@ -96,6 +73,22 @@ class ResponseBuilder:
             model_fingerprint=self._request.model,
         )
 
+    def update(self, sequence: SequenceLog) -> Iterator[pb.GenerateStreamResponse]:
+        """What has come of this sequence since its last update."""
+        # Rows may be appended while a write waits: what was the end before the delta is sent after it.
+        end = sequence.end
+        delta = self.delta(sequence)
+        if delta is not None:
+            self._request.on_first_delta()
+            yield pb.GenerateStreamResponse(delta=delta)
+        if end is None:
+            return
+        if end.held:
+            # The text that the detokenizer held back until the end.
+            held = pb.Delta(index=sequence.index, text=end.held, token_offset=sequence.received)
+            yield pb.GenerateStreamResponse(delta=held)
+        yield pb.GenerateStreamResponse(finished=self.finished(sequence, end))
+
     def delta(self, sequence: SequenceLog) -> pb.Delta | None:
         """What has come since the last delta of this sequence; None where nothing of it can be shown yet."""
         count = sequence.received - sequence.delivered
@@ -114,10 +107,6 @@ class ResponseBuilder:
         )
         self._request.log.mark_delivered(sequence)
         return delta
-
-    def held(self, sequence: SequenceLog, end: End) -> pb.Delta:
-        """The text that the detokenizer held back until the end; after the last delta."""
-        return pb.Delta(index=sequence.index, text=end.held, token_offset=sequence.received)
 
     def finished(self, sequence: SequenceLog, end: End) -> pb.Finished:
         finished = pb.Finished(
@@ -199,23 +188,6 @@ class ResponseBuilder:
             decode=duration(max(found.generation for found in times)),
             time_to_first_token=duration(queue + context if first is None else first),
         )
-
-
-async def wait_for_start(request: RequestState) -> None:
-    """Until the engine has begun, or every sequence has ended without it. Raises the request's RequestError."""
-    await _wait_until(request.log, lambda: request.log.started is not None or request.log.complete)
-
-
-async def wait_for_end(request: RequestState) -> None:
-    """Until every sequence has ended. Raises the request's RequestError."""
-    await _wait_until(request.log, lambda: request.log.complete)
-
-
-async def _wait_until(log: RequestLog, reached: Callable[[], bool]) -> None:
-    while log.fault is None and not reached():
-        await log.changed()
-    if log.fault is not None:
-        raise log.fault
 
 
 def _reason(end: End) -> pb.FinishReason.ValueType:

@@ -53,7 +53,6 @@ encoding too."""
 
 
 async def admit_all(_: Call) -> Principal:
-    """For services that are open to everybody."""
     return Principal()
 
 

@@ -41,7 +41,6 @@ class StatsBroadcast:
 
     @contextmanager
     def subscribe(self) -> Iterator["StatsSubscription"]:
-        """Until the block ends."""
         subscription = StatsSubscription(self._capacity)
         self._subscriptions.add(subscription)
         try:

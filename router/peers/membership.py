@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import structlog
@@ -55,6 +56,7 @@ class Membership:
         self.detokenizers: Peers[DetokenizerHeartbeat] = Peers(
             context, lambda _: hello, timeout, stall_timeout, security.to("detok")
         )
+        self._kinds: tuple[Peers[Any], ...] = (self.engines, self.detokenizers)
         self.ready = asyncio.Event()
         """Set while at least one engine and one detokenizer accept work."""
         self._addresses = (engines, detokenizers)
@@ -68,10 +70,9 @@ class Membership:
     async def run(
         self, on_lost: OnLost, on_missed: OnMissed, on_change: Callable[[], None], resolve_seconds: float
     ) -> None:
-        """Until cancelled."""
         self._on_lost, self._on_missed, self._on_change = on_lost, on_missed, on_change
-        self.engines.set_addresses(self._addresses[0].unresolved)
-        self.detokenizers.set_addresses(self._addresses[1].unresolved)
+        for peers, addresses in zip(self._kinds, self._addresses, strict=True):
+            peers.set_addresses(addresses.unresolved)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._resolve(resolve_seconds))
             tasks.create_task(self._send_hellos())
@@ -103,8 +104,8 @@ class Membership:
             raise RequestError(ErrorCode.NO_DETOKENIZER, "no detokenizer is available") from None
 
     def close(self) -> None:
-        self.engines.close()
-        self.detokenizers.close()
+        for peers in self._kinds:
+            peers.close()
 
     def _update(self, peers: Peers[B], heartbeat: B, name: str) -> bool:
         source, former = peers.on_heartbeat(heartbeat, time.monotonic())
@@ -147,8 +148,8 @@ class Membership:
 
     async def _send_hellos(self) -> None:
         while True:
-            self.engines.send_hellos()
-            self.detokenizers.send_hellos()
+            for peers in self._kinds:
+                peers.send_hellos()
             await asyncio.sleep(HELLO_SECONDS)
 
     async def _watch(self) -> None:
@@ -159,13 +160,12 @@ class Membership:
             # While this process was paused, the peers' heartbeats piled up in the inbox: it says nothing about them.
             late = now - last - TICK_SECONDS
             last = now
-            if late > TICK_SECONDS:
-                self.engines.credit_pause(late)
-                self.detokenizers.credit_pause(late)
-            self.engines.check_lanes()
-            self.detokenizers.check_lanes()
-            self._check(self.engines, now)
-            self._check(self.detokenizers, now)
+            for peers in self._kinds:
+                if late > TICK_SECONDS:
+                    peers.credit_pause(late)
+                peers.check_lanes()
+            for peers in self._kinds:
+                self._check(peers, now)
 
     def _check(self, peers: Peers[B], now: float) -> None:
         for peer in peers.mark_silent(now):
@@ -179,11 +179,8 @@ class Membership:
 
     async def _resolve(self, interval: float) -> None:
         while True:
-            self._set_addresses(self.engines, await self._addresses[0].look_up())
-            self._set_addresses(self.detokenizers, await self._addresses[1].look_up())
+            for peers, addresses in zip(self._kinds, self._addresses, strict=True):
+                for removed in peers.set_addresses(await addresses.look_up()):
+                    self._on_lost(removed, "was removed", True, False)
+                    removed.lane.close()
             await asyncio.sleep(interval)
-
-    def _set_addresses(self, peers: Peers[B], addresses: dict[str, frozenset[str]]) -> None:
-        for removed in peers.set_addresses(addresses):
-            self._on_lost(removed, "was removed", True, False)
-            removed.lane.close()

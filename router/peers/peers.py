@@ -105,8 +105,6 @@ DetokenizerPeer = Peer[DetokenizerHeartbeat]
 
 
 class HeartbeatSource(Enum):
-    """Who sent a heartbeat."""
-
     UNKNOWN = 0
     """An address that is not configured."""
     STALE = 1
@@ -118,8 +116,6 @@ class HeartbeatSource(Enum):
 
 
 class Peers(Generic[B]):
-    """All peers of one kind."""
-
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
@@ -152,7 +148,6 @@ class Peers(Generic[B]):
 
     @property
     def usable(self) -> list[Peer[B]]:
-        """Those that accept new work."""
         return [peer for peer in self._peers.values() if peer.usable]
 
     def set_addresses(self, addresses: dict[str, frozenset[str]]) -> list[Peer[B]]:
@@ -193,8 +188,9 @@ class Peers(Generic[B]):
         if epochs.is_former(heartbeat.epoch):
             return HeartbeatSource.STALE, None
         if epochs.replaced_by(heartbeat.epoch):
-            former = peer
-            peer = self._replace(peer)
+            former, peer = peer, self._new(peer.address, peer.aliases)
+            former.alive = False
+            self._peers[peer.address] = peer
         self._epochs[peer.address] = epochs.met(heartbeat.epoch)
         source = HeartbeatSource.ALIVE if peer.alive else HeartbeatSource.NEW
         peer.on_heartbeat(heartbeat, now)
@@ -226,11 +222,6 @@ class Peers(Generic[B]):
         for peer in self._peers.values():
             peer.lane.close(linger=0.2)
         self._peers.clear()
-
-    def _replace(self, former: Peer[B]) -> Peer[B]:
-        former.alive = False
-        self._peers[former.address] = peer = self._new(former.address, former.aliases)
-        return peer
 
     def _new(self, address: str, aliases: frozenset[str]) -> Peer[B]:
         return Peer(address, aliases, Lane(self._context, address, security=self._security, watched=True))

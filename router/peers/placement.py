@@ -5,7 +5,8 @@ is clearly more loaded than the least loaded one.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from random import random
@@ -53,16 +54,6 @@ class _EngineLoad:
         return self.context_tokens + SEQUENCE_WORK * self.all_sequences
 
 
-@dataclass(slots=True)
-class _DetokenizerLoad:
-    streams: int = 0
-    others: int = 0
-
-    @property
-    def all_streams(self) -> int:
-        return self.streams + self.others
-
-
 class Placement:
     """The load of each peer, from this router and (by heartbeats) from others, and the prefixes each engine caches."""
 
@@ -71,7 +62,10 @@ class Placement:
         self._cached_blocks = cached_blocks
         self._clock = clock
         self._engines: dict[int, _EngineLoad] = {}
-        self._detokenizers: dict[int, _DetokenizerLoad] = {}
+        self._streams: Counter[int] = Counter()
+        """Of this router, by detokenizer."""
+        self._other_streams: Counter[int] = Counter()
+        """Of other routers, as of the last heartbeat."""
 
     def on_engine_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
         """Update the engine's load. `update_cache` then applies the reported changes of its cache."""
@@ -83,10 +77,7 @@ class Placement:
 
     def update_cache(self) -> bool:
         """Apply a slice of the reported cache changes; False if there was nothing to apply."""
-        updating = next((load.cache for load in self._engines.values() if load.cache.updating), None)
-        if updating is not None:
-            updating.continue_update()
-        return updating is not None
+        return any(load.cache.continue_update() for load in self._engines.values())
 
     def cache_version(self, epoch: int) -> int:
         """Number of the latest change of the engine's cache that is applied here; 0: none."""
@@ -98,16 +89,14 @@ class Placement:
         return load.requests + load.others
 
     def on_detokenizer_heartbeat(self, heartbeat: DetokenizerHeartbeat) -> None:
-        load = self._detokenizer(heartbeat.epoch)
-        load.others = max(0, heartbeat.streams - load.streams)
+        self._other_streams[heartbeat.epoch] = max(0, heartbeat.streams - self._streams[heartbeat.epoch])
 
     def forget(self, epoch: int) -> None:
-        """Drop all state of a process that has ended."""
         self._engines.pop(epoch, None)
-        self._detokenizers.pop(epoch, None)
+        self._streams.pop(epoch, None)
+        self._other_streams.pop(epoch, None)
 
     def forget_cache(self, epoch: int) -> None:
-        """The engine flushed its prefix cache."""
         self._engine(epoch).cache.flush()
 
     def choose(
@@ -127,7 +116,7 @@ class Placement:
         limit = min(load.all_sequences for load, _ in loads) * SPREAD_FACTOR + SPREAD_SLACK
         loads = [(load, heartbeat) for load, heartbeat in loads if load.all_sequences <= limit]
         engine, uncached, chain = self._least_work(loads, prompt, salt)
-        reached = [heartbeat for heartbeat in detokenizers if heartbeat.address not in engine.cut_off]
+        reached = [heartbeat.epoch for heartbeat in detokenizers if heartbeat.address not in engine.cut_off]
         return Choice(engine.epoch, self._fewest_streams(reached), sequences, uncached, chain)
 
     def charge(self, choice: Choice) -> None:
@@ -137,7 +126,7 @@ class Placement:
         engine.sequences += choice.sequences
         engine.context_tokens += choice.uncached_tokens
         engine.cache.expect(choice.chain)
-        self._detokenizer(choice.detokenizer).streams += choice.sequences
+        self._streams[choice.detokenizer] += choice.sequences
 
     def on_first_token(self, choice: Choice) -> None:
         """The prompt is computed. Called at most once per request, before `release`."""
@@ -155,8 +144,8 @@ class Placement:
             if not begun:
                 engine.context_tokens -= choice.uncached_tokens
                 engine.cache.drop(choice.chain)
-        if choice.detokenizer in self._detokenizers:
-            self._detokenizers[choice.detokenizer].streams -= choice.sequences
+        if choice.detokenizer in self._streams:
+            self._streams[choice.detokenizer] -= choice.sequences
 
     def _least_work(
         self, loads: list[tuple[_EngineLoad, EngineHeartbeat]], prompt: Sequence[int], salt: str
@@ -179,18 +168,13 @@ class Placement:
                 best = heartbeat, uncached, chain
         return best
 
-    def _fewest_streams(self, detokenizers: Sequence[DetokenizerHeartbeat]) -> int:
-        return min(
-            (self._detokenizer(heartbeat.epoch).all_streams, random(), heartbeat.epoch) for heartbeat in detokenizers
-        )[2]
+    def _fewest_streams(self, epochs: Iterable[int]) -> int:
+        return min((self._streams[epoch] + self._other_streams[epoch], random(), epoch) for epoch in epochs)[2]
 
     def _engine(self, epoch: int) -> _EngineLoad:
         if epoch not in self._engines:
             self._engines[epoch] = _EngineLoad(PrefixIndex(self._cached_blocks))
         return self._engines[epoch]
-
-    def _detokenizer(self, epoch: int) -> _DetokenizerLoad:
-        return self._detokenizers.setdefault(epoch, _DetokenizerLoad())
 
 
 def _chain(heartbeat: EngineHeartbeat, prompt: Sequence[int], salt: str) -> Chain:

@@ -37,10 +37,6 @@ class PrefixIndex:
         self._due: deque[tuple[float, Chain]] = deque()
         """Computed chains, and the time after which they are not expected any more."""
 
-    @property
-    def updating(self) -> bool:
-        return self._update is not None
-
     def prefix(self, chain: Chain, now: float, needed: int = 0) -> int:
         """Number of leading blocks that are cached, or will be by the time a request placed now is scheduled.
 
@@ -91,10 +87,13 @@ class PrefixIndex:
         if self._update is None and follows and report.last > self.version:
             self._update = self._apply(report)
 
-    def continue_update(self) -> None:
-        """Apply the next slice."""
-        if self._update is not None and not next(self._update, False):
+    def continue_update(self) -> bool:
+        """Apply the next slice; False where there is none."""
+        if self._update is None:
+            return False
+        if not next(self._update, False):
             self._update = None
+        return True
 
     def _knows(self, block: int) -> bool:
         return block in self._reported or block in self._expected

@@ -70,7 +70,6 @@ class FairShare:
         return self._present[tenant]
 
     def enter(self, tenant: str) -> None:
-        """A request of this tenant arrives."""
         if tenant not in self._present:
             floor = min((self._served[other] for other in self._present), default=0.0)
             # Absent tenants at or below the floor would start at the floor anyway: forget them.
@@ -81,7 +80,6 @@ class FairShare:
         self._present[tenant] += 1
 
     def leave(self, tenant: str) -> None:
-        """One of its requests has ended."""
         self._present[tenant] -= 1
         if not self._present[tenant]:
             del self._present[tenant]
@@ -89,7 +87,6 @@ class FairShare:
             self._served.clear()
 
     def charge(self, tenant: str, cost: float) -> None:
-        """To a present tenant."""
         self._served[tenant] += cost / self._weights.get(tenant, 1.0)
 
     def first(self, tenants: Iterable[str]) -> str:
@@ -125,7 +122,8 @@ class Admission:
         self.refused = 0
         self.shares = FairShare(settings.tenant_weights)
         self._settings = settings
-        self._capacity = self._places = settings.max_live
+        self.capacity = self._places = settings.max_live
+        """Permits that may be held; and how many of these requests can run at once."""
         self._clock = clock
         self._tenants_named = bool(settings.tenant_weights)
         self._held: Counter[str] = Counter()
@@ -135,17 +133,12 @@ class Admission:
         self._waiting_of: Counter[str] = Counter()
         self._arrivals = 0
 
-    @property
-    def capacity(self) -> int:
-        """Permits that may be held."""
-        return self._capacity
-
     def resize(self, capacity: int, places: int | None = None) -> None:
         """Change the number of permits, and of requests that can run at once.
 
         Below the number of permits held, no request is admitted until enough were released.
         """
-        self._capacity, self._places = capacity, min(capacity, places or capacity)
+        self.capacity, self._places = capacity, min(capacity, places or capacity)
         self._admit()
 
     def check(self, tenant: str) -> None:
@@ -220,7 +213,7 @@ class Admission:
 
     def _has_room(self, tenant: str) -> bool:
         """For one more request of this tenant."""
-        if self.live >= self._capacity:
+        if self.live >= self.capacity:
             return False
         if not self._tenants_named:
             # There is no other tenant to reserve places for.

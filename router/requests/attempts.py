@@ -13,8 +13,7 @@ from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
 from router.requests.registry import Requests
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import Attempt, RequestState
+from router.requests.request_state import Attempt, RequestPhase, RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
 from router.validate.spec import fit
@@ -65,11 +64,11 @@ class AttemptSender:
         self._serving.check(request, self._membership.engines.all)
         if request.preparing:
             # Checked again after the pipeline: only now is it known which engines may take it, and these may hold less.
-            longest = self._longest(self._reachable(request).engines.values())
+            longest = self._longest(self._reachable(request).engines)
             request.settle_max_tokens(fit(request.spec, len(request.prompt), longest))
         found = self._candidates(request)
         # Only where the Submit would arrive: a full or unconnected lane refuses it, a quarantined engine sends it back.
-        ready = {epoch: peer for epoch, peer in found.engines.items() if peer.lane.ready() and not peer.quarantined}
+        ready = [peer for peer in found.engines if peer.lane.ready() and not peer.quarantined]
         ring_size = self._ring_size()
         alone = self._suspects.is_quarantined(request.suspicion, ring_size)
         found = self._keep_suspects_apart(request, found._replace(engines=ready), ring_size if alone else None)
@@ -143,26 +142,24 @@ class AttemptSender:
         """Peers whose engines can hold all of it."""
         total = len(request.prompt) + request.max_tokens
         found = self._reachable(request)
-        engines = found.engines.values()
-        able = [peer for peer in engines if peer.heartbeat and peer.heartbeat.max_sequence_tokens >= total]
-        return found._replace(engines={peer.epoch: peer for peer in able})
+        able = [peer for peer in found.engines if peer.heartbeat and peer.heartbeat.max_sequence_tokens >= total]
+        return found._replace(engines=able)
 
     def _reachable(self, request: RequestState) -> "_Candidates":
         """Peers whose engines serve its model, of any length."""
         found = _Candidates.of(self._membership.engines.usable, self._membership.detokenizers.usable)
-        serving = self._serving.engines_for(request, found.engines.values())
-        return found._replace(engines={peer.epoch: peer for peer in serving})
+        return found._replace(engines=self._serving.engines_for(request, found.engines))
 
     def _place(self, request: RequestState, found: "_Candidates") -> Attempt:
-        engines, detokenizers = found
         choice = self._placement.choose(
-            [peer.heartbeat for peer in engines.values() if peer.heartbeat],
-            [peer.heartbeat for peer in detokenizers.values() if peer.heartbeat],
+            [peer.heartbeat for peer in found.engines if peer.heartbeat],
+            [peer.heartbeat for peer in found.detokenizers if peer.heartbeat],
             request.prompt,
             request.spec.salt,
             request.spec.n,
         )
-        engine, detokenizer = engines[choice.engine], detokenizers[choice.detokenizer]
+        engine = next(peer for peer in found.engines if peer.epoch == choice.engine)
+        detokenizer = next(peer for peer in found.detokenizers if peer.epoch == choice.detokenizer)
         return Attempt(request.attempts, engine, detokenizer, choice, request.log.received)
 
     def _longest(self, engines: Iterable[EnginePeer]) -> int:
@@ -176,10 +173,10 @@ class AttemptSender:
 
     def _keep_suspects_apart(self, request: RequestState, found: "_Candidates", ring_size: int | None) -> "_Candidates":
         """The engine of the quarantine for a suspect, which comes with the ring's size; the others for the others."""
-        loads = {epoch: self._placement.requests(epoch) for epoch in found.engines}
+        loads = {peer.epoch: self._placement.requests(peer.epoch) for peer in found.engines}
         if ring_size is not None:
             epoch = self._suspects.quarantine(request.suspicion, loads, ring_size)
-            return found._replace(engines={} if epoch is None else {epoch: found.engines[epoch]})
+            return found._replace(engines=[peer for peer in found.engines if peer.epoch == epoch])
         reserved = self._suspects.reserved(loads)
         return found if reserved is None else found.without({reserved})
 
@@ -225,16 +222,14 @@ class AttemptSender:
 
 
 class _Candidates(NamedTuple):
-    """Peers that could take an attempt, by epoch. Each engine reaches at least one of the detokenizers."""
+    """Peers that could take an attempt. Each engine reaches at least one of the detokenizers."""
 
-    engines: dict[int, EnginePeer]
-    detokenizers: dict[int, DetokenizerPeer]
+    engines: list[EnginePeer]
+    detokenizers: list[DetokenizerPeer]
 
     @classmethod
-    def of(cls, engines: Iterable[EnginePeer], detokenizers: Iterable[DetokenizerPeer]) -> "_Candidates":
-        by_epoch = {peer.epoch: peer for peer in detokenizers}
-        able = [peer for peer in engines if any(reaches(peer, to) for to in by_epoch.values())]
-        return cls({peer.epoch: peer for peer in able}, by_epoch)
+    def of(cls, engines: list[EnginePeer], detokenizers: list[DetokenizerPeer]) -> "_Candidates":
+        return cls([peer for peer in engines if any(reaches(peer, to) for to in detokenizers)], detokenizers)
 
     def without(self, avoided: Collection[int]) -> "_Candidates":
         """Without these epochs, where others are left."""
@@ -263,7 +258,6 @@ class CancelQueue:
         self._schedule()
 
     def forget(self, peer: EnginePeer | DetokenizerPeer) -> None:
-        """That process has gone, and its work with it."""
         self._unsent.pop(peer, None)
 
     def close(self) -> None:
@@ -295,5 +289,5 @@ def reaches(engine: EnginePeer, detokenizer: DetokenizerPeer) -> bool:
     return detokenizer.heartbeat.address not in engine.heartbeat.cut_off
 
 
-def _without(peers: dict[int, P], avoided: Collection[int]) -> Iterable[P]:
-    return [peer for epoch, peer in peers.items() if epoch not in avoided] or peers.values()
+def _without(peers: list[P], avoided: Collection[int]) -> list[P]:
+    return [peer for peer in peers if peer.epoch not in avoided] or peers

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
 
 import msgspec
 import structlog
@@ -11,11 +10,9 @@ from router.errors import RequestError
 from router.peers.membership import Membership
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.requests.attempts import AttemptSender, reaches
-from router.requests.counters import RequestCounters
 from router.requests.recovery import Recovery
-from router.requests.registry import Requests
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.registry import RequestCounters, Requests
+from router.requests.request_state import RequestPhase, RequestState
 from router.requests.suspects import Suspects
 from router.requests.token_log import Appended
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
@@ -99,7 +96,6 @@ class Dispatcher:
             self._stop(request)
 
     def on_text_batch(self, batch: TextBatch) -> None:
-        """Starts and rows of many requests."""
         for started in batch.started:
             request = self._current(started.request, started.attempt)
             if request is not None:
@@ -127,16 +123,17 @@ class Dispatcher:
         Those are all that it serves: nothing tells whose rows were lost, and a terminal row may be among them.
         """
         concerned = [request for request in self._requests.on_ring if request.detokenizer == detokenizer]
-        self._lose_all(concerned, ErrorCode.ROWS_LOST, f"messages of the detokenizer {detokenizer} were lost")
+        for request in concerned:
+            self.lose_attempt(request, ErrorCode.ROWS_LOST, f"messages of the detokenizer {detokenizer} were lost")
         return len(concerned)
 
     def on_messages_lost_between(self, engine: int, detokenizer: DetokenizerPeer) -> int:
         """The same for messages of the engine with this epoch to that detokenizer."""
         at = [request for request in self._requests.on_ring if request.attempt.detokenizer is detokenizer]
         concerned = [request for request in at if request.attempt.engine.epoch == engine]
-        if concerned:
-            name = concerned[0].engine
-            self._lose_all(concerned, ErrorCode.ROWS_LOST, f"messages of {name} to {detokenizer.name} were lost")
+        for request in concerned:
+            message = f"messages of {request.engine} to {detokenizer.name} were lost"
+            self.lose_attempt(request, ErrorCode.ROWS_LOST, message)
         return len(concerned)
 
     def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool = False) -> None:
@@ -176,16 +173,10 @@ class Dispatcher:
                 self.lose_attempt(request, ErrorCode.DRAINING, f"{at.name} is draining")
 
     def close(self) -> None:
-        """Send nothing more."""
         self._recovery.close()
         self._attempts.close()
 
-    def _lose_all(self, requests: Iterable[RequestState], code: ErrorCode, message: str) -> None:
-        for request in requests:
-            self.lose_attempt(request, code, message)
-
     def _find_poison(self, dead: EnginePeer | DetokenizerPeer, aboard: list[RequestState]) -> RequestState | None:
-        """The request that this death convicts."""
         progress = {request.suspicion: request.progressed for request in aboard}
         if not isinstance(dead.heartbeat, EngineHeartbeat):
             self._suspects.peer_died(progress)

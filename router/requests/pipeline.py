@@ -8,17 +8,14 @@ from typing import Any
 import structlog
 
 from router.access.principal import Principal
-from router.errors import RequestError
+from router.errors import RequestError, logged
 from router.requests.admission import Admission
-from router.requests.counters import RequestCounters
 from router.requests.dispatcher import Dispatcher
-from router.requests.registry import Requests
+from router.requests.registry import RequestCounters, Requests
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import TokenizerPool
-from router.validate.limits import Limits
-from router.validate.model import Model
+from router.validate.model import Limits, Model
 from router.validate.spec import fit, parse
-from router.validate.violations import logged
 from sluice.ring.errors import FinishReason
 from sluice.v1 import generation_pb2
 

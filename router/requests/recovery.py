@@ -2,18 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from random import random
 
 import structlog
 
 from router.errors import RequestError
 from router.peers.membership import Membership
-from router.requests.admission import Permit
+from router.requests.admission import Admission
 from router.requests.attempts import AttemptSender
-from router.requests.counters import RequestCounters
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.registry import RequestCounters
+from router.requests.request_state import RequestPhase, RequestState
 from router.requests.suspects import Suspects
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.settings.router import RecoverySettings
@@ -34,12 +32,8 @@ RECOVERABLE = frozenset(
         ErrorCode.QUARANTINE,
     }
 )
-"""Errors after which another attempt may succeed."""
 AVOID_PEERS = frozenset({ErrorCode.DRAINING, ErrorCode.OVERLOADED, ErrorCode.STEP_FAILED})
 """Errors after which to avoid the same peers. Not after lost rows: the same engine still has the prefix cached."""
-
-Readmit = Callable[[RequestState], Awaitable[Permit]]
-"""A new permit for a paused request. It is never refused."""
 
 
 class Recovery:
@@ -49,7 +43,7 @@ class Recovery:
         self,
         attempts: AttemptSender,
         membership: Membership,
-        readmit: Readmit,
+        admission: Admission,
         settings: RecoverySettings,
         suspects: Suspects,
         counters: RequestCounters,
@@ -57,7 +51,7 @@ class Recovery:
     ) -> None:
         self._attempts = attempts
         self._membership = membership
-        self._readmit = readmit
+        self._admission = admission
         self._settings = settings
         self._suspects = suspects
         self._counters = counters
@@ -67,7 +61,6 @@ class Recovery:
 
     @property
     def waiting(self) -> int:
-        """Requests between two attempts."""
         return len(self._tasks)
 
     def recover(self, request: RequestState, error: RequestError) -> bool:
@@ -149,7 +142,9 @@ class Recovery:
     async def _resubmit(self, request: RequestState, error: RequestError) -> None:
         if request.phase is RequestPhase.PAUSED:
             await request.log.caught_up(self._settings.max_undelivered_tokens // 2)
-            request.on_admitted(await self._readmit(request))
+            # Never refused; and without context tokens, which its tenant was charged for with the first permit.
+            permit = await self._admission.acquire(request.spec.priority, 0, request.tenant, refusable=False)
+            request.on_admitted(permit)
         await asyncio.sleep(_backoff(request.fruitless))
         try:
             async with asyncio.timeout(self._settings.recovery_timeout):

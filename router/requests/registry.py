@@ -1,14 +1,15 @@
-"""All requests in this router: by their id, while their answer is open; by their number, while they are on the ring."""
+"""All requests in this router, by id while their answer is open and by number while on the ring; and their counts."""
 
 import asyncio
 import secrets
+import time
 from collections import Counter
 
 from router.errors import RequestError
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import Attempt, RequestState
+from router.requests.request_state import Attempt, RequestPhase, RequestState
 from router.validate.spec import Spec
 from sluice.ring.errors import ErrorCode
+from sluice.telemetry.histogram import Histogram
 
 
 class Requests:
@@ -19,22 +20,17 @@ class Requests:
 
     def __init__(self, max_open: int, max_tenant_open: int | None = None) -> None:
         """`max_tenant_open` of one tenant; None: unlimited."""
-        self.idle = asyncio.Event()
-        """Set while no request is open."""
-        self.idle.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._max_open = max_open
         self._max_tenant_open = max_tenant_open
-        self._closed = False
+        self.closed = False
+        """No new requests are taken: the router is draining."""
         self._by_id: dict[str, RequestState] = {}
         self._open: dict[RequestState, None] = {}
         """In order of arrival, in which they recover when an engine is lost."""
         self._open_by_tenant: Counter[str] = Counter()
         self._on_ring: dict[int, RequestState] = {}
-
-    @property
-    def closed(self) -> bool:
-        """No new requests are taken: the router is draining."""
-        return self._closed
 
     @property
     def open(self) -> list[RequestState]:
@@ -46,7 +42,16 @@ class Requests:
 
     def close(self) -> None:
         """Irreversible."""
-        self._closed = True
+        self.closed = True
+
+    async def wait_idle(self, seconds: float) -> bool:
+        """Whether all requests have ended within `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def add(self, spec: Spec, tenant: str = "") -> RequestState:
         """A new request. Raises RequestError DUPLICATE_REQUEST where an open one has its id, DRAINING when closed.
@@ -54,7 +59,7 @@ class Requests:
         OVERLOADED where too many are open, in all or of this tenant. No other limit counts requests whose clients
         do not read their answers.
         """
-        if self._closed:
+        if self.closed:
             raise RequestError(ErrorCode.DRAINING, "the router is draining")
         if spec.request_id in self._by_id:
             raise RequestError(
@@ -67,7 +72,7 @@ class Requests:
         self._by_id[spec.request_id] = request
         self._open[request] = None
         self._open_by_tenant[tenant] += 1
-        self.idle.clear()
+        self._idle.clear()
         return request
 
     def find(self, request_id: str) -> RequestState | None:
@@ -91,15 +96,13 @@ class Requests:
         if not self._open_by_tenant[request.tenant]:
             del self._open_by_tenant[request.tenant]
         if not self._open:
-            self.idle.set()
+            self._idle.set()
 
     def enter_ring(self, request: RequestState, attempt: Attempt) -> None:
-        """An attempt was submitted."""
         request.on_submitted(attempt)
         self._on_ring[request.number] = request
 
     def leave_ring(self, request: RequestState, phase: RequestPhase) -> None:
-        """Rows of its attempt are not awaited any more."""
         request.move_to(phase)
         del self._on_ring[request.number]
 
@@ -120,3 +123,60 @@ class Requests:
         while (number := secrets.randbits(63)) in self._on_ring:
             pass
         return number
+
+
+SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
+TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class RequestCounters:
+    """Since the start of the process. The event loop counts; the thread of a scrape reads."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """Ended requests, by outcome and gRPC status."""
+        self.recoveries: Counter[str] = Counter()
+        """Attempts that were given up for another one, by error code."""
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.completion_tokens = 0
+        self.request_seconds = Histogram(SECONDS)
+        self.queue_seconds = Histogram(SECONDS)
+        self.first_token_seconds = Histogram(SECONDS)
+        self.inter_token_seconds = Histogram(TOKEN_SECONDS)
+        """Between two tokens of a sequence; tokens that come together share the time."""
+
+    def on_tokens(self, request: RequestState, index: int, count: int) -> None:
+        """`count` tokens of one sequence came over the ring. A unary call's come at its end: see `on_ended`."""
+        if not request.spec.streaming:
+            return
+        now, sequence = time.monotonic(), request.log.sequences[index]
+        if sequence.last_at is not None:
+            self.inter_token_seconds.observe((now - sequence.last_at) / count, count)
+        # The first token of the request; the first of its other sequences is between no two tokens, and counts nowhere.
+        elif all(other.last_at is None for other in request.log.sequences):
+            self.first_token_seconds.observe(now - request.arrived)
+        sequence.last_at = now
+
+    def on_refused(self, outcome: str, status: str) -> None:
+        self.requests[outcome, status] += 1
+
+    def on_ended(self, request: RequestState, outcome: str, status: str) -> None:
+        self.requests[outcome, status] += 1
+        self.request_seconds.observe(time.monotonic() - request.arrived)
+        if not request.spec.streaming:
+            self._count_unary(request)
+        if request.submitted is not None:
+            self.queue_seconds.observe(request.submitted - request.arrived)
+        self.prompt_tokens += len(request.prompt)
+        self.cached_tokens += request.log.started.cached_tokens if request.log.started else 0
+        self.completion_tokens += request.log.received
+
+    def _count_unary(self, request: RequestState) -> None:
+        """By the engine's own times: the detokenizer sends nothing before the end."""
+        if request.first_token_seconds is not None:
+            self.first_token_seconds.observe(request.first_token_seconds)
+        for sequence in request.log.sequences:
+            if sequence.end is not None and sequence.received > 1:
+                gaps = sequence.received - 1
+                self.inter_token_seconds.observe(sequence.end.times.generation / gaps, gaps)

@@ -1,19 +1,57 @@
-"""One request's state: its phase, its latest attempt and its progress. Only the methods of this class write it."""
+"""One request's state: its phase, its latest attempt and its progress. Only its methods write it, as a test checks."""
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Final
 
 from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Choice
 from router.requests.admission import Permit
-from router.requests.request_phase import PREPARING, SUBMITTED, TRANSITIONS, WITHOUT_PERMIT, RequestPhase
 from router.requests.suspects import Suspicion
 from router.requests.token_log import RequestLog
 from router.validate.spec import Spec
 from sluice.ring.params import RetentionParams
 from sluice.ring.wire import PROBATION_TOKENS, Started, Times
+
+
+class RequestPhase(Enum):
+    """Where a request is between its arrival and the end of its last attempt; the value says what happens there."""
+
+    TOKENIZING = "its prompt becomes token ids"
+    QUEUED = "it waits for a permit"
+    PLACING = "it waits for peers that can take its first attempt"
+    ON_RING = "an attempt runs"
+    CANCELLING = "a Cancel was sent for its attempt, whose terminal rows are awaited"
+    RECOVERING = "its attempt was lost; it waits for peers that can take the next one"
+    PAUSED = "its client reads too slowly: no attempt and no permit until the client has caught up"
+    ENDED = "no attempt runs, and none will follow"
+
+
+P = RequestPhase
+PREPARING = frozenset({P.TOKENIZING, P.QUEUED, P.PLACING})
+SUBMITTED = frozenset({P.ON_RING, P.CANCELLING})
+WITHOUT_PERMIT = frozenset({P.PAUSED, P.ENDED})
+
+TRANSITIONS: Mapping[P, Mapping[P, str]] = {
+    P.TOKENIZING: {P.QUEUED: "prompt tokenized", P.ENDED: "refused or stopped"},
+    P.QUEUED: {P.PLACING: "permit granted", P.ENDED: "refused or stopped"},
+    P.PLACING: {P.ON_RING: "submitted", P.ENDED: "no peers, or stopped"},
+    P.ON_RING: {
+        P.CANCELLING: "stopped",
+        P.RECOVERING: "attempt lost",
+        P.PAUSED: "client too slow",
+        P.ENDED: "last terminal row, or attempt lost beyond recovery",
+    },
+    P.CANCELLING: {P.ENDED: "last terminal row, or attempt lost"},
+    P.RECOVERING: {P.ON_RING: "submitted again", P.ENDED: "no peers, or stopped"},
+    P.PAUSED: {P.RECOVERING: "client caught up, permit granted", P.ENDED: "stopped"},
+    P.ENDED: {},
+}
+"""Every legal change of phase, with its cause. "Stopped": by an abort, a client that has gone, the time limit, or a
+router that drains. docs/architecture.md has the diagram, generated from this table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +68,6 @@ class Attempt:
     submitted: float = field(default_factory=lambda: time.monotonic())
     """On time.monotonic's clock, as all times here."""
     started: bool = False
-    """The engine reported its start."""
     has_tokens: bool = False
     """Its first token has come, so the prompt is computed."""
 
@@ -48,52 +85,42 @@ class RequestState:
         self.log: Final = RequestLog(spec.n, spec.resume)
         self.suspicion: Final = Suspicion(deaths=spec.engine_deaths)
         """Written by `Suspects` alone."""
-        self._phase = RequestPhase.TOKENIZING
+        self.phase = RequestPhase.TOKENIZING
+        self.aborted = False
+        """Its client, or an admin, asked for its end."""
+        self.prompt: list[int] = []
+        self.retention = RetentionParams()
+        self.max_tokens = 0
+        """Settled by the first submit."""
+        self.attempts = 0
+        """Submitted so far, so also the number of the next one."""
+        self.fruitless = 0
+        """Attempts in a row that brought no token."""
+        self.avoided: frozenset[int] = frozenset()
+        """Epochs of peers where those attempts failed: others are preferred."""
+        self.model = spec.resume_model
+        """Fingerprint of the latest attempt's model; before the first one, of the model of its `resume` tokens."""
+        self.submitted: float | None = None
+        """When its first attempt was."""
         self._preparation: asyncio.Timeout | None = None
-        self._prompt: list[int] = []
-        self._retention = RetentionParams()
         self._permit: Permit | None = None
-        self._max_tokens = 0
         self._attempt: Attempt | None = None
-        self._attempts = 0
-        self._model = spec.resume_model
         self._ended: set[int] = set()
-        self._aborted = False
-        self._fruitless = 0
-        self._avoided: frozenset[int] = frozenset()
         self._unseen_at_death = 0
-        self._submitted: float | None = None
         self._first_tokens: float | None = None
         self._first_delta: float | None = None
 
     # What others read.
 
     @property
-    def phase(self) -> RequestPhase:
-        return self._phase
-
-    @property
     def preparing(self) -> bool:
         """Nothing was submitted yet."""
-        return self._phase in PREPARING
+        return self.phase in PREPARING
 
     @property
     def on_ring(self) -> bool:
         """An attempt was submitted and its end is awaited."""
-        return self._phase in SUBMITTED
-
-    @property
-    def prompt(self) -> list[int]:
-        return self._prompt
-
-    @property
-    def retention(self) -> RetentionParams:
-        return self._retention
-
-    @property
-    def max_tokens(self) -> int:
-        """Settled by the first submit; 0 before it."""
-        return self._max_tokens
+        return self.phase in SUBMITTED
 
     @property
     def attempt(self) -> Attempt:
@@ -103,13 +130,7 @@ class RequestState:
         return self._attempt
 
     @property
-    def attempts(self) -> int:
-        """Submitted so far, so also the number of the next one."""
-        return self._attempts
-
-    @property
     def engine(self) -> str | None:
-        """Name of the latest attempt's engine."""
         return self._attempt.engine.name if self._attempt else None
 
     @property
@@ -117,36 +138,11 @@ class RequestState:
         return self._attempt.detokenizer.name if self._attempt else None
 
     @property
-    def model(self) -> str:
-        """Fingerprint of the latest attempt's model; before the first one, of the model of its `resume` tokens."""
-        return self._model
-
-    @property
     def bound(self) -> bool:
         """It can go on with `model` only: its client was told of that model, or tokens of it have come."""
-        return bool(self._model) and (
+        return bool(self.model) and (
             bool(self.spec.resume_model or self._ended) or self.log.start_delivered or self.log.received > 0
         )
-
-    @property
-    def aborted(self) -> bool:
-        """Its client, or an admin, asked for its end."""
-        return self._aborted
-
-    @property
-    def fruitless(self) -> int:
-        """Attempts in a row that brought no token."""
-        return self._fruitless
-
-    @property
-    def avoided(self) -> frozenset[int]:
-        """Epochs of peers where those attempts failed: others are preferred."""
-        return self._avoided
-
-    @property
-    def submitted(self) -> float | None:
-        """When its first attempt was."""
-        return self._submitted
 
     @property
     def first_token_seconds(self) -> float | None:
@@ -154,9 +150,9 @@ class RequestState:
         if self._first_delta is not None:
             return self._first_delta - self.arrived
         times = [sequence.end.times for sequence in self.log.sequences if sequence.end and sequence.received]
-        if self._submitted is None or not times:
+        if self.submitted is None or not times:
             return None
-        return self._submitted - self.arrived + min(found.queue + found.context for found in times)
+        return self.submitted - self.arrived + min(found.queue + found.context for found in times)
 
     @property
     def interval(self) -> int:
@@ -176,14 +172,14 @@ class RequestState:
 
     def times_since_submit(self, found: Times) -> Times:
         """`found`, of the latest attempt, as times since the first submit."""
-        if self.attempt.number == 0 or self._submitted is None:
+        if self.attempt.number == 0 or self.submitted is None:
             return found
-        before = self.attempt.submitted - self._submitted
+        before = self.attempt.submitted - self.submitted
         if self._first_tokens is None or self._first_tokens >= self.attempt.submitted:
             # No earlier attempt brought a token: all the time before this one is waiting.
             return Times(before + found.queue, found.context, found.generation)
         # An earlier attempt did: what came after its first token is generation, this attempt's start included.
-        context = self._first_tokens - self._submitted
+        context = self._first_tokens - self.submitted
         return Times(0.0, context, before - context + found.queue + found.context + found.generation)
 
     # The way to the ring.
@@ -199,44 +195,42 @@ class RequestState:
 
     def on_tokenized(self, prompt: list[int], retention: RetentionParams) -> None:
         self.move_to(RequestPhase.QUEUED)
-        self._prompt, self._retention = prompt, retention
+        self.prompt, self.retention = prompt, retention
 
     def on_admitted(self, permit: Permit) -> None:
         """It holds `permit` from here on, and releases it when it ends or pauses."""
-        paused = self._phase is RequestPhase.PAUSED
+        paused = self.phase is RequestPhase.PAUSED
         self.move_to(RequestPhase.RECOVERING if paused else RequestPhase.PLACING)
         self._permit = permit
 
     def settle_max_tokens(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
 
     def on_submitted(self, attempt: Attempt) -> None:
         self.move_to(RequestPhase.ON_RING)
         self._attempt = attempt
-        self._attempts += 1
-        if self._submitted is None:
-            self._submitted = attempt.submitted
+        self.attempts += 1
+        if self.submitted is None:
+            self.submitted = attempt.submitted
         if attempt.engine.heartbeat is not None:
-            self._model = attempt.engine.heartbeat.fingerprint
+            self.model = attempt.engine.heartbeat.fingerprint
 
     # On the ring.
 
     def on_started(self, started: Started) -> None:
         """The engine has begun the attempt; of the first start the tenant is credited with the cached tokens."""
         # A later attempt finds the prompt cached by the first one, which has been charged for it.
-        if self._attempts == 1 and self.log.started is None and self._permit is not None:
-            self._permit.credit_cached(min(started.cached_tokens, len(self._prompt)))
+        if self.attempts == 1 and self.log.started is None and self._permit is not None:
+            self._permit.credit_cached(min(started.cached_tokens, len(self.prompt)))
         self._attempt = replace(self.attempt, started=True)
         self.log.start(started)
 
     def on_first_token(self) -> None:
-        """Of the attempt."""
         self._attempt = replace(self.attempt, has_tokens=True)
         if self._first_tokens is None:
             self._first_tokens = time.monotonic()
 
     def charge_output(self, tokens: int) -> None:
-        """To the tenant's share."""
         if self._permit is not None:
             self._permit.charge_output(tokens)
 
@@ -251,7 +245,7 @@ class RequestState:
         return len(self._ended) == self.spec.n
 
     def abort(self) -> None:
-        self._aborted = True
+        self.aborted = True
 
     # Off the ring.
 
@@ -263,22 +257,22 @@ class RequestState:
     def on_attempt_lost(self, accepted: bool = True, avoid: bool = False) -> None:
         """Called before it leaves the ring. `accepted`: its engine had taken it; `avoid`: prefer other peers next."""
         if self.log.received > self.attempt.tokens_before:
-            self._fruitless, self._avoided = 0, frozenset()
+            self.fruitless, self.avoided = 0, frozenset()
         else:
-            self._fruitless += accepted
+            self.fruitless += accepted
         if avoid:
-            self._avoided |= {self.attempt.engine.epoch, self.attempt.detokenizer.epoch}
+            self.avoided |= {self.attempt.engine.epoch, self.attempt.detokenizer.epoch}
 
     def end(self) -> None:
         """Nothing was submitted, or no attempt will follow. Idempotent."""
-        if self._phase is not RequestPhase.ENDED:
+        if self.phase is not RequestPhase.ENDED:
             self.move_to(RequestPhase.ENDED)
 
     def move_to(self, phase: RequestPhase) -> None:
         """Raises RuntimeError where TRANSITIONS does not list the change: a bug in the caller."""
-        if phase not in TRANSITIONS[self._phase]:
-            raise RuntimeError(f"request {self.number} cannot get from {self._phase.name} to {phase.name}")
-        self._phase = phase
+        if phase not in TRANSITIONS[self.phase]:
+            raise RuntimeError(f"request {self.number} cannot get from {self.phase.name} to {phase.name}")
+        self.phase = phase
         if phase in WITHOUT_PERMIT and self._permit is not None:
             self._permit.release()
             self._permit = None

@@ -113,7 +113,6 @@ class Suspects:
         return epoch if loads[epoch] <= FEW_REQUESTS else None
 
     def enter_quarantine(self, one: Suspicion, epoch: int) -> None:
-        """It was submitted to that engine, alone."""
         self._held = one, epoch
         self.quarantines += 1
 
@@ -123,11 +122,9 @@ class Suspects:
             self._held = None
 
     def wait(self, one: Suspicion) -> None:
-        """It waits for its next attempt."""
         (self._waiting if self.is_quarantined(one, 2) else self._others_waiting).add(one)
 
     def stop_waiting(self, one: Suspicion) -> None:
-        """Idempotent."""
         self._waiting.discard(one)
         self._others_waiting.discard(one)
 

@@ -2,8 +2,8 @@
 
 import asyncio
 from array import array
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 from router.errors import RequestError
@@ -14,8 +14,6 @@ NO_TIMES = Times(0.0, 0.0, 0.0)
 
 
 class Appended(Enum):
-    """What became of a row."""
-
     TAKEN = 0
     SEEN = 1
     """Every token of it had come before."""
@@ -26,7 +24,7 @@ class Appended(Enum):
 class SequenceLog:
     """One sequence: every token received, and the text and logprobs that the reader has not taken yet."""
 
-    __slots__ = ("cumulative", "delivered", "end", "ids", "index", "last_at", "logprobs", "received", "text", "updated")
+    __slots__ = ("cumulative", "delivered", "end", "ids", "index", "last_at", "logprobs", "received", "text")
 
     def __init__(self, index: int, resumed: Sequence[int] = ()) -> None:
         """`resumed`: tokens that the client has already."""
@@ -34,7 +32,6 @@ class SequenceLog:
         self.ids = array("q", resumed)
         """Every token of the continuation; emptied once it has ended and was delivered."""
         self.received = len(resumed)
-        """Number of tokens."""
         self.delivered = len(resumed)
         """Of those, how many the reader has taken."""
         self.text: list[str] = []
@@ -46,15 +43,12 @@ class SequenceLog:
         self.end: End | None = None
         self.last_at: float | None = None
         """When its latest tokens came, on time.monotonic's clock."""
-        self.updated = False
-        """It is in `RequestLog`'s queue of updated sequences."""
 
     @property
     def undelivered_ids(self) -> "array[int]":
         return self.ids[self.delivered :]
 
     def drop_content(self) -> None:
-        """Keep only the counts."""
         self.ids, self.text, self.logprobs = array("q"), [], []
 
 
@@ -71,7 +65,8 @@ class RequestLog:
         """Tokens of all sequences that came over the ring."""
         self.undelivered = 0
         """Of those, what the reader has not taken."""
-        self._updated: deque[SequenceLog] = deque()
+        self._updated: OrderedDict[SequenceLog, None] = OrderedDict()
+        """Sequences with something new, in the order in which it came."""
         self._unfinished = n
         self._reader: asyncio.Future[None] | None = None
         self._catching_up: asyncio.Future[None] | None = None
@@ -79,7 +74,6 @@ class RequestLog:
 
     @property
     def complete(self) -> bool:
-        """Every sequence has its end."""
         return self._unfinished == 0
 
     @property
@@ -101,10 +95,9 @@ class RequestLog:
         """The engine has begun; only the first start counts."""
         if self.started is None:
             self.started = started
-            self._wake_reader()
+            _wake(self._reader)
 
     def mark_start_delivered(self) -> None:
-        """The client is being told of `started`."""
         self.start_delivered = True
 
     def forget_start(self) -> None:
@@ -137,27 +130,22 @@ class RequestLog:
             sequence.cumulative += logprob.logprob
         if row.end is not None:
             self._end(sequence, row.end)
-        self._mark_updated(sequence)
-        self._wake_reader()
+        self._updated[sequence] = None
+        _wake(self._reader)
         return Appended.TAKEN
 
     def next_updated(self) -> SequenceLog | None:
         """The next sequence that has something new; None where the reader has seen everything."""
-        if not self._updated:
-            return None
-        sequence = self._updated.popleft()
-        sequence.updated = False
-        return sequence
+        return self._updated.popitem(last=False)[0] if self._updated else None
 
     def mark_delivered(self, sequence: SequenceLog) -> None:
-        """The reader has taken all that came of this sequence."""
         self.undelivered -= sequence.received - sequence.delivered
         sequence.delivered = sequence.received
         sequence.text.clear()
         sequence.logprobs.clear()
         if sequence.end is not None:
             sequence.drop_content()
-        self._wake_catching_up()
+        _wake(self._catching_up)
 
     def reader_behind(self, most: int) -> bool:
         """Whether more than `most` tokens wait while the reader is in a write."""
@@ -169,14 +157,14 @@ class RequestLog:
         for sequence in self.sequences:
             if sequence.end is None and self.open:
                 self._end(sequence, End(reason, NO_TIMES))
-                self._mark_updated(sequence)
-        self._wake_reader()
+                self._updated[sequence] = None
+        _wake(self._reader)
 
     def fail(self, error: RequestError) -> None:
         """End the request with an error. Only the first counts, and none where every sequence has its end."""
         if self.open:
             self.fault = error
-            self._wake_reader()
+            _wake(self._reader)
 
     def close(self) -> None:
         """The reader has gone: keep nothing more."""
@@ -185,10 +173,17 @@ class RequestLog:
         for sequence in self.sequences:
             sequence.drop_content()
 
+    async def wait_until(self, reached: Callable[[], bool]) -> None:
+        """Raises the request's RequestError where it fails before."""
+        while self.fault is None and not reached():
+            await self.changed()
+        if self.fault is not None:
+            raise self.fault
+
     async def changed(self) -> None:
         """Wait for the next change. Call it only where `next_updated` returned None."""
         self._reader = asyncio.get_running_loop().create_future()
-        self._wake_catching_up()
+        _wake(self._catching_up)
         try:
             await self._reader
         finally:
@@ -207,15 +202,7 @@ class RequestLog:
         sequence.end = end
         self._unfinished -= 1
 
-    def _mark_updated(self, sequence: SequenceLog) -> None:
-        if not sequence.updated:
-            sequence.updated = True
-            self._updated.append(sequence)
 
-    def _wake_reader(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    def _wake_catching_up(self) -> None:
-        if self._catching_up is not None and not self._catching_up.done():
-            self._catching_up.set_result(None)
+def _wake(waiting: "asyncio.Future[None] | None") -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)

@@ -10,9 +10,8 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from router.errors import RequestError, Violation
+from router.errors import RequestError, Violation, shown
 from router.validate.prompt import ChatPrompt
-from router.validate.violations import shown
 from sluice.ring.checkpoint import CheckpointError
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

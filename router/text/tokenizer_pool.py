@@ -4,13 +4,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from router.errors import RequestError, Violation
 from router.text.chat_template import ChatTemplate
-from router.validate.prompt import ChatPrompt, IdsPrompt, Prompt
+from router.validate.prompt import ChatPrompt, IdsPrompt, Prompt, TextPrompt
 from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.ring.errors import ErrorCode
 from sluice.ring.vocabulary import Vocabulary
@@ -24,12 +24,6 @@ MAX_WAITING_BYTES = 64 << 20
 """Of these texts: so much memory a flood of long prompts can take."""
 
 T = TypeVar("T")
-
-
-class Encoding(NamedTuple):
-    ids: list[int]
-    offsets: list[tuple[int, int]]
-    """[start, end) in Unicode code points, one per id."""
 
 
 class TokenizerPool:
@@ -59,24 +53,23 @@ class TokenizerPool:
     async def encode(self, text: str, add_special_tokens: bool, into: Callable[[Encoding], T]) -> T:
         """`into(encoding)`, called in the thread too, since a text may have millions of tokens."""
 
-        def work() -> T:
-            found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            return into(Encoding(found.ids, found.offsets))
-
-        return await self._run(len(text.encode()), work)
+        return await self._run(
+            len(text.encode()), lambda: into(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        )
 
     async def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Invalid UTF-8 becomes U+FFFD."""
-        size = ID_BYTES * len(ids)
-        return await self._run(size, lambda: str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)))
+        given = list(ids)
+        return await self._run(
+            ID_BYTES * len(given),
+            lambda: str(self._tokenizer.decode(given, skip_special_tokens=skip_special_tokens)),
+        )
 
     def close(self) -> None:
         """Stop the threads; queued work is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _encode_prompt(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, IdsPrompt):
-            return list(prompt.ids)
+    def _encode_prompt(self, prompt: TextPrompt | ChatPrompt) -> list[int]:
         text = self._render(prompt) if isinstance(prompt, ChatPrompt) else prompt.text
         return list(self._tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens).ids)
 
@@ -102,7 +95,8 @@ class TokenizerPool:
                     f"at most {MAX_WAITING_BYTES} are allowed"
                 )
                 raise RequestError(ErrorCode.OVERLOADED, message)
-            self._count(1, size)
+            self._waiting += 1
+            self._waiting_bytes += size
         future = self._threads.submit(_guarded, work)
         # Counted until the work ends: a thread goes on even if the caller was cancelled.
         future.add_done_callback(lambda _: self._done(size))
@@ -110,11 +104,8 @@ class TokenizerPool:
 
     def _done(self, size: int) -> None:
         with self._lock:
-            self._count(-1, -size)
-
-    def _count(self, texts: int, size: int) -> None:
-        self._waiting += texts
-        self._waiting_bytes += size
+            self._waiting -= 1
+            self._waiting_bytes -= size
 
 
 def _guarded(work: Callable[[], T]) -> T:

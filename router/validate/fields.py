@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 
 from google.protobuf.message import Message
 
-from router.errors import RequestError, Violation
-from router.validate.limits import Limits
-from router.validate.violations import Violations
+from router.errors import RequestError, Violation, Violations
+from router.validate.model import Limits
 from sluice.ring.errors import ErrorCode
 from sluice.v1.generation_pb2 import GenerationSpec
 from sluice.v1.sampling_pb2 import GuidedDecoding
@@ -105,7 +104,8 @@ below n passes here and is reported by `parse`."""
 def reject_unbuilt(spec: GenerationSpec, limits: Limits) -> None:
     """Raises RequestError: INVALID_ARGUMENT for an oversized guide, else NOT_BUILT_YET naming every rejected field."""
     _check_guide_size(spec.guided, limits)
-    found = [f"spec.{path}" for path in sorted(REJECTED) if _is_set(spec, path) and not _is_off(spec, path)]
+    in_use = (path for path in sorted(REJECTED) if _is_set(spec, path) and not (path in OFF and OFF[path](spec)))
+    found = [f"spec.{path}" for path in in_use]
     if found:
         raise RequestError(
             ErrorCode.NOT_BUILT_YET,
@@ -122,10 +122,6 @@ def _check_guide_size(guide: GuidedDecoding, limits: Limits) -> None:
     elif kind in GUIDE_TEXTS:
         bad.at_most(f"spec.guided.{kind}", len(getattr(guide, kind).encode()), limits.guide_bytes, "bytes")
     bad.raise_if_any()
-
-
-def _is_off(spec: GenerationSpec, path: str) -> bool:
-    return path in OFF and OFF[path](spec)
 
 
 def _is_set(spec: GenerationSpec, path: str) -> bool:

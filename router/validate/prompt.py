@@ -6,9 +6,8 @@ from typing import Any
 
 from google.protobuf import struct_pb2
 
-from router.validate.limits import Limits
-from router.validate.model import Model
-from router.validate.violations import Violations, shown
+from router.errors import Violations, shown
+from router.validate.model import Limits, Model
 from sluice.v1 import generation_pb2
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from router.validate.limits import Limits
-from router.validate.violations import Range, Violations
+from router.errors import Range, Violations
+from router.validate.model import Limits
 from sluice.ring.params import DEFAULT_RETENTION, RangeRetention, RetentionParams
 from sluice.v1 import generation_pb2
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.validate.limits import Limits
-from router.validate.model import SAMPLING_RANGES, Model
-from router.validate.violations import Range, Violations
+from router.errors import Range, Violations
+from router.validate.model import SAMPLING_RANGES, Limits, Model
 from sluice.ring.params import SamplingParams
 from sluice.v1 import sampling_pb2
 

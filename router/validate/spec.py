@@ -6,14 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from router.errors import RequestError, Violation
+from router.errors import RequestError, Violation, Violations, shown
 from router.validate.fields import reject_unbuilt
-from router.validate.limits import Limits
-from router.validate.model import Model
+from router.validate.model import Limits, Model
 from router.validate.prompt import Prompt, parse_prompt
 from router.validate.retention import Retention, parse_retention
 from router.validate.sampling import Stopping, parse_sampling, parse_stopping
-from router.validate.violations import Violations, shown
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import SamplingParams, TextParams
 from sluice.v1 import generation_pb2
@@ -44,7 +42,6 @@ class Spec:
     time_limit: float | None
     """Seconds, from the request's arrival."""
     token_ids: bool
-    """Whether to return token ids."""
     echo: bool
     timings: bool
     streaming: bool
@@ -226,7 +223,6 @@ def _time_limit(spec: generation_pb2.GenerationSpec, limits: Limits, bad: Violat
 def _resume(
     given: Sequence[generation_pb2.ResumeFrom], n: int, stopping: Stopping, model: Model, bad: Violations
 ) -> dict[int, tuple[int, ...]]:
-    """Tokens by output index."""
     found: dict[int, tuple[int, ...]] = {}
     most = stopping.max_tokens or model.max_context_tokens
     for i, part in enumerate(given):

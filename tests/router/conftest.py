@@ -180,14 +180,15 @@ async def rest(call) -> list[pb.GenerateStreamResponse]:
 def nothing_left(client: Client) -> bool:
     """Every request has ended, on both sides, and gave back what it held."""
     router = client.router
-    engines, detokenizers = router.ring.placement._engines.values(), router.ring.placement._detokenizers.values()
+    placement = router.ring.placement
+    engines, streams = placement._engines.values(), placement._streams.values()
     return (
         not router.ring.requests.on_ring
         and not router.ring.requests.open
         and router.ring.admission.live == 0
         and not router.ring.dispatcher._recovery.waiting
         and not any(load.requests or load.sequences or load.context_tokens for load in engines)
-        and not any(load.streams for load in detokenizers)
+        and not any(streams)
     )
 
 

@@ -119,7 +119,7 @@ async def begin_call(ring, start, monkeypatch):
         calls.append(call)
         return Principal()
 
-    monkeypatch.setattr("router.access.access.Access.caller", lambda self, call: admit(call))
+    monkeypatch.setattr("router.access.access.Authenticator.admit", lambda self, call, admin=False: admit(call))
     ring.add_engine()
     ring.add_detokenizer()
     return await start(), calls

@@ -89,7 +89,7 @@ def check(client, details: Details) -> None:
         ("router.api.responses.ResponseBuilder.started", stream),
         ("router.api.responses.ResponseBuilder.delta", stream),
         ("router.api.responses.ResponseBuilder.done", stream),
-        ("router.requests.counters.RequestCounters.on_ended", generate),
+        ("router.requests.registry.RequestCounters.on_ended", generate),
         ("router.api.admin_service.AdminService._stats", stats),
         ("router.api.admin_service.AdminService._stats", stream_stats),
         ("router.api.health.HealthService._answer", check_health),
@@ -107,7 +107,7 @@ async def test_its_text_stays_in_the_log(client, monkeypatch, broken, call):
 @pytest.mark.parametrize(
     ("broken", "call"),
     [
-        ("router.api.model_service.ModelService.list_models", models),
+        ("router.api.admin_service.ModelService.list_models", models),
         ("router.api.admin_service.AdminService.get_stats", stats),
     ],
 )

@@ -291,7 +291,7 @@ def left_behind(name: str, process: Process) -> list[str]:
             "recoveries": router.ring.dispatcher._recovery.waiting,
             "tenants": router.ring.admission.shares.tenants,
             "requests charged": sum(load.requests for load in router.ring.placement._engines.values()),
-            "streams charged": sum(load.streams for load in router.ring.placement._detokenizers.values()),
+            "streams charged": sum(router.ring.placement._streams.values()),
             "cancels": sum(map(len, router.ring.dispatcher._attempts._cancels._unsent.values())),
         }
     return [f"{name} holds {count} {what}" for what, count in found.items() if count]

@@ -223,7 +223,7 @@ class SimRouter(Process):
         self.tasks.append(asyncio.get_running_loop().create_task(self._stop()))
 
     async def _stop(self) -> None:
-        await self.router.ring.drain.run(3.0)
+        await self.router.ring.drain(3.0)
         await asyncio.sleep(0.5)
         self.ended = True
         self._end()

@@ -91,7 +91,7 @@ def simulated(network: Network, loop: VirtualLoop):
 
 
 class SimRouterInbox:
-    """router.peers.inbox.RouterInbox on a SimInbox."""
+    """router.ring_side.RouterInbox on a SimInbox."""
 
     def __init__(self, network: Network, address: str, handle) -> None:
         self._inbox = SimInbox(network, address, ToRouter)

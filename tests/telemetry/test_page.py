@@ -7,8 +7,7 @@ import detok_service.metrics
 import engine_worker.ringside.metrics
 import router.metrics
 from router.api.stats_broadcast import StatsBroadcast
-from router.requests.counters import RequestCounters
-from router.requests.registry import Requests
+from router.requests.registry import RequestCounters, Requests
 from router.requests.suspects import Suspects
 from tests.fakes.admission import make_admission
 from tests.fakes.engine import EngineBench
@@ -45,16 +44,17 @@ def test_engine():
 
 async def test_router():
     found, peers = router.metrics, Having(all=[], unknown=0)
-    metrics = [
-        *found.requests(RequestCounters(), Requests(1)),
-        *found.admission(make_admission(1, 1, 1)),
-        *found.ring(Having(engines=peers, detokenizers=peers), INBOX, Having(late_rows=0, between_attempts=0)),
-        *found.suspects(Suspects(1.0)),
-        *found.steps(StatsBroadcast()),
-        *found.access(Having(refused={}, handshakes=Having(begun=0, used=0), reloads=Having(counts={}))),
-        *found.log(),
-    ]
-    assert shown(metrics) == documented("sluice_router_")
+    ring = Having(
+        counters=RequestCounters(),
+        requests=Requests(1),
+        admission=make_admission(1, 1, 1),
+        membership=Having(engines=peers, detokenizers=peers),
+        inbox=INBOX,
+        dispatcher=Having(late_rows=0, between_attempts=0),
+        suspects=Suspects(1.0),
+    )
+    access = Having(refused={}, handshakes=Having(begun=0, used=0), reloads=Having(counts={}))
+    assert shown(found.read(ring, StatsBroadcast(), access)) == documented("sluice_router_")
 
 
 def test_detokenizer():

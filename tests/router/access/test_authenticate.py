@@ -14,9 +14,10 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from router.access.access import AccessError
-from router.access.auth_hook import MAX_THREADS, AuthHook, ClientPeer, HookError
+from router.access.auth_hook import MAX_THREADS, AuthHook, ClientPeer
 from router.access.bearer_tokens import read_tokens
 from router.access.principal import Principal
+from router.errors import RequestError
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from tests.fakes.ring_peers import hang
@@ -273,9 +274,9 @@ async def test_whatever_it_does_refuses_the_call_and_no_more(outcome, reason):
 
     for function in (plain, coroutine):
         asked = hook(function)
-        with pytest.raises(HookError) as error:
+        with pytest.raises(RequestError) as error:
             await asked.ask({"authorization": ALICE}, PEER)
-        assert error.value.reason == reason
+        assert error.value.metadata["cause"] == reason
         assert ALICE not in str(asked._log.told)
 
 
@@ -284,7 +285,7 @@ async def test_one_that_never_returns_is_given_up_and_does_not_hold_others_for_e
     stuck = hook(lambda metadata, peer: waiting.wait(60), 0.05)
 
     async def ask():
-        with pytest.raises(HookError, match="in time"):
+        with pytest.raises(RequestError, match="in time"):
             await stuck.ask({}, PEER)
 
     before = threading.active_count()

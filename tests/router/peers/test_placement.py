@@ -183,4 +183,4 @@ def test_releases_bring_all_counts_back_even_after_a_loss():
         placement.release(choice, begun=bool(i % 2))
     left = placement._engines[2]
     assert (left.requests, left.sequences, left.context_tokens, left.work) == (0, 0, 0, 0)
-    assert {load.streams for load in placement._detokenizers.values()} == {0}
+    assert set(placement._streams.values()) == {0}

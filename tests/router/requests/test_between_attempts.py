@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_between_attempts(ring, start):
 
 async def test_a_drain_of_the_router_between_attempts(ring, start):
     client, _, task = await lone_stream_without_engine(ring, start)
-    await client.router.ring.drain.run(0.0)
+    await client.router.ring.drain(0.0)
     assert (await refused(task)).info.reason == "DRAINING"
     await client.until(lambda: nothing_left(client))
 

@@ -287,7 +287,7 @@ async def test_drain_lets_requests_end_refuses_new_ones_and_hands_the_late_back(
     unary = client.generation.Generate(pb.GenerateRequest(spec=text_spec()))
     await client.until(lambda: len(ring.calls) == 2)
     drain = asyncio.ensure_future(client.admin.Drain(admin_pb2.DrainRequest(timeout=Duration(nanos=500_000_000))))
-    await client.until(lambda: client.router.ring.drain.begun)
+    await client.until(lambda: client.router.ring.requests.closed)
     details = await refused(client.events(text_spec()))
     assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "DRAINING")
     assert details.retry is not None

@@ -14,22 +14,19 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.api.responses import ResponseBuilder, StreamWriter, wait_for_end
+from router.api.responses import ResponseBuilder, write_stream
 from router.errors import RequestError
 from router.peers.placement import Placement
 from router.requests import attempts, recovery
 from router.requests import dispatcher as dispatch
 from router.requests.attempts import AttemptSender
-from router.requests.counters import RequestCounters
 from router.requests.dispatcher import Dispatcher
 from router.requests.recovery import Recovery
-from router.requests.registry import Requests
-from router.requests.request_phase import RequestPhase
-from router.requests.request_state import RequestState
+from router.requests.registry import RequestCounters, Requests
+from router.requests.request_state import RequestPhase, RequestState
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
-from router.validate.limits import limits_of
-from router.validate.model import describe
+from router.validate.model import describe, limits_of
 from router.validate.spec import parse
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import ErrorCode
@@ -95,15 +92,12 @@ class Machine(RuleBasedStateMachine):
             self.requests, self.ring, self.placement, serving, self.suspects, "router", 4096, SILENT
         )
         counters = RequestCounters()
-        self.recovery = Recovery(self.attempts, self.ring, self.readmit, SETTINGS, self.suspects, counters, SILENT)
+        self.recovery = Recovery(self.attempts, self.ring, self.admission, SETTINGS, self.suspects, counters, SILENT)
         self.dispatcher = Dispatcher(
             self.requests, self.ring, self.attempts, self.recovery, self.suspects, 3600.0, counters, SILENT
         )
         self.clients: list[Client] = []
         self.numbers = itertools.count(1)
-
-    async def readmit(self, live: RequestState):
-        return await self.admission.acquire(2, 0, refusable=False)
 
     async def serve(self, client: Client) -> None:
         """What the front door does with it."""
@@ -112,9 +106,9 @@ class Machine(RuleBasedStateMachine):
             live.on_admitted(await self.admission.acquire(2, 1))
             await self.dispatcher.submit(live)
             if live.spec.streaming:
-                await StreamWriter(live, ResponseBuilder(live, None), client.write, 3600.0).run("")
+                await write_stream(live, ResponseBuilder(live, None), client.write, 3600.0, "")
             else:
-                await wait_for_end(live)
+                await live.log.wait_until(lambda: live.log.complete)
                 client.events = [pb.GenerateStreamResponse(done=ResponseBuilder(live, None).done())]
                 answer = ResponseBuilder(live, None).response("")
                 for output in answer.outputs:
@@ -347,7 +341,7 @@ class Machine(RuleBasedStateMachine):
             assert self.suspects._held is None
             assert not self.suspects._waiting | self.suspects._others_waiting
             assert not any(load.requests or load.sequences for load in self.placement._engines.values())
-            assert not any(load.streams for load in self.placement._detokenizers.values())
+            assert not any(self.placement._streams.values())
             self.do(self.dispatcher.close)
             assert not asyncio.all_tasks(self.loop)
         finally:

@@ -7,10 +7,9 @@ from google.protobuf import json_format
 from google.protobuf.struct_pb2 import Struct
 from transformers import AutoTokenizer
 
-from router.errors import RequestError
+from router.errors import RequestError, Violations
 from router.text.chat_template import ChatTemplate
 from router.validate.prompt import ChatPrompt, parse_prompt
-from router.validate.violations import Violations
 from sluice.ring.checkpoint import CheckpointError
 from sluice.v1 import generation_pb2 as pb
 from tests.router.conftest import refused

@@ -9,10 +9,9 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from router.validate.limits import Limits, limits_of
-from router.validate.model import describe
+from router.errors import Violations
+from router.validate.model import Limits, describe, limits_of
 from router.validate.prompt import ChatPrompt, parse_prompt
-from router.validate.violations import Violations
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.sampling_pb2 import ChoiceList, GuidedDecoding, SamplingParams, StoppingCriteria

@@ -8,10 +8,9 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import RequestError
-from router.validate.limits import limits_of
+from router.errors import RequestError, Violations
+from router.validate.model import limits_of
 from router.validate.retention import parse_retention
-from router.validate.violations import Violations
 from sluice.ring.params import RangeRetention, RetentionParams
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb

@@ -10,8 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from router.errors import RequestError
 from router.validate.fields import IMPLEMENTED, NESTED, REJECTED
 from router.validate.fields import OFF as OFF_VALUES
-from router.validate.limits import limits_of
-from router.validate.model import describe
+from router.validate.model import describe, limits_of
 from router.validate.spec import UNARY_INTERVAL, new_request_id, parse
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import SamplingParams
