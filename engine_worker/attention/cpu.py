@@ -52,13 +52,7 @@ class CpuAttention:
         narrow = {window: window if window and window < inputs.max_context else None for window in self._windows}
         plans = {window: self._plan(inputs, cache, window) for window in set(narrow.values())}
         return CpuInputs(
-            slots=inputs.slots,
-            block_tables=inputs.block_tables,
-            query_start=inputs.query_start,
-            context_lengths=inputs.context_lengths,
-            generation_rows=inputs.generation_rows,
-            max_query=inputs.max_query,
-            max_context=inputs.max_context,
+            **inputs.shared(),
             stored=torch.nonzero(inputs.slots >= 0).view(-1) if padded else None,
             plans={window: plans[narrow[window]] for window in self._windows},
         )

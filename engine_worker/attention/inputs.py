@@ -1,6 +1,7 @@
 """The layout of a step's tokens: what attention needs besides query, key and value."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from torch import Tensor
 
@@ -34,6 +35,10 @@ class AttentionInputs:
     def generation(self) -> bool:
         """Every sequence has one token and no padding follows: B = T. Known without reading tensors."""
         return self.generation_rows == len(self.slots)
+
+    def shared(self) -> dict[str, Any]:
+        """The fields by name, for a backend's own kind of inputs."""
+        return {field.name: getattr(self, field.name) for field in fields(AttentionInputs)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,16 +85,7 @@ class PagedAttention:
         self._store = store
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> PagedInputs:  # noqa: ARG002
-        return PagedInputs(
-            slots=inputs.slots,
-            block_tables=inputs.block_tables,
-            query_start=inputs.query_start,
-            context_lengths=inputs.context_lengths,
-            generation_rows=inputs.generation_rows,
-            max_query=inputs.max_query,
-            max_context=inputs.max_context,
-            key_start=_key_start(inputs) if self._key_start else None,
-        )
+        return PagedInputs(**inputs.shared(), key_start=_key_start(inputs) if self._key_start else None)
 
     def attend(
         self,

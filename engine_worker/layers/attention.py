@@ -10,7 +10,7 @@ from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import FusedLinear, SummedLinear
 from engine_worker.layers.norm import Normalize, RMSNorm
 from engine_worker.layers.rotary import rotate
-from engine_worker.layers.shard import UNSHARDED, Shard
+from engine_worker.layers.shard import Place
 
 
 class SelfAttention(Layer):
@@ -22,24 +22,23 @@ class SelfAttention(Layer):
         heads: HeadShape,
         backend: AttentionBackend,
         window: int | None,
+        place: Place,
         *,
         bias: bool,
         output_bias: bool,
         norm_eps: float | None,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = UNSHARDED,
     ) -> None:
         """`heads`: of the whole model. `window`: how many tokens a token sees, itself included. `norm_eps`: of an
         RMSNorm on each query and key head (arXiv:2302.05442); None: without.
 
         Raises ValueError if the ranks cannot share the heads equally.
         """
+        shard = place.shard
         queries, pairs = (span.times(heads.head_dim) for span in (shard.query_heads(heads), shard.kv_heads(heads)))
         self.qkv_proj = FusedLinear(
-            hidden_size, {"q_proj": queries, "k_proj": pairs, "v_proj": pairs}, bias=bias, dtype=dtype, device=device
+            hidden_size, {"q_proj": queries, "k_proj": pairs, "v_proj": pairs}, place, bias=bias
         )
-        self.o_proj = SummedLinear(queries, hidden_size, bias=output_bias, dtype=dtype, device=device, shard=shard)
+        self.o_proj = SummedLinear(queries, hidden_size, place, bias=output_bias)
         self._heads = shard.heads(heads)
         self._backend = backend
         self._window = window
@@ -47,9 +46,9 @@ class SelfAttention(Layer):
         self._norm_weight: Tensor | None = None
         """[heads + kv_heads, head_dim], set by `freeze`: one norm serves queries and keys together."""
         if norm_eps is not None:
-            self.q_norm = RMSNorm(heads.head_dim, eps=norm_eps, dtype=dtype, device=device)
-            self.k_norm = RMSNorm(heads.head_dim, eps=norm_eps, dtype=dtype, device=device)
-            self._normalize = Normalize(heads.head_dim, norm_eps, device)
+            self.q_norm = RMSNorm(heads.head_dim, norm_eps, place)
+            self.k_norm = RMSNorm(heads.head_dim, norm_eps, place)
+            self._normalize = Normalize(heads.head_dim, norm_eps, place.device)
 
     def freeze(self) -> None:
         super().freeze()

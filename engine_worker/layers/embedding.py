@@ -1,22 +1,19 @@
 """Token embedding and output head. Each rank holds some rows of the vocabulary."""
 
-import torch
 from torch import Tensor
 
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import Linear
-from engine_worker.layers.shard import UNSHARDED, Cut, Shard
+from engine_worker.layers.shard import Cut, Place
 
 
 class Embedding(Layer):
     """[T] int64 -> [T, hidden], a copy."""
 
-    def __init__(
-        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device, shard: Shard = UNSHARDED
-    ) -> None:
-        self._shard = shard
-        self._rows = shard.padded_span(vocab_size)
-        self.weight = torch.empty(self._rows.size, hidden_size, dtype=dtype, device=device)
+    def __init__(self, vocab_size: int, hidden_size: int, place: Place) -> None:
+        self._shard = place.shard
+        self._rows = place.shard.padded_span(vocab_size)
+        self.weight = place.empty(self._rows.size, hidden_size)
         self.weight[self._rows.filled :].zero_()
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
@@ -38,12 +35,10 @@ class Embedding(Layer):
 class LMHead(Linear):
     """[R, hidden] -> logits [R, vocab] on rank 0; undefined on other ranks."""
 
-    def __init__(
-        self, hidden_size: int, vocab_size: int, *, dtype: torch.dtype, device: torch.device, shard: Shard = UNSHARDED
-    ) -> None:
-        self._shard = shard
-        self._rows = shard.padded_span(vocab_size)
-        super().__init__(hidden_size, self._rows.size, dtype=dtype, device=device)
+    def __init__(self, hidden_size: int, vocab_size: int, place: Place) -> None:
+        self._shard = place.shard
+        self._rows = place.shard.padded_span(vocab_size)
+        super().__init__(hidden_size, self._rows.size, place)
         self.weight[self._rows.filled :].zero_()
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:

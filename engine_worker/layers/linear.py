@@ -1,22 +1,19 @@
 """Linear layers: plain, fused and row-parallel."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.packing import Packer, Product
-from engine_worker.layers.shard import UNSHARDED, Cut, Shard, Span
+from engine_worker.layers.shard import Cut, Place, Span
 
 
 class Linear(Layer):
     """y = x Wᵀ + b: [T, inputs] -> [T, outputs]."""
 
-    def __init__(
-        self, inputs: int, outputs: int, *, bias: bool = False, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.weight = torch.empty(outputs, inputs, dtype=dtype, device=device)
-        self.bias = torch.empty(outputs, dtype=dtype, device=device) if bias else None
+    def __init__(self, inputs: int, outputs: int, place: Place, *, bias: bool = False) -> None:
+        self.weight = place.empty(outputs, inputs)
+        self.bias = place.empty(outputs) if bias else None
         self._product: Product | None = None
 
     def pack(self, packer: Packer) -> None:
@@ -37,10 +34,8 @@ class FusedLinear(Linear):
     Checkpoints store the maps separately, as siblings of this layer: `targets` gives a view for each.
     """
 
-    def __init__(
-        self, inputs: int, outputs: dict[str, Span], *, bias: bool = False, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__(inputs, sum(span.size for span in outputs.values()), bias=bias, dtype=dtype, device=device)
+    def __init__(self, inputs: int, outputs: dict[str, Span], place: Place, *, bias: bool = False) -> None:
+        super().__init__(inputs, sum(span.size for span in outputs.values()), place, bias=bias)
         self.outputs = outputs
         """Outputs of each map by its name in the checkpoint."""
 
@@ -65,19 +60,10 @@ class SummedLinear(Linear):
     [T, this rank's inputs] -> [T, outputs], the same on every rank.
     """
 
-    def __init__(
-        self,
-        inputs: Span,
-        outputs: int,
-        *,
-        bias: bool = False,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = UNSHARDED,
-    ) -> None:
-        super().__init__(inputs.size, outputs, bias=bias, dtype=dtype, device=device)
+    def __init__(self, inputs: Span, outputs: int, place: Place, *, bias: bool = False) -> None:
+        super().__init__(inputs.size, outputs, place, bias=bias)
         self._inputs = inputs
-        self._shard = shard
+        self._shard = place.shard
 
     def cuts(self, prefix: str = "") -> dict[str, Cut]:
         return {f"{prefix}weight": Cut(1, self._inputs)}

@@ -1,33 +1,21 @@
 """The feed-forward block of a decoder layer."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import FusedLinear, SummedLinear
-from engine_worker.layers.shard import UNSHARDED, Shard
+from engine_worker.layers.shard import Place
 
 
 class SwiGLU(Layer):
     """down(silu(gate(x)) * up(x)) (arXiv:2002.05202): [T, hidden] -> [T, hidden]."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = UNSHARDED,
-    ) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, place: Place, *, bias: bool) -> None:
         """Raises ValueError if the number of ranks does not divide `intermediate_size`."""
-        inside = shard.span(intermediate_size, "intermediate_size")
-        self.gate_up_proj = FusedLinear(
-            hidden_size, {"gate_proj": inside, "up_proj": inside}, bias=bias, dtype=dtype, device=device
-        )
-        self.down_proj = SummedLinear(inside, hidden_size, bias=bias, dtype=dtype, device=device, shard=shard)
+        inside = place.shard.span(intermediate_size, "intermediate_size")
+        self.gate_up_proj = FusedLinear(hidden_size, {"gate_proj": inside, "up_proj": inside}, place, bias=bias)
+        self.down_proj = SummedLinear(inside, hidden_size, place, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         gate_up = self.gate_up_proj(x)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import Linear
-from engine_worker.layers.shard import UNSHARDED, Cut, Shard
+from engine_worker.layers.shard import Cut, Place
 
 ALIGNED = 8
 """The grouped matrix product needs rows of a multiple of 16 bytes: so many half-precision numbers."""
@@ -39,24 +39,16 @@ class ExpertShape:
 class Experts(Layer):
     """`num_experts` SwiGLUs without biases. Each rank holds a slice of every expert and computes a partial sum."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        shape: ExpertShape,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = UNSHARDED,
-    ) -> None:
-        self._inside = shard.span(shape.intermediate_size, "moe_intermediate_size")
+    def __init__(self, hidden_size: int, shape: ExpertShape, place: Place) -> None:
+        self._inside = place.shard.span(shape.intermediate_size, "moe_intermediate_size")
         count, size = shape.num_experts, self._inside.size
         if size % ALIGNED:
             raise ValueError(
-                f"tensor_parallel = {shard.size}: each rank's share of moe_intermediate_size = "
+                f"tensor_parallel = {place.shard.size}: each rank's share of moe_intermediate_size = "
                 f"{shape.intermediate_size} must be a multiple of {ALIGNED}"
             )
-        self.gate_up_proj = torch.empty(count, 2 * size, hidden_size, dtype=dtype, device=device)
-        self.down_proj = torch.empty(count, hidden_size, size, dtype=dtype, device=device)
+        self.gate_up_proj = place.empty(count, 2 * size, hidden_size)
+        self.down_proj = place.empty(count, hidden_size, size)
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:
         """Checkpoints store the three projections of each expert separately."""
@@ -83,21 +75,13 @@ class Experts(Layer):
 class SparseMoE(Layer):
     """The weighted sum of the experts with the highest router probabilities: [T, hidden] -> [T, hidden]."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        shape: ExpertShape,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = UNSHARDED,
-    ) -> None:
+    def __init__(self, hidden_size: int, shape: ExpertShape, place: Place) -> None:
         """Raises ValueError if the ranks cannot share the experts' intermediate size."""
-        self.gate = Linear(hidden_size, shape.num_experts, dtype=dtype, device=device)
-        self.experts = Experts(hidden_size, shape, dtype=dtype, device=device, shard=shard)
-        self._shard = shard
+        self.gate = Linear(hidden_size, shape.num_experts, place)
+        self.experts = Experts(hidden_size, shape, place)
+        self._shard = place.shard
         self._shape = shape
-        self._numbers = torch.arange(shape.num_experts, device=device)
+        self._numbers = torch.arange(shape.num_experts, device=place.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         weights, chosen = self._choose(x)

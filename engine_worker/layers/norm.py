@@ -5,15 +5,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_worker.layers.layer import Layer
+from engine_worker.layers.shard import Place
 
 
 class RMSNorm(Layer):
     """x / sqrt(mean(x²) + eps) * weight over the last dimension (arXiv:1910.07467): [T, size] -> [T, size]."""
 
-    def __init__(self, size: int, *, eps: float, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = torch.empty(size, dtype=dtype, device=device)
+    def __init__(self, size: int, eps: float, place: Place) -> None:
+        self.weight = place.empty(size)
         self._eps = eps
-        self._normalize = Normalize(size, eps, device)
+        self._normalize = Normalize(size, eps, place.device)
 
     def freeze(self) -> None:
         self._normalize.set_weight(self.weight)

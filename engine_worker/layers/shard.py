@@ -7,6 +7,7 @@ results are summed. The vocabulary is split by rows. The residual stream in betw
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import HeadShape
@@ -90,3 +91,14 @@ class Shard:
 
 
 UNSHARDED = Shard()
+
+
+class Place(NamedTuple):
+    """Where and how a layer holds its weights."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shard: Shard = UNSHARDED
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=self.dtype, device=self.device)

@@ -6,7 +6,6 @@ Attributes are named as in Hugging Face checkpoints, except that projections of 
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import AttentionBackend
@@ -19,7 +18,7 @@ from engine_worker.layers.mlp import SwiGLU
 from engine_worker.layers.moe import SparseMoE
 from engine_worker.layers.norm import RMSNorm
 from engine_worker.layers.rotary import Rotary
-from engine_worker.layers.shard import UNSHARDED, Shard
+from engine_worker.layers.shard import Place
 from engine_worker.models.config import DecoderConfig
 
 TIED = "lm_head.weight"
@@ -31,20 +30,12 @@ FeedForward = SwiGLU | SparseMoE
 class DecoderLayer(Layer):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        self_attn: SelfAttention,
-        mlp: FeedForward,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, config: DecoderConfig, self_attn: SelfAttention, mlp: FeedForward, place: Place) -> None:
         size, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = self_attn
         self.mlp = mlp
-        self.input_layernorm = RMSNorm(size, eps=eps, dtype=dtype, device=device)
-        self.post_attention_layernorm = RMSNorm(size, eps=eps, dtype=dtype, device=device)
+        self.input_layernorm = RMSNorm(size, eps, place)
+        self.post_attention_layernorm = RMSNorm(size, eps, place)
 
     def __call__(
         self,
@@ -66,18 +57,10 @@ class DecoderLayer(Layer):
 class DecoderStack(Layer):
     """Embedding, layers and final norm; named "model" in checkpoints."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        layers: list[DecoderLayer],
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard,
-    ) -> None:
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device, shard=shard)
+    def __init__(self, config: DecoderConfig, layers: list[DecoderLayer], place: Place) -> None:
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, place)
         self.layers = layers
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, place)
 
 
 class CausalLM(Layer):
@@ -87,11 +70,8 @@ class CausalLM(Layer):
         self,
         config: DecoderConfig,
         backend: AttentionBackend,
+        place: Place,
         mlp: Callable[[int], FeedForward] | None = None,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = UNSHARDED,
     ) -> None:
         """`mlp`: makes the feed-forward block of the layer with this index; None: SwiGLU in every layer."""
 
@@ -101,30 +81,27 @@ class CausalLM(Layer):
                 config.heads,
                 backend,
                 window,
+                place,
                 bias=config.attention_bias,
                 output_bias=config.output_bias,
                 norm_eps=config.rms_norm_eps if config.head_norms else None,
-                dtype=dtype,
-                device=device,
-                shard=shard,
             )
 
         def dense(layer: int) -> FeedForward:  # noqa: ARG001 - all layers are alike
-            size, inside = config.hidden_size, config.intermediate_size
-            return SwiGLU(size, inside, bias=config.mlp_bias, dtype=dtype, device=device, shard=shard)
+            return SwiGLU(config.hidden_size, config.intermediate_size, place, bias=config.mlp_bias)
 
         make_mlp = mlp or dense
         layers = [
-            DecoderLayer(config, attention(window), make_mlp(layer), dtype=dtype, device=device)
+            DecoderLayer(config, attention(window), make_mlp(layer), place)
             for layer, window in enumerate(config.windows)
         ]
         self.config = config
         self.graphs = True
-        self.model = DecoderStack(config, layers, dtype=dtype, device=device, shard=shard)
-        self.lm_head = LMHead(config.hidden_size, config.vocab_size, dtype=dtype, device=device, shard=shard)
+        self.model = DecoderStack(config, layers, place)
+        self.lm_head = LMHead(config.hidden_size, config.vocab_size, place)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self._rotary = Rotary(config.rope, config.heads.head_dim, dtype, device)
+        self._rotary = Rotary(config.rope, config.heads.head_dim, place.dtype, place.device)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
         x = self.model.embed_tokens(token_ids)

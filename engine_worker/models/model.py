@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import AttentionBackend, HeadShape
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.inputs import AttentionInputs
-from engine_worker.layers.shard import UNSHARDED, Cut, Shard
+from engine_worker.layers.shard import Cut, Place
 from engine_worker.models.windows import Windows
 
 
@@ -75,15 +74,7 @@ class SelfLoading(Protocol):
 class Architecture(Protocol):
     """A model class."""
 
-    def __call__(
-        self,
-        config: Any,
-        backend: AttentionBackend,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = UNSHARDED,
-    ) -> Model:
+    def __call__(self, config: Any, backend: AttentionBackend, place: Place) -> Model:
         """`config`: from `read_config`, possibly with narrower windows. Raises ValueError if the ranks cannot share the
         model."""
         ...

@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
-
 from engine_worker.attention.backend import AttentionBackend
 from engine_worker.layers.mlp import SwiGLU
 from engine_worker.layers.moe import ALIGNED, ExpertShape, SparseMoE, waits_for_device
-from engine_worker.layers.shard import UNSHARDED, Shard
+from engine_worker.layers.shard import Place
 from engine_worker.models.config import DecoderConfig, read_decoder, size
 from engine_worker.models.decoder import CausalLM, FeedForward
 from engine_worker.models.windows import qwen_moe_windows, qwen_windows
@@ -39,23 +37,14 @@ class Qwen3MoeConfig(DecoderConfig):
 class Qwen3Moe(CausalLM):
     """Qwen3 with a mixture of experts in place of the SwiGLU, in all layers or some."""
 
-    def __init__(
-        self,
-        config: Qwen3MoeConfig,
-        backend: AttentionBackend,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = UNSHARDED,
-    ) -> None:
+    def __init__(self, config: Qwen3MoeConfig, backend: AttentionBackend, place: Place) -> None:
         def mlp(layer: int) -> FeedForward:
-            size, inside = config.hidden_size, config.intermediate_size
             if config.sparse[layer]:
-                return SparseMoE(size, config.experts, dtype=dtype, device=device, shard=shard)
-            return SwiGLU(size, inside, bias=False, dtype=dtype, device=device, shard=shard)
+                return SparseMoE(config.hidden_size, config.experts, place)
+            return SwiGLU(config.hidden_size, config.intermediate_size, place, bias=False)
 
-        super().__init__(config, backend, mlp, dtype=dtype, device=device, shard=shard)
-        self.graphs = not any(config.sparse) or not waits_for_device(dtype, device)
+        super().__init__(config, backend, place, mlp)
+        self.graphs = not any(config.sparse) or not waits_for_device(place.dtype, place.device)
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> Qwen3MoeConfig:

@@ -1,7 +1,8 @@
 """The channel on which rank 0 sends commands to the other ranks of its group: each goes to every rank, in order."""
 
 import struct
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 Chunk = bytes | bytearray | memoryview
@@ -54,27 +55,33 @@ class ChannelSender(Protocol):
     def close(self) -> None: ...
 
 
-class ChannelReceiver(Protocol):
+class ChannelReceiver(ABC):
     """A follower's end; for one thread."""
 
-    def receive(self, seconds: float) -> bytearray:
-        """The next command. Raises ChannelError if rank 0 has disconnected, or has sent nothing for so many seconds."""
-        ...
+    _received = 0
+    """Commands so far."""
 
+    def receive(self, seconds: float) -> bytearray:
+        """The next command. Raises ChannelError if rank 0 has disconnected, or has sent nothing for so many seconds, or
+        if the command does not have the expected number."""
+        number, size = HEADER.unpack(self._read_bytes(HEADER.size, seconds))
+        if number != self._received + 1:
+            raise ChannelError(f"received command {number} instead of {self._received + 1}")
+        message = self._read_bytes(size, seconds)
+        self._received += 1
+        return message
+
+    @abstractmethod
+    def _read_bytes(self, size: int, seconds: float) -> bytearray:
+        """The next `size` bytes."""
+
+    @abstractmethod
     def fileno(self) -> int:
         """The socket that hangs up when rank 0 disconnects."""
-        ...
 
+    @abstractmethod
     def complete(self) -> None:
         """Report the latest command as completed."""
-        ...
 
+    @abstractmethod
     def close(self) -> None: ...
-
-
-def read_command(expected: int, read: Callable[[int], bytearray]) -> bytearray:
-    """`read`: the next so many bytes. Raises ChannelError if the command does not have the expected number."""
-    number, size = HEADER.unpack(read(HEADER.size))
-    if number != expected:
-        raise ChannelError(f"received command {number} instead of {expected}")
-    return read(size)

@@ -23,9 +23,9 @@ from engine_worker.parallel.channel import (
     HEADER,
     SLICE_SECONDS,
     ChannelError,
+    ChannelReceiver,
     Chunk,
     RankGoneError,
-    read_command,
 )
 
 CAPACITY = 4 << 20
@@ -198,21 +198,13 @@ class ShmSender:
             time.sleep(FULL_SECONDS)
 
 
-class ShmReceiver:
-    """See `ChannelReceiver`."""
-
+class ShmReceiver(ChannelReceiver):
     def __init__(self, memory: SharedMemory, rank: int, wakeup: Wakeup) -> None:
         self._memory = memory
         self._line = memory.readers[rank - 1]
         self._wakeup = wakeup
         self._read = 0
-        self._received = 0
         self._fence = Fence()
-
-    def receive(self, seconds: float) -> bytearray:
-        message = read_command(self._received + 1, lambda size: self._read_bytes(size, seconds))
-        self._received += 1
-        return message
 
     def fileno(self) -> int:
         return self._wakeup.fileno()

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from engine_worker.parallel.channel import HEADER, SLICE_SECONDS, ChannelError, Chunk, read_command
+from engine_worker.parallel.channel import HEADER, SLICE_SECONDS, ChannelError, ChannelReceiver, Chunk
 
 HANDSHAKE = struct.Struct("!16sI")
 """Token and rank."""
@@ -138,19 +138,11 @@ class TcpSender:
             self._disconnected[index] = True
 
 
-class TcpReceiver:
-    """See `ChannelReceiver`."""
-
+class TcpReceiver(ChannelReceiver):
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._received = 0
         _disable_nagle(connection)
         connection.settimeout(SLICE_SECONDS)
-
-    def receive(self, seconds: float) -> bytearray:
-        message = read_command(self._received + 1, lambda size: self._read_bytes(size, seconds))
-        self._received += 1
-        return message
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -12,7 +12,7 @@ from engine_worker.attention.choice import ChosenBackend, Site, choose
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.packing import Packer
-from engine_worker.layers.shard import UNSHARDED, Shard
+from engine_worker.layers.shard import UNSHARDED, Place, Shard
 from engine_worker.models.model import Model, SelfLoading
 from engine_worker.models.registry import find_model
 from engine_worker.models.windows import narrow_windows
@@ -54,15 +54,6 @@ class RankSetup(NamedTuple):
     shard: Shard
 
 
-class LoadedModel(NamedTuple):
-    """A model, or a rank's shard of it, in memory."""
-
-    forward: Forward
-    choices: Mapping[str, str]
-    """For the log."""
-    gumbel_max: GumbelMax
-
-
 def load_runner(
     checkpoint: Checkpoint,
     config: RunnerConfig,
@@ -89,13 +80,13 @@ def load_runner(
 
 def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> Forward:
     """As `load_runner`, for ranks other than 0: the same model, without a runner."""
-    return load(checkpoint, config, progress, shard, _no_progress, _no_warning).forward
+    return load(checkpoint, config, progress, shard, _no_progress, _no_warning)[0]
 
 
 def load(
     checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard, capturing: Progress, warn: Warn
-) -> LoadedModel:
-    """See `load_runner`."""
+) -> tuple[Forward, Mapping[str, str], GumbelMax]:
+    """A model, or a rank's shard of it, in memory; how it runs, for the log; its sampling kernel. See `load_runner`."""
     device = find_device(config)
     config = _share_of_rank(config, device)
     _use_device(device, config, warn)
@@ -111,7 +102,7 @@ def load(
         _warn_if_slow(chosen, device, warn)
         config = replace(config, tokens_per_block=chosen.tokens_per_block)
         setup = RankSetup(config, context, dtype, device, shard)
-        model = found.architecture(shape, chosen.backend, dtype=dtype, device=device, shard=shard)
+        model = found.architecture(shape, chosen.backend, Place(dtype, device, shard))
         packer = _load_weights(model, checkpoint, config, progress)
         fused = fuse(model, heads, dtype, device, shard, by_triton if config.fused_kernels else none)
         gumbel_max = fused.gumbel_max if shard.rank == 0 else None
@@ -124,7 +115,7 @@ def load(
         "fused": fused.summary,
         "cuda_graphs": summary,
     }
-    return LoadedModel(Forward(model, cache, chosen.backend, device, graphs, shard), choices, fused.gumbel_max)
+    return Forward(model, cache, chosen.backend, device, graphs, shard), choices, fused.gumbel_max
 
 
 def _use_device(device: torch.device, config: RunnerConfig, warn: Warn) -> None:

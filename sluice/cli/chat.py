@@ -7,15 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sluice.cli.common import (
-    MaxTokens,
-    Seed,
-    Temperature,
-    describe,
-    fail,
-    notes,
-    print_error,
-)
+from sluice.cli.common import MaxTokens, Seed, Temperature, describe, fail, notes, print_error
 from sluice.cli.generate import print_stream
 from sluice.cli.server import Server, asks_server
 from sluice.client import Client, Options, SluiceError, Unavailable

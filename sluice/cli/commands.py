@@ -10,7 +10,8 @@ from sluice.cli.generate import generate
 from sluice.cli.health import health
 from sluice.cli.keygen import keygen
 from sluice.cli.protos import protos
-from sluice.cli.serve import ServeCommand, serve
+from sluice.cli.serve import serve
+from sluice.cli.serve_options import ServeCommand
 from sluice.cli.stats import stats
 
 app = typer.Typer(

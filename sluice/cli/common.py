@@ -1,9 +1,10 @@
-"""Shared by the commands: options of a generation, one-line errors."""
+"""Shared by the commands: options of a generation, groups of options, one-line errors."""
 
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -48,3 +49,23 @@ def describe(error: SluiceError, address: str) -> str:
         cause = error.message.rsplit(": ", 1)[-1]
         return f"no Sluice server answers at {address} ({cause}); start one with: sluice serve"
     return error.message
+
+
+def with_options(make: Callable[..., Any], name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: adds the parameters of `make` to a command's options and passes its result as the parameter `name`."""
+    shared = inspect.signature(make).parameters
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def run(**options: Any) -> None:
+            made = make(**{each: options.pop(each) for each in shared})
+            command(**{name: made}, **options)
+
+        # typer reads a command's options from its signature and annotations.
+        own = (each for each in inspect.signature(command).parameters.values() if each.name != name)
+        parameters = [each.replace(kind=each.KEYWORD_ONLY) for each in (*shared.values(), *own)]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run
+
+    return decorate

@@ -8,14 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sluice.cli.common import (
-    MaxTokens,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-    notes,
-)
+from sluice.cli.common import MaxTokens, Seed, Temperature, TopK, TopP, notes
 from sluice.cli.server import Server, asks_server
 from sluice.client import FinishReason, Stream
 

@@ -1,15 +1,14 @@
 """The options of all commands that call a server."""
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from sluice.cli.common import fail, one_line_errors
+from sluice.cli.common import fail, one_line_errors, with_options
 from sluice.client import DEFAULT_ADDRESS, Client, TlsOptions
 
 PEM = {"exists": True, "dir_okay": False}
@@ -62,18 +61,4 @@ def _server(
     return Server(addresses, tls, token or None, tenant or None)
 
 
-def asks_server(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: adds the options of `_server` to a command and passes the result as its parameter `server`."""
-    shared = inspect.signature(_server).parameters
-    own = inspect.signature(command).parameters
-
-    def run(**options: Any) -> None:
-        server = _server(**{name: options.pop(name) for name in shared})
-        command(server=server, **options)
-
-    # typer reads a command's options from its signature and annotations.
-    parameters = [*shared.values(), *(each for name, each in own.items() if name != "server")]
-    run.__signature__ = inspect.Signature([each.replace(kind=each.KEYWORD_ONLY) for each in parameters])  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    return run
+asks_server = with_options(_server, "server")

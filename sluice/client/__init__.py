@@ -1,7 +1,6 @@
 """Clients of a Sluice server: the blocking `Client` and the asyncio `AsyncClient`. Both raise `SluiceError`."""
 
 from sluice.client.async_client import AsyncClient
-from sluice.client.calls import AsyncSteps, Steps
 from sluice.client.client import Client
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, TlsOptions
 from sluice.client.errors import (
@@ -34,7 +33,7 @@ from sluice.client.results import (
     TokenLogprob,
     Usage,
 )
-from sluice.client.streams import AsyncStream, Stream
+from sluice.client.streams import AsyncSteps, AsyncStream, Steps, Stream
 
 __all__ = [
     "DEFAULT_ADDRESS",

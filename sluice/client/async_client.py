@@ -9,24 +9,23 @@ from typing import Any, Self, Unpack
 
 import grpc
 from grpc import aio
+from grpc_health.v1 import health_pb2
 
-from sluice.client.calls import AsyncSteps
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions
 from sluice.client.errors import ModelNotFound, SluiceError, from_call_error, is_task_cancelled
 from sluice.client.options import Options, Prompt
 from sluice.client.requests import (
-    abort_request,
     build_spec,
     detokenize_request,
     generate_request,
-    health_request,
     set_engine_deaths,
     tokenize_request,
 )
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
 from sluice.client.routers import Method, Router, Routers, any_yes
-from sluice.client.streams import AsyncStream
+from sluice.client.streams import AsyncSteps, AsyncStream
 from sluice.v1 import admin_pb2
+from sluice.v1 import generation_pb2 as pb
 
 
 class AsyncClient:
@@ -54,7 +53,7 @@ class AsyncClient:
 
     async def abort(self, request_id: str, reason: str = "") -> bool:
         """Stop a request of any connection. False: no router has such a request running."""
-        request = abort_request(request_id, reason)
+        request = pb.AbortRequest(request_id=request_id, reason=reason)
         return await self._any(lambda router: router.generation.Abort, request, lambda response: response.aborted)
 
     async def tokenize(
@@ -90,8 +89,9 @@ class AsyncClient:
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
+        request = health_pb2.HealthCheckRequest(service=service)
         try:
-            return await self._any(lambda router: router.health.Check, health_request(service), is_serving, timeout)
+            return await self._any(lambda router: router.health.Check, request, is_serving, timeout)
         except ModelNotFound:
             return False
 

@@ -7,24 +7,23 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
+from grpc_health.v1 import health_pb2
 
-from sluice.client.calls import Steps
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions
 from sluice.client.errors import ModelNotFound, from_rpc_error
 from sluice.client.options import Options, Prompt
 from sluice.client.requests import (
-    abort_request,
     build_spec,
     detokenize_request,
     generate_request,
-    health_request,
     set_engine_deaths,
     tokenize_request,
 )
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
 from sluice.client.routers import Method, Routers, any_yes
-from sluice.client.streams import Stream
+from sluice.client.streams import Steps, Stream
 from sluice.v1 import admin_pb2
+from sluice.v1 import generation_pb2 as pb
 
 
 class Client:
@@ -52,7 +51,7 @@ class Client:
 
     def abort(self, request_id: str, reason: str = "") -> bool:
         """Stop a request of any connection. False: no router has such a request running."""
-        request = abort_request(request_id, reason)
+        request = pb.AbortRequest(request_id=request_id, reason=reason)
         return self._any(lambda router: router.generation.Abort, request, lambda response: response.aborted)
 
     def tokenize(
@@ -84,8 +83,9 @@ class Client:
 
     def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
+        request = health_pb2.HealthCheckRequest(service=service)
         try:
-            return self._any(lambda router: router.health.Check, health_request(service), is_serving, timeout)
+            return self._any(lambda router: router.health.Check, request, is_serving, timeout)
         except ModelNotFound:
             return False
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message as ProtoMessage
-from grpc_health.v1 import health_pb2
 
 from sluice.client.errors import InvalidRequest, Violation
 from sluice.client.options import OPTION_NAMES, Prompt
@@ -31,10 +30,6 @@ def set_engine_deaths(request: ProtoMessage, engine_deaths: int) -> None:
         request.spec.engine_deaths = engine_deaths
 
 
-def abort_request(request_id: str, reason: str) -> pb.AbortRequest:
-    return pb.AbortRequest(request_id=request_id, reason=reason)
-
-
 def tokenize_request(text: str, model: str, add_special_tokens: bool | None, offsets: bool) -> pb.TokenizeRequest:
     """Raises InvalidRequest for text that is not valid Unicode."""
     request = pb.TokenizeRequest(model=model, add_special_tokens=add_special_tokens, offsets=offsets)
@@ -47,10 +42,6 @@ def detokenize_request(token_ids: Sequence[int], model: str, skip_special_tokens
     request = pb.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
     _assign(request, "token_ids", list(token_ids), "token_ids")
     return request
-
-
-def health_request(service: str) -> health_pb2.HealthCheckRequest:
-    return health_pb2.HealthCheckRequest(service=service)
 
 
 def build_spec(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerationSpec:

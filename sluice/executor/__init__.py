@@ -3,10 +3,14 @@
 from sluice.executor.config import CapacitySchedulerPolicy, ContextChunkingPolicy, KvCacheConfig, SchedulerConfig
 from sluice.executor.errors import RequestError
 from sluice.executor.executor import GenerationExecutor
-from sluice.executor.request import GenerationRequest, LoRARequest
+from sluice.executor.request import (
+    GenerationRequest,
+    KvCacheRetentionConfig,
+    LoRARequest,
+    TokenRangeRetentionConfig,
+)
 from sluice.executor.response import CompletionOutput, Logprob, Response, Result
 from sluice.executor.result import GenerationResult
-from sluice.executor.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from sluice.executor.sampling import AdditionalModelOutput, GuidedDecodingParams, SamplingParams
 from sluice.executor.stats import (
     InflightBatchingStats,

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -20,18 +20,11 @@ EACH = ("lora_request", "kv_cache_retention_config")
 """Options that may be given per prompt."""
 
 
-class Submit(Protocol):
-    """Starts a request; `on_end` is called in another thread once its end can be read."""
-
-    def __call__(
-        self, request: GenerationRequest, *, on_end: Callable[[GenerationResult], None]
-    ) -> GenerationResult: ...
-
-
 class BatchRun:
     """Runs requests; `results` holds the results of those started so far, in order."""
 
-    def __init__(self, submit: Submit, max_in_flight: int) -> None:
+    def __init__(self, submit: Callable[..., GenerationResult], max_in_flight: int) -> None:
+        """`submit`: (request, on_end=...) starts it; `on_end` is called in another thread once its end can be read."""
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight is {max_in_flight}, must be at least 1")
         self.results: list[GenerationResult] = []

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sluice.executor.names import check_name
+from sluice.executor.errors import check_name
 
 
 class CapacitySchedulerPolicy(StrEnum):

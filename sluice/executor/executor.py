@@ -10,15 +10,14 @@ from typing import Any, Self, Unpack, overload
 from sluice.client import AsyncClient, ClientOptions, Prompt
 from sluice.executor.batch import BatchRun, batch_requests, is_batch
 from sluice.executor.config import KvCacheConfig, SchedulerConfig
+from sluice.executor.errors import either
 from sluice.executor.local import LocalRing
-from sluice.executor.names import either
 from sluice.executor.request import BatchOptions, GenerationRequest, RequestOptions
 from sluice.executor.response import Response
 from sluice.executor.result import GenerationResult
 from sluice.executor.sampling import SamplingParams
 from sluice.executor.session import Session
-from sluice.executor.stats import IterationStats, RequestStats, read_request, read_step
-from sluice.executor.steps import StepsLog
+from sluice.executor.stats import IterationStats, RequestStats, StepsLog, read_request, read_step
 from sluice.executor.submissions import Submissions
 from sluice.executor.waiting import Deadline, Timeout, in_seconds
 

@@ -6,13 +6,19 @@ None means the model's default (its generation_config.json), which unlike Tensor
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from sluice.client import Options
-from sluice.executor.names import check_name
+from sluice.executor.errors import check_name
 
 NO_END = -1
 """TensorRT-LLM's `end_id` that disables the end token."""
+SAME_NAMES = (
+    "max_tokens", "min_tokens", "stop", "bad_token_ids", "n", "temperature", "top_k", "top_p", "min_p", "seed",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "logprobs",
+    "prompt_logprobs", "add_special_tokens", "truncate_prompt_tokens", "skip_special_tokens", "stream_interval",
+)  # fmt: skip
+"""Parameters that are options of `sluice.client` under the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,46 +134,23 @@ class SamplingParams:
 
     def options(self) -> Options:
         """The options of `sluice.client`."""
-        return Options(
-            max_tokens=self.max_tokens,
-            min_tokens=self.min_tokens,
+        tensors = [{"name": each.name, "context": each.gather_context} for each in self.additional_model_outputs or ()]
+        renamed = Options(
             ignore_eos=self.ignore_eos or self.end_id is not None or None,
-            stop=self.stop,
             stop_token_ids=self._stop_token_ids(),
             include_stop_in_output=self.include_stop_str_in_output or None,
             bad_words=self.bad,
-            bad_token_ids=self.bad_token_ids,
             logit_bias=self.embedding_bias,
             logits_processors=self.logits_processor,
-            n=self.n,
             best_of=None if self.use_beam_search or self.best_of == self.n else self.best_of,
             beam_search=self._beam_search() if self.use_beam_search else None,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            seed=self.seed,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            no_repeat_ngram_size=self.no_repeat_ngram_size,
-            **self._output_options(),
-        )
-
-    def _output_options(self) -> Options:
-        tensors = [{"name": each.name, "context": each.gather_context} for each in self.additional_model_outputs or ()]
-        return Options(
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
             context_logits=self.return_context_logits or None,
             generation_logits=self.return_generation_logits or None,
             tensors=tensors or None,
             guided=self.guided_decoding.options() if self.guided_decoding else None,
-            add_special_tokens=self.add_special_tokens,
-            truncate_prompt_tokens=self.truncate_prompt_tokens,
-            skip_special_tokens=self.skip_special_tokens,
-            stream_interval=self.stream_interval,
         )
+        same = cast(Options, {name: getattr(self, name) for name in SAME_NAMES})
+        return renamed | same
 
     def _beam_search(self) -> dict[str, Any]:
         early = None if self.early_stopping is None else bool(self.early_stopping)

@@ -22,7 +22,7 @@ from sluice.client import (
 )
 from sluice.executor.call import PendingCall
 from sluice.executor.errors import SHUT_DOWN
-from sluice.executor.steps import StepsLog
+from sluice.executor.stats import StepsLog
 from sluice.executor.waiting import Deadline, Timeout
 
 T = TypeVar("T")

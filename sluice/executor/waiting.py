@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import overload
 
 Timeout = timedelta | float | None
 """A number is seconds; None: no timeout."""
@@ -49,24 +48,8 @@ def wait_for(condition: threading.Condition, predicate: Callable[[], bool], time
     return True
 
 
-@overload
-def in_seconds(value: timedelta | float) -> float: ...
-
-
-@overload
-def in_seconds(value: Timeout) -> float | None: ...
-
-
 def in_seconds(value: Timeout) -> float | None:
     return value.total_seconds() if isinstance(value, timedelta) else value
-
-
-@overload
-def as_timedelta(value: Milliseconds) -> timedelta: ...
-
-
-@overload
-def as_timedelta(value: Milliseconds | None) -> timedelta | None: ...
 
 
 def as_timedelta(value: Milliseconds | None) -> timedelta | None:

@@ -14,6 +14,7 @@ from bench.gpu.checks.engine import TOLERANCES, Walk, alternatives
 from bench.gpu.engine import SEED, Served, random_prompts
 from bench.gpu.findings import Check
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.layers.shard import Place
 from engine_worker.models.qwen3 import Qwen3
 from engine_worker.runner.weights import random_weights
 from engine_worker.step import Drawn
@@ -87,7 +88,7 @@ def twin(served: Served, device: torch.device) -> Any:
     model = blank(str(served.checkpoint.path), device, served.dtype)
     raw = served.checkpoint.config
     shape = Qwen3.read_config(raw)
-    ours = Qwen3(shape, ReferenceAttention(shape.heads), dtype=served.dtype, device=torch.device("meta"))
+    ours = Qwen3(shape, ReferenceAttention(shape.heads), Place(served.dtype, torch.device("meta")))
     theirs = dict(model.named_parameters())
     targets = {name: theirs[name] for name in ours.targets()}
     random_weights(targets, SEED, float(raw.get("initializer_range", 0.02)), lambda *_: None)

@@ -15,7 +15,7 @@ from engine_worker.attention.backend import AttentionBackend, HeadShape
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.layers.moe import waits_for_device
-from engine_worker.layers.shard import UNSHARDED, Cut, Shard
+from engine_worker.layers.shard import Cut, Place
 from engine_worker.models.generic.check import check
 from engine_worker.models.generic.interface import SERVED, AttentionCall, attention_computed_by
 from engine_worker.models.generic.probe import probe
@@ -46,24 +46,16 @@ class AdapterConfig:
 class Adapter:
     """Runs the module's own forward pass on a step's tokens, as a batch of one row, without a cache of its own."""
 
-    def __init__(
-        self,
-        config: AdapterConfig,
-        backend: AttentionBackend,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard = UNSHARDED,
-    ) -> None:
+    def __init__(self, config: AdapterConfig, backend: AttentionBackend, place: Place) -> None:
         """Raises ValueError if there is more than one rank."""
-        if shard.size > 1:
+        if (ranks := place.shard.size) > 1:
             raise ValueError(
-                f"tensor_parallel = {shard.size}, but {config.source.name} runs through transformers, on one device"
+                f"tensor_parallel = {ranks}, but {config.source.name} runs through transformers, on one device"
             )
         self.config = config
         self._backend = backend
-        self._dtype = dtype
-        self._device = device
+        self._dtype = place.dtype
+        self._device = place.device
         self._module: Any = None
         self._body: Any = None
         self._head: Any = None

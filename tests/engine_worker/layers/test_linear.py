@@ -3,13 +3,14 @@ import torch
 
 from engine_worker.layers.linear import Linear
 from engine_worker.layers.packing import Packer
+from engine_worker.layers.shard import Place
 
 CPU = torch.device("cpu")
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = False, dtype: torch.dtype = torch.float32) -> Linear:
     random = torch.Generator().manual_seed(0)
-    found = Linear(inputs, outputs, bias=bias, dtype=dtype, device=CPU)
+    found = Linear(inputs, outputs, Place(dtype, CPU), bias=bias)
     for weight in found.targets().values():
         weight.copy_(torch.randn(weight.shape, generator=random))
     return found

@@ -3,12 +3,13 @@ import torch
 import torch.nn.functional as F
 
 from engine_worker.layers.moe import ExpertShape, SparseMoE
+from engine_worker.layers.shard import Place
 
 CPU = torch.device("cpu")
 
 
 def layer(shape: ExpertShape, dtype: torch.dtype = torch.float32) -> SparseMoE:
-    found = SparseMoE(16, shape, dtype=dtype, device=CPU)
+    found = SparseMoE(16, shape, Place(dtype, CPU))
     random = torch.Generator().manual_seed(0)
     for weight in found.targets().values():
         weight.normal_(0.0, 0.5, generator=random)

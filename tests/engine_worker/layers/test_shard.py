@@ -7,9 +7,9 @@ from engine_worker.attention.backend import HeadShape
 from engine_worker.layers.embedding import Embedding, LMHead
 from engine_worker.layers.linear import SummedLinear
 from engine_worker.layers.mlp import SwiGLU
-from engine_worker.layers.shard import Shard, Span
+from engine_worker.layers.shard import Place, Shard, Span
 
-PLACE = {"dtype": torch.float32, "device": torch.device("cpu")}
+PLACE = Place(torch.float32, torch.device("cpu"))
 
 
 class Rank(Shard):
@@ -84,25 +84,25 @@ def test_query_heads_go_with_the_kv_heads_that_they_read(heads, kv_heads, size):
 @pytest.mark.parametrize("size", [2, 4])
 def test_an_mlp_is_the_sum_of_its_shards(size):
     """Biases too: that of the sum counts once."""
-    alone = SwiGLU(8, 12, bias=True, **PLACE)
+    alone = SwiGLU(8, 12, PLACE, bias=True)
     whole = random_like(alone)
     fill(alone, whole)
     x, total = torch.randn(5, 8), torch.zeros(5, 8)
     for rank in ranks(size):
-        mlp = SwiGLU(8, 12, bias=True, **PLACE, shard=rank)
+        mlp = SwiGLU(8, 12, PLACE._replace(shard=rank), bias=True)
         fill(mlp, whole)
         total += mlp(x)
     torch.testing.assert_close(total, alone(x))
 
 
 def test_a_sum_of_inputs():
-    alone = SummedLinear(Span(0, 9, 9), 4, bias=True, **PLACE)
+    alone = SummedLinear(Span(0, 9, 9), 4, PLACE, bias=True)
     whole = random_like(alone)
     fill(alone, whole)
     x, total = torch.randn(3, 9), torch.zeros(3, 4)
     for rank in ranks(3):
         part = rank.span(9, "inputs")
-        linear = SummedLinear(part, 4, bias=True, **PLACE, shard=rank)
+        linear = SummedLinear(part, 4, PLACE._replace(shard=rank), bias=True)
         fill(linear, whole)
         total += linear(x[:, part.start : part.end])
     torch.testing.assert_close(total, alone(x))
@@ -112,14 +112,14 @@ def test_a_sum_of_inputs():
 def test_a_vocabulary_by_rows(size):
     """13 rows over 8 ranks: some have one row and some none; padding is never seen."""
     vocabulary = 13
-    alone = Embedding(vocabulary, 6, **PLACE)
+    alone = Embedding(vocabulary, 6, PLACE)
     whole = random_like(alone)
     fill(alone, whole)
     ids, total, scores = torch.tensor([0, 12, 5, 5, 7]), torch.zeros(5, 6), []
-    head = LMHead(6, vocabulary, **PLACE)
+    head = LMHead(6, vocabulary, PLACE)
     fill(head, whole)
     for rank in ranks(size):
-        embedding = Embedding(vocabulary, 6, **PLACE, shard=rank)
+        embedding = Embedding(vocabulary, 6, PLACE._replace(shard=rank))
         fill(embedding, whole)
         total += embedding(ids)
 
@@ -128,7 +128,7 @@ def test_a_vocabulary_by_rows(size):
             return x
 
         rank.gather = keep
-        part = LMHead(6, vocabulary, **PLACE, shard=rank)
+        part = LMHead(6, vocabulary, PLACE._replace(shard=rank))
         fill(part, whole)
         part(alone(ids))
     torch.testing.assert_close(total, alone(ids), rtol=0, atol=0)
@@ -137,7 +137,7 @@ def test_a_vocabulary_by_rows(size):
 
 def test_ids_are_left_as_they_are():
     ids = torch.tensor([3, 12])
-    embedding = Embedding(13, 6, **PLACE, shard=Rank(1, 2))
+    embedding = Embedding(13, 6, PLACE._replace(shard=Rank(1, 2)))
     fill(embedding, {"layer.weight": torch.ones(13, 6)})
     embedding(ids)
     assert ids.tolist() == [3, 12]

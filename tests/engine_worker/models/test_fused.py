@@ -5,6 +5,7 @@ import torch
 
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.layers.shard import Place
 from engine_worker.models.registry import model_class
 from engine_worker.runner.batch import build_batch
 from engine_worker.runner.forward import Forward
@@ -26,7 +27,7 @@ class Fusible:
         architecture = model_class(raw)
         shape = architecture.read_config(raw)
         backend = ReferenceAttention(shape.heads)
-        self.model = architecture(shape, backend, dtype=torch.float32, device=CPU)
+        self.model = architecture(shape, backend, Place(torch.float32, CPU))
         generator = torch.Generator().manual_seed(0)
         for target in self.model.targets().values():
             target.copy_(torch.randn(target.shape, generator=generator) * 0.3)

@@ -10,6 +10,7 @@ import torch
 
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.choice import ChosenBackend
+from engine_worker.layers.shard import Place
 from engine_worker.models.registry import model_class
 from engine_worker.runner import load
 from engine_worker.runner.batch import build_batch
@@ -44,7 +45,7 @@ def make(checkpoint, capture: FakeCapture | None, rows: int = 5, context: int = 
     shape = architecture.read_config(checkpoint.config)
     backend = PagedTorch(shape.heads)
     with torch.inference_mode():
-        model = architecture(shape, backend, dtype=torch.float32, device=CPU)
+        model = architecture(shape, backend, Place(torch.float32, CPU))
         load_weights(checkpoint.path, model.targets(), lambda *_: None)
         model.freeze()
         sizes = (TOKENS_PER_BLOCK, shape.heads.num_kv_heads, shape.heads.head_dim)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.cpu import CpuAttention
+from engine_worker.layers.shard import Place
 from engine_worker.models.llama import Llama
 from engine_worker.models.qwen3 import Qwen3
 from engine_worker.runner import warmup
@@ -25,7 +26,7 @@ def make(name: str, backend=None):
     architecture = Qwen3 if name.startswith("qwen3") else Llama
     shape = architecture.read_config(CONFIGS[name].to_dict())
     attention = CpuAttention(shape.heads, shape.windows) if backend is CpuAttention else PagedTorch(shape.heads)
-    model = architecture(shape, attention, dtype=torch.float32, device=CPU)
+    model = architecture(shape, attention, Place(torch.float32, CPU))
     for target in model.targets().values():
         target.normal_()
     model.freeze()

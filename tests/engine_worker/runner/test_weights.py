@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_worker.attention.reference import ReferenceAttention
-from engine_worker.layers.shard import UNSHARDED, Cut, Shard, Span
+from engine_worker.layers.shard import UNSHARDED, Cut, Place, Shard, Span
 from engine_worker.models.registry import model_class
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
@@ -105,7 +105,7 @@ def test_broken_and_absent_files(tmp_path):
         load_weights(tmp_path, {}, lambda *_: None)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text("[]")
-    with pytest.raises(CheckpointError, match="no index of weights"):
+    with pytest.raises(CheckpointError, match="not an index of weights"):
         load_weights(tmp_path, {}, lambda *_: None)
     index.write_text(json.dumps({"weight_map": {"w": "part-1.safetensors"}}))
     with pytest.raises(CheckpointError, match=r"has 0 of the 1 weight files .*part-1\.safetensors"):
@@ -169,4 +169,4 @@ def _model(checkpoint, shard: Shard):
     architecture = model_class(checkpoint.config)
     shape = architecture.read_config(checkpoint.config)
     backend = ReferenceAttention(shard.heads(shape.heads))
-    return architecture(shape, backend, dtype=torch.float32, device=torch.device("cpu"), shard=shard)
+    return architecture(shape, backend, Place(torch.float32, torch.device("cpu"), shard))

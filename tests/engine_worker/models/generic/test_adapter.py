@@ -9,7 +9,7 @@ from transformers import GPT2Model, OlmoForCausalLM, RobertaConfig
 from transformers.models.olmo import modeling_olmo
 from transformers.models.starcoder2 import modeling_starcoder2
 
-from engine_worker.layers.shard import Shard
+from engine_worker.layers.shard import Place, Shard
 from engine_worker.models.generic.model import Adapter
 from engine_worker.models.registry import find_model
 from engine_worker.runner.config import RunnerConfig
@@ -153,7 +153,7 @@ def test_more_than_one_rank_is_refused(tmp_path):
 
     write_checkpoint(tmp_path, UNWINDOWED["olmo"])
     with pytest.raises(ValueError, match="tensor_parallel = 2, but OlmoForCausalLM runs through transformers"):
-        Adapter(Adapter.read_config(config_of(tmp_path)), None, dtype=torch.float32, device=CPU, shard=Two())
+        Adapter(Adapter.read_config(config_of(tmp_path)), None, Place(torch.float32, CPU, Two()))
 
 
 class Recurrent(torch.nn.Module):
