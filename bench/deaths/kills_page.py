@@ -2,30 +2,28 @@
 
 from collections.abc import Mapping
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.deaths.kills import KillResult, measure, plan, soak_plan
 from bench.deaths.streams import MIXED
 from bench.harness.memory import before_and_after, slope
 from bench.harness.stats import percentile
-from bench.harness.style import BLUE, FAINT, GREY, ORANGE, ROLES, Waits, canvas, dashed, distribution, frame, trails
+from bench.harness.style import BLUE, FAINT, GREY, ORANGE, ROLES, Series, canvas, distribution, frame, trails
 from bench.harness.tables import Section, Table, number, table
 from bench.harness.topic import Topic
 
 WARM_SECONDS: Mapping[str, float] = {"router": 30.0, "engine": 180.0, "detok": 30.0}
 """Warm-up of a process by role, in which its memory may grow: a KV block takes memory once it is first written."""
-NAMES = {"router": "routers", "engine": "engines", "detok": "detokenizers"}
+NAMES = {"router": "Routers", "engine": "Engines", "detok": "Detokenizers"}
 
 
 def section(result: KillResult) -> Section:
     plan = result.plan
     return Section(
         "Streams while services die",
-        f"{plan.streams} streams without pause: {MIXED}, "
-        f"through {plan.routers} routers, {plan.engines} engines and {plan.detokenizers} detokenizers, of which a "
-        f"random one gets SIGKILL every {plan.seconds_between:g} s. Each stream is compared with its undisturbed run: "
-        "text, token ids, logprobs, finish reason, usage.",
+        f"{plan.streams} streams without pause: {MIXED}, through {plan.routers} routers, {plan.engines} engines "
+        f"and {plan.detokenizers} detokenizers, of which a random one gets SIGKILL every {plan.seconds_between:g} s. "
+        "Each is compared with its undisturbed run: text, token ids, logprobs, finish reason, usage.",
         [_answer(result)],
         [_pauses(result), _memory(result)],
     )
@@ -118,17 +116,14 @@ def _slopes(result: KillResult) -> dict[str, float]:
 
 def draw(result: KillResult) -> Figure:
     """Distributions of the first token and of the longest pause."""
-    figure, (row,) = canvas(
-        (1, 2),
-        (12, 4.8),
-        "Services die, streams go on",
-        f"{_found(result)} Each stream's longest wait, as a distribution.",
+    figure, ((first, stall),) = canvas(
+        (1, 2), (12, 4.8), "Services die, streams go on", f"{_found(result)} Each stream's longest wait."
     )
     for axes, name, quiet, killed in (
-        (row[0], "First token", result.quiet_first, result.first),
-        (row[1], "Longest pause", result.quiet_stall, result.stall),
+        (first, "First token", result.quiet_first, result.first),
+        (stall, "Longest pause", result.quiet_stall, result.stall),
     ):
-        distribution(axes, name, [Waits("undisturbed", quiet, BLUE, 30), Waits("services die", killed, ORANGE, 70)])
+        distribution(axes, name, "s", [Series("undisturbed", BLUE, quiet), Series("services die", ORANGE, killed)])
     return figure
 
 
@@ -139,23 +134,16 @@ def draw_soak(result: KillResult) -> Figure:
         (len(roles), 1), (12, 2.2 * len(roles) + 1), "Memory stays constant", f"{_found(result)} A line: a death."
     )
     for (axes,), role in zip(grid, roles, strict=True):
-        _draw_memory(axes, result, role)
-    grid[-1][0].set_xlabel("minutes")
+        trails(axes, [trail for trail in result.memory if trail.role == role])
+        for death in result.deaths:
+            colour = GREY if death.role == role else FAINT
+            axes.axvline((death.at + result.quiet_seconds) / 60, color=colour, linewidth=0.9, zorder=0)
+        frame(axes, f"{NAMES[role]}, MiB", x="minutes", grid="y")
     return figure
 
 
 def _found(result: KillResult) -> str:
     return f"{len(result.deaths)} kills, {result.streams:,} streams, {result.failed} failed, {result.wrong} wrong."
-
-
-def _draw_memory(axes: Axes, result: KillResult, role: str) -> None:
-    highest = trails(axes, [trail for trail in result.memory if trail.role == role], linewidth=1.6)
-    for death in result.deaths:
-        colour, width = (GREY, 1.0) if death.role == role else (FAINT, 0.8)
-        axes.axvline((death.at + result.quiet_seconds) / 60, color=colour, linewidth=width, zorder=0)
-    dashed(axes, result.quiet_seconds / 60, zorder=0)
-    axes.set_ylim(0, 1.2 * highest)
-    frame(axes, f"{NAMES[role].capitalize()}, MiB", grid="y")
 
 
 TOPIC = Topic(plan, measure, KillResult, section, draw)

@@ -1,11 +1,11 @@
 """The inequalities between intervals of different services. A test fails where one is changed without the others."""
 
 import pytest
-from pydantic import BaseModel
-
 from detok_service.config import DetokenizerSettings
 from engine_worker.config import EngineSettings
+from pydantic import BaseModel
 from router.config import RouterSettings
+
 from sluice.launch.plan import Plan
 from sluice.ring.timing import (
     CACHE_REPORT_SECONDS,

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from router.config import Bounds
+
 from router.peers.peers import Peer
 from router.peers.placement import Choice
 from router.requests.admission import Admission, Permit
