@@ -11,7 +11,7 @@ from bench.harness.load import Ask, Load, Run, System
 from bench.harness.models import TINY, python_prompts, write_qwen3_06b
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, GREY, ORANGE, TEAL, Series, bars, canvas, frame
-from bench.harness.tables import Section, Table, plural, span, table
+from bench.harness.tables import Section, Table, plural, short, span, table
 from bench.harness.topic import Step, Topic, engine_settings, interleave, latency_cells, rate_text
 from bench.systems.engine_alone import engine_alone
 from bench.systems.ring import through_ring

@@ -1,4 +1,4 @@
-"""The first ten minutes on a machine: does it run, is it right, is it fast."""
+"""All tasks in order: does it run, is it right, is it fast."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -29,19 +29,18 @@ TRIAL_LIMIT = 60.0
 NO_COMPILER = "**Triton cannot compile here: the speeds of this run mean nothing.**"
 
 
-class First(Stages):
-    def __init__(self, session: GpuSession, scale: Scale) -> None:
+class Plan(Stages):
+    def __init__(self, session: GpuSession, scale: Scale, *, new: bool) -> None:
+        """`new`: on an unknown machine first try what may not run at all, and search for the layer at fault."""
         super().__init__(session, scale)
+        self._new = new
         self._avoided: frozenset[str] = frozenset()
         """Titles of kernels whose process died."""
 
     def run(self) -> None:
         small, large = self._scale.small, self._scale.large
-        self._measure("the machine", 0, self._facts)
-        for title in subjects():
-            self._session.do(title, TRIAL * self._scale.pace, partial(self._try, title), needed=True)
-        self._avoid()
-        self._default(small)
+        if self._new:
+            self._start(small)
         self._measure("copy and matrix product", times.RATES, self._rates)
         with ExitStack() as stack:
             self._goals(stack, small)
@@ -55,6 +54,13 @@ class First(Stages):
         with ExitStack() as stack:
             self._rest(stack, small)
         self._peers(large or small)
+
+    def _start(self, shape: Shape) -> None:
+        self._measure("the machine", 0, self._facts)
+        for title in subjects():
+            self._session.do(title, TRIAL * self._scale.pace, partial(self._try, title), needed=True)
+        self._avoid()
+        self._default(shape)
 
     def _facts(self) -> str:
         self._findings.facts = facts(self._device)
@@ -137,9 +143,9 @@ class First(Stages):
     def _blaming(
         self, name: str, seconds: float, task: Callable[[], Check], again: Callable[[Mapping[str, Any]], Check]
     ) -> None:
-        """A check; if it fails, find the layer at fault."""
+        """A check; if it fails on a new machine, find the layer at fault."""
         self._check(name, seconds, task)
-        if all(check.passed for check in self._findings.checks if check.name == name):
+        if not self._new or all(check.passed for check in self._findings.checks if check.name == name):
             return
 
         def search() -> str:
