@@ -17,7 +17,6 @@ from bench.page import OUT, Measured, load, save, show, write_page
 from sluice.ring.cores import usable_cores
 
 WIDTH = 140
-"""Columns, if the output is no terminal."""
 
 
 def main(arguments: list[str]) -> None:

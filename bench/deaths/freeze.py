@@ -16,10 +16,8 @@ import msgspec
 from sluice.launch import LogLine, Ring
 
 CALLBACK = f"{__name__}:write_line"
-"""As an engine's stats_callback."""
 STDOUT = 1
 BEFORE_SECONDS = 2.0
-"""Of logged steps before the stop."""
 
 
 def write_line(text: str) -> None:
@@ -41,7 +39,6 @@ class EngineLines:
         self._lines = []
 
     def of(self, service: str, kind: str) -> list[dict[str, Any]]:
-        """Steps or requests of one engine, as documented in docs/metrics.md."""
         return [fields for child, fields in self._lines if child == service and fields["type"] == kind]
 
 
@@ -50,9 +47,7 @@ class Frozen(msgspec.Struct, frozen=True):
 
     service: str
     seconds: float
-    """In between."""
     held: int
-    """Requests in it when it stopped."""
     late: int
     """Of those, requests that it drew further tokens of afterwards: rows that no router expects any more."""
     new: int

@@ -33,17 +33,14 @@ POLL_SECONDS = 0.05
 
 class KillPlan(msgspec.Struct, frozen=True):
     streams: int = 64
-    """At a time."""
     kills: int = 50
     seconds_between: float = 2.0
-    """From kill to kill, on average."""
     max_tokens: int = 200
     routers: int = 2
     engines: int = 2
     detokenizers: int = 3
     seed: int = 0
     threads: int = 1
-    """Of each engine."""
 
     @property
     def steps(self) -> int:
@@ -51,15 +48,12 @@ class KillPlan(msgspec.Struct, frozen=True):
 
 
 class Death(msgspec.Struct, frozen=True):
-    """A service killed by us."""
-
     service: str
     at: float
     """Seconds since the killer was created."""
 
     @property
     def role(self) -> str:
-        """Such as "engine"."""
         return self.service.partition("-")[0]
 
 
@@ -70,13 +64,11 @@ class KillResult(StreamTotals, frozen=True, kw_only=True):
     """On the memory trails' clock: when streams began to be disturbed."""
     seconds: float
     quiet_first: list[float]
-    """As `first`, of undisturbed streams."""
     quiet_stall: list[float]
     memory: list[Trail]
 
     @property
     def killed(self) -> dict[str, int]:
-        """By role."""
         return dict(sorted(Counter(death.role for death in self.deaths).items()))
 
 
@@ -111,7 +103,6 @@ class Killer:
             on_kill()
 
     async def _kill(self, role: str) -> None:
-        """A living service of this role, as soon as there is one."""
         while not (alive := [c for c in self._ring.children.values() if c.role == role and c.alive]):
             await asyncio.sleep(POLL_SECONDS)
         child = self._random.choice(alive)
@@ -122,7 +113,6 @@ class Killer:
 
 
 def measure(plan: KillPlan, _: Path, step: Step) -> KillResult:
-    """Start a ring, read every stream once undisturbed, then again and again while services die."""
     with Ring(
         engines=plan.engines,
         detokenizers=plan.detokenizers,

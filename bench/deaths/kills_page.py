@@ -42,7 +42,6 @@ def soak_section(result: KillResult) -> Section:
 
 
 def summary(result: KillResult) -> str:
-    """Kills, streams, and how long they had to wait, in one line."""
     killed = ", ".join(f"{count} {role}" for role, count in result.killed.items())
     waits = "; ".join(
         f"{name} p50 {percentile(times, 50):.2f} s, p99 {percentile(times, 99):.2f} s "
@@ -59,7 +58,6 @@ def summary(result: KillResult) -> str:
 
 
 def soak_summary(result: KillResult) -> str:
-    """A soak in one line."""
     slopes = ", ".join(f"{name} {growth:+.2f}" for name, growth in _slopes(result).items())
     return (
         f"{result.seconds / 60:.1f} min, {len(result.deaths)} deaths: {result.streams} streams, "
@@ -115,7 +113,6 @@ def _slopes(result: KillResult) -> dict[str, float]:
 
 
 def draw(result: KillResult) -> Figure:
-    """Distributions of the first token and of the longest pause."""
     figure, ((first, stall),) = canvas(
         (1, 2), (12, 4.8), "Services die, streams go on", f"{_found(result)} Each stream's longest wait."
     )
@@ -128,7 +125,6 @@ def draw(result: KillResult) -> Figure:
 
 
 def draw_soak(result: KillResult) -> Figure:
-    """Resident memory of every process, one row per role, deaths as lines."""
     roles = [role for role in ROLES if any(trail.role == role for trail in result.memory)]
     figure, grid = canvas(
         (len(roles), 1), (12, 2.2 * len(roles) + 1), "Memory stays constant", f"{_found(result)} A line: a death."

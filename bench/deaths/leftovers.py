@@ -18,7 +18,6 @@ class Leftovers(msgspec.Struct, frozen=True):
     unheard: list[str]
     """Engines and detokenizers without a heartbeat."""
     requests: int = 0
-    """In engines."""
     blocks: int = 0
     """Held by requests."""
     streams: int = 0

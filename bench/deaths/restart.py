@@ -30,13 +30,11 @@ from sluice.launch import Ring
 QUIET, RESTARTS, STOPPED, GOES_ON = "undisturbed", "rolling restart", "an engine stands still", "it goes on"
 LOOKS = {QUIET: GREY, RESTARTS: ORANGE, STOPPED: BLUE, GOES_ON: TEAL}
 MOST_SECONDS = 5.0
-"""That a drain may take."""
 POLL_SECONDS = 0.01
 
 
 class RestartPlan(msgspec.Struct, frozen=True):
     streams: int = 32
-    """At a time."""
     max_tokens: int = 200
     routers: int = 2
     engines: int = 2
@@ -44,9 +42,7 @@ class RestartPlan(msgspec.Struct, frozen=True):
     drain_timeout: float = 3.0
     stopped_seconds: float = 30.0
     after_seconds: float = 10.0
-    """That streams run at least after the engine continues."""
     threads: int = 1
-    """Of each engine."""
 
     @property
     def steps(self) -> int:
@@ -54,20 +50,15 @@ class RestartPlan(msgspec.Struct, frozen=True):
 
 
 class Restart(msgspec.Struct, frozen=True):
-    """Of one service. Seconds."""
-
     service: str
     drain: float
     """From the call until its process had ended."""
     back: float
     """From then until the next one served, and all routers knew."""
     ending: str
-    """How the process ended."""
 
 
 class RestartPhase(StreamTotals, frozen=True, kw_only=True):
-    """Streams that ended in it."""
-
     name: str
     seconds: float
 
@@ -80,7 +71,6 @@ class RestartResult(msgspec.Struct, frozen=True):
     restarts: list[Restart]
     frozen: Frozen
     left: Leftovers
-    """At the end."""
 
     def phase(self, name: str) -> RestartPhase:
         return next(phase for phase in self.phases if phase.name == name)
@@ -159,8 +149,6 @@ async def _restart(ring: Ring, name: str) -> Restart:
 
 
 class _Phases:
-    """One after the other, each with the streams that ended in it."""
-
     def __init__(self) -> None:
         self._found: list[RestartPhase] = []
         self._enter(QUIET)
@@ -173,7 +161,6 @@ class _Phases:
         self._enter(name)
 
     def end(self) -> list[RestartPhase]:
-        """All phases, the current one included."""
         seconds = round(asyncio.get_running_loop().time() - self._began, 2)
         self._found.append(RestartPhase(name=self._name, seconds=seconds, **self._counter.totals()))
         return self._found
@@ -239,7 +226,6 @@ def _drains_table(result: RestartResult) -> Table:
 
 
 def draw(result: RestartResult) -> Figure:
-    """Restarts on the left, pauses on the right."""
     figure, ((restarts, pauses),) = canvas(
         (1, 2),
         (12, 4.8),

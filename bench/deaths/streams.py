@@ -60,8 +60,6 @@ def connect(addresses: Sequence[str]) -> AsyncClient:
 
 
 class OutputSeen(msgspec.Struct, frozen=True):
-    """One output, complete."""
-
     text: str
     token_ids: tuple[int, ...]
     logprob_ids: tuple[int, ...]
@@ -70,7 +68,6 @@ class OutputSeen(msgspec.Struct, frozen=True):
     stop: str | int | None
 
     def difference(self, other: "OutputSeen") -> str:
-        """In words; empty if equal."""
         for name in ("token_ids", "text", "logprob_ids", "finish_reason", "stop"):
             here, there = getattr(self, name), getattr(other, name)
             if here != there:
@@ -80,8 +77,6 @@ class OutputSeen(msgspec.Struct, frozen=True):
 
 
 class StreamSeen(msgspec.Struct, frozen=True):
-    """A stream read to its end, or to its error."""
-
     kind: str
     outputs: tuple[OutputSeen, ...]
     faults: tuple[str, ...]
@@ -89,13 +84,10 @@ class StreamSeen(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     first_token: float
-    """Seconds."""
     stall: float
     """Longest time between two chunks, in seconds."""
     resumed: int
-    """Times that the client resumed on another connection."""
     repeated: bool
-    """Some token arrived twice."""
 
     def difference(self, truth: "StreamSeen") -> str:
         """From the undisturbed stream, timing aside, in words; empty if equal."""
@@ -111,8 +103,6 @@ class StreamSeen(msgspec.Struct, frozen=True):
 
 
 class _OutputChunks:
-    """Collects the chunks of one output."""
-
     def __init__(self) -> None:
         self.text: list[str] = []
         self.token_ids: list[int] = []
@@ -218,19 +208,14 @@ class StreamTotals(msgspec.Struct, frozen=True, kw_only=True):
 
     streams: int
     failed: int = 0
-    """Ended with an error."""
     wrong: int = 0
     """Differ from the undisturbed run, errors included."""
     resumed: int = 0
-    """Resumed on another connection, because their router died."""
     repeated: int = 0
-    """Received some token twice."""
     first: list[float]
     """Time to the first token of each."""
     stall: list[float]
-    """Longest pause of each."""
     faults: list[str] = []
-    """The first few, in words."""
 
 
 class StreamCounter:
@@ -257,5 +242,4 @@ class StreamCounter:
             self._faults = [*self._faults, difference][:SHOWN_FAULTS]
 
     def totals(self) -> dict[str, Any]:
-        """Fields of StreamTotals."""
         return {**self._counts, "first": thinned(self._first), "stall": thinned(self._stall), "faults": self._faults}

@@ -64,5 +64,4 @@ def _overlap(found: Findings) -> Iterator[Goal]:
 
 
 def _alone(found: Findings, shape: str, mode: str) -> Decode | None:
-    """With a batch of one."""
     return next((one for one in found.decode if (one.shape, one.mode, one.batch) == (shape, mode, 1)), None)

@@ -10,7 +10,6 @@ Rows = Sequence[Sequence[str]]
 
 
 def tables(found: Findings) -> list[Table]:
-    """Those with rows."""
     made = [
         _table("The machine", "what | found", list(found.facts.items())),
         _table(
@@ -58,7 +57,6 @@ def markdown(found: Findings) -> str:
 
 
 def text(found: Findings) -> str:
-    """For a terminal."""
     return "\n\n".join("\n".join([table.title, *_aligned([table.columns, *table.rows])]) for table in tables(found))
 
 

@@ -10,7 +10,6 @@ from bench.harness.tables import short
 
 
 def draw(found: Findings) -> Figure:
-    """Bandwidth and tokens by batch, and side by side."""
     subtitle = f"{found.origin['device']}, {found.origin['date']}"
     figure, ((bandwidth, tokens, peers),) = canvas((1, 3), (14, 4.0), "The GPU engine", subtitle)
     _by_batch(bandwidth, found, "bytes_per_second", 1e9)
@@ -31,7 +30,6 @@ def draw(found: Findings) -> Figure:
 
 
 def _by_batch(axes: Axes, found: Findings, what: str, unit: float) -> None:
-    """One of the figures of generation as served, by shape."""
     served = [one for one in found.decode if one.mode == AS_SERVED]
     batches = sorted({one.batch for one in served})
     axes.set_xscale("log", base=2)

@@ -17,7 +17,6 @@ from bench.gpu.session import Budget, GpuSession
 
 
 def draw(folder: Path) -> None:
-    """Page and picture, from gpu.json."""
     found = Findings.load(folder / "gpu.json")
     _draw(found, folder)
     (folder / "gpu.md").write_text(page.markdown(found), encoding="utf-8")
@@ -48,7 +47,6 @@ def run(options: argparse.Namespace, arguments: list[str]) -> bool:
 
 
 def _draw(found: Findings, folder: Path) -> None:
-    """Raises Skip without matplotlib or measurements."""
     try:
         from bench.gpu import picture
     except ImportError as error:

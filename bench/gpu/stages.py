@@ -40,7 +40,6 @@ READING = 40
 ENOUGH = 30.0
 """Seconds below which no further peer is measured."""
 SPARE_MEMORY = 4 << 30
-"""Most bytes besides weights and KV cache."""
 
 T = TypeVar("T")
 Task = Callable[[], str]
@@ -71,7 +70,6 @@ class Stages:
             self._check(f"attention, {one.title} = reference", times.attention(self._scale, one.compiles), check)
 
     def _sampled(self, fast: Served) -> None:
-        """Sampled generation; and, without a large shape, prompts and throughput."""
         for mode in (FREE, PEAKED, FLAT):
             self._decode(fast, mode, self._scale.sampled_batches)
         self._gaps(PEAKED, fast)
@@ -88,7 +86,6 @@ class Stages:
                 self._check(f"greedy = transformers, {shape.name}", times.PARITY, partial(self._parity, one))
 
     def _large(self, shape: Shape) -> None:
-        """Long steps: how close they come to the device's limits."""
         with ExitStack() as stack:
             fast = self._enter(stack, AS_SERVED, shape, max(self._scale.batches), overlap=True)
             if fast is None:
@@ -213,8 +210,6 @@ class Stages:
         return [Workload(batch, *self._scale.peer_work) for batch in self._scale.peer_batches]
 
     def _measure(self, name: str, seconds: float, task: Task) -> None:
-        """A task that may be skipped."""
-
         def measured() -> str:
             try:
                 return task()

@@ -22,11 +22,9 @@ class StreamTimes(msgspec.Struct, frozen=True):
 
     first_token: float
     gaps: list[float]
-    """Between two deltas."""
 
 
 def spec(prompt: Sequence[int], max_tokens: int, request_id: str = "", **fields: Any) -> pb.GenerationSpec:
-    """Greedy, ignoring EOS."""
     return pb.GenerationSpec(
         request_id=request_id,
         token_ids=pb.TokenIds(ids=prompt),
@@ -37,7 +35,6 @@ def spec(prompt: Sequence[int], max_tokens: int, request_id: str = "", **fields:
 
 
 async def deltas(stub: GenerationServiceStub, asked: pb.GenerationSpec, tenant: str = "") -> AsyncIterator[int]:
-    """Number of tokens of each delta, as it comes. Raises grpc.RpcError."""
     metadata = ((TENANT_KEY, tenant),) if tenant else ()
     stream: Any = stub.GenerateStream(pb.GenerateStreamRequest(spec=asked), metadata=metadata)
     async for event in stream:
@@ -46,14 +43,12 @@ async def deltas(stub: GenerationServiceStub, asked: pb.GenerationSpec, tenant: 
 
 
 async def time_stream(stub: GenerationServiceStub, asked: pb.GenerationSpec, tenant: str = "") -> StreamTimes:
-    """Read to its end. Raises grpc.RpcError."""
     began = time.perf_counter()
     times = [time.perf_counter() async for _ in deltas(stub, asked, tenant)]
     return StreamTimes(times[0] - began, [b - a for a, b in pairwise(times)])
 
 
 def has_retry_info(error: aio.AioRpcError) -> bool:
-    """Whether the error says when to retry."""
     found: Mapping[str, Any] = dict(error.trailing_metadata())
     status = status_pb2.Status.FromString(found.get(STATUS_KEY, b""))
     return any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in status.details)

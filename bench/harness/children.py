@@ -33,7 +33,6 @@ class SystemProcess(Generic[R]):
         answers: type[R],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`log` receives standard error; `environment` defaults to ours."""
         self.name = name
         self._answers = answers
         self._log = log
@@ -56,7 +55,6 @@ class SystemProcess(Generic[R]):
         return msgspec.json.decode(self._read(), type=self._answers)
 
     def close(self) -> None:
-        """Close its input, and kill it if it does not exit."""
         self._stdin.close()
         try:
             self._process.wait(CLOSE_SECONDS)

@@ -23,7 +23,6 @@ class RequestLines:
             self._lines.append(line.fields)
 
     def of(self, event: str, name: str) -> list[dict[str, Any]]:
-        """Of requests whose id begins with `name` and a dash."""
         return [line for line in self._lines if line["event"] == event and line["request_id"].startswith(f"{name}-")]
 
     async def until(self, event: str, name: str, count: int) -> list[dict[str, Any]]:

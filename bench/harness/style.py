@@ -45,8 +45,6 @@ LEGEND: Any = {"facecolor": "white", "edgecolor": "none", "framealpha": 0.8, "fo
 
 
 class Series(NamedTuple):
-    """What is drawn in one colour."""
-
     name: str
     colour: Any
     values: Sequence[float]
@@ -84,7 +82,6 @@ def frame(axes: Axes, heading: str = "", below: str = "", *, x: str = "", grid: 
 
 
 def note(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any) -> None:
-    """Text beside a point of the data; `shift` in points."""
     look: dict[str, Any] = {"ha": "center", "size": 8, "color": INK} | style
     axes.annotate(text, at, shift, textcoords="offset points", **look)
 
@@ -136,7 +133,6 @@ def ranks(axes: Axes, names: Sequence[str], values: Sequence[float], colour: Any
 
 
 def distribution(axes: Axes, heading: str, unit: str, series: Sequence[Series], scale: str = "log") -> None:
-    """Cumulative distributions of sorted times."""
     for one in series:
         if one.values:
             percents = [100 * (i + 1) / len(one.values) for i in range(len(one.values))]
@@ -151,7 +147,6 @@ def distribution(axes: Axes, heading: str, unit: str, series: Sequence[Series], 
 
 
 def trails(axes: Axes, shown: Sequence[Trail]) -> None:
-    """Memory in MiB over minutes, coloured by role."""
     for trail in shown:
         axes.plot([at / 60 for at in trail.seconds], trail.mebibytes, color=ROLES[trail.role], linewidth=1.8)
     axes.set_ylim(0, 1.25 * max((size for trail in shown for size in trail.mebibytes), default=1.0))

@@ -27,18 +27,15 @@ class Topic(NamedTuple):
 
 
 def engine_settings(threads: int, **others: Any) -> dict[str, Any]:
-    """Settings of the tiny model's engine."""
     return {"threads": threads, "kv_cache_tokens": 65536, **others}
 
 
 def rate_text(figures: Figures) -> str:
-    """Tokens per second with their range over the rounds."""
     slowest, fastest = figures.tokens_per_second_range
     return f"{number(figures.tokens_per_second)} ({number(slowest)}–{number(fastest)})"
 
 
 def latency_cells(figures: Figures) -> str:
-    """Two cells: first token and inter-token time, p50 · p99."""
     first = numbers(figures.first_token_p50, figures.first_token_p99)
     return f"{first} | {numbers(figures.inter_token_p50, figures.inter_token_p99)}"
 

@@ -18,20 +18,16 @@ from bench.overload.tenants import TenantPlan, Tenants, measure_tenants
 from sluice.launch import Ring
 
 MOST_TIMES_SLOWER = 2.0
-"""That the other tenant's first token may take."""
 
 
 class OverloadPlan(msgspec.Struct, frozen=True):
     threads: int
     volleys: list[Volley]
-    """One after the other."""
     retried: int
-    """Requests at once, of the client that retries."""
     first_backoff: float
     """Seconds, of that client, where the server does not say when to retry."""
     tenants: TenantPlan
     batch: int
-    """The engine's, shared by the tenants."""
     max_live: int = 8
     max_waiting: int = 16
 
@@ -160,7 +156,6 @@ def _percentiles(times: Sequence[float]) -> str:
 
 
 def draw(result: OverloadResult) -> Figure:
-    """Distributions of rejections and of the other tenant's first token."""
     tenants = result.tenants
     figure, ((left, right),) = canvas(
         (1, 2),

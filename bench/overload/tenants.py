@@ -29,8 +29,6 @@ class TenantPlan(msgspec.Struct, frozen=True):
 
 
 class TenantTimes(msgspec.Struct, frozen=True):
-    """The quiet tenant's requests. Milliseconds, sorted."""
-
     first_token: list[float]
     queue: list[float]
     """In the router, until the request was submitted to an engine."""
@@ -39,11 +37,8 @@ class TenantTimes(msgspec.Struct, frozen=True):
 
 
 class Tenants(msgspec.Struct, frozen=True):
-    """Alone, and in the flood."""
-
     plan: TenantPlan
     batch: int
-    """Requests that the engine runs at once."""
     alone: TenantTimes
     flooded: TenantTimes
 

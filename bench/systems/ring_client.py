@@ -21,12 +21,9 @@ from sluice.v1 import generation_pb2 as pb
 METHOD = "/sluice.v1.GenerationService/GenerateStream"
 
 Arrival = tuple[float, bytes]
-"""Seconds, and the message."""
 
 
 class RingClient:
-    """One connection for all streams, in one event loop."""
-
     def __init__(self, address: str) -> None:
         self._loop = uvloop.new_event_loop()
         asyncio.set_event_loop(self._loop)

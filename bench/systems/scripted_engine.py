@@ -32,7 +32,6 @@ class ScriptedRunner:
         self.called = 0.0
         self.returned = 0.0
         self.slices = 0
-        """Of the last step."""
         self._drawn = Drawn(1)
 
     def launch(self, step: Step) -> "Done":
@@ -60,7 +59,6 @@ class ScriptedLoad(NamedTuple):
     running: int
     waiting: int
     samples: int
-    """Steps to time."""
 
 
 class ScriptedEngine:
@@ -108,5 +106,4 @@ class ScriptedEngine:
 
 
 def _prompt(number: int) -> list[int]:
-    """No two prompts share a prefix."""
     return list(range(number * PROMPT_TOKENS, (number + 1) * PROMPT_TOKENS))

@@ -25,7 +25,6 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     EQUAL: {"context_chunking_policy": "equal_progress"},
 }
 BEFORE = 60.0
-"""Milliseconds shown before the long prompt arrives."""
 
 
 class ChunkedPlan(msgspec.Struct, frozen=True):
@@ -36,7 +35,6 @@ class ChunkedPlan(msgspec.Struct, frozen=True):
     """Of the long prompt: nearly the tiny model's whole context."""
     newcomers: int = 8
     newcomer_tokens: int = 16
-    """Of their prompts."""
     output_tokens: int = 4
     """Of long prompt and newcomers."""
     tokens_per_step: int = 256
@@ -64,10 +62,7 @@ class Arrival(msgspec.Struct, frozen=True):
 
 
 class Episode(msgspec.Struct, frozen=True):
-    """One run, in seconds since the long prompt arrived."""
-
     streams: list[list[float]]
-    """Arrival times of each stream's tokens."""
     long: Arrival
     newcomers: list[Arrival]
 
@@ -82,11 +77,8 @@ class ChunkedEntry(msgspec.Struct, frozen=True):
     """Between two tokens of a stream while the long prompt is computed."""
     stream_p99: float
     long: float
-    """First token of the long prompt: median of the rounds."""
     newcomers: int
-    """Sample size of the percentiles."""
     episode: Episode
-    """The median round."""
 
 
 class ChunkedResult(msgspec.Struct, frozen=True):
@@ -189,7 +181,6 @@ def section(result: ChunkedResult) -> Section:
 
 
 def draw(result: ChunkedResult) -> Figure:
-    """A row per mode: the median run on the left, percentiles over all runs on the right."""
     figure, grid = canvas(
         (len(result.entries), 2),
         (13.5, 1.2 + 2.5 * len(result.entries)),

@@ -20,8 +20,6 @@ BYTES_PER_TOKEN = 6 * 2 * 2 * 64 * 4
 
 
 class HostPlan(msgspec.Struct, frozen=True):
-    """One engine with a small KV pool, and a host tier of 2.5 times the pool."""
-
     threads: int
     pool_tokens: int = 4096
     prompt_tokens: int = 504
@@ -41,7 +39,6 @@ class HostPlan(msgspec.Struct, frozen=True):
         return 2 * len(self.working_sets) * (1 + self.repeats)
 
     def load(self, working_set: float) -> EngineLoad:
-        """One prompt after the other."""
         prompts = python_prompts(TINY, self.prompts(working_set), self.prompt_tokens)
         return EngineLoad([EngineAsk(prompt, self.output_tokens) for prompt in prompts * (1 + self.visits)], 1)
 
@@ -50,29 +47,21 @@ class HostPlan(msgspec.Struct, frozen=True):
 
 
 class Revisits(msgspec.Struct, frozen=True):
-    """All visits but the first of each prompt."""
-
     prompt_tokens: int
-    """Sum over one round."""
     recomputed_tokens: int
     """Of these."""
     first_token_p50: float
-    """Milliseconds."""
     first_token_p99: float
     times: list[float]
     """First tokens of one round, in milliseconds, sorted."""
 
 
 class HostPoint(msgspec.Struct, frozen=True):
-    """One working set."""
-
     working_set: float
     prompts: int
     device: Revisits
     host: Revisits
-    """With the host tier."""
     same: int
-    """Outputs that are equal with and without."""
     outputs: int
     saved: float
     """Share of the recomputed tokens that the host tier saves; 0 if there were none."""
@@ -92,7 +81,6 @@ def plan(quick: bool, threads: int, _: Path) -> HostPlan:
 
 
 def measure(plan: HostPlan, logs: Path, step: Step) -> HostResult:
-    """A new engine with empty caches for each run."""
     settings = {"kv_cache_tokens": plan.pool_tokens, "kv_host_memory": plan.host_tokens * BYTES_PER_TOKEN}
     with engine_alone(TINY, engine_settings(plan.threads, **settings), logs) as engine:
         points = [_point(engine, plan, working_set, step) for working_set in plan.working_sets]
@@ -160,7 +148,6 @@ def _times(revisits: Revisits) -> str:
 
 
 def draw(result: HostResult) -> Figure:
-    """Recomputed tokens by working set on the left, first tokens where the tier saves most on the right."""
     figure, ((again, first),) = canvas(
         (1, 2),
         (12, 4.8),

@@ -24,8 +24,6 @@ BASE = "transformers generate"
 
 
 class Work(msgspec.Struct, frozen=True):
-    """Requests of one kind. Output lengths are drawn evenly from `shortest` to `longest`."""
-
     title: str
     requests: int
     width: int
@@ -34,7 +32,6 @@ class Work(msgspec.Struct, frozen=True):
     longest: int
 
     def load(self) -> Load:
-        """The same requests each time."""
         lengths = random.Random(0)
         prompts = python_prompts(TINY, self.requests, self.prompt_tokens)
         asks = [Ask(prompt, lengths.randint(self.shortest, self.longest)) for prompt in prompts]
@@ -52,8 +49,6 @@ class PeersPlan(msgspec.Struct, frozen=True):
 
 
 class PeerEntry(msgspec.Struct, frozen=True):
-    """One system under one kind of work."""
-
     system: str
     figures: Figures
     ratio: float
@@ -63,8 +58,6 @@ class PeerEntry(msgspec.Struct, frozen=True):
 
 
 class PeerTable(msgspec.Struct, frozen=True):
-    """All systems under one kind of work."""
-
     work: Work
     entries: list[PeerEntry]
 
@@ -74,7 +67,6 @@ class PeersResult(msgspec.Struct, frozen=True):
 
 
 def plan(quick: bool, threads: int, _: Path) -> PeersPlan:
-    """A batch, a mixed batch, and a single stream."""
     works = [
         Work("32 requests at once, 128 tokens in, 128 out", 32, 32, 128, 128, 128),
         Work("32 requests, 8 at a time, 32 tokens in, 8 to 256 out", 32, 8, 32, 8, 256),
@@ -86,7 +78,6 @@ def plan(quick: bool, threads: int, _: Path) -> PeersPlan:
 
 
 def measure(plan: PeersPlan, logs: Path, step: Step) -> PeersResult:
-    """All systems stay up and take turns."""
     engine = engine_settings(plan.threads)
     width = max(work.width for work in plan.works)
 
@@ -146,7 +137,6 @@ def section(result: PeersResult) -> Section:
 
 
 def draw(result: PeersResult) -> Figure:
-    """A column per kind of work."""
     figure, (row,) = canvas(
         (1, len(result.tables)),
         (1.5 + 5 * len(result.tables), 3.2),

@@ -33,8 +33,6 @@ SHORT = 4
 
 
 class Mix(msgspec.Struct, frozen=True):
-    """Output lengths, and how many requests run at once."""
-
     title: str
     few_long: bool
     """One in eight has the longest output, the others short ones; otherwise lengths are spread evenly."""
@@ -54,7 +52,6 @@ class Mix(msgspec.Struct, frozen=True):
         return EngineAsk(prompt, self.max_tokens, ends_after=length)
 
     def lengths(self, count: int, shortest: int, longest: int) -> list[int]:
-        """The same in each run."""
         draws = random.Random(0)
         if not self.few_long:
             return [draws.randint(shortest, longest) for _ in range(count)]
@@ -66,8 +63,6 @@ class Mix(msgspec.Struct, frozen=True):
 
 
 class PoliciesPlan(msgspec.Struct, frozen=True):
-    """Requests that all arrive at once."""
-
     threads: int
     mixes: list[Mix]
     requests: int = 32
@@ -89,31 +84,23 @@ class PoliciesPlan(msgspec.Struct, frozen=True):
 
 
 class Life(msgspec.Struct, frozen=True):
-    """One request, in seconds since the load began."""
-
     first_token: float
     last_token: float
 
 
 class PolicyEntry(msgspec.Struct, frozen=True):
-    """One policy under one mix."""
-
     policy: str
     figures: Figures
     ratio: float
     """Tokens per second by those of static batches: median of the rounds' ratios."""
     steps: int
-    """The same in every round."""
     step_milliseconds: float
     lives: list[Life]
-    """Of the median round."""
     longest_pause: float | None = None
     """Longest time between two tokens of one request, in ms: median of the rounds. Older results lack it."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """All policies under one mix."""
-
     mix: Mix
     tokens: int
     entries: list[PolicyEntry]
@@ -146,7 +133,6 @@ def plan(quick: bool, threads: int, _: Path) -> PoliciesPlan:
 
 
 def measure(plan: PoliciesPlan, logs: Path, step: Step) -> PoliciesResult:
-    """One process, with a new engine around the same model for each run."""
     with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
         outcomes = [_outcome(engine, plan, mix, step) for mix in plan.mixes]
     return PoliciesResult(plan.requests, plan.prompt_tokens, plan.shortest, plan.longest, outcomes)
@@ -219,7 +205,6 @@ def _table(outcome: Outcome) -> Table:
 
 
 def draw(result: PoliciesResult) -> Figure:
-    """A column per mix, a row per policy, one time axis per column."""
     figure, grid = canvas(
         (len(POLICIES), len(result.outcomes)),
         (1 + 4.6 * len(result.outcomes), 7.6),

@@ -17,7 +17,6 @@ from bench.systems.ring import through_ring
 class PrefixPlan(msgspec.Struct, frozen=True):
     threads: int
     prompt_tokens: tuple[int, ...] = (256, 512, 1024, 1920)
-    """Up to about the tiny model's longest prompt."""
     share: float = 0.9
     """Of the prompt, in the cache."""
     repeats: int = 7
@@ -28,8 +27,6 @@ class PrefixPlan(msgspec.Struct, frozen=True):
 
 
 class PrefixPoint(msgspec.Struct, frozen=True):
-    """One prompt length; medians, in milliseconds."""
-
     prompt_tokens: int
     cached_tokens: int
     """As the server reports: whole blocks only."""
@@ -50,7 +47,6 @@ def plan(quick: bool, threads: int, _: Path) -> PrefixPlan:
 
 
 def measure(plan: PrefixPlan, logs: Path, step: Step) -> PrefixResult:
-    """One stream at a time."""
     with through_ring(TINY, engine_settings(plan.threads), logs) as ring:
         points = [_point(ring, plan, tokens, step) for tokens in plan.prompt_tokens]
     return PrefixResult(plan.share, plan.repeats, points)
@@ -96,7 +92,6 @@ def section(result: PrefixResult) -> Section:
 
 
 def draw(result: PrefixResult) -> Figure:
-    """First-token time over prompt length."""
     figure, ((axes,),) = canvas(
         (1, 1),
         (8, 4.6),

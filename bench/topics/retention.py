@@ -21,18 +21,13 @@ PROMPT_TOKENS = 256
 
 
 class RetentionPlan(msgspec.Struct, frozen=True):
-    """One engine with a small KV pool."""
-
     threads: int
     pool_tokens: int = 4096
     system_tokens: int = 512
     question_tokens: int = 32
     floods: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
-    """Prompt tokens between two visits, in pools."""
     visits: int = 3
-    """After the first, while the priority holds."""
     seconds: float = 3600.0
-    """Duration of the priority."""
     repeats: int = 1
 
     @property
@@ -40,7 +35,6 @@ class RetentionPlan(msgspec.Struct, frozen=True):
         return 2 * len(self.floods) * (1 + self.repeats)
 
     def prompts(self, flood: float) -> int:
-        """In a flood."""
         return round(flood * self.pool_tokens / PROMPT_TOKENS)
 
     def load(self, flood: float, retention: RetentionParams) -> EngineLoad:
@@ -59,13 +53,10 @@ class RetentionPlan(msgspec.Struct, frozen=True):
         return EngineLoad(asks, 1)
 
     def visited(self, run: EngineRun, flood: float) -> list[Trace]:
-        """All visits but the first."""
         return list(run.traces[:: self.prompts(flood) + 1])[1:]
 
 
 class Hits(msgspec.Struct, frozen=True):
-    """Shares of the system prompt found in the cache, 0 to 1, and the first token of a visit in milliseconds."""
-
     before: float
     """While the priority held."""
     after: float
@@ -94,7 +85,6 @@ def plan(quick: bool, threads: int, _: Path) -> RetentionPlan:
 
 
 def measure(plan: RetentionPlan, logs: Path, step: Step) -> RetentionResult:
-    """A new engine with an empty cache for each run."""
     settings = {"max_tokens_per_step": PROMPT_TOKENS, "kv_cache_tokens": plan.pool_tokens}
     with engine_alone(TINY, engine_settings(plan.threads, **settings), logs) as engine:
         points = [_point(engine, plan, flood, step) for flood in plan.floods]
@@ -145,7 +135,6 @@ def section(result: RetentionResult) -> Section:
 
 
 def draw(result: RetentionResult) -> Figure:
-    """Hit rates on the left, first tokens on the right, by the size of the floods."""
     figure, ((found, first),) = canvas(
         (1, 2),
         (12, 4.6),

@@ -22,8 +22,6 @@ PROCESSES = {"engine": BLUE, "router": TEAL, "detok": ORANGE, "client": GREY}
 
 
 class StreamShape(msgspec.Struct, frozen=True):
-    """Streams that all begin at once."""
-
     streams: int
     prompt_tokens: int
     output_tokens: int
@@ -49,8 +47,6 @@ class RingPlan(msgspec.Struct, frozen=True):
 
 
 class RingPoint(msgspec.Struct, frozen=True):
-    """Both systems under one shape."""
-
     shape: StreamShape
     alone: Figures
     ring: Figures
@@ -68,7 +64,6 @@ class RingResult(msgspec.Struct, frozen=True):
 
 
 def plan(quick: bool, threads: int, folder: Path) -> RingPlan:
-    """The tiny model, and unless quick a large one whose steps take some tenths of a second."""
     shapes = [(1, 16, 8), (4, 16, 8)] if quick else [(1, 64, 256), (16, 64, 128), (64, 64, 128)]
     engine = engine_settings(threads)
     tiny = ModelPlan(
@@ -91,7 +86,6 @@ def measure(plan: RingPlan, logs: Path, step: Step) -> RingResult:
 
 
 def _measure_model(plan: ModelPlan, logs: Path, step: Step) -> RingModel:
-    """Both systems stay up and take turns."""
     with engine_alone(plan.model, plan.engine, logs) as alone, through_ring(plan.model, plan.engine, logs) as ring:
         points = []
         for shape in plan.shapes:
@@ -151,7 +145,6 @@ def _costs(model: RingModel) -> Table:
 
 
 def draw(result: RingResult) -> Figure:
-    """A row per model: throughput, both latencies, CPU time by process."""
     figure, grid = canvas(
         (len(result.models), 4),
         (18, 0.8 + 3.4 * len(result.models)),

@@ -23,12 +23,9 @@ LIMIT_AT = 256
 
 
 class SchedulerPlan(msgspec.Struct, frozen=True):
-    """How many sequences run, and how many wait."""
-
     running: tuple[int, ...] = (1, 64, 256, 1024)
     waiting: tuple[int, ...] = (0, 1000)
     samples: int = 200
-    """Timed steps in a round."""
     repeats: int = 3
 
     @property
@@ -61,12 +58,10 @@ class SchedulerResult(msgspec.Struct, frozen=True):
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of running sequences."""
         return sorted({point.running for point in self.points})
 
     @property
     def queues(self) -> list[int]:
-        """Numbers of waiting requests."""
         return sorted({point.waiting for point in self.points})
 
     def of(self, policy: str, waiting: int) -> list[SchedulerPoint]:
@@ -79,7 +74,6 @@ def plan(quick: bool, _threads: int, _: Path) -> SchedulerPlan:
 
 
 def measure(plan: SchedulerPlan, _: Path, step: Step) -> SchedulerResult:
-    """In this process; the policies take turns."""
     found: dict[tuple[str, int, int], list[StepCosts]] = {}
     for round_ in range(plan.repeats):
         for running, waiting, policy in product(plan.running, plan.waiting, POLICIES):
@@ -155,7 +149,6 @@ def _queue(waiting: int) -> str:
 
 
 def draw(result: SchedulerResult) -> Figure:
-    """Scheduling on the left, the whole step on the right, over the number of sequences."""
     figure, ((schedule, whole),) = canvas(
         (1, 2),
         (12, 5.2),

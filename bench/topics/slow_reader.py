@@ -25,22 +25,18 @@ from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 # A small fixed window: with its default one gRPC reads ahead on behalf of a client that does not read.
 SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
 MOST_SLOWER = 0.05
-"""Share of the neighbours' speed that a slow reader may cost."""
 
 
 class SlowReaderPlan(msgspec.Struct, frozen=True):
     threads: int
     neighbours: int = 32
     neighbour_tokens: int = 200
-    """Of each of their streams, one after the other."""
     slow_tokens: int = 1500
     undelivered_tokens: int = 256
     """The bound beyond which the router gives up a stream's attempt until its client reads."""
     rounds: int = 8
     seconds: float = 15.0
-    """Of each half of a round."""
     long_seconds: float = 600.0
-    """Without a read at the end, while memory is watched."""
 
     @property
     def steps(self) -> int:
@@ -56,10 +52,8 @@ class SlowReaderResult(msgspec.Struct, frozen=True):
     long_seconds: float
     without: list[float]
     beside: list[float]
-    """While one client reads nothing."""
     slow_tokens: int
     read_later: int
-    """Tokens that the last slow reader received once it read on."""
     slow_from: float
     """When the last slow reader's stream paused, on the memory trails' clock."""
     memory: list[Trail]
@@ -79,7 +73,6 @@ def plan(quick: bool, threads: int, _: Path) -> SlowReaderPlan:
 
 
 def measure(plan: SlowReaderPlan, _: Path, step: Step) -> SlowReaderResult:
-    """In turns over one ring."""
     lines = RequestLines()
     bound = {"max_undelivered_tokens": plan.undelivered_tokens}
     with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=bound, observe=lines) as ring:
@@ -154,7 +147,6 @@ class _Turns:
 
 
 async def _read_rest(stream: Any) -> int:
-    """Number of tokens until its end."""
     tokens = 0
     while (event := await stream.read()) is not aio.EOF:
         tokens += event.delta.token_count
@@ -188,7 +180,6 @@ def section(result: SlowReaderResult) -> Section:
 
 
 def draw(result: SlowReaderResult) -> Figure:
-    """Speeds by round on the left, memory on the right."""
     figure, ((speeds, memory),) = canvas(
         (1, 2),
         (12, 4.8),

@@ -33,26 +33,20 @@ Query = Callable[[random.Random, int], int]
 
 
 class Rows(NamedTuple):
-    """One sequence of a step, in tokens."""
-
     query: int
     context: int
 
 
 EMPTY = Rows(1, 0)
-"""As graphs pad."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One step of one layer."""
-
     heads: HeadShape
     tokens_per_block: int
     window: int | None
     rows: tuple[Rows, ...]
     padding: int
-    """Tokens after the last sequence."""
     seed: int
 
     @property
@@ -62,7 +56,6 @@ class Case:
 
 
 def cases(heads: Sequence[HeadShape], pages: Sequence[int], longest: int, rounds: int) -> list[Case]:
-    """For each head shape and block size: steps of generation, of whole prompts, of chunks, and mixed ones."""
     source = random.Random(5)
     kinds = (_one, _all, _chunk, _any)
     return [
@@ -85,7 +78,6 @@ def _case(
 
 
 def _padded(rows: list[Rows], padding: int) -> list[Rows]:
-    """The last `padding` become empty, but never the longest."""
     count = len(rows) - min(padding, len(rows) - 1)
     longest = max(rows)
     rest = [row for row in rows if row is not longest]
@@ -181,7 +173,6 @@ def _inputs(case: Case, device: torch.device) -> AttentionInputs:
 
 
 def _cache(case: Case, blocks: int, dtype: torch.dtype, device: torch.device) -> KVCache:
-    """Filled with random values, equal for equal cases."""
     heads = case.heads
     cache = KVCache(1, blocks, case.tokens_per_block, heads.num_kv_heads, heads.head_dim, dtype, device)
     generator = torch.Generator(device).manual_seed(case.seed + 1)

@@ -6,7 +6,6 @@ from typing import Any
 from bench.gpu.findings import Check
 
 Recheck = Callable[[Mapping[str, Any]], Check]
-"""Repeats the check with these options of RunnerConfig."""
 
 WITHOUT: Mapping[str, Mapping[str, Any]] = {
     "CUDA graphs": {"cuda_graphs": False},
@@ -33,7 +32,6 @@ def blame(recheck: Recheck) -> tuple[str, list[str]]:
 
 
 def _verdict(holds: list[str]) -> str:
-    """`holds`: layers without which the check holds."""
     alone = [layer for layer in holds if layer != "all of these"]
     if len(alone) == 1:
         return alone[0]

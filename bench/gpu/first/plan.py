@@ -25,7 +25,6 @@ from engine_worker.runner.machine import missing_compiler
 TRIAL, DEFAULT = 20.0, 45.0
 """Estimated seconds of a kernel's trials, and of loading and using the default path."""
 TRIAL_LIMIT = 60.0
-"""Seconds after which a kernel's process is killed."""
 NO_COMPILER = "**Triton cannot compile here: the speeds of this run mean nothing.**"
 
 
@@ -35,7 +34,6 @@ class Plan(Stages):
         super().__init__(session, scale)
         self._new = new
         self._avoided: frozenset[str] = frozenset()
-        """Titles of kernels whose process died."""
 
     def run(self) -> None:
         small, large = self._scale.small, self._scale.large
@@ -106,7 +104,6 @@ class Plan(Stages):
         return told
 
     def _goals(self, stack: ExitStack, shape: Shape) -> None:
-        """Correctness and the performance goals, bound by launches."""
         batch, few = max(self._scale.batches), max(*self._scale.gap_batches, *self._scale.graph_sizes)
         fast = self._enter(stack, AS_SERVED, shape, batch, overlap=True)
         if fast is None:
@@ -133,7 +130,6 @@ class Plan(Stages):
             self._blaming(f"overlap = none, {shape.name}", times.LOOPS, check, again)
 
     def _rest(self, stack: ExitStack, shape: Shape) -> None:
-        """Larger batches, and sampling."""
         fast = self._enter(stack, f"{AS_SERVED}, again", shape, max(self._scale.batches), overlap=True)
         if fast is None:
             return
@@ -156,7 +152,6 @@ class Plan(Stages):
         self._session.do(f"{name}: what is at fault", times.AGAIN * self._scale.pace, search)
 
     def _again(self, shape: Shape, check: Callable[[Served], Check], options: Mapping[str, Any]) -> Check:
-        """On a new runner with these options."""
         few = len(self._scale.parity_lengths)
         wanted = self._options(max(few, max(self._scale.graph_sizes))) | {"device": self._device.type, "overlap": True}
         with served(shape, self._session.folder, **(wanted | self._forced | dict(options))) as one:

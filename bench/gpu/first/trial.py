@@ -21,9 +21,7 @@ from engine_worker.attention.trial import WINDOW, verify_backend, verify_store
 from engine_worker.runner.fusing import by_triton, verify_gumbel_max, verify_layers
 
 BEGUN, MARK = "begun: ", "tried: "
-"""Prefix of each line: libraries print too."""
 PAGE = 16
-"""Tokens per block on a CPU."""
 
 
 class TrialPlace(NamedTuple):
@@ -82,7 +80,6 @@ def _fused(place: TrialPlace) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """WORK is JSON: the title, rounds, device, dtype and places."""
     work = json.loads(arguments[0])
     trial = subjects()[work["title"]]
     device, dtype = torch.device(work["device"]), getattr(torch, work["dtype"])
@@ -95,7 +92,6 @@ def main(arguments: list[str]) -> None:
 
 @torch.inference_mode()
 def run(trial: Trial, place: TrialPlace, rounds: int) -> dict[str, str | float | int]:
-    """How it ended, and seconds of the first round, compilation included, and of the fastest."""
     seconds: list[float] = []
     for _ in range(rounds):
         began = time.perf_counter()

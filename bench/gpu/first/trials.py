@@ -20,20 +20,17 @@ ROUNDS = 20
 
 
 def places(scale: Scale, dtype: torch.dtype, device: torch.device) -> list[TrialPlace]:
-    """Every head shape, without a window and with one."""
     size = int(scale.small.config["hidden_size"])
     return [TrialPlace(heads, size, windowed, dtype, device) for windowed in (False, True) for heads in scale.heads]
 
 
 def try_in_child(title: str, given: Iterable[TrialPlace], children: Children, log: Path, seconds: float) -> list[Tried]:
-    """One kernel, as far as its process got."""
     work = _work(title, list(given))
     command = [sys.executable, "-m", "bench.gpu.first.trial", json.dumps(work)]
     return judge(title, *children.run(command, log, seconds))
 
 
 def judge(title: str, output: str, why: str) -> list[Tried]:
-    """`output` of a process, and how it ended: "" on success."""
     found, begun = [], "its start"
     for line in output.splitlines():
         if line.startswith(BEGUN):
@@ -51,7 +48,6 @@ def judge(title: str, output: str, why: str) -> list[Tried]:
 
 
 def avoiding(tried: Iterable[Tried]) -> dict[str, Any]:
-    """Options of RunnerConfig that disable every kernel whose process died."""
     tried = list(tried)
     crashed = {one.kernel for one in tried if one.crashed}
     names = {kernel.name for kernel in KERNELS if kernel.title in crashed}

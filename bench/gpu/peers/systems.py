@@ -12,38 +12,30 @@ import torch
 from bench.gpu.checks.parity import blank
 
 DEVIATION = 0.02
-"""Of nano-vllm's random weights."""
 MEMORY_FRACTION = 0.85
-"""Of the GPU, for vLLM."""
 PAGE_TOKENS = 32
 TIMEOUT_SECONDS = 60.0
 
 
 class PeerOptions(NamedTuple):
     model: str
-    """Folder without weights."""
     device: str
     batch: int
-    """The largest."""
     tokens: int
     """Of a sequence, at most."""
 
     @property
     def dtype(self) -> str:
-        """As everywhere in the run."""
         return "bfloat16" if self.device == "cuda" else "float32"
 
 
 class PeerSystem(NamedTuple):
-    """A system with its model in memory, with its own default settings."""
-
     run: Callable[[list[list[int]], int], int]
     """Serves these prompts at once, so many tokens each; returns how many tokens came."""
     close: Callable[[], object]
 
 
 def load_transformers(options: PeerOptions) -> PeerSystem:
-    """Continuous batching."""
     from transformers import GenerationConfig, logging
 
     logging.set_verbosity_error()
@@ -154,7 +146,6 @@ class PeerKind(NamedTuple):
     package: str
     load: Callable[[PeerOptions], PeerSystem]
     cpu: bool
-    """Measured on a CPU too."""
 
 
 PEERS: Mapping[str, PeerKind] = {
