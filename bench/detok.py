@@ -86,9 +86,8 @@ def cost(run: Callable[[], None], tokens: int, repeat: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--repeat", type=int, default=5)
+    for name, default in (("streams", 256), ("steps", 200), ("repeat", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     decoders = load_decoders(FILE)
     tokens = Tokenizer.from_file(str(FILE)).encode(Path(argparse.__file__).read_text(encoding="utf-8")).ids

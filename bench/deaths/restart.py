@@ -7,8 +7,7 @@ import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import replace
 
-from bench.deaths.freeze import CALLBACK, EngineLines, Frozen, freeze
-from bench.deaths.leftovers import Leftovers, leftovers
+from bench.deaths.freeze import CALLBACK, EngineLines, Frozen, Leftovers, freeze, leftovers
 from bench.deaths.streams import (
     ENGINE,
     MIXED,
@@ -149,24 +148,24 @@ async def _restart(ring: Ring, name: str) -> Restart:
 
 
 class _Phases:
-    def __init__(self) -> None:
-        self._found: list[RestartPhase] = []
-        self._enter(QUIET)
+    """One after the other, each with the streams that ended in it."""
 
-    def add(self, found: StreamSeen, truth: StreamSeen) -> None:
-        self._counter.add(found, truth)
+    def __init__(self) -> None:
+        self._begun: list[tuple[str, float, StreamCounter]] = []
+        self.begin(QUIET)
 
     def begin(self, name: str) -> None:
-        self.end()
-        self._enter(name)
+        self._begun.append((name, asyncio.get_running_loop().time(), StreamCounter()))
+
+    def add(self, found: StreamSeen, truth: StreamSeen) -> None:
+        self._begun[-1][2].add(found, truth)
 
     def end(self) -> list[RestartPhase]:
-        seconds = round(asyncio.get_running_loop().time() - self._began, 2)
-        self._found.append(RestartPhase(name=self._name, seconds=seconds, **self._counter.totals()))
-        return self._found
-
-    def _enter(self, name: str) -> None:
-        self._name, self._counter, self._began = name, StreamCounter(), asyncio.get_running_loop().time()
+        ends = [began for _, began, _ in self._begun[1:]] + [asyncio.get_running_loop().time()]
+        return [
+            RestartPhase(name=name, seconds=round(end - began, 2), **counter.totals())
+            for (name, began, counter), end in zip(self._begun, ends, strict=True)
+        ]
 
 
 def section(result: RestartResult) -> Section:

@@ -102,44 +102,34 @@ class StreamSeen(msgspec.Struct, frozen=True):
         return "" if counts[0] == counts[1] else f"{self.kind}: (prompt, completion) tokens {counts[0]} for {counts[1]}"
 
 
-class _OutputChunks:
-    def __init__(self) -> None:
-        self.text: list[str] = []
-        self.token_ids: list[int] = []
-        self.logprobs: list[Any] = []
-        self.counted = 0
-        self.repeated = False
-        self.ends: list[Any] = []
-
-    def add(self, chunk: Any, faults: list[str]) -> None:
-        if self.ends:
-            self.repeated = True
-            faults.append(f"output {chunk.index} goes on after its end")
-        if chunk.finish_reason is not None:
-            self.ends.append(chunk)
-            return
-        if chunk.token_offset != self.counted:
-            faults.append(f"output {chunk.index}: offset {chunk.token_offset} after {self.counted} tokens")
-        self.repeated |= chunk.token_offset < self.counted
-        self.counted += chunk.token_count
-        self.text.append(chunk.text)
-        self.token_ids += chunk.token_ids
-        self.logprobs += chunk.logprobs
-
-    def seen(self) -> OutputSeen:
-        end = self.ends[0] if self.ends else None
-        return OutputSeen(
-            "".join(self.text),
-            tuple(self.token_ids),
-            tuple(found.token_id for found in self.logprobs),
-            tuple(found.logprob for found in self.logprobs),
-            str(end.finish_reason) if end else "",
-            (end.stop_string or end.stop_token_id) if end else None,
-        )
+def _output(index: int, chunks: Sequence[Any], faults: list[str]) -> tuple[OutputSeen, bool]:
+    """One output from all its chunks, and whether some token arrived twice; adds to the faults."""
+    counted, repeated = 0, False
+    ends = [chunk for chunk in chunks if chunk.finish_reason is not None]
+    if len(ends) != 1 or chunks[-1] is not ends[0]:
+        faults.append(f"output {index} has {len(ends)} ends, or goes on after its end")
+        repeated = bool(ends) and chunks[-1] is not ends[0]
+    for chunk in chunks:
+        if chunk.finish_reason is None:
+            if chunk.token_offset != counted:
+                faults.append(f"output {index}: offset {chunk.token_offset} after {counted} tokens")
+            repeated |= chunk.token_offset < counted
+            counted += chunk.token_count
+    given = [chunk for chunk in chunks if chunk.finish_reason is None]
+    logprobs = [found for chunk in given for found in chunk.logprobs]
+    seen = OutputSeen(
+        "".join(chunk.text for chunk in given),
+        tuple(token for chunk in given for token in chunk.token_ids),
+        tuple(found.token_id for found in logprobs),
+        tuple(found.logprob for found in logprobs),
+        str(ends[0].finish_reason) if ends else "",
+        (ends[0].stop_string or ends[0].stop_token_id) if ends else None,
+    )
+    return seen, repeated
 
 
 async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
-    outputs: defaultdict[int, _OutputChunks] = defaultdict(_OutputChunks)
+    chunks: defaultdict[int, list[Any]] = defaultdict(list)
     faults: list[str] = []
     began = last = time.monotonic()
     first = stall = 0.0
@@ -149,23 +139,21 @@ async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
             now = time.monotonic()
             first = first or now - began
             stall, last = max(stall, now - last), now
-            outputs[chunk.index].add(chunk, faults)
+            chunks[chunk.index].append(chunk)
     except SluiceError as error:
         faults.append(f"{type(error).__name__}: {error}")
-    for index, output in sorted(outputs.items()):
-        if len(output.ends) != 1:
-            faults.append(f"output {index} has {len(output.ends)} ends")
+    outputs = [_output(index, own, faults) for index, own in sorted(chunks.items())]
     usage = stream.usage
     return StreamSeen(
         asked.kind,
-        tuple(output.seen() for _, output in sorted(outputs.items())),
+        tuple(seen for seen, _ in outputs),
         tuple(faults),
         usage.prompt_tokens if usage else 0,
         usage.completion_tokens if usage else 0,
         first,
         stall,
         stream.resumed,
-        any(output.repeated for output in outputs.values()),
+        any(repeated for _, repeated in outputs),
     )
 
 

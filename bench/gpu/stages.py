@@ -29,8 +29,7 @@ from bench.gpu.measures import (
     rates,
     throughput,
 )
-from bench.gpu.peers.ask import measure_peer
-from bench.gpu.peers.systems import PEERS, PeerKind
+from bench.gpu.peers.systems import PEERS, PeerKind, measure_peer
 from bench.gpu.scale import Scale
 from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape, Workload

@@ -1,5 +1,6 @@
-"""Plain gRPC calls, as a client in any language makes them."""
+"""Plain gRPC calls, as a client in any language makes them, and what routers log of them."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import pairwise
@@ -9,6 +10,7 @@ import msgspec
 from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 
+from sluice.launch import LogLine
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
@@ -52,3 +54,32 @@ def has_retry_info(error: aio.AioRpcError) -> bool:
     found: Mapping[str, Any] = dict(error.trailing_metadata())
     status = status_pb2.Status.FromString(found.get(STATUS_KEY, b""))
     return any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in status.details)
+
+
+REQUEST, GIVEN_UP = "request", "attempt given up"
+"""Events of a router: a request has ended; an attempt was ended before its request."""
+POLL_SECONDS = 0.05
+TIMEOUT_SECONDS = 30.0
+
+
+class RequestLines:
+    """What routers log of requests. Called from the threads that read the logs."""
+
+    def __init__(self) -> None:
+        self._lines: list[dict[str, Any]] = []
+
+    def __call__(self, line: LogLine) -> None:
+        if line.event in (REQUEST, GIVEN_UP):
+            self._lines.append(line.fields)
+
+    def of(self, event: str, name: str) -> list[dict[str, Any]]:
+        return [line for line in self._lines if line["event"] == event and line["request_id"].startswith(f"{name}-")]
+
+    async def until(self, event: str, name: str, count: int) -> list[dict[str, Any]]:
+        """As soon as there are `count` of them. Raises TimeoutError."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while len(found := self.of(event, name)) < count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(found)} of {count} lines: {event}, {name}")
+            await asyncio.sleep(POLL_SECONDS)
+        return found

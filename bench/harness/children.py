@@ -19,10 +19,7 @@ CLOSE_SECONDS = 20.0
 
 
 class SystemProcess(Generic[R]):
-    """A `python -m module` that serves loads. Raises RuntimeError when the process dies.
-
-    Its first load waits until it is ready, not the constructor, so that several children start at the same time.
-    """
+    """A `python -m module` that serves loads. Raises RuntimeError when the process dies."""
 
     def __init__(
         self,

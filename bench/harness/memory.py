@@ -79,10 +79,7 @@ def before_and_after(trails: Iterable[Trail], until: float) -> dict[str, tuple[f
 
 
 def slope(trails: Sequence[Trail]) -> float | None:
-    """Growth in MiB per minute of process life: least squares, with an offset for each process.
-
-    None if no process was sampled twice.
-    """
+    """Least squares in MiB per minute, with an offset for each process. None if no process was sampled twice."""
     above = below = 0.0
     for trail in trails:
         at, size = np.array(trail.seconds), np.array(trail.mebibytes)

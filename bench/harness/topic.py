@@ -41,16 +41,13 @@ def latency_cells(figures: Figures) -> str:
 
 
 def interleave(loads: Sequence[tuple[System[R], Load]], repeats: int, step: Step) -> list[list[R]]:
-    """Runs of each system under its load, one list per pair.
-
-    Every second round goes backwards, so that drift of the machine affects all systems alike. A short uncounted round
-    warms up. Each round has a prefix-cache domain of its own.
-    """
+    """Runs of each system under its load, after a short uncounted round, each with a prefix-cache domain of its own."""
     for system, load in loads:
         system.run(_brief(load))
         step(f"{system.name}, warming up")
     runs: list[list[R]] = [[] for _ in loads]
     for repeat in range(repeats):
+        # Every second round goes backwards, so that drift of the machine affects all systems alike.
         order = range(len(loads)) if repeat % 2 == 0 else reversed(range(len(loads)))
         for i in order:
             system, load = loads[i]

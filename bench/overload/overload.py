@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from matplotlib.figure import Figure
 
-from bench.harness.log_lines import RequestLines
+from bench.harness.calls import RequestLines
 from bench.harness.models import TINY
 from bench.harness.stats import percentile
 from bench.harness.style import BLUE, GREY, INK, ORANGE, TEAL, Series, canvas, distribution

@@ -12,9 +12,8 @@ import grpc
 import msgspec
 from grpc import aio
 
-from bench.harness.calls import has_retry_info, spec
+from bench.harness.calls import REQUEST, RequestLines, has_retry_info, spec
 from bench.harness.children import cpu_seconds
-from bench.harness.log_lines import REQUEST, RequestLines
 from bench.harness.stats import thinned
 from sluice.launch import Ring
 from sluice.v1 import generation_pb2 as pb

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 from grpc import aio
 
-from bench.harness.calls import StreamTimes, deltas, spec, time_stream
-from bench.harness.log_lines import REQUEST, RequestLines
+from bench.harness.calls import REQUEST, RequestLines, StreamTimes, deltas, spec, time_stream
 from bench.harness.stats import thinned
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub

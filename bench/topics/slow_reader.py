@@ -11,8 +11,7 @@ import msgspec
 from grpc import aio
 from matplotlib.figure import Figure
 
-from bench.harness.calls import deltas, spec
-from bench.harness.log_lines import GIVEN_UP, RequestLines
+from bench.harness.calls import GIVEN_UP, RequestLines, deltas, spec
 from bench.harness.memory import MemoryWatch, Trail, before_and_after
 from bench.harness.models import TINY
 from bench.harness.style import BLUE, GREY, Series, bars, canvas, dashed, frame, trails

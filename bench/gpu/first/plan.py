@@ -11,9 +11,7 @@ from bench.gpu.checks.engine import check_graphs, check_overlap
 from bench.gpu.engine import Served, served
 from bench.gpu.findings import RUNS, Check
 from bench.gpu.first import default
-from bench.gpu.first.blame import blame
-from bench.gpu.first.trial import subjects
-from bench.gpu.first.trials import avoiding, places, try_in_child
+from bench.gpu.first.trials import avoiding, places, subjects, try_in_child
 from bench.gpu.machine import facts
 from bench.gpu.measures import AS_SERVED, EAGER
 from bench.gpu.scale import Scale
@@ -21,6 +19,41 @@ from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape
 from bench.gpu.stages import Stages
 from engine_worker.runner.machine import missing_compiler
+
+Recheck = Callable[[Mapping[str, Any]], Check]
+
+WITHOUT: Mapping[str, Mapping[str, Any]] = {
+    "CUDA graphs": {"cuda_graphs": False},
+    "overlap": {"overlap": False},
+    "fused kernels": {"fused_kernels": False},
+    "an attention kernel": {"attention": "reference"},
+    "all of these": {"cuda_graphs": False, "overlap": False, "fused_kernels": False, "attention": "reference"},
+}
+
+
+def blame(recheck: Recheck) -> tuple[str, list[str]]:
+    """The layer at fault, if found, and the outcome of each trial."""
+    told, holds = [], []
+    for layer, options in WITHOUT.items():
+        try:
+            check = recheck(options)
+        except Exception as error:  # noqa: BLE001 - the other layers must still be tried
+            told.append(f"without {layer}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            continue
+        told.append(f"without {layer}: {'holds' if check.passed else 'does not hold'}: {check.detail}")
+        if check.passed:
+            holds.append(layer)
+    return _verdict(holds), told
+
+
+def _verdict(holds: list[str]) -> str:
+    alone = [layer for layer in holds if layer != "all of these"]
+    if len(alone) == 1:
+        return alone[0]
+    if alone:
+        return f"one of {', '.join(alone)}; it holds without any one of them"
+    return "more than one layer" if holds else "something else: it does not hold without any of them"
+
 
 TRIAL, DEFAULT = 20.0, 45.0
 """Estimated seconds of a kernel's trials, and of loading and using the default path."""

@@ -1,19 +1,113 @@
-"""Each kernel in its own process: one that breaks the CUDA context, or crashes, affects no other."""
+"""Each kernel tried in its own process: one that breaks the CUDA context, or crashes, affects no other.
+
+python -m bench.gpu.first.trials WORK: tries one in this process and prints a line of JSON per place.
+"""
 
 import json
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from bench.gpu.checks.kernels import STORE
 from bench.gpu.children import Children
 from bench.gpu.findings import RUNS, Tried
-from bench.gpu.first.trial import BEGUN, FUSED, MARK, TrialPlace
 from bench.gpu.scale import Scale
-from engine_worker.attention.choice import KERNELS
+from engine_worker.attention.backend import HeadShape, Refusal, RefusedError
+from engine_worker.attention.choice import KERNELS, Site, try_kernel
+from engine_worker.attention.cpu import CpuAttention
+from engine_worker.attention.paged import Kernel, triton_store
 from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.attention.trial import WINDOW, verify_backend, verify_store
+from engine_worker.runner.fusing import by_triton, verify_gumbel_max, verify_layers
+
+BEGUN, MARK = "begun: ", "tried: "
+PAGE = 16
+
+
+class TrialPlace(NamedTuple):
+    heads: HeadShape
+    hidden_size: int
+    windowed: bool
+    dtype: torch.dtype
+    device: torch.device
+
+    def __str__(self) -> str:
+        heads, window = self.heads, "with a window" if self.windowed else "no window"
+        return f"{heads.num_heads} heads over {heads.num_kv_heads} of {heads.head_dim}, {window}"
+
+
+LAYERS = "fused layers and sampling"
+FUSED = frozenset({STORE, LAYERS})
+"""Disabled by `fused_kernels` = false."""
+
+Trial = Callable[[TrialPlace], None]
+"""Raises RefusedError if the kernel is not installed, not meant for this place or wrong, and what it raises."""
+
+
+def subjects() -> Mapping[str, Trial]:
+    """By title, in the order in which an engine depends on them."""
+    attention = {kernel.title: _paged(kernel) for kernel in KERNELS}
+    return {STORE: _store, LAYERS: _fused, **attention, "cpu": _cpu}
+
+
+def _paged(kernel: Kernel) -> Trial:
+    def trial(place: TrialPlace) -> None:
+        windows = (None, WINDOW) if place.windowed else (None,)
+        try_kernel(kernel, Site.of(place.device, place.dtype, place.heads, windows, 0, fused=False))
+
+    return trial
+
+
+def _cpu(place: TrialPlace) -> None:
+    if place.device.type != "cpu":
+        raise RefusedError(Refusal.ABSENT, "it needs a CPU")
+    windows = (None, WINDOW) if place.windowed else (None,)
+    verify_backend(CpuAttention(place.heads, windows), place.heads, windows, PAGE, place.dtype, place.device)
+
+
+def _store(place: TrialPlace) -> None:
+    if place.device.type != "cuda":
+        raise RefusedError(Refusal.ABSENT, "it needs a CUDA device")
+    verify_store(triton_store(), place.heads, place.dtype, place.device)
+
+
+def _fused(place: TrialPlace) -> None:
+    if place.device.type != "cuda":
+        raise RefusedError(Refusal.ABSENT, "it needs a CUDA device")
+    kernels, gumbel_max = by_triton(place.device)
+    verify_gumbel_max(gumbel_max, place.device)
+    verify_layers(kernels, place.hidden_size, place.heads, place.dtype, place.device)
+
+
+def main(arguments: list[str]) -> None:
+    work = json.loads(arguments[0])
+    trial = subjects()[work["title"]]
+    device, dtype = torch.device(work["device"]), getattr(torch, work["dtype"])
+    for heads, hidden_size, windowed in work["places"]:
+        place = TrialPlace(HeadShape(*heads), hidden_size, windowed, dtype, device)
+        print(BEGUN + str(place), flush=True)
+        told = {"place": str(place), **run(trial, place, work["rounds"])}
+        print(MARK + json.dumps(told), flush=True)
+
+
+@torch.inference_mode()
+def run(trial: Trial, place: TrialPlace, rounds: int) -> dict[str, str | float | int]:
+    seconds: list[float] = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        try:
+            trial(place)
+        except RefusedError as error:
+            return {"ended": str(error), "absent": error.kind is Refusal.ABSENT}
+        except Exception as error:  # noqa: BLE001 - a foreign package may raise anything, and this is the result
+            return {"ended": str(RefusedError.of(error)), "absent": isinstance(error, ModuleNotFoundError)}
+        seconds.append(time.perf_counter() - began)
+    return {"ended": RUNS, "absent": False, "first": seconds[0], "fastest": min(seconds)}
+
 
 ROUNDS = 20
 """Per place: an illegal access may not show at first."""
@@ -26,7 +120,7 @@ def places(scale: Scale, dtype: torch.dtype, device: torch.device) -> list[Trial
 
 def try_in_child(title: str, given: Iterable[TrialPlace], children: Children, log: Path, seconds: float) -> list[Tried]:
     work = _work(title, list(given))
-    command = [sys.executable, "-m", "bench.gpu.first.trial", json.dumps(work)]
+    command = [sys.executable, "-m", "bench.gpu.first.trials", json.dumps(work)]
     return judge(title, *children.run(command, log, seconds))
 
 
@@ -68,3 +162,7 @@ def _work(title: str, given: list[TrialPlace]) -> dict[str, Any]:
         "dtype": str(given[0].dtype).removeprefix("torch."),
         "places": [(shape, one.hidden_size, one.windowed) for shape, one in zip(heads, given, strict=True)],
     }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.findings import Findings
-from bench.gpu.first.trial import subjects
+from bench.gpu.first.trials import subjects
 from bench.gpu.page import markdown
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
