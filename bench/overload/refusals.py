@@ -45,7 +45,7 @@ class Burst(msgspec.Struct, frozen=True):
     """Rejections with RetryInfo."""
     client: list[float]
     router: list[float]
-    """The same as the router reports it: from when it has read the message."""
+    """As the router reports it: from when it has read the message."""
     cpu: dict[str, float]
     connections: int = 1
     unexplained: dict[str, int] = {}

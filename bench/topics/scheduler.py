@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from bench.harness.style import Series, canvas, dashed, frame, lines
 from bench.harness.tables import Section, Table, number, numbers, short, table
 from bench.harness.topic import Step, Topic
-from bench.systems.scripted_engine import ScriptedEngine, ScriptedLoad
+from bench.systems.scripted_engine import ScriptedEngine
 from bench.topics.policies import COLOURS, POLICIES
 
 LIMIT = 1000.0
@@ -77,7 +77,7 @@ def measure(plan: SchedulerPlan, _: Path, step: Step) -> SchedulerResult:
     found: dict[tuple[str, int, int], list[StepCosts]] = {}
     for round_ in range(plan.repeats):
         for running, waiting, policy in product(plan.running, plan.waiting, POLICIES):
-            costs = _round(ScriptedLoad(policy, running, waiting, plan.samples))
+            costs = _round(ScriptedEngine(policy, running, waiting, plan.samples))
             found.setdefault((policy, running, waiting), []).append(costs)
             step(f"{running:,} run, {waiting:,} wait, round {round_ + 1} of {plan.repeats}")
     return SchedulerResult(
@@ -85,8 +85,7 @@ def measure(plan: SchedulerPlan, _: Path, step: Step) -> SchedulerResult:
     )
 
 
-def _round(load: ScriptedLoad) -> StepCosts:
-    engine = ScriptedEngine(load)
+def _round(engine: ScriptedEngine) -> StepCosts:
     with _frozen_heap():
         times = engine.timed_steps()
     schedule, whole = (1e6 * np.array(column) for column in zip(*times, strict=True))

@@ -32,6 +32,15 @@ Query = Callable[[random.Random, int], int]
 """(random source, context) → tokens of the sequence in this step."""
 
 
+KINDS: Sequence[Query] = (
+    lambda _source, _context: 1,
+    lambda _source, context: context,
+    lambda source, context: source.randint(1, context),
+    lambda source, context: source.choice([1, context, source.randint(1, context)]),
+)
+"""Steps of generation, of whole prompts, of chunks, and mixed ones."""
+
+
 class Rows(NamedTuple):
     query: int
     context: int
@@ -57,10 +66,9 @@ class Case:
 
 def cases(heads: Sequence[HeadShape], pages: Sequence[int], longest: int, rounds: int) -> list[Case]:
     source = random.Random(5)
-    kinds = (_one, _all, _chunk, _any)
     return [
         _case(source, shape, size, longest, query, PADDING * (i % 2))
-        for shape, size, i, query in product(heads, pages, range(rounds), kinds)
+        for shape, size, i, query in product(heads, pages, range(rounds), KINDS)
     ]
 
 
@@ -127,22 +135,6 @@ def deviation(backend: AttentionBackend, case: Case, dtype: torch.dtype, device:
     wanted, found = (output.float() for output in outputs)
     allowed = ALLOWED[dtype] * (1 + wanted.abs())
     return float(((found - wanted).abs() / allowed).nan_to_num(nan=torch.inf).max()), _same(*caches)
-
-
-def _one(source: random.Random, context: int) -> int:  # noqa: ARG001
-    return 1
-
-
-def _all(source: random.Random, context: int) -> int:  # noqa: ARG001
-    return context
-
-
-def _chunk(source: random.Random, context: int) -> int:
-    return source.randint(1, context)
-
-
-def _any(source: random.Random, context: int) -> int:
-    return source.choice([1, context, source.randint(1, context)])
 
 
 def _inputs(case: Case, device: torch.device) -> AttentionInputs:
