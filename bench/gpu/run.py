@@ -9,9 +9,9 @@ import torch
 
 from bench.gpu import page
 from bench.gpu.findings import Findings, Skip
-from bench.gpu.first.plan import Plan
 from bench.gpu.machine import origin
 from bench.gpu.peers.child import OFFLINE
+from bench.gpu.plan import Plan
 from bench.gpu.scale import FULL, tiny_scale
 from bench.gpu.session import Budget, GpuSession
 

@@ -1,6 +1,6 @@
 """Estimated seconds of tasks on an H100 with cold kernel caches: a task is skipped if the remaining budget is smaller.
 
-With one GPU and only torch, Triton and transformers they add up to some 380 s before the first peer; on a slower GPU
+With one GPU and only torch, Triton and transformers they add up to some 390 s before the first peer; on a slower GPU
 the last tasks are skipped.
 """
 

@@ -11,7 +11,7 @@ import torch
 
 from bench.gpu import stages
 from bench.gpu.findings import Check, Findings, Skip
-from bench.gpu.first.plan import Plan
+from bench.gpu.plan import Plan
 from bench.gpu.scale import FULL, tiny_scale
 from bench.gpu.session import Budget, GpuSession
 from bench.gpu.shapes import LARGE, tiny

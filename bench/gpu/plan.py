@@ -5,19 +5,18 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from bench.gpu import times
+from bench.gpu import default, times
 from bench.gpu.checks import ranks
 from bench.gpu.checks.engine import check_graphs, check_overlap
 from bench.gpu.engine import Served, served
 from bench.gpu.findings import RUNS, Check
-from bench.gpu.first import default
-from bench.gpu.first.trials import avoiding, places, subjects, try_in_child
 from bench.gpu.machine import facts
 from bench.gpu.measures import AS_SERVED, EAGER
 from bench.gpu.scale import Scale
 from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape
 from bench.gpu.stages import Stages
+from bench.gpu.trials import avoiding, places, subjects, try_in_child
 from engine_worker.runner.machine import missing_compiler
 
 Recheck = Callable[[Mapping[str, Any]], Check]

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
+from bench.gpu import trials
 from bench.gpu.children import Children
 from bench.gpu.findings import RUNS, Tried
-from bench.gpu.first import trials
-from bench.gpu.first.trials import LAYERS, TrialPlace, avoiding, judge, places, subjects, try_in_child
 from bench.gpu.scale import tiny_scale
+from bench.gpu.trials import LAYERS, TrialPlace, avoiding, judge, places, subjects, try_in_child
 from engine_worker.attention.backend import HeadShape, Refusal, RefusedError
 
 CPU = torch.device("cpu")

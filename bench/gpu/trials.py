@@ -1,6 +1,6 @@
 """Each kernel tried in its own process: one that breaks the CUDA context, or crashes, affects no other.
 
-python -m bench.gpu.first.trials WORK: tries one in this process and prints a line of JSON per place.
+python -m bench.gpu.trials WORK: tries one in this process and prints a line of JSON per place.
 """
 
 import json
@@ -120,7 +120,7 @@ def places(scale: Scale, dtype: torch.dtype, device: torch.device) -> list[Trial
 
 def try_in_child(title: str, given: Iterable[TrialPlace], children: Children, log: Path, seconds: float) -> list[Tried]:
     work = _work(title, list(given))
-    command = [sys.executable, "-m", "bench.gpu.first.trials", json.dumps(work)]
+    command = [sys.executable, "-m", "bench.gpu.trials", json.dumps(work)]
     return judge(title, *children.run(command, log, seconds))
 
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bench.gpu import plan
 from bench.gpu.findings import Check, Findings, Tried
-from bench.gpu.first import plan
-from bench.gpu.first.plan import NO_COMPILER, Plan
 from bench.gpu.page import markdown
+from bench.gpu.plan import NO_COMPILER, Plan
 from bench.gpu.scale import tiny_scale
 from bench.gpu.session import Budget, GpuSession
 from bench.gpu.shapes import tiny
