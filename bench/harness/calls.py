@@ -56,7 +56,7 @@ def has_retry_info(error: aio.AioRpcError) -> bool:
     return any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in status.details)
 
 
-REQUEST, GIVEN_UP = "request", "attempt given up"
+REQUEST, GIVEN_UP = "request_ended", "attempt_given_up"
 """Events of a router: a request has ended; an attempt was ended before its request."""
 POLL_SECONDS = 0.05
 TIMEOUT_SECONDS = 30.0

@@ -15,7 +15,7 @@ from torch.nn.attention import varlen as torch_varlen
 from torch.torch_version import TorchVersion
 
 from bench.gpu import measures, times
-from bench.gpu.checks import attention, kernels, ranks
+from bench.gpu.checks import attention, kernels, pair, ranks
 from bench.gpu.checks.engine import (
     Verdict,
     check_choices,
@@ -339,17 +339,17 @@ WORK = ranks.RanksWork("", {}, (1, 3), (4, 30))
 
 def test_ranks_that_differ_are_found(runners: tuple[Served, Served, Served]):
     ahead, plain, other = runners
-    found = ranks.compare(ahead, plain, lambda: None, WORK)
+    found = pair.compare(ahead, plain, lambda: None, WORK)
     assert found.passed
     assert "ended within 10 s" in found.detail
-    assert not ranks.compare(ahead, other, lambda: None, WORK).passed
-    assert not ranks.compare(chose(cuda_graphs="none: another rank cannot"), plain, lambda: None, WORK).passed
+    assert not pair.compare(ahead, other, lambda: None, WORK).passed
+    assert not pair.compare(chose(cuda_graphs="none: another rank cannot"), plain, lambda: None, WORK).passed
 
 
 def test_ranks_that_do_not_end_are_found(runners: tuple[Served, Served, Served], monkeypatch):
-    monkeypatch.setattr(ranks, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(pair, "CLOSE_SECONDS", 0.1)
     tested = threading.Event()
-    found = ranks.compare(*runners[:2], tested.wait, WORK)
+    found = pair.compare(*runners[:2], tested.wait, WORK)
     tested.set()
     assert not found.passed
     assert "did not end" in found.detail
