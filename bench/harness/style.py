@@ -142,7 +142,7 @@ def distribution(axes: Axes, heading: str, unit: str, series: Sequence[Series], 
             times = np.maximum(one.values, 1e-3)  # The logarithm needs more than 0.
             axes.step(times, percents, where="post", color=one.colour, linewidth=2.2, label=label)
     axes.set_xscale(scale)
-    axes.legend(loc="lower right", **LEGEND)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=2, **LEGEND)
     frame(axes, heading, "% that waited no longer", x=unit, grid="x")
 
 
