@@ -17,7 +17,6 @@ from bench.page import OUT, Measured, load, save, show, write_page
 from sluice.ring.cores import usable_cores
 
 WIDTH = 140
-"""Columns, if the output is no terminal."""
 
 
 def main(arguments: list[str]) -> None:
@@ -59,14 +58,13 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def _measure(name: str, options: argparse.Namespace, folder: Path, progress: Progress) -> msgspec.Struct:
-    topic = TOPICS[name]
-    plan = topic.plan(options.quick, options.threads, folder)
+    plan = TOPICS[name].plan(options.quick, options.threads, folder)
     task = progress.add_task(f"{name}: starting", total=plan.steps)
 
     def step(done: str) -> None:
         progress.update(task, advance=1, description=f"{name}: {done}")
 
-    result = topic.measure(plan, folder, step)
+    result = TOPICS[name].measure(plan, folder, step)
     progress.update(task, description=name)
     return result
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from bench.deaths import kills_page, restart
+from bench.deaths import kills, restart
 from bench.harness.topic import Topic
 from bench.overload import overload
 from bench.topics import chunked, host, peers, policies, prefix, retention, ring, scheduler, slow_reader
@@ -16,9 +16,9 @@ TOPICS: Mapping[str, Topic] = {
     "retention": retention.TOPIC,
     "host": host.TOPIC,
     "peers": peers.TOPIC,
-    "deaths": kills_page.TOPIC,
+    "deaths": kills.TOPIC,
     "restart": restart.TOPIC,
     "overload": overload.TOPIC,
     "slow_reader": slow_reader.TOPIC,
-    "soak": kills_page.SOAK,
+    "soak": kills.SOAK,
 }

@@ -43,7 +43,6 @@ class Sink:
 
 
 def frames(tokens: list[int], streams: int, steps: int, row: int, text: TextParams) -> list[bytes]:
-    """One body per engine step; each stream starts elsewhere in the text."""
     encoder = msgspec.msgpack.Encoder()
     opens = [Open(request, 1, 1, text, "router", 1, 0) for request in range(1 << 62, (1 << 62) + streams)]
     starts = [random.Random(i).randrange(len(tokens)) for i in range(streams)]
@@ -60,7 +59,6 @@ def frames(tokens: list[int], streams: int, steps: int, row: int, text: TextPara
 
 
 def serve(decoders: Decoders, bodies: list[bytes], joined: int) -> None:
-    """Handle all frames, `joined` per drain of the inbox."""
     log: structlog.stdlib.BoundLogger = structlog.get_logger()
     service = Detokenizer(Identity("detok", 1, "detok"), decoders, lambda _: Sink(), 1_000_000, log)
     decoder: msgspec.msgpack.Decoder[Hello | TokenBatch | KeepAlive] = msgspec.msgpack.Decoder(
@@ -71,7 +69,6 @@ def serve(decoders: Decoders, bodies: list[bytes], joined: int) -> None:
 
 
 def decode(decoders: Decoders, tokens: list[int], row: int) -> None:
-    """One stream through a decoder alone."""
     feed = decoders.new(skip_special_tokens=True).feed
     for start in range(0, len(tokens), row):
         feed(tokens[start : start + row])
@@ -89,9 +86,8 @@ def cost(run: Callable[[], None], tokens: int, repeat: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--repeat", type=int, default=5)
+    for name, default in (("streams", 256), ("steps", 200), ("repeat", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     decoders = load_decoders(FILE)
     tokens = Tokenizer.from_file(str(FILE)).encode(Path(argparse.__file__).read_text(encoding="utf-8")).ids

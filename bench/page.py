@@ -37,14 +37,12 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def save(folder: Path, name: str, measured: Measured) -> None:
-    """<name>.json and <name>.png."""
     data = msgspec.json.format(msgspec.json.encode(measured), indent=1)
     (folder / f"{name}.json").write_bytes(data + b"\n")
     TOPICS[name].draw(measured.result).savefig(folder / f"{name}.png")
 
 
 def load(folder: Path) -> dict[str, Measured]:
-    """Every result in the folder, by topic."""
     found = {}
     for name, topic in TOPICS.items():
         file = folder / f"{name}.json"
@@ -55,14 +53,12 @@ def load(folder: Path) -> dict[str, Measured]:
 
 
 def write_page(folder: Path, measured: Mapping[str, Measured]) -> None:
-    """README.md."""
     parts = [_markdown(name, found) for name, found in measured.items()]
     gpus = ON_GPUS if (folder / "gpu.md").is_file() else NO_GPU
     (folder / "README.md").write_text("\n".join([INTRODUCTION, gpus, *parts]), encoding="utf-8")
 
 
 def show(console: Console, measured: Mapping[str, Measured]) -> None:
-    """Tables and answers on the terminal."""
     for name, found in measured.items():
         section = TOPICS[name].section(found.result)
         console.rule(f"[bold]{section.title}")

@@ -11,8 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.deaths.kills import measure, plan, soak_of
-from bench.deaths.kills_page import soak_summary
+from bench.deaths.kills import measure, plan, soak_of, soak_summary
 from bench.harness.origin import origin
 from bench.page import OUT, Measured, load, save, write_page
 

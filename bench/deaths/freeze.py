@@ -1,25 +1,21 @@
-"""An engine that is stopped for a while, and what it still does when it continues.
-
-Its log tells: after half a minute it assumes that the routers are gone, and its heartbeats omit those steps.
-"""
+"""An engine that is stopped for a while, what it does when it continues, and what still lives in a ring at the end."""
 
 import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from sluice import AsyncClient
 from sluice.launch import LogLine, Ring
 
 CALLBACK = f"{__name__}:write_line"
-"""As an engine's stats_callback."""
 STDOUT = 1
 BEFORE_SECONDS = 2.0
-"""Of logged steps before the stop."""
 
 
 def write_line(text: str) -> None:
@@ -41,7 +37,6 @@ class EngineLines:
         self._lines = []
 
     def of(self, service: str, kind: str) -> list[dict[str, Any]]:
-        """Steps or requests of one engine, as documented in docs/metrics.md."""
         return [fields for child, fields in self._lines if child == service and fields["type"] == kind]
 
 
@@ -50,11 +45,9 @@ class Frozen(msgspec.Struct, frozen=True):
 
     service: str
     seconds: float
-    """In between."""
     held: int
-    """Requests in it when it stopped."""
     late: int
-    """Of those, requests that it drew further tokens of afterwards: rows that no router expects any more."""
+    """Held requests that it drew further tokens of afterwards: rows that no router expects any more."""
     new: int
     """Requests that it received afterwards."""
 
@@ -62,10 +55,7 @@ class Frozen(msgspec.Struct, frozen=True):
 async def freeze(
     ring: Ring, lines: EngineLines, service: str, seconds: float, after_seconds: float, on_continue: Callable[[], None]
 ) -> Frozen:
-    """Stop it for `seconds`, then let it run for `after_seconds`; `on_continue` is called in between.
-
-    Raises RuntimeError if it was restarted meanwhile.
-    """
+    """`on_continue` is called when it continues. Raises RuntimeError if it was restarted meanwhile."""
     pid = ring.pids[service]
     lines.clear()
     await asyncio.sleep(BEFORE_SECONDS)
@@ -91,3 +81,44 @@ async def freeze(
 def _count(reports: list[dict[str, Any]]) -> int:
     """Attempts: each is reported repeatedly."""
     return len({(each["request_id"], each["arrival"]) for each in reports})
+
+
+POLL_SECONDS = 0.1
+TIMEOUT_SECONDS = 60.0
+
+
+class Leftovers(msgspec.Struct, frozen=True):
+    """By the latest heartbeats; falsy if every peer reports none."""
+
+    unheard: list[str]
+    """Engines and detokenizers without a heartbeat."""
+    requests: int = 0
+    blocks: int = 0
+    """Held by requests."""
+    streams: int = 0
+    """In detokenizers."""
+
+    def __bool__(self) -> bool:
+        return bool(self.unheard or self.requests or self.blocks or self.streams)
+
+
+async def leftovers(client: AsyncClient, ring: Ring, but: Collection[str] = ()) -> Leftovers:
+    """As soon as there are none, or after a minute. Services in `but` are ignored."""
+    end = asyncio.get_running_loop().time() + TIMEOUT_SECONDS
+    while (found := await _look(client, ring, but)) and asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(POLL_SECONDS)
+    return found
+
+
+async def _look(client: AsyncClient, ring: Ring, but: Collection[str]) -> Leftovers:
+    asked = {name for name, child in ring.children.items() if child.role != "router"} - set(but)
+    stats = await client.stats()
+    engines = [engine for engine in stats.engines if engine.engine_id in asked]
+    detokenizers = [detokenizer for detokenizer in stats.detokenizers if detokenizer.detokenizer_id in asked]
+    present = {engine.engine_id for engine in engines} | {each.detokenizer_id for each in detokenizers}
+    return Leftovers(
+        sorted(asked - present),
+        sum(engine.active_requests for engine in engines),
+        sum(engine.used_kv_blocks for engine in engines),
+        sum(detokenizer.streams for detokenizer in detokenizers),
+    )

@@ -4,12 +4,10 @@ import asyncio
 from pathlib import Path
 
 import msgspec
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from msgspec.structs import replace
 
-from bench.deaths.freeze import CALLBACK, EngineLines, Frozen, freeze
-from bench.deaths.leftovers import Leftovers, leftovers
+from bench.deaths.freeze import CALLBACK, EngineLines, Frozen, Leftovers, freeze, leftovers
 from bench.deaths.streams import (
     ENGINE,
     MIXED,
@@ -23,36 +21,19 @@ from bench.deaths.streams import (
     without_pause,
 )
 from bench.harness.stats import percentile
-from bench.harness.style import (
-    BEHIND,
-    BLUE,
-    FAINT,
-    GREY,
-    ORANGE,
-    TEAL,
-    Waits,
-    canvas,
-    dashed,
-    distribution,
-    frame,
-    right,
-)
+from bench.harness.style import BLUE, FAINT, GREY, ORANGE, TEAL, Series, canvas, dashed, distribution, frame, note
 from bench.harness.tables import Section, Table, number, short, table
 from bench.harness.topic import Step, Topic
 from sluice.launch import Ring
 
 QUIET, RESTARTS, STOPPED, GOES_ON = "undisturbed", "rolling restart", "an engine stands still", "it goes on"
-LOOKS = {QUIET: (GREY, 30), RESTARTS: (ORANGE, 75), STOPPED: (BLUE, 92), GOES_ON: (TEAL, 52)}
-"""Colour of each phase, and the percent at which its name is written."""
-ON_BAR = BEHIND | {"facecolor": FAINT, "alpha": 1}
+LOOKS = {QUIET: GREY, RESTARTS: ORANGE, STOPPED: BLUE, GOES_ON: TEAL}
 MOST_SECONDS = 5.0
-"""That a drain may take."""
 POLL_SECONDS = 0.01
 
 
 class RestartPlan(msgspec.Struct, frozen=True):
     streams: int = 32
-    """At a time."""
     max_tokens: int = 200
     routers: int = 2
     engines: int = 2
@@ -60,9 +41,7 @@ class RestartPlan(msgspec.Struct, frozen=True):
     drain_timeout: float = 3.0
     stopped_seconds: float = 30.0
     after_seconds: float = 10.0
-    """That streams run at least after the engine continues."""
     threads: int = 1
-    """Of each engine."""
 
     @property
     def steps(self) -> int:
@@ -70,20 +49,15 @@ class RestartPlan(msgspec.Struct, frozen=True):
 
 
 class Restart(msgspec.Struct, frozen=True):
-    """Of one service. Seconds."""
-
     service: str
     drain: float
     """From the call until its process had ended."""
     back: float
     """From then until the next one served, and all routers knew."""
     ending: str
-    """How the process ended."""
 
 
 class RestartPhase(StreamTotals, frozen=True, kw_only=True):
-    """Streams that ended in it."""
-
     name: str
     seconds: float
 
@@ -96,7 +70,6 @@ class RestartResult(msgspec.Struct, frozen=True):
     restarts: list[Restart]
     frozen: Frozen
     left: Leftovers
-    """At the end."""
 
     def phase(self, name: str) -> RestartPhase:
         return next(phase for phase in self.phases if phase.name == name)
@@ -178,37 +151,32 @@ class _Phases:
     """One after the other, each with the streams that ended in it."""
 
     def __init__(self) -> None:
-        self._found: list[RestartPhase] = []
-        self._enter(QUIET)
-
-    def add(self, found: StreamSeen, truth: StreamSeen) -> None:
-        self._counter.add(found, truth)
+        self._begun: list[tuple[str, float, StreamCounter]] = []
+        self.begin(QUIET)
 
     def begin(self, name: str) -> None:
-        self.end()
-        self._enter(name)
+        self._begun.append((name, asyncio.get_running_loop().time(), StreamCounter()))
+
+    def add(self, found: StreamSeen, truth: StreamSeen) -> None:
+        self._begun[-1][2].add(found, truth)
 
     def end(self) -> list[RestartPhase]:
-        """All phases, the current one included."""
-        seconds = round(asyncio.get_running_loop().time() - self._began, 2)
-        self._found.append(RestartPhase(name=self._name, seconds=seconds, **self._counter.totals()))
-        return self._found
-
-    def _enter(self, name: str) -> None:
-        self._name, self._counter, self._began = name, StreamCounter(), asyncio.get_running_loop().time()
+        ends = [began for _, began, _ in self._begun[1:]] + [asyncio.get_running_loop().time()]
+        return [
+            RestartPhase(name=name, seconds=round(end - began, 2), **counter.totals())
+            for (name, began, counter), end in zip(self._begun, ends, strict=True)
+        ]
 
 
 def section(result: RestartResult) -> Section:
     plan = result.plan
     return Section(
         "Streams while services are restarted, and while an engine is stopped",
-        f"{plan.streams} streams without pause: {MIXED}, "
-        f"through {plan.routers} routers, {plan.engines} engines and {plan.detokenizers} detokenizers; routers "
-        f"consider a peer dead after {result.peer_seconds:g} s of silence. Every service is restarted, one after the "
-        f"other, with a drain timeout of {plan.drain_timeout:g} s; then {result.frozen.service} gets SIGSTOP, and "
-        f"SIGCONT {plan.stopped_seconds:g} s later. Each stream is compared with its undisturbed run, and counted "
-        "in the phase in which it ended. *Serves again*: from the end of the process until the next one serves and all "
-        "routers know.",
+        f"{plan.streams} streams without pause: {MIXED}, through {plan.routers} routers, {plan.engines} engines and "
+        f"{plan.detokenizers} detokenizers; routers consider a peer dead after {result.peer_seconds:g} s of silence. "
+        f"Every service is restarted, one after the other, with a drain timeout of {plan.drain_timeout:g} s; then "
+        f"{result.frozen.service} gets SIGSTOP, and SIGCONT {plan.stopped_seconds:g} s later. Each stream is compared "
+        "with its undisturbed run, and counted in the phase in which it ended. *Serves again*: when all routers know.",
         [_restart_answer(result), _freeze_answer(result)],
         [_phases_table(result), _drains_table(result)],
     )
@@ -218,20 +186,19 @@ def _restart_answer(result: RestartResult) -> str:
     longest = max(result.restarts, key=lambda restart: restart.drain)
     phase = result.phase(RESTARTS)
     return (
-        f"{len(result.restarts)} services restarted in {phase.seconds:.0f} s: "
-        f"{_streams(phase)}. The longest drain took **{longest.drain:.2f} s** ({longest.service}; "
-        f"limit: {MOST_SECONDS:g} s)."
+        f"{len(result.restarts)} services restarted in {phase.seconds:.0f} s: {_streams(phase)}. The longest drain "
+        f"took **{longest.drain:.2f} s** ({longest.service}; limit: {MOST_SECONDS:g} s)."
     )
 
 
 def _freeze_answer(result: RestartResult) -> str:
     frozen, left = result.frozen, result.left
-    what = f"{left.requests} requests, {left.blocks} blocks and {left.streams} streams are left in the ring"
     unheard = f"; no heartbeat of {', '.join(left.unheard)}" if left.unheard else ""
     return (
         f"{frozen.service} is stopped for {frozen.seconds:g} s: {_streams(result.phase(STOPPED))}. It held "
         f"{frozen.held} requests; when it continued it drew late tokens of {frozen.late} of them, and received "
-        f"{frozen.new} new ones: {_streams(result.phase(GOES_ON))}. At the end {what}{unheard}."
+        f"{frozen.new} new ones: {_streams(result.phase(GOES_ON))}. At the end {left.requests} requests, {left.blocks} "
+        f"blocks and {left.streams} streams are left in the ring{unheard}."
     )
 
 
@@ -258,35 +225,24 @@ def _drains_table(result: RestartResult) -> Table:
 
 
 def draw(result: RestartResult) -> Figure:
-    """Restarts on the left, pauses on the right."""
-    disturbed = [phase for phase in result.phases if phase.name != QUIET]
-    streams, failed, wrong = (
-        sum(getattr(phase, name) for phase in disturbed) for name in ("streams", "failed", "wrong")
-    )
     figure, ((restarts, pauses),) = canvas(
         (1, 2),
         (12, 4.8),
         "Services are restarted, an engine is stopped, streams go on",
-        f"{streams:,} streams, {failed} failed, {wrong} wrong. Each stream's longest wait, as a distribution.",
+        f"{sum(phase.streams for phase in result.phases[1:]):,} streams. Each stream's longest wait.",
     )
-    _draw_restarts(restarts, result.restarts)
-    kinds = [Waits(phase.name, phase.stall, *LOOKS[phase.name]) for phase in result.phases]
-    distribution(pauses, "Longest pause", kinds)
-    return figure
-
-
-def _draw_restarts(axes: Axes, restarts: list[Restart]) -> None:
-    names = [restart.service for restart in restarts]
-    drains = [restart.drain for restart in restarts]
-    axes.barh(names, drains, 0.6, color=ORANGE, label="drains")
-    axes.barh(names, [restart.back for restart in restarts], 0.6, left=drains, color=FAINT, label="starts again")
+    names, drains = ([getattr(restart, name) for restart in result.restarts] for name in ("service", "drain"))
+    restarts.barh(names, drains, 0.6, color=ORANGE, label="drains")
+    backs = [restart.back for restart in result.restarts]
+    restarts.barh(names, backs, 0.6, left=drains, color=FAINT, label="starts again")
     for row, drain in enumerate(drains):
-        right(axes, f"{short(drain)} s", (drain, row), bbox=ON_BAR)
-    dashed(axes, MOST_SECONDS)
-    axes.set_xlim(0, 1.1 * max(MOST_SECONDS, *(restart.drain + restart.back for restart in restarts)))
-    axes.set_ylim(len(names) - 0.4, -1.4)
-    axes.legend(loc="upper right", ncols=2, frameon=False)
-    frame(axes, "Rolling restart", f"a drain may take {MOST_SECONDS:g} s", x="seconds")
+        note(restarts, f"{short(drain)} s", (drain, row), (4, 0), ha="left", va="center")
+    dashed(restarts, MOST_SECONDS, "limit")
+    restarts.invert_yaxis()
+    restarts.legend(frameon=False)
+    frame(restarts, "Rolling restart", f"a drain may take {MOST_SECONDS:g} s", x="seconds")
+    distribution(pauses, "Longest pause", "s", [Series(one.name, LOOKS[one.name], one.stall) for one in result.phases])
+    return figure
 
 
 TOPIC = Topic(plan, measure, RestartResult, section, draw)

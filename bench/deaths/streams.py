@@ -60,8 +60,6 @@ def connect(addresses: Sequence[str]) -> AsyncClient:
 
 
 class OutputSeen(msgspec.Struct, frozen=True):
-    """One output, complete."""
-
     text: str
     token_ids: tuple[int, ...]
     logprob_ids: tuple[int, ...]
@@ -70,7 +68,6 @@ class OutputSeen(msgspec.Struct, frozen=True):
     stop: str | int | None
 
     def difference(self, other: "OutputSeen") -> str:
-        """In words; empty if equal."""
         for name in ("token_ids", "text", "logprob_ids", "finish_reason", "stop"):
             here, there = getattr(self, name), getattr(other, name)
             if here != there:
@@ -80,8 +77,6 @@ class OutputSeen(msgspec.Struct, frozen=True):
 
 
 class StreamSeen(msgspec.Struct, frozen=True):
-    """A stream read to its end, or to its error."""
-
     kind: str
     outputs: tuple[OutputSeen, ...]
     faults: tuple[str, ...]
@@ -89,13 +84,10 @@ class StreamSeen(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     first_token: float
-    """Seconds."""
     stall: float
     """Longest time between two chunks, in seconds."""
     resumed: int
-    """Times that the client resumed on another connection."""
     repeated: bool
-    """Some token arrived twice."""
 
     def difference(self, truth: "StreamSeen") -> str:
         """From the undisturbed stream, timing aside, in words; empty if equal."""
@@ -110,46 +102,34 @@ class StreamSeen(msgspec.Struct, frozen=True):
         return "" if counts[0] == counts[1] else f"{self.kind}: (prompt, completion) tokens {counts[0]} for {counts[1]}"
 
 
-class _OutputChunks:
-    """Collects the chunks of one output."""
-
-    def __init__(self) -> None:
-        self.text: list[str] = []
-        self.token_ids: list[int] = []
-        self.logprobs: list[Any] = []
-        self.counted = 0
-        self.repeated = False
-        self.ends: list[Any] = []
-
-    def add(self, chunk: Any, faults: list[str]) -> None:
-        if self.ends:
-            self.repeated = True
-            faults.append(f"output {chunk.index} goes on after its end")
-        if chunk.finish_reason is not None:
-            self.ends.append(chunk)
-            return
-        if chunk.token_offset != self.counted:
-            faults.append(f"output {chunk.index}: offset {chunk.token_offset} after {self.counted} tokens")
-        self.repeated |= chunk.token_offset < self.counted
-        self.counted += chunk.token_count
-        self.text.append(chunk.text)
-        self.token_ids += chunk.token_ids
-        self.logprobs += chunk.logprobs
-
-    def seen(self) -> OutputSeen:
-        end = self.ends[0] if self.ends else None
-        return OutputSeen(
-            "".join(self.text),
-            tuple(self.token_ids),
-            tuple(found.token_id for found in self.logprobs),
-            tuple(found.logprob for found in self.logprobs),
-            str(end.finish_reason) if end else "",
-            (end.stop_string or end.stop_token_id) if end else None,
-        )
+def _output(index: int, chunks: Sequence[Any], faults: list[str]) -> tuple[OutputSeen, bool]:
+    """One output from all its chunks, and whether some token arrived twice; adds to the faults."""
+    counted, repeated = 0, False
+    ends = [chunk for chunk in chunks if chunk.finish_reason is not None]
+    if len(ends) != 1 or chunks[-1] is not ends[0]:
+        faults.append(f"output {index} has {len(ends)} ends, or goes on after its end")
+        repeated = bool(ends) and chunks[-1] is not ends[0]
+    for chunk in chunks:
+        if chunk.finish_reason is None:
+            if chunk.token_offset != counted:
+                faults.append(f"output {index}: offset {chunk.token_offset} after {counted} tokens")
+            repeated |= chunk.token_offset < counted
+            counted += chunk.token_count
+    given = [chunk for chunk in chunks if chunk.finish_reason is None]
+    logprobs = [found for chunk in given for found in chunk.logprobs]
+    seen = OutputSeen(
+        "".join(chunk.text for chunk in given),
+        tuple(token for chunk in given for token in chunk.token_ids),
+        tuple(found.token_id for found in logprobs),
+        tuple(found.logprob for found in logprobs),
+        str(ends[0].finish_reason) if ends else "",
+        (ends[0].stop_string or ends[0].stop_token_id) if ends else None,
+    )
+    return seen, repeated
 
 
 async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
-    outputs: defaultdict[int, _OutputChunks] = defaultdict(_OutputChunks)
+    chunks: defaultdict[int, list[Any]] = defaultdict(list)
     faults: list[str] = []
     began = last = time.monotonic()
     first = stall = 0.0
@@ -159,23 +139,21 @@ async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
             now = time.monotonic()
             first = first or now - began
             stall, last = max(stall, now - last), now
-            outputs[chunk.index].add(chunk, faults)
+            chunks[chunk.index].append(chunk)
     except SluiceError as error:
         faults.append(f"{type(error).__name__}: {error}")
-    for index, output in sorted(outputs.items()):
-        if len(output.ends) != 1:
-            faults.append(f"output {index} has {len(output.ends)} ends")
+    outputs = [_output(index, own, faults) for index, own in sorted(chunks.items())]
     usage = stream.usage
     return StreamSeen(
         asked.kind,
-        tuple(output.seen() for _, output in sorted(outputs.items())),
+        tuple(seen for seen, _ in outputs),
         tuple(faults),
         usage.prompt_tokens if usage else 0,
         usage.completion_tokens if usage else 0,
         first,
         stall,
         stream.resumed,
-        any(output.repeated for output in outputs.values()),
+        any(repeated for _, repeated in outputs),
     )
 
 
@@ -218,19 +196,14 @@ class StreamTotals(msgspec.Struct, frozen=True, kw_only=True):
 
     streams: int
     failed: int = 0
-    """Ended with an error."""
     wrong: int = 0
     """Differ from the undisturbed run, errors included."""
     resumed: int = 0
-    """Resumed on another connection, because their router died."""
     repeated: int = 0
-    """Received some token twice."""
     first: list[float]
     """Time to the first token of each."""
     stall: list[float]
-    """Longest pause of each."""
     faults: list[str] = []
-    """The first few, in words."""
 
 
 class StreamCounter:
@@ -257,5 +230,4 @@ class StreamCounter:
             self._faults = [*self._faults, difference][:SHOWN_FAULTS]
 
     def totals(self) -> dict[str, Any]:
-        """Fields of StreamTotals."""
         return {**self._counts, "first": thinned(self._first), "stall": thinned(self._stall), "faults": self._faults}

@@ -37,7 +37,6 @@ class Children:
         return output, f"{ended}: {said}" if ended else ""
 
     def kill(self) -> None:
-        """The current one and its descendants."""
         process = self._running
         if process is not None:
             with suppress(ProcessLookupError):

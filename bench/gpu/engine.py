@@ -47,7 +47,6 @@ class Served:
 
     @property
     def token_bytes(self) -> int:
-        """Of one token in the KV cache."""
         return self.shape.kv_elements * self.dtype.itemsize
 
 
@@ -76,19 +75,14 @@ def free_unused() -> None:
 
 
 class CoreAsk(NamedTuple):
-    """A request; it ignores any end of sequence."""
-
     prompt: list[int]
     max_tokens: int
 
 
 class StepWindow(NamedTuple):
-    """Consecutive steps."""
-
     steps: int
     seconds: float
     tokens: int
-    """Drawn."""
     context: int
     """Tokens in the KV cache, summed over sequences and steps."""
 
@@ -109,7 +103,6 @@ class Core:
     """Submits requests, steps as often as asked, and keeps what was drawn."""
 
     def __init__(self, served: Served, sampling: SamplingParams = GREEDY) -> None:
-        """`sampling`: of all requests."""
         config, checkpoint = served.config, served.checkpoint
         batching = Batching(config.max_batch_size, config.max_tokens_per_step)
         longest = longest_sequence(served.runner, batching, checkpoint.max_context_tokens)
@@ -124,10 +117,8 @@ class Core:
         self._number = 0
         self._ticks = self._drawn = self._context = 0
         self.drawn: dict[int, list[Drawn]] = {}
-        """By request number."""
 
     def submit(self, asks: Sequence[CoreAsk]) -> range:
-        """Returns the requests' numbers."""
         numbers = range(self._number, self._number + len(asks))
         self._number = numbers.stop
         for number, ask in zip(numbers, asks, strict=True):
@@ -163,7 +154,6 @@ class Core:
         return seconds
 
     def stop(self) -> None:
-        """End all live requests."""
         self._stops += [Stop(number, ATTEMPT) for number in self._live]
         self.finish()
 
@@ -197,7 +187,6 @@ class Core:
 
 
 def random_prompts(count: int, tokens: int, vocab_size: int, seed: int) -> list[list[int]]:
-    """Without common prefixes, almost surely."""
     source = random.Random(seed)
     return [[source.randrange(vocab_size) for _ in range(tokens)] for _ in range(count)]
 

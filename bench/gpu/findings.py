@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 RUNS = "runs"
-"""How a successful trial ended."""
 
 
 def write_whole(file: Path, text: str) -> None:
@@ -30,8 +29,6 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Limits of the device, measured in the same run."""
-
     copy_bytes_per_second: float
     """Bytes read and written when one large buffer is copied."""
     flops_per_second: float
@@ -43,8 +40,6 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Generation steps of `batch` sequences, through the engine's own loop."""
-
     shape: str
     mode: str
     batch: int
@@ -61,8 +56,6 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class PromptRate:
-    """Prompts, through the engine's own loop."""
-
     shape: str
     prompts: int
     prompt_tokens: int
@@ -75,14 +68,11 @@ class PromptRate:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Idle time of the device in generation steps."""
-
     shape: str
     mode: str
     batch: int
     overlap: bool
     step_seconds: float
-    """Without the profiler."""
     idle_seconds: float
     """Per step, in gaps long enough to count, while profiled, which slows the host."""
     longest_seconds: float
@@ -93,15 +83,12 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Requests submitted at once, from the first submission to the last token."""
-
     system: str
     shape: str
     batch: int
     prompt_tokens: int
     output_tokens: int
     tokens_per_second: float
-    """Output tokens of all requests."""
 
     def __str__(self) -> str:
         return f"{self.tokens_per_second:,.0f} tokens/s"
@@ -109,8 +96,6 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A kernel on one kind of heads, tried in its own process."""
-
     kernel: str
     place: str
     ended: str
@@ -118,7 +103,6 @@ class Tried:
     absent: bool = False
     """Not installed, or not meant for this place: no failure."""
     crashed: bool = False
-    """Its process died or timed out."""
     first: float = 0.0
     """Seconds of the first round, compilation included."""
     fastest: float = 0.0
@@ -126,13 +110,10 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes, after a phase."""
-
     phase: str
     allocated: int
     """By tensors of this process."""
     reserved: int
-    """By torch, for tensors current and former."""
     free: int
 
 
@@ -148,18 +129,14 @@ class Findings:
     gaps: list[Gaps] = field(default_factory=list)
     throughput: list[Throughput] = field(default_factory=list)
     choices: dict[str, dict[str, str]] = field(default_factory=dict)
-    """The engine's own choices, by shape."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Reason by task."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Tracebacks, by task."""
     facts: dict[str, str] = field(default_factory=dict)
-    """Of the machine."""
     notes: list[str] = field(default_factory=list)
     """Warnings to read before the figures."""
     tried: list[Tried] = field(default_factory=list)
     memory: list[DeviceMemory] = field(default_factory=list)
-    """Along the default path."""
     blamed: dict[str, str] = field(default_factory=dict)
     """Layer at fault, by failed check."""
     doing: str = ""
@@ -167,7 +144,6 @@ class Findings:
 
     @property
     def passed(self) -> bool:
-        """No check, trial or task failed."""
         sound = all(one.absent or one.ended == RUNS for one in self.tried)
         return not self.failed and sound and all(check.passed for check in self.checks)
 

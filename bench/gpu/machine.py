@@ -29,7 +29,6 @@ def origin(arguments: list[str], device: torch.device) -> dict[str, str]:
 
 
 def facts(device: torch.device) -> dict[str, str]:
-    """Most important first."""
     present = versions(PACKAGES)
     absent = [name for name in OPTIONAL if name in standins.installed() or find_spec(name) is None]
     return {

@@ -25,10 +25,8 @@ SAMPLING: Mapping[str, SamplingParams] = {
     PEAKED: SamplingParams(temperature=0.05, top_p=0.9),
     FLAT: SamplingParams(top_p=0.9),
 }
-"""Of the modes that are not greedy."""
 ROUNDS = 3
 SPARE = 32
-"""Steps besides the measured ones."""
 SHORTEST_GAP = 5e-6
 """Seconds: under the profiler, kernels of one graph are that far apart."""
 
@@ -48,13 +46,11 @@ def fastest(device: torch.device, work: Callable[[], object], rounds: int = 5, r
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def rates(device: torch.device, dtype: torch.dtype, copied: int, side: int) -> Rates:
-    """A copy of `copied` bytes, and a product of two square matrices."""
     return Rates(2 * copied / _copy(device, copied), 2 * side**3 / _product(device, dtype, side))
 
 
@@ -69,7 +65,6 @@ def _product(device: torch.device, dtype: torch.dtype, side: int) -> float:
 
 
 def _serve(served: Served, count: int, tokens: int, output: int, seed: int) -> float:
-    """Seconds for `count` requests at once."""
     prompts = random_prompts(count, tokens, served.shape.vocab_size, seed)
     core = Core(served)
     freeze_heap()
@@ -87,7 +82,6 @@ def prompt_rate(served: Served, count: int, tokens: int) -> PromptRate:
 
 
 def throughput(served: Served, work: Workload) -> Throughput:
-    """Requests at once, as the peers get them; the faster of two rounds."""
     times = [_serve(served, work.batch, work.prompt_tokens, work.output_tokens, seed) for seed in work.seeds]
     return work.result(SLUICE, served.shape.name, min(times))
 
@@ -104,7 +98,6 @@ def decode(served: Served, mode: str, batch: int, prompt: int, steps: int) -> De
 
 
 def gaps(served: Served, mode: str, device: torch.device, batch: int, prompt: int, steps: int) -> Gaps:
-    """Windows for the time, and one for the profiler."""
     core = _settled(served, mode, batch, prompt, (ROUNDS + 2) * steps)
     window = _fastest_window(core, steps)
     found = idle(device, lambda: core.advance(steps))
@@ -130,8 +123,6 @@ def _settled(served: Served, mode: str, batch: int, prompt: int, steps: int) -> 
 
 
 class Idle(NamedTuple):
-    """Seconds without work between a device's first and last activity."""
-
     total: float
     longest: float
 

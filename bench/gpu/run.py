@@ -9,16 +9,14 @@ import torch
 
 from bench.gpu import page
 from bench.gpu.findings import Findings, Skip
-from bench.gpu.first.plan import First
 from bench.gpu.machine import origin
 from bench.gpu.peers.child import OFFLINE
+from bench.gpu.plan import Plan
 from bench.gpu.scale import FULL, tiny_scale
 from bench.gpu.session import Budget, GpuSession
-from bench.gpu.stages import Stages
 
 
 def draw(folder: Path) -> None:
-    """Page and picture, from gpu.json."""
     found = Findings.load(folder / "gpu.json")
     _draw(found, folder)
     (folder / "gpu.md").write_text(page.markdown(found), encoding="utf-8")
@@ -36,9 +34,9 @@ def run(options: argparse.Namespace, arguments: list[str]) -> bool:
         session.end_on_signals()
         session.say(", ".join(f"{name} {value}" for name, value in found.origin.items()))
         session.watch(lambda: _end(session, options.out))
-        kind = First if options.what == "first" else Stages
+        scale = tiny_scale() if options.tiny else FULL
         try:
-            kind(session, tiny_scale() if options.tiny else FULL).run()
+            Plan(session, scale, new=options.what == "first").run()
             try:
                 _draw(found, options.out)
             except Skip as reason:
@@ -49,7 +47,6 @@ def run(options: argparse.Namespace, arguments: list[str]) -> bool:
 
 
 def _draw(found: Findings, folder: Path) -> None:
-    """Raises Skip without matplotlib or measurements."""
     try:
         from bench.gpu import picture
     except ImportError as error:

@@ -19,34 +19,23 @@ class Scale:
         HeadShape(14, 2, 64),
         HeadShape(8, 4, 256),
     )
-    """Of the attention checks."""
     pages: tuple[int, ...] = (16, 256)
-    """Tokens per block, of the attention checks."""
     longest: int = 1500
-    """Context, of the attention checks."""
     rounds: int = 3
     copied: int = 4 << 30
-    """Bytes."""
     side: int = 8192
-    """Of the matrices."""
     batches: tuple[int, ...] = (1, 16, 64, 256)
-    """Of generation."""
     sampled_batches: tuple[int, ...] = (1, 64, 256)
-    """Of generation that is not greedy."""
     gap_batches: tuple[int, ...] = (1, 64)
     peer_batches: tuple[int, ...] = (1, 64)
     prompt: int = 512
-    """Tokens of each prompt, of generation."""
     steps: int = 32
-    """Consecutive steps in a measurement."""
     prompts: tuple[int, int] = (8, 4096)
     """How many, and how long, to measure the prompt rate."""
     requests: tuple[int, int] = (48, 300)
     """How many, and how long at most, of the overlap check."""
     graph_sizes: tuple[int, ...] = (1, 3, 8, 17, 33, 64)
-    """Batches of the graph check."""
     parity_lengths: tuple[int, ...] = (5, 64, 130, 333)
-    """Prompts of the parity check."""
     parity_steps: int = 32
     peer_work: tuple[int, int] = (32, 256)
     """Prompt and output tokens of each request side by side."""
@@ -64,7 +53,6 @@ FULL = Scale()
 
 
 def tiny_scale() -> Scale:
-    """Only to see whether it works."""
     return Scale(
         small=tiny(),
         large=None,

@@ -22,8 +22,6 @@ GRACE = 20.0
 
 
 class Budget:
-    """Time for the whole run, from its creation on."""
-
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
         self._clock = clock
@@ -35,7 +33,6 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds; negative once overdrawn."""
         return self.seconds - self.spent
 
 
@@ -129,6 +126,5 @@ class GpuSession:
 
 
 def _stack(thread: threading.Thread) -> str:
-    """Its current stack trace."""
     frame = sys._current_frames().get(thread.ident or 0)
     return "".join(traceback.format_stack(frame)) if frame is not None else ""

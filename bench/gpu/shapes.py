@@ -18,11 +18,9 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 class Shape:
     name: str
     config: Mapping[str, Any]
-    """config.json."""
 
     @classmethod
     def read(cls, path: Path) -> "Shape":
-        """Of a folder made by `write`."""
         return cls(path.name, json.loads((path / "config.json").read_text(encoding="utf-8")))
 
     def write(self, folder: Path) -> Path:
@@ -53,18 +51,15 @@ class Shape:
 
     @property
     def weights(self) -> int:
-        """All but norms and biases."""
         return self.matrices + self.vocab_size * int(self.config["hidden_size"]) + self.embedding
 
     @property
     def head_sizes(self) -> int:
-        """Query elements per token, over all layers."""
         c = self.config
         return int(c["num_hidden_layers"] * c["num_attention_heads"] * c["head_dim"])
 
     @property
     def kv_elements(self) -> int:
-        """Key and value elements per token, over all layers."""
         c = self.config
         return int(2 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"])
 
@@ -87,7 +82,6 @@ class Workload(NamedTuple):
 
 
 def tiny() -> Shape:
-    """Of the bundled model."""
     return Shape("tiny", json.loads((TINY / "config.json").read_text(encoding="utf-8")))
 
 

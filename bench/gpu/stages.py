@@ -1,4 +1,4 @@
-"""All tasks in order: checks, then measurements, then peers."""
+"""The tasks: checks, measurements, peers."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,14 +11,13 @@ import torch
 
 from bench.gpu import times
 from bench.gpu.checks import attention, ranks
-from bench.gpu.checks.engine import check_choices, check_graphs, check_overlap
+from bench.gpu.checks.engine import check_choices
 from bench.gpu.checks.kernels import STORE, STORE_CHECK, candidates, check_store
 from bench.gpu.checks.parity import check_parity
 from bench.gpu.engine import Served, free_unused, served
 from bench.gpu.findings import Check, Skip
 from bench.gpu.measures import (
     AS_SERVED,
-    EAGER,
     FLAT,
     FREE,
     PEAKED,
@@ -30,8 +29,7 @@ from bench.gpu.measures import (
     rates,
     throughput,
 )
-from bench.gpu.peers.ask import measure_peer
-from bench.gpu.peers.systems import PEERS, PeerKind
+from bench.gpu.peers.systems import PEERS, PeerKind, measure_peer
 from bench.gpu.scale import Scale
 from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape, Workload
@@ -41,7 +39,6 @@ READING = 40
 ENOUGH = 30.0
 """Seconds below which no further peer is measured."""
 SPARE_MEMORY = 4 << 30
-"""Most bytes besides weights and KV cache."""
 
 T = TypeVar("T")
 Task = Callable[[], str]
@@ -59,20 +56,6 @@ class Stages:
         self._forced: dict[str, Any] = {}
         """Options of every runner, overriding all others."""
 
-    def run(self) -> None:
-        small, large = self._scale.small, self._scale.large
-        self._measure("copy and matrix product", times.RATES, self._rates)
-        self._kernels()
-        self._check(ranks.title(small.name), times.RANKS, self._ranks)
-        if large is not None:
-            large = self._fitting(large)
-        if large is not None:
-            self._alone(large)
-        self._small(small)
-        if large is not None:
-            self._large(large)
-        self._peers(large or small)
-
     def _kernels(self, avoided: frozenset[str] = frozenset()) -> None:
         """`avoided`: titles of kernels that must not run in this process."""
         if STORE not in avoided:
@@ -85,31 +68,7 @@ class Stages:
             check = partial(attention.check, one, cases, self._dtype, self._device)
             self._check(f"attention, {one.title} = reference", times.attention(self._scale, one.compiles), check)
 
-    def _small(self, shape: Shape) -> None:
-        """Short steps, where graphs and overlap matter. Three runners in memory at once."""
-        batch, few = max(self._scale.batches), max(*self._scale.gap_batches, *self._scale.graph_sizes)
-        with ExitStack() as stack:
-            fast = self._enter(stack, AS_SERVED, shape, batch, overlap=True)
-            if fast is None:
-                return
-            self._chosen(fast)
-            self._check(f"greedy = transformers, {shape.name}", times.PARITY, partial(self._parity, fast))
-            plain = self._enter(stack, "no overlap", shape, few, overlap=False)
-            if plain is not None:
-                check = partial(check_overlap, fast, plain, *self._scale.requests)
-                self._check(f"overlap = none, {shape.name}", times.LOOPS, check)
-            eager = self._enter(stack, EAGER, shape, few, overlap=True, cuda_graphs=False)
-            if eager is not None:
-                check = partial(check_graphs, fast, eager, self._scale.graph_sizes, self._scale.requests[1])
-                self._check(f"graphs = eager, {shape.name}", times.LOOPS, check)
-            self._decode(fast, AS_SERVED, self._scale.batches)
-            if eager is not None:
-                self._decode(eager, EAGER, (1,))
-            self._gaps(AS_SERVED, fast, *([] if plain is None else [plain]))
-            self._sampled(fast)
-
     def _sampled(self, fast: Served) -> None:
-        """Sampled generation; and, without a large shape, prompts and throughput."""
         for mode in (FREE, PEAKED, FLAT):
             self._decode(fast, mode, self._scale.sampled_batches)
         self._gaps(PEAKED, fast)
@@ -126,7 +85,6 @@ class Stages:
                 self._check(f"greedy = transformers, {shape.name}", times.PARITY, partial(self._parity, one))
 
     def _large(self, shape: Shape) -> None:
-        """Long steps: how close they come to the device's limits."""
         with ExitStack() as stack:
             fast = self._enter(stack, AS_SERVED, shape, max(self._scale.batches), overlap=True)
             if fast is None:
@@ -251,8 +209,6 @@ class Stages:
         return [Workload(batch, *self._scale.peer_work) for batch in self._scale.peer_batches]
 
     def _measure(self, name: str, seconds: float, task: Task) -> None:
-        """A task that may be skipped."""
-
         def measured() -> str:
             try:
                 return task()

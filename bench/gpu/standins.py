@@ -17,8 +17,6 @@ S = TypeVar("S", bound="Struct")
 
 
 class Meta:
-    """Bounds of a type, which `Struct` ignores."""
-
     def __init__(self, **bounds: Any) -> None:
         self.bounds = bounds
 
@@ -50,7 +48,6 @@ def replace(struct: S, **changes: Any) -> S:
 
 
 def asdict(struct: Struct) -> dict[str, Any]:
-    """Values by name, not recursive."""
     return {entry.name: getattr(struct, entry.name) for entry in fields(struct)}  # type: ignore[arg-type]
 
 
@@ -80,7 +77,6 @@ STANDS_IN = "stands_in"
 
 
 def install() -> None:
-    """Register stand-ins for missing packages."""
     for name, make in MAKERS.items():
         if name not in sys.modules and find_spec(name) is None:
             for module in make():
@@ -89,5 +85,4 @@ def install() -> None:
 
 
 def installed() -> tuple[str, ...]:
-    """Names of packages that are stood in for."""
     return tuple(name for name in MAKERS if hasattr(sys.modules.get(name), STANDS_IN))

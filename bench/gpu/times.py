@@ -1,6 +1,6 @@
 """Estimated seconds of tasks on an H100 with cold kernel caches: a task is skipped if the remaining budget is smaller.
 
-With one GPU and only torch, Triton and transformers they add up to some 380 s before the first peer; on a slower GPU
+With one GPU and only torch, Triton and transformers they add up to some 390 s before the first peer; on a slower GPU
 the last tasks are skipped.
 """
 
@@ -8,7 +8,6 @@ from bench.gpu.scale import Scale
 from bench.gpu.shapes import Shape, Workload
 
 COMPILE = 1.5
-"""Triton, for one kernel."""
 VARIANTS = 6
 """Kernels compiled per head shape and block size in the attention checks: generation with split keys, generation
 without, and context; each with a window and without."""
@@ -20,30 +19,23 @@ LOAD = 30.0
 """Weights are drawn on the GPU, some sixty steps are captured into graphs, and some ten kernels compiled for the sizes
 of a model: attention, between matrix products, sampling."""
 AGAIN = 10.0
-"""To load a shape again."""
 PARITY = 25.0
-"""To import transformers and build its model twice; the tokens take a second or two."""
 RANKS = 75.0
 """Two processes import torch and connect; kernels are compiled for half the number of heads."""
 LOOPS = 15.0
 """Some 600 steps of 10 ms, twice."""
 PRODUCT = 2e14
-"""Least operations per second in prompts."""
 SETTLE = 2.0
 """Around a measurement: requests submitted and stopped, garbage collected."""
 PROFILE = 2.0
-"""To profile, and to read the events."""
 STEP = 0.01
-"""Seconds of a generation step of a few sequences of the larger shape."""
 
 
 def attention(scale: Scale, compiles: bool) -> float:
-    """All cases of one backend."""
     return LIBRARY + compiles * COMPILE * VARIANTS * len(scale.heads) * len(scale.pages)
 
 
 def generation(shape: Shape, batch: int, prompt: int) -> float:
-    """Prompts, then some hundred steps."""
     return SETTLE + context(shape, batch, prompt) + 100 * STEP
 
 

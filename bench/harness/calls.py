@@ -1,5 +1,6 @@
-"""Plain gRPC calls, as a client in any language makes them."""
+"""Plain gRPC calls, as a client in any language makes them, and what routers log of them."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import pairwise
@@ -9,6 +10,7 @@ import msgspec
 from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 
+from sluice.launch import LogLine
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
@@ -22,11 +24,9 @@ class StreamTimes(msgspec.Struct, frozen=True):
 
     first_token: float
     gaps: list[float]
-    """Between two deltas."""
 
 
 def spec(prompt: Sequence[int], max_tokens: int, request_id: str = "", **fields: Any) -> pb.GenerationSpec:
-    """Greedy, ignoring EOS."""
     return pb.GenerationSpec(
         request_id=request_id,
         token_ids=pb.TokenIds(ids=prompt),
@@ -37,7 +37,6 @@ def spec(prompt: Sequence[int], max_tokens: int, request_id: str = "", **fields:
 
 
 async def deltas(stub: GenerationServiceStub, asked: pb.GenerationSpec, tenant: str = "") -> AsyncIterator[int]:
-    """Number of tokens of each delta, as it comes. Raises grpc.RpcError."""
     metadata = ((TENANT_KEY, tenant),) if tenant else ()
     stream: Any = stub.GenerateStream(pb.GenerateStreamRequest(spec=asked), metadata=metadata)
     async for event in stream:
@@ -46,14 +45,41 @@ async def deltas(stub: GenerationServiceStub, asked: pb.GenerationSpec, tenant: 
 
 
 async def time_stream(stub: GenerationServiceStub, asked: pb.GenerationSpec, tenant: str = "") -> StreamTimes:
-    """Read to its end. Raises grpc.RpcError."""
     began = time.perf_counter()
     times = [time.perf_counter() async for _ in deltas(stub, asked, tenant)]
     return StreamTimes(times[0] - began, [b - a for a, b in pairwise(times)])
 
 
 def has_retry_info(error: aio.AioRpcError) -> bool:
-    """Whether the error says when to retry."""
     found: Mapping[str, Any] = dict(error.trailing_metadata())
     status = status_pb2.Status.FromString(found.get(STATUS_KEY, b""))
     return any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in status.details)
+
+
+REQUEST, GIVEN_UP = "request_ended", "attempt_given_up"
+"""Events of a router: a request has ended; an attempt was ended before its request."""
+POLL_SECONDS = 0.05
+TIMEOUT_SECONDS = 30.0
+
+
+class RequestLines:
+    """What routers log of requests. Called from the threads that read the logs."""
+
+    def __init__(self) -> None:
+        self._lines: list[dict[str, Any]] = []
+
+    def __call__(self, line: LogLine) -> None:
+        if line.event in (REQUEST, GIVEN_UP):
+            self._lines.append(line.fields)
+
+    def of(self, event: str, name: str) -> list[dict[str, Any]]:
+        return [line for line in self._lines if line["event"] == event and line["request_id"].startswith(f"{name}-")]
+
+    async def until(self, event: str, name: str, count: int) -> list[dict[str, Any]]:
+        """As soon as there are `count` of them. Raises TimeoutError."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while len(found := self.of(event, name)) < count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(found)} of {count} lines: {event}, {name}")
+            await asyncio.sleep(POLL_SECONDS)
+        return found

@@ -19,10 +19,7 @@ CLOSE_SECONDS = 20.0
 
 
 class SystemProcess(Generic[R]):
-    """A `python -m module` that serves loads. Raises RuntimeError when the process dies.
-
-    Its first load waits until it is ready, not the constructor, so that several children start at the same time.
-    """
+    """A `python -m module` that serves loads. Raises RuntimeError when the process dies."""
 
     def __init__(
         self,
@@ -33,7 +30,6 @@ class SystemProcess(Generic[R]):
         answers: type[R],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`log` receives standard error; `environment` defaults to ours."""
         self.name = name
         self._answers = answers
         self._log = log
@@ -56,7 +52,6 @@ class SystemProcess(Generic[R]):
         return msgspec.json.decode(self._read(), type=self._answers)
 
     def close(self) -> None:
-        """Close its input, and kill it if it does not exit."""
         self._stdin.close()
         try:
             self._process.wait(CLOSE_SECONDS)

@@ -28,7 +28,6 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def tokens(self) -> int:
-        """Output tokens of all requests."""
         return sum(ask.max_tokens for ask in self.asks)
 
 
@@ -55,13 +54,9 @@ class EngineLoad(Load, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """One request, in seconds since the load began."""
-
     submitted: float
     arrivals: list[float]
-    """One per delta."""
     counts: list[int]
-    """Tokens of each delta."""
     tokens: list[int]
     """Output token ids, if requested."""
     cached_tokens: int = 0
@@ -76,14 +71,11 @@ class Run(msgspec.Struct, frozen=True):
     seconds: float
     """From the first submission to the last token."""
     cpu: dict[str, float]
-    """CPU seconds by process."""
     traces: list[Trace]
-    """In the order of the load's requests."""
 
 
 class EngineRun(Run, frozen=True):
     steps: int = 0
-    """Steps with work in them."""
 
 
 R = TypeVar("R", bound=Run)
@@ -91,8 +83,6 @@ R_co = TypeVar("R_co", bound=Run, covariant=True)
 
 
 class System(Protocol[R_co]):
-    """Something that can be measured."""
-
     @property
     def name(self) -> str: ...
 
@@ -125,7 +115,6 @@ class Feed:
         return self._live > 0
 
     def due(self) -> range:
-        """Indices of the requests to submit now."""
         due = range(self._next, min(self._next + self._load.width - self._live, len(self._load.asks)))
         self._next = due.stop
         self._live += len(due)
@@ -147,9 +136,7 @@ class Arrivals:
         self._zero = 0.0
         """When the last of them got its first token: timed requests count from here."""
         self._submitted = 0
-        """Timed requests so far."""
         self._live = 0
-        """Of these, in flight."""
 
     @property
     def over(self) -> bool:

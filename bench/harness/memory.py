@@ -18,8 +18,6 @@ MEBIBYTE = 1 << 20
 
 
 class Trail(msgspec.Struct, frozen=True):
-    """One process, for as long as it lived."""
-
     service: str
     seconds: list[float]
     """Since the watch began."""
@@ -27,11 +25,9 @@ class Trail(msgspec.Struct, frozen=True):
 
     @property
     def role(self) -> str:
-        """Such as "engine"."""
         return self.service.partition("-")[0]
 
     def after(self, seconds: float) -> "Trail":
-        """Without the first seconds of the process's life."""
         pairs = zip(self.seconds, self.mebibytes, strict=True)
         kept = [(at, size) for at, size in pairs if at - self.seconds[0] >= seconds]
         return Trail(self.service, [at for at, _ in kept], [size for _, size in kept])
@@ -47,11 +43,9 @@ class MemoryWatch:
 
     @property
     def trails(self) -> list[Trail]:
-        """By service, then by start."""
         return sorted(self._trails.values(), key=lambda trail: (trail.service, trail.seconds[0]))
 
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             self.sample()
             await asyncio.sleep(EVERY_SECONDS)
@@ -85,10 +79,7 @@ def before_and_after(trails: Iterable[Trail], until: float) -> dict[str, tuple[f
 
 
 def slope(trails: Sequence[Trail]) -> float | None:
-    """Growth in MiB per minute of process life: least squares, with an offset for each process.
-
-    None if no process was sampled twice.
-    """
+    """Least squares in MiB per minute, with an offset for each process. None if no process was sampled twice."""
     above = below = 0.0
     for trail in trails:
         at, size = np.array(trail.seconds), np.array(trail.mebibytes)

@@ -23,7 +23,6 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 def origin(arguments: list[str], threads: int, module: str = "bench") -> Origin:
-    """This machine, now."""
     packages = packages_text(versions(("torch", "transformers", "grpcio", "pyzmq")))
     machine = f"{usable_cores()} cores of {_processor()}, {_memory()}"
     software = f"{platform.system()}, Python {platform.python_version()}, {packages}"
@@ -39,7 +38,6 @@ def command(module: str, arguments: list[str]) -> str:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Of the packages that are installed."""
     found = {}
     for name in packages:
         try:

@@ -23,12 +23,10 @@ class Figures:
     inter_token_p99: float | None
     tokens_per_delta: float
     cpu_per_token: dict[str, float]
-    """By process."""
     repeats: int
 
 
 def figures(runs: Sequence[Run]) -> Figures:
-    """Of several runs of the same load."""
     rates = [rate(run) for run in runs]
     firsts = [[trace.arrivals[0] - trace.submitted for trace in run.traces] for run in runs]
     gaps = [[b - a for trace in run.traces for a, b in pairwise(trace.arrivals)] for run in runs]
@@ -48,7 +46,6 @@ def figures(runs: Sequence[Run]) -> Figures:
 
 
 def rate(run: Run) -> float:
-    """Output tokens per second."""
     return _tokens(run) / run.seconds
 
 

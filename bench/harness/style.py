@@ -41,10 +41,14 @@ STYLE: Any = {
     "ytick.major.size": 0,
 }
 
-LEAST_SECONDS = 1e-3
-"""Left end of a logarithmic axis of waits."""
-BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
-"""A box that keeps text readable on top of lines."""
+LEGEND: Any = {"facecolor": "white", "edgecolor": "none", "framealpha": 0.8, "fontsize": 8}
+
+
+class Series(NamedTuple):
+    name: str
+    colour: Any
+    values: Sequence[float]
+    line: str = "o-"
 
 
 def canvas(
@@ -78,54 +82,71 @@ def frame(axes: Axes, heading: str = "", below: str = "", *, x: str = "", grid: 
 
 
 def note(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any) -> None:
-    """Text beside a point of the data; `shift` in points."""
     look: dict[str, Any] = {"ha": "center", "size": 8, "color": INK} | style
     axes.annotate(text, at, shift, textcoords="offset points", **look)
 
 
-def right(axes: Axes, text: str, at: tuple[float, float], **style: Any) -> None:
-    """Text at the right end of a horizontal bar."""
-    note(axes, text, at, (4, 0), **{"ha": "left", "va": "center", **style})
+def dashed(axes: Axes, at: float, text: str = "") -> None:
+    """A line across, named at its foot."""
+    axes.axvline(at, color=SOFT, linewidth=1, linestyle=(0, (3, 3)), zorder=0)
+    note(axes, text, (at, 0.02), (4, 0), xycoords=("data", "axes fraction"), ha="left", color=SOFT)
 
 
-def dashed(axes: Axes, at: float, **style: Any) -> None:
-    axes.axvline(at, color=SOFT, linewidth=1, linestyle=(0, (3, 3)), **style)
+def lines(axes: Axes, at: Sequence[float], series: Sequence[Series]) -> None:
+    """A value of each series at each place."""
+    for one in series:
+        axes.plot(at, one.values, one.line, color=one.colour, linewidth=2, markersize=6, label=one.name)
+        for x, value in zip(at, one.values, strict=True):
+            note(axes, short(value), (x, value), (0, 7), color=one.colour)
+    axes.set_xticks(at, [f"{x:,g}" for x in at])
+    axes.minorticks_off()
+    axes.margins(y=0.15)
+    axes.legend(**LEGEND)
 
 
-def shares(axes: Axes, times: Sequence[float], colour: str, least: float = 0.0) -> None:
-    """Cumulative distribution of sorted times, in percent; times below `least` are drawn there."""
-    percents = [100 * (i + 1) / len(times) for i in range(len(times))]
-    axes.step(np.maximum(times, least), percents, where="post", color=colour, linewidth=2.2)
+def bars(axes: Axes, names: Sequence[str], series: Sequence[Series], *, stacked: bool = False) -> None:
+    """For each name a bar of each series: side by side, or percents stacked to 100."""
+    width = 0.8 / (1 if stacked else len(series))
+    below = np.zeros(len(names))
+    for i, one in enumerate(series):
+        at = np.arange(len(names)) + (0 if stacked else (i - (len(series) - 1) / 2) * width)
+        axes.bar(at, one.values, 0.94 * width, below, color=one.colour, label=one.name)
+        for x, value, low in zip(at, one.values, below, strict=True):
+            if not stacked or value > 5:
+                note(axes, short(value), (x, low + value), (0, -9 if stacked else 2))
+        below = below + one.values if stacked else below
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks([])
+    axes.margins(y=0.25)
+    axes.legend(loc="upper center", ncols=len(series), columnspacing=1, handlelength=1, **LEGEND)
 
 
-class Waits(NamedTuple):
-    """Of one kind of streams."""
-
-    name: str
-    times: Sequence[float]
-    """Seconds, sorted."""
-    colour: str
-    at: float
-    """Percent at which the name is written."""
-
-
-def distribution(axes: Axes, name: str, kinds: Sequence[Waits]) -> None:
-    """Cumulative distributions over seconds, on a logarithmic axis."""
-    for kind in kinds:
-        times = kind.times
-        if not times:
-            continue
-        shares(axes, times, kind.colour, LEAST_SECONDS)
-        text = f"{kind.name}\np50 {short(percentile(times, 50))} s\np99 {short(percentile(times, 99))} s"
-        place = (max(percentile(times, kind.at), LEAST_SECONDS), kind.at)
-        note(axes, text, place, (8, -4), ha="left", va="top", color=kind.colour, weight="bold", bbox=BEHIND)
-    axes.set_xscale("log")
-    axes.set_xlim(right=4 * max([LEAST_SECONDS, *(time for kind in kinds for time in kind.times)]))
-    frame(axes, name, "% of the streams that waited no longer", x="seconds", grid="x")
+def ranks(axes: Axes, names: Sequence[str], values: Sequence[float], colour: Any, texts: Sequence[str]) -> None:
+    """Lying bars from top to bottom, each with a text at its end; `colour`: of all, or one for each."""
+    axes.barh(range(len(names)), values, 0.66, color=colour)
+    for row, (value, text) in enumerate(zip(values, texts, strict=True)):
+        note(axes, text, (value, row), (5, 0), ha="left", va="center")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xticks([])
+    axes.margins(x=0.3)
 
 
-def trails(axes: Axes, shown: Sequence[Trail], linewidth: float) -> float:
-    """Memory over minutes, coloured by role. Returns the highest value, in MiB."""
+def distribution(axes: Axes, heading: str, unit: str, series: Sequence[Series], scale: str = "log") -> None:
+    for one in series:
+        if one.values:
+            percents = [100 * (i + 1) / len(one.values) for i in range(len(one.values))]
+            label = (
+                f"{one.name}: p50 {short(percentile(one.values, 50))}, p99 {short(percentile(one.values, 99))} {unit}"
+            )
+            times = np.maximum(one.values, 1e-3)  # The logarithm needs more than 0.
+            axes.step(times, percents, where="post", color=one.colour, linewidth=2.2, label=label)
+    axes.set_xscale(scale)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=2, **LEGEND)
+    frame(axes, heading, "% that waited no longer", x=unit, grid="x")
+
+
+def trails(axes: Axes, shown: Sequence[Trail]) -> None:
     for trail in shown:
-        axes.plot([at / 60 for at in trail.seconds], trail.mebibytes, color=ROLES[trail.role], linewidth=linewidth)
-    return max((size for trail in shown for size in trail.mebibytes), default=0.0)
+        axes.plot([at / 60 for at in trail.seconds], trail.mebibytes, color=ROLES[trail.role], linewidth=1.8)
+    axes.set_ylim(0, 1.25 * max((size for trail in shown for size in trail.mebibytes), default=1.0))

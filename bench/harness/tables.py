@@ -13,8 +13,6 @@ class Table(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A topic's part of the page."""
-
     title: str
     question: str
     answers: list[str]
@@ -43,12 +41,10 @@ def number(value: float | None) -> str:
 
 
 def numbers(*values: float | None) -> str:
-    """Such as p50 and p99 in one cell."""
     return " · ".join(map(number, values))
 
 
 def span(values: Sequence[float], form: str) -> str:
-    """From the least to the greatest."""
     low, high = format(min(values), form), format(max(values), form)
     return low if low == high else f"{low} to {high}"
 

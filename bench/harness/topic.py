@@ -27,33 +27,27 @@ class Topic(NamedTuple):
 
 
 def engine_settings(threads: int, **others: Any) -> dict[str, Any]:
-    """Settings of the tiny model's engine."""
     return {"threads": threads, "kv_cache_tokens": 65536, **others}
 
 
 def rate_text(figures: Figures) -> str:
-    """Tokens per second with their range over the rounds."""
     slowest, fastest = figures.tokens_per_second_range
     return f"{number(figures.tokens_per_second)} ({number(slowest)}–{number(fastest)})"
 
 
 def latency_cells(figures: Figures) -> str:
-    """Two cells: first token and inter-token time, p50 · p99."""
     first = numbers(figures.first_token_p50, figures.first_token_p99)
     return f"{first} | {numbers(figures.inter_token_p50, figures.inter_token_p99)}"
 
 
 def interleave(loads: Sequence[tuple[System[R], Load]], repeats: int, step: Step) -> list[list[R]]:
-    """Runs of each system under its load, one list per pair.
-
-    Every second round goes backwards, so that drift of the machine affects all systems alike. A short uncounted round
-    warms up. Each round has a prefix-cache domain of its own.
-    """
+    """Runs of each system under its load, after a short uncounted round, each with a prefix-cache domain of its own."""
     for system, load in loads:
         system.run(_brief(load))
         step(f"{system.name}, warming up")
     runs: list[list[R]] = [[] for _ in loads]
     for repeat in range(repeats):
+        # Every second round goes backwards, so that drift of the machine affects all systems alike.
         order = range(len(loads)) if repeat % 2 == 0 else reversed(range(len(loads)))
         for i in order:
             system, load = loads[i]

@@ -5,40 +5,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.harness.log_lines import RequestLines
+from bench.harness.calls import RequestLines
 from bench.harness.models import TINY
 from bench.harness.stats import percentile
-from bench.harness.style import BLUE, GREY, INK, ORANGE, SOFT, TEAL, canvas, frame, note, shares
-from bench.harness.tables import Section, Table, number, numbers, short, table
+from bench.harness.style import BLUE, GREY, INK, ORANGE, TEAL, Series, canvas, distribution
+from bench.harness.tables import Section, Table, number, numbers, table
 from bench.harness.topic import Step, Topic, engine_settings
 from bench.overload.refusals import Burst, Retried, Volley, measure_burst, measure_retries
 from bench.overload.tenants import TenantPlan, Tenants, measure_tenants
 from sluice.launch import Ring
 
 MOST_TIMES_SLOWER = 2.0
-"""That the other tenant's first token may take."""
-LEAST_MS = 0.01
-ROOM = {"log": 200.0, "linear": 1.6}
-"""Right end of the axis by the longest time: labels stand beside the curves."""
-CLIENT_COLOURS = (GREY, ORANGE, BLUE, INK)
-Curve = tuple[str, Sequence[float], str]
-"""Name, sorted times, colour."""
 
 
 class OverloadPlan(msgspec.Struct, frozen=True):
     threads: int
     volleys: list[Volley]
-    """One after the other."""
     retried: int
-    """Requests at once, of the client that retries."""
     first_backoff: float
     """Seconds, of that client, where the server does not say when to retry."""
     tenants: TenantPlan
     batch: int
-    """The engine's, shared by the tenants."""
     max_live: int = 8
     max_waiting: int = 16
 
@@ -100,8 +89,7 @@ def section(result: OverloadResult) -> Section:
         f"A router with {result.max_live} live and {result.max_waiting} waiting requests at most. *At the client*: "
         "from call to rejection, in one Python event loop that makes all the calls; *in the router*: from when it has "
         f"read the message. Then an engine that runs {result.tenants.batch} requests at once, where one tenant always "
-        f"has {plan.flood} requests of {plan.flood_tokens} tokens and another sends one small request after the other, "
-        "in turns with and without that flood.",
+        f"has {plan.flood} requests of {plan.flood_tokens} tokens and another sends one small request after the other.",
         [*map(_refused, result.bursts), _retried(result), _flooded(result.tenants)],
         [_refusals_table(result.bursts), _tenants_table(result.tenants)],
     )
@@ -168,7 +156,6 @@ def _percentiles(times: Sequence[float]) -> str:
 
 
 def draw(result: OverloadResult) -> Figure:
-    """Distributions of rejections and of the other tenant's first token."""
     tenants = result.tenants
     figure, ((left, right),) = canvas(
         (1, 2),
@@ -177,32 +164,13 @@ def draw(result: OverloadResult) -> Figure:
         f"{result.max_live} live and {result.max_waiting} waiting requests at most; then two tenants, one of which "
         f"floods with {tenants.plan.flood} requests at a time.",
     )
-    clients = zip(result.bursts, CLIENT_COLOURS, strict=False)
-    refusals: list[Curve] = [("in the router", result.bursts[0].router, TEAL)]
-    refusals += [(_name(burst), burst.client, colour) for burst, colour in clients]
-    _draw_curves(left, refusals, "log")
-    frame(left, "The rejected know", "% of the rejections, at the client", grid="x")
-    waits = [("alone", tenants.alone.first_token, BLUE), ("flood", tenants.flooded.first_token, ORANGE)]
-    _draw_curves(right, waits, "linear")
-    frame(right, "The other tenant's first token", "% of its requests", grid="x")
+    refusals = [Series("in the router", TEAL, result.bursts[0].router)]
+    for burst, colour in zip(result.bursts, (GREY, ORANGE, BLUE, INK), strict=False):
+        refusals.append(Series(f"{burst.requests:,} {_within(burst)}", colour, burst.client))
+    distribution(left, "The rejected know", "ms", refusals)
+    waits = [Series("alone", BLUE, tenants.alone.first_token), Series("flood", ORANGE, tenants.flooded.first_token)]
+    distribution(right, "The other tenant's first token", "ms", waits, "linear")
     return figure
-
-
-def _name(burst: Burst) -> str:
-    return f"{burst.requests:,} {f'in {burst.seconds:g} s' if burst.seconds else 'at once'}"
-
-
-def _draw_curves(axes: Axes, curves: Sequence[Curve], scale: str) -> None:
-    longest = max((times[-1] for _, times, _ in curves if times), default=LEAST_MS)
-    axes.set_xscale(scale)
-    axes.set_xlim(LEAST_MS if scale == "log" else 0, ROOM[scale] * longest)
-    for place, (name, times, colour) in enumerate(curves):
-        if not times:
-            continue
-        shares(axes, times, colour, LEAST_MS)
-        label = f"{name}\np50 {short(percentile(times, 50))}, p99 {short(percentile(times, 99))} ms"
-        note(axes, label, (longest, 98 - 18 * place), (14, 0), ha="left", va="top", color=colour)
-    axes.set_xlabel("ms", color=SOFT)
 
 
 TOPIC = Topic(plan, measure, OverloadResult, section, draw)

@@ -12,9 +12,8 @@ import grpc
 import msgspec
 from grpc import aio
 
-from bench.harness.calls import has_retry_info, spec
+from bench.harness.calls import REQUEST, RequestLines, has_retry_info, spec
 from bench.harness.children import cpu_seconds
-from bench.harness.log_lines import REQUEST, RequestLines
 from bench.harness.stats import thinned
 from sluice.launch import Ring
 from sluice.v1 import generation_pb2 as pb
@@ -26,23 +25,17 @@ MILLISECONDS = 1000.0
 
 
 class Volley(msgspec.Struct, frozen=True):
-    """A burst to send."""
-
     requests: int
     seconds: float = 0.0
     """Within which they are sent; 0: at once."""
     connections: int = 1
-    """Used in turns."""
 
     @property
     def name(self) -> str:
-        """Prefix of its request ids."""
         return f"burst-{self.requests}-{self.seconds:g}"
 
 
 class Burst(msgspec.Struct, frozen=True):
-    """Requests without retries. Times in milliseconds, sorted."""
-
     requests: int
     seconds: float
     """Within which they are sent; 0: at once."""
@@ -51,23 +44,18 @@ class Burst(msgspec.Struct, frozen=True):
     told_when: int
     """Rejections with RetryInfo."""
     client: list[float]
-    """From call to rejection, as the client sees it."""
     router: list[float]
-    """The same as the router reports it: from when it has read the message."""
+    """As the router reports it: from when it has read the message."""
     cpu: dict[str, float]
-    """Of client and router, per request."""
     connections: int = 1
     unexplained: dict[str, int] = {}
     """Calls that failed without the router's rejection, by status: it never saw them."""
 
 
 class Retried(msgspec.Struct, frozen=True):
-    """Requests at once, by a client with a retry policy."""
-
     requests: int
     served: int
     errors: dict[str, int]
-    """By status."""
     seconds: float
 
 
@@ -115,7 +103,6 @@ async def measure_burst(ring: Ring, lines: RequestLines, volley: Volley) -> Burs
 
 
 async def measure_retries(address: str, requests: int, first_backoff: float) -> Retried:
-    """Through gRPC's own retries."""
     errors: Counter[str] = Counter()
     began = time.perf_counter()
     options = [("grpc.service_config", json.dumps(_policy(first_backoff)))]
@@ -133,7 +120,6 @@ async def measure_retries(address: str, requests: int, first_backoff: float) -> 
 
 
 def _cpu(ring: Ring) -> dict[str, float]:
-    """Seconds so far."""
     return {"client": time.process_time(), "router": cpu_seconds(ring.pids["router"])}
 
 

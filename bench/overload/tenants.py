@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 from grpc import aio
 
-from bench.harness.calls import StreamTimes, deltas, spec, time_stream
-from bench.harness.log_lines import REQUEST, RequestLines
+from bench.harness.calls import REQUEST, RequestLines, StreamTimes, deltas, spec, time_stream
 from bench.harness.stats import thinned
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
@@ -29,8 +28,6 @@ class TenantPlan(msgspec.Struct, frozen=True):
 
 
 class TenantTimes(msgspec.Struct, frozen=True):
-    """The quiet tenant's requests. Milliseconds, sorted."""
-
     first_token: list[float]
     queue: list[float]
     """In the router, until the request was submitted to an engine."""
@@ -39,11 +36,8 @@ class TenantTimes(msgspec.Struct, frozen=True):
 
 
 class Tenants(msgspec.Struct, frozen=True):
-    """Alone, and in the flood."""
-
     plan: TenantPlan
     batch: int
-    """Requests that the engine runs at once."""
     alone: TenantTimes
     flooded: TenantTimes
 

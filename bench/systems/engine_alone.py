@@ -50,8 +50,6 @@ class RunnerShare:
 
 
 class EngineAlone:
-    """Serves loads by the engine's core, in this process."""
-
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._checkpoint = open_checkpoint(settings.model)
@@ -140,7 +138,6 @@ def _is_enough(ask: EngineAsk, row: TokenRow) -> bool:
 
 
 def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], heard: list[IndexedRows]) -> list[Trace]:
-    """In the order of the load's requests."""
     traces = [Trace(at, [], [], [], cached[i]) for i, at in sorted(submitted.items())]
     for at, rows in heard:
         for i, row in rows:

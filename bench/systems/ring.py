@@ -40,7 +40,6 @@ class ThroughRing:
 
 @contextmanager
 def through_ring(model: Path, engine: Mapping[str, Any], logs: Path) -> Iterator[ThroughRing]:
-    """A ring whose engine has these settings, and a client of it."""
     with (
         (logs / "ring.log").open("a", encoding="utf-8") as log,
         Ring(model, engine_args=engine, observe=lambda line: print(line.text, file=log, flush=True)) as ring,

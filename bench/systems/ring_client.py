@@ -21,47 +21,32 @@ from sluice.v1 import generation_pb2 as pb
 METHOD = "/sluice.v1.GenerationService/GenerateStream"
 
 Arrival = tuple[float, bytes]
-"""Seconds, and the message."""
 
 
-class RingClient:
+async def answer(stream: Any, load: Load) -> Run:
     """One connection for all streams, in one event loop."""
+    requests = [_request(ask, load) for ask in load.asks]
+    seen: list[list[Arrival]] = [[] for _ in requests]
+    submitted = [0.0] * len(requests)
+    cpu, began = time.process_time(), time.perf_counter()
 
-    def __init__(self, address: str) -> None:
-        self._loop = uvloop.new_event_loop()
-        asyncio.set_event_loop(self._loop)
-        self._channel = aio.insecure_channel(address)
-        self._stream: Any = self._channel.unary_stream(METHOD)
+    async def ask(i: int) -> None:
+        submitted[i] = time.perf_counter()
+        async for message in stream(requests[i]):
+            seen[i].append((time.perf_counter(), message))
 
-    def answer(self, load: Load) -> Run:
-        return self._loop.run_until_complete(self._answer(load))
-
-    def close(self) -> None:
-        self._loop.run_until_complete(self._channel.close())
-
-    async def _answer(self, load: Load) -> Run:
-        requests = [_request(ask, load) for ask in load.asks]
-        seen: list[list[Arrival]] = [[] for _ in requests]
-        submitted = [0.0] * len(requests)
-        cpu, began = time.process_time(), time.perf_counter()
-
-        async def ask(i: int) -> None:
-            submitted[i] = time.perf_counter()
-            async for message in self._stream(requests[i]):
-                seen[i].append((time.perf_counter(), message))
-
-        feed, pending = Feed(load), set[asyncio.Task[None]]()
-        while True:
-            pending |= {asyncio.create_task(ask(i)) for i in feed.due()}
-            if not pending:
-                break
-            ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in ended:
-                task.result()
-            feed.on_ended(len(ended))
-        used = {"client": time.process_time() - cpu}
-        traces = [_trace(began, at, messages) for at, messages in zip(submitted, seen, strict=True)]
-        return Run(max(trace.arrivals[-1] for trace in traces), used, traces)
+    feed, pending = Feed(load), set[asyncio.Task[None]]()
+    while True:
+        pending |= {asyncio.create_task(ask(i)) for i in feed.due()}
+        if not pending:
+            break
+        ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+        feed.on_ended(len(ended))
+    used = {"client": time.process_time() - cpu}
+    traces = [_trace(began, at, messages) for at, messages in zip(submitted, seen, strict=True)]
+    return Run(max(trace.arrivals[-1] for trace in traces), used, traces)
 
 
 def _request(ask: Ask, load: Load) -> bytes:
@@ -85,9 +70,12 @@ def _trace(began: float, submitted: float, messages: list[Arrival]) -> Trace:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("address")
-    client = RingClient(parser.parse_args().address)
-    serve(client.answer, Load)
-    client.close()
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    channel = aio.insecure_channel(parser.parse_args().address)
+    stream: Any = channel.unary_stream(METHOD)
+    serve(lambda load: loop.run_until_complete(answer(stream, load)), Load)
+    loop.run_until_complete(channel.close())
 
 
 if __name__ == "__main__":

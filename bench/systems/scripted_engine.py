@@ -32,7 +32,6 @@ class ScriptedRunner:
         self.called = 0.0
         self.returned = 0.0
         self.slices = 0
-        """Of the last step."""
         self._drawn = Drawn(1)
 
     def launch(self, step: Step) -> "Done":
@@ -53,33 +52,24 @@ class Done(NamedTuple):
         return self.drawn
 
 
-class ScriptedLoad(NamedTuple):
-    """Sequences that generate while other requests wait for a slot."""
-
-    policy: str
-    running: int
-    waiting: int
-    samples: int
-    """Steps to time."""
-
-
 class ScriptedEngine:
-    """Raises RuntimeError if a step runs other than `running` sequences."""
+    """Sequences that generate while others wait for a slot. Raises RuntimeError if a step runs more or fewer."""
 
-    def __init__(self, load: ScriptedLoad) -> None:
-        self._load = load
+    def __init__(self, policy: str, running: int, waiting: int, samples: int) -> None:
+        self._running = running
+        self._samples = samples
         self._taken = 0.0
-        max_tokens = SETTLING_STEPS + load.samples + TOKENS_PER_BLOCK
-        self._requests = [submit(number, _prompt(number), max_tokens) for number in range(load.running + load.waiting)]
-        blocks = load.running * -(-(PROMPT_TOKENS + max_tokens) // TOKENS_PER_BLOCK)
+        max_tokens = SETTLING_STEPS + samples + TOKENS_PER_BLOCK
+        self._requests = [submit(number, _prompt(number), max_tokens) for number in range(running + waiting)]
+        blocks = running * -(-(PROMPT_TOKENS + max_tokens) // TOKENS_PER_BLOCK)
         self._runner = ScriptedRunner(2 * blocks + TOKENS_PER_BLOCK)
         self._engine = Engine(
             self._runner,
             Terms("", 1 << 20, PROMPT_TOKENS + max_tokens, len(self._requests)),
             Batching(
-                load.running,
-                max(load.running * PROMPT_TOKENS, PROMPT_TOKENS),
-                capacity_scheduler_policy=load.policy,
+                running,
+                max(running * PROMPT_TOKENS, PROMPT_TOKENS),
+                capacity_scheduler_policy=policy,
             ),
             Hooks(self._get_requests, lambda _: None, lambda: (), lambda _: None),
             time.monotonic,
@@ -90,15 +80,15 @@ class ScriptedEngine:
         """For each step, CPU seconds of scheduling, and of everything but the runner."""
         for _ in range(SETTLING_STEPS):
             self._engine.step()
-        return [self._timed_step() for _ in range(self._load.samples)]
+        return [self._timed_step() for _ in range(self._samples)]
 
     def _timed_step(self) -> tuple[float, float]:
         # CPU time of this thread: other processes on the machine must not count.
         began = time.thread_time()
         self._engine.step()
         ended, runner = time.thread_time(), self._runner
-        if runner.slices != self._load.running:
-            raise RuntimeError(f"{runner.slices} sequences ran where {self._load.running} should")
+        if runner.slices != self._running:
+            raise RuntimeError(f"{runner.slices} sequences ran where {self._running} should")
         return runner.called - self._taken, ended - began - (runner.returned - runner.called)
 
     def _get_requests(self, limit: int) -> list[Submit]:
@@ -108,5 +98,4 @@ class ScriptedEngine:
 
 
 def _prompt(number: int) -> list[int]:
-    """No two prompts share a prefix."""
     return list(range(number * PROMPT_TOKENS, (number + 1) * PROMPT_TOKENS))

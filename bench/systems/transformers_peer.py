@@ -21,82 +21,64 @@ PAGE_TOKENS = 32
 CACHE_PAGES = 1024
 
 
-class PaddedGenerate:
-    """Groups of at most `width`, padded on the left; each runs as long as its longest output."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    @torch.inference_mode()
-    def run(self, load: Load, clock: Callable[[], float]) -> list[Trace]:
-        traces: list[Trace] = []
-        for at in range(0, len(load.asks), load.width):
-            traces += self._generate(load.asks[at : at + load.width], clock)
-        return traces
-
-    def close(self) -> None:
-        pass
-
-    def _generate(self, asks: Sequence[Ask], clock: Callable[[], float]) -> list[Trace]:
-        begun = clock()
-        longest = max(len(ask.prompt) for ask in asks)
-        steps: list[float] = []
-
-        def note_step(ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
-            steps.append(clock())
-            return torch.zeros(len(ids), dtype=torch.bool)
-
-        out = self._model.generate(
-            input_ids=torch.tensor([[PAD] * (longest - len(ask.prompt)) + ask.prompt for ask in asks]),
-            attention_mask=torch.tensor([[0] * (longest - len(ask.prompt)) + [1] * len(ask.prompt) for ask in asks]),
-            max_new_tokens=max(ask.max_tokens for ask in asks),
-            stopping_criteria=[note_step],
-        )
-        wanted = [row[longest : longest + ask.max_tokens] for row, ask in zip(out.tolist(), asks, strict=True)]
-        return [Trace(begun, steps[: len(ids)], [1] * len(ids), ids) for ids in wanted]
+Clock = Callable[[], float]
 
 
-class ContinuousBatching:
+@torch.inference_mode()
+def generate(model: Any, asks: Sequence[Ask], clock: Clock) -> list[Trace]:
+    """One group, padded on the left; it runs as long as its longest output."""
+    begun = clock()
+    longest = max(len(ask.prompt) for ask in asks)
+    steps: list[float] = []
+
+    def note_step(ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
+        steps.append(clock())
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    out = model.generate(
+        input_ids=torch.tensor([[PAD] * (longest - len(ask.prompt)) + ask.prompt for ask in asks]),
+        attention_mask=torch.tensor([[0] * (longest - len(ask.prompt)) + [1] * len(ask.prompt) for ask in asks]),
+        max_new_tokens=max(ask.max_tokens for ask in asks),
+        stopping_criteria=[note_step],
+    )
+    wanted = [row[longest : longest + ask.max_tokens] for row, ask in zip(out.tolist(), asks, strict=True)]
+    return [Trace(begun, steps[: len(ids)], [1] * len(ids), ids) for ids in wanted]
+
+
+def start_manager(model: Any, width: int) -> Any:
     """The library's own scheduler over a paged cache, at most `width` requests at a time."""
+    config = ContinuousBatchingConfig(
+        page_size=PAGE_TOKENS,
+        num_blocks=CACHE_PAGES,
+        max_batch_tokens=2048,
+        max_requests_per_batch=width,
+        allow_block_sharing=False,
+    )
+    manager = model.init_continuous_batching(continuous_batching_config=config)
+    manager.start()
+    return manager
 
-    def __init__(self, model: Any, width: int) -> None:
-        self._manager = model.init_continuous_batching(
-            continuous_batching_config=ContinuousBatchingConfig(
-                page_size=PAGE_TOKENS,
-                num_blocks=CACHE_PAGES,
-                max_batch_tokens=2048,
-                max_requests_per_batch=width,
-                allow_block_sharing=False,
-            )
-        )
-        self._manager.start()
 
-    def run(self, load: Load, clock: Callable[[], float]) -> list[Trace]:
-        began = time.perf_counter() - clock()
-        feed = Feed(load)
-        submitted: dict[str, float] = {}
-        results: dict[str, Any] = {}
-        while len(results) < len(load.asks):
-            for i in feed.due():
-                submitted[self._submit(load.asks[i])] = clock()
-            result = self._manager.get_result(timeout=60)
-            if result is None or result.error is not None:
-                raise RuntimeError(f"continuous batching failed: {result and result.error}")
-            if result.is_finished():
-                results[result.request_id] = result
-                feed.on_ended()
-        return [self._trace(at, results[name], began) for name, at in submitted.items()]
-
-    def close(self) -> None:
-        self._manager.stop(timeout=10)
-        self._manager.destroy()
-
-    def _submit(self, ask: Ask) -> str:
-        return self._manager.add_request(ask.prompt, max_new_tokens=ask.max_tokens, record_timestamps=True)
-
-    def _trace(self, submitted: float, result: Any, began: float) -> Trace:
-        ids = result.generated_tokens
-        return Trace(submitted, [at - began for at in result.timestamps], [1] * len(ids), ids)
+def run_continuous(manager: Any, load: Load, clock: Clock) -> list[Trace]:
+    began = time.perf_counter() - clock()
+    feed = Feed(load)
+    submitted: dict[str, float] = {}
+    results: dict[str, Any] = {}
+    while len(results) < len(load.asks):
+        for ask in (load.asks[i] for i in feed.due()):
+            name = manager.add_request(ask.prompt, max_new_tokens=ask.max_tokens, record_timestamps=True)
+            submitted[name] = clock()
+        result = manager.get_result(timeout=60)
+        if result is None or result.error is not None:
+            raise RuntimeError(f"continuous batching failed: {result and result.error}")
+        if result.is_finished():
+            results[result.request_id] = result
+            feed.on_ended()
+    traces = []
+    for name, at in submitted.items():
+        ids = results[name].generated_tokens
+        traces.append(Trace(at, [each - began for each in results[name].timestamps], [1] * len(ids), ids))
+    return traces
 
 
 def main() -> None:
@@ -112,16 +94,24 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
     # An EOS id that is never sampled: every output runs to max_tokens.
     model.generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=PAD)
-    peer = PaddedGenerate(model) if arguments.mode == "generate" else ContinuousBatching(model, arguments.width)
+    manager = start_manager(model, arguments.width) if arguments.mode == "continuous" else None
+
+    def run(load: Load, clock: Clock) -> list[Trace]:
+        if manager is not None:
+            return run_continuous(manager, load, clock)
+        groups = [load.asks[at : at + load.width] for at in range(0, len(load.asks), load.width)]
+        return [trace for group in groups for trace in generate(model, group, clock)]
 
     def answer(load: Load) -> Run:
         began, cpu = time.perf_counter(), time.process_time()
-        traces = peer.run(load, lambda: time.perf_counter() - began)
+        traces = run(load, lambda: time.perf_counter() - began)
         seconds = time.perf_counter() - began
         return Run(seconds, {"transformers": time.process_time() - cpu}, traces)
 
     serve(answer, Load)
-    peer.close()
+    if manager is not None:
+        manager.stop(timeout=10)
+        manager.destroy()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System, Trace
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import percentile
-from bench.harness.style import BLUE, FAINT, GREY, ORANGE, SOFT, canvas, frame, right
+from bench.harness.style import BLUE, GREY, ORANGE, SOFT, canvas, frame, note, ranks
 from bench.harness.tables import Section, number, numbers, short, table
 from bench.harness.topic import Step, Topic, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
@@ -25,7 +25,6 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     EQUAL: {"context_chunking_policy": "equal_progress"},
 }
 BEFORE = 60.0
-"""Milliseconds shown before the long prompt arrives."""
 
 
 class ChunkedPlan(msgspec.Struct, frozen=True):
@@ -36,7 +35,6 @@ class ChunkedPlan(msgspec.Struct, frozen=True):
     """Of the long prompt: nearly the tiny model's whole context."""
     newcomers: int = 8
     newcomer_tokens: int = 16
-    """Of their prompts."""
     output_tokens: int = 4
     """Of long prompt and newcomers."""
     tokens_per_step: int = 256
@@ -64,10 +62,7 @@ class Arrival(msgspec.Struct, frozen=True):
 
 
 class Episode(msgspec.Struct, frozen=True):
-    """One run, in seconds since the long prompt arrived."""
-
     streams: list[list[float]]
-    """Arrival times of each stream's tokens."""
     long: Arrival
     newcomers: list[Arrival]
 
@@ -82,11 +77,8 @@ class ChunkedEntry(msgspec.Struct, frozen=True):
     """Between two tokens of a stream while the long prompt is computed."""
     stream_p99: float
     long: float
-    """First token of the long prompt: median of the rounds."""
     newcomers: int
-    """Sample size of the percentiles."""
     episode: Episode
-    """The median round."""
 
 
 class ChunkedResult(msgspec.Struct, frozen=True):
@@ -162,87 +154,65 @@ def _entry(mode: str, episodes: Sequence[Episode]) -> ChunkedEntry:
 
 def section(result: ChunkedResult) -> Section:
     whole, ordered, equal = (result.of(mode) for mode in MODES)
+    rows = (
+        f"{entry.mode} | {numbers(entry.newcomer_p50, entry.newcomer_p99)} | "
+        f"{numbers(entry.stream_p50, entry.stream_p99)} | {number(entry.long)} | {entry.newcomers}"
+        for entry in result.entries
+    )
     return Section(
         "A long prompt among others, chunked and in one piece",
         f"A prompt of {result.context_tokens:,} tokens arrives while {result.streams} streams generate; newcomers of "
         f"{result.newcomer_tokens} tokens arrive evenly within the time that it takes in one piece. Chunked, a step "
-        f"computes {result.tokens_per_step} tokens at most. First come first served gives the whole step to the long "
-        "prompt until it is done; equal progress lets newcomers pass. A stream's p99 is that of the time between two "
-        "tokens while the long prompt is computed.",
+        f"computes {result.tokens_per_step} tokens at most. Streams: while the long prompt is computed.",
         [
             f"A newcomer's first token, p99: **{whole.newcomer_p99 / equal.newcomer_p99:.1f}×** sooner with equal "
             f"progress than in one piece ({number(equal.newcomer_p99)} instead of {number(whole.newcomer_p99)} ms).",
             f"Between two tokens of a running stream, p99: {number(ordered.stream_p99)} ms chunked instead of "
             f"{number(whole.stream_p99)} ms, **{whole.stream_p99 / ordered.stream_p99:.1f}×** less.",
-            f"The long prompt itself has its first token after {number(whole.long)} ms in one piece, "
-            f"{number(ordered.long)} ms chunked first come first served, {number(equal.long)} ms with equal progress.",
         ],
         [
             table(
                 "the long prompt | newcomers: first token p50 · p99, ms | streams: inter-token p50 · p99, ms | "
                 "its own first token, ms | newcomers measured",
-                (
-                    f"{entry.mode} | {numbers(entry.newcomer_p50, entry.newcomer_p99)} | "
-                    f"{numbers(entry.stream_p50, entry.stream_p99)} | {number(entry.long)} | {entry.newcomers}"
-                    for entry in result.entries
-                ),
+                rows,
             )
         ],
     )
 
 
 def draw(result: ChunkedResult) -> Figure:
-    """A row per mode: the median run on the left, percentiles over all runs on the right."""
     figure, grid = canvas(
-        (len(result.entries), 3),
+        (len(result.entries), 2),
         (13.5, 1.2 + 2.5 * len(result.entries)),
         f"A prompt of {result.context_tokens:,} tokens arrives",
         f"Grey ticks: tokens of {result.streams} running streams. Orange: the long prompt until its first token. Blue: "
         "newcomers with short prompts, from their arrival to their first token.",
-        widths=[3.4, 1, 1],
+        widths=[3, 1],
     )
-    end = 1080 * max(
-        arrival.first_token for entry in result.entries for arrival in [entry.episode.long, *entry.episode.newcomers]
-    )
-    slowest = max(entry.newcomer_p99 for entry in result.entries)
-    widest = max(entry.stream_p99 for entry in result.entries)
-    for row, entry in zip(grid, result.entries, strict=True):
-        head = entry is result.entries[0]
-        _draw_episode(row[0], entry, end)
-        newcomer, stream = (entry.newcomer_p50, entry.newcomer_p99), (entry.stream_p50, entry.stream_p99)
-        _draw_pair(row[1], newcomer, slowest, BLUE, "newcomer: first token" if head else "")
-        _draw_pair(row[2], stream, widest, GREY, "stream: between tokens" if head else "")
-    grid[-1][0].set_xlabel("milliseconds since the long prompt arrived")
+    end = max(new.first_token for entry in result.entries for new in [entry.episode.long, *entry.episode.newcomers])
+    widest = max(max(entry.newcomer_p99, entry.stream_p99) for entry in result.entries)
+    for (episode, waits), entry in zip(grid, result.entries, strict=True):
+        _draw_episode(episode, entry.episode)
+        episode.set_xlim(-BEFORE, 1080 * end)
+        frame(episode, entry.mode.capitalize(), x="milliseconds since the long prompt arrived")
+        values = [entry.newcomer_p50, entry.newcomer_p99, entry.stream_p50, entry.stream_p99]
+        names = ["newcomer p50", "newcomer p99", "stream p50", "stream p99"]
+        ranks(waits, names, values, [BLUE, BLUE, GREY, GREY], [f"{short(value)} ms" for value in values])
+        waits.set_xlim(0, 1.4 * widest)
+        frame(waits, "First token; between tokens", bare="bottom")
     return figure
 
 
-def _draw_episode(axes: Axes, entry: ChunkedEntry, end: float) -> None:
-    episode = entry.episode
+def _draw_episode(axes: Axes, episode: Episode) -> None:
     for place, stream in enumerate(episode.streams):
         axes.plot([1000 * at for at in stream], [place] * len(stream), "|", color=SOFT, markersize=6, mew=1.1)
-    at = len(episode.streams)
-    long = 1000 * episode.long.first_token
+    at, long = len(episode.streams), 1000 * episode.long.first_token
     axes.barh(at, long, 0.8, color=ORANGE)
-    right(axes, f"{short(long)} ms", (long, at), color=ORANGE, weight="bold")
-    for place, arrival in enumerate(episode.newcomers, at + 1):
-        came, first = 1000 * arrival.came, 1000 * arrival.first_token
-        axes.barh(place, first - came, 0.55, came, color=BLUE)
-    axes.axvline(0, color=FAINT, linewidth=1, zorder=0)
-    axes.set_xlim(-BEFORE, end)
+    note(axes, f"{short(long)} ms", (long, at), (4, 0), ha="left", va="center")
+    for place, new in enumerate(episode.newcomers, at + 1):
+        axes.barh(place, 1000 * (new.first_token - new.came), 0.55, 1000 * new.came, color=BLUE)
     axes.invert_yaxis()
     axes.set_yticks([])
-    frame(axes, entry.mode[0].upper() + entry.mode[1:])
-
-
-def _draw_pair(axes: Axes, values: tuple[float, float], widest: float, colour: str, heading: str) -> None:
-    for row, (value, alpha) in enumerate(zip(values, (0.55, 1), strict=True)):
-        axes.barh(row, value, 0.6, color=colour, alpha=alpha)
-        right(axes, f"{short(value)} ms", (value, row))
-    axes.set_yticks([0, 1], ["p50", "p99"])
-    axes.set_ylim(2.2, -1.2)
-    axes.set_xlim(0, 1.35 * widest)
-    axes.set_xticks([])
-    frame(axes, heading, bare="bottom")
 
 
 TOPIC = Topic(plan, measure, ChunkedResult, section, draw)

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System
 from bench.harness.models import TINY, python_prompts
-from bench.harness.style import BLUE, ORANGE, SOFT, canvas, dashed, frame, note, shares
-from bench.harness.tables import Section, number, numbers, short, table
+from bench.harness.style import BLUE, ORANGE, Series, canvas, dashed, distribution, frame, lines
+from bench.harness.tables import Section, numbers, table
 from bench.harness.topic import Step, Topic, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
 
@@ -21,8 +20,6 @@ BYTES_PER_TOKEN = 6 * 2 * 2 * 64 * 4
 
 
 class HostPlan(msgspec.Struct, frozen=True):
-    """One engine with a small KV pool, and a host tier of 2.5 times the pool."""
-
     threads: int
     pool_tokens: int = 4096
     prompt_tokens: int = 504
@@ -42,7 +39,6 @@ class HostPlan(msgspec.Struct, frozen=True):
         return 2 * len(self.working_sets) * (1 + self.repeats)
 
     def load(self, working_set: float) -> EngineLoad:
-        """One prompt after the other."""
         prompts = python_prompts(TINY, self.prompts(working_set), self.prompt_tokens)
         return EngineLoad([EngineAsk(prompt, self.output_tokens) for prompt in prompts * (1 + self.visits)], 1)
 
@@ -51,29 +47,21 @@ class HostPlan(msgspec.Struct, frozen=True):
 
 
 class Revisits(msgspec.Struct, frozen=True):
-    """All visits but the first of each prompt."""
-
     prompt_tokens: int
-    """Sum over one round."""
     recomputed_tokens: int
     """Of these."""
     first_token_p50: float
-    """Milliseconds."""
     first_token_p99: float
     times: list[float]
     """First tokens of one round, in milliseconds, sorted."""
 
 
 class HostPoint(msgspec.Struct, frozen=True):
-    """One working set."""
-
     working_set: float
     prompts: int
     device: Revisits
     host: Revisits
-    """With the host tier."""
     same: int
-    """Outputs that are equal with and without."""
     outputs: int
     saved: float
     """Share of the recomputed tokens that the host tier saves; 0 if there were none."""
@@ -93,7 +81,6 @@ def plan(quick: bool, threads: int, _: Path) -> HostPlan:
 
 
 def measure(plan: HostPlan, logs: Path, step: Step) -> HostResult:
-    """A new engine with empty caches for each run."""
     settings = {"kv_cache_tokens": plan.pool_tokens, "kv_host_memory": plan.host_tokens * BYTES_PER_TOKEN}
     with engine_alone(TINY, engine_settings(plan.threads, **settings), logs) as engine:
         points = [_point(engine, plan, working_set, step) for working_set in plan.working_sets]
@@ -128,7 +115,6 @@ def _revisits(runs: Sequence[EngineRun], prompts: int, plan: HostPlan) -> Revisi
 
 
 def section(result: HostResult) -> Section:
-    room = (result.pool_tokens + result.host_tokens) / result.pool_tokens
     rows = (
         f"{p.working_set:g} | {p.device.prompt_tokens:,} | {p.device.recomputed_tokens:,} | "
         f"{p.host.recomputed_tokens:,} | **{p.saved:.0%}** | {_times(p.device)} | {_times(p.host)} | "
@@ -138,11 +124,15 @@ def section(result: HostResult) -> Section:
     return Section(
         "Evicted blocks in host memory",
         f"A pool of {result.pool_tokens:,} tokens and a host tier of {result.host_tokens:,}. Prompts of "
-        f"{result.prompt_tokens} tokens are visited one after the other, then {result.visits} more times in the "
-        "same order, so that the least recently used is needed next: the worst case of a cache. Recomputed prompt "
-        "tokens and first tokens are those of all visits but the first of each prompt. "
-        f"Both tiers together hold {room:g} pools.",
-        [_answer(point) for point in result.points if point.saved],
+        f"{result.prompt_tokens} tokens are visited one after the other, then {result.visits} more times in the same "
+        "order: the worst case of a cache. Figures are of all visits but the first of each prompt.",
+        [
+            f"A working set of {p.working_set:g} pools: **{p.saved:.0%}** fewer prompt tokens computed again; the "
+            f"first token **{p.device.first_token_p50 / p.host.first_token_p50:.1f}×** sooner; {p.same} of {p.outputs} "
+            "outputs the same."
+            for p in result.points
+            if p.saved
+        ],
         [
             table(
                 "working set, in pools | prompt tokens of revisits | computed again | with host tier | saved | "
@@ -153,61 +143,32 @@ def section(result: HostResult) -> Section:
     )
 
 
-def _answer(point: HostPoint) -> str:
-    return (
-        f"A working set of {point.working_set:g} pools: **{point.saved:.0%}** fewer prompt tokens computed again; the "
-        f"first token after {number(point.host.first_token_p50)} instead of {number(point.device.first_token_p50)} ms "
-        f"(**{point.device.first_token_p50 / point.host.first_token_p50:.1f}×** sooner); {point.same} of "
-        f"{point.outputs} outputs the same."
-    )
-
-
 def _times(revisits: Revisits) -> str:
     return numbers(revisits.first_token_p50, revisits.first_token_p99)
 
 
 def draw(result: HostResult) -> Figure:
-    """Recomputed tokens by working set on the left, first tokens where the tier saves most on the right."""
-    figure, ((recomputed, first),) = canvas(
+    figure, ((again, first),) = canvas(
         (1, 2),
         (12, 4.8),
         "Evicted blocks wait in host memory",
         f"Prompts of {result.prompt_tokens} tokens, revisited in order; a pool of {result.pool_tokens:,} tokens, "
         f"{result.host_tokens:,} more on the host.",
     )
-    _draw_recomputed(recomputed, result)
-    _draw_times(first, max(result.points, key=lambda point: (point.saved, point.working_set)))
+    sides = [(name, colour, [(p.device, p.host)[i] for p in result.points]) for i, (name, colour) in enumerate(SIDES)]
+    shares = [
+        Series(name, colour, [100 * own.recomputed_tokens / own.prompt_tokens for own in found])
+        for name, colour, found in sides
+    ]
+    lines(again, [point.working_set for point in result.points], shares)
+    dashed(again, 1.0, "device full")
+    dashed(again, 1 + result.host_tokens / result.pool_tokens, "both full")
+    frame(again, "Computed again", "% of the prompt tokens of revisits", x="working set, in pools", grid="y")
+    best = max(range(len(result.points)), key=lambda i: (result.points[i].saved, result.points[i].working_set))
+    heading = f"First token at {result.points[best].working_set:g} pools"
+    times = [Series(name, colour, found[best].times) for name, colour, found in sides]
+    distribution(first, heading, "ms", times, "linear")
     return figure
-
-
-def _draw_recomputed(axes: Axes, result: HostResult) -> None:
-    sizes = [point.working_set for point in result.points]
-    for side, (name, colour) in enumerate(SIDES):
-        found = [(point.device, point.host)[side] for point in result.points]
-        percents = [100 * each.recomputed_tokens / each.prompt_tokens for each in found]
-        axes.plot(sizes, percents, "o-", color=colour, linewidth=2.2, markersize=7, label=name)
-        for size, percent in zip(sizes, percents, strict=True):
-            note(axes, f"{short(percent)}%", (size, percent), (0, 8 if side == 0 else -14), color=colour)
-    room = 1 + result.host_tokens / result.pool_tokens
-    for at, name in ((1.0, "device full"), (room, "both full")):
-        dashed(axes, at, zorder=0)
-        note(axes, name, (at, 0.5), (4, 0), xycoords=("data", "axes fraction"), ha="left", color=SOFT)
-    axes.set_ylim(-14, 118)
-    axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
-    axes.set_yticks([0, 25, 50, 75, 100])
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 0.92), facecolor="white", edgecolor="none", framealpha=1)
-    frame(axes, "Computed again", "% of the prompt tokens of revisits", x="working set, in pools", grid="y")
-
-
-def _draw_times(axes: Axes, point: HostPoint) -> None:
-    for (name, colour), revisits in zip(SIDES, (point.device, point.host), strict=True):
-        times = revisits.times
-        shares(axes, times, colour)
-        middle = times[len(times) // 2]
-        note(axes, f"{name}: {short(middle)} ms", (middle, 50), (8, -4), ha="left", color=colour, weight="bold")
-    axes.set_xlim(0, 1.25 * max(point.device.times[-1], point.host.times[-1]))
-    heading, below = f"First token at {point.working_set:g} pools", "% of the revisits that have theirs"
-    frame(axes, heading, below, x="first token, ms", grid="x")
 
 
 TOPIC = Topic(plan, measure, HostResult, section, draw)

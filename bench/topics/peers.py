@@ -6,15 +6,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.harness.children import SystemProcess
 from bench.harness.load import Ask, Load, Run, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
-from bench.harness.style import BLUE, GREY, canvas, frame, note
-from bench.harness.tables import Section, Table, short, table
+from bench.harness.style import BLUE, GREY, canvas, frame, ranks
+from bench.harness.tables import Section, short, table
 from bench.harness.topic import Step, Topic, engine_settings, interleave, latency_cells, rate_text
 from bench.systems.engine_alone import NAME as ALONE
 from bench.systems.engine_alone import engine_alone
@@ -25,8 +24,6 @@ BASE = "transformers generate"
 
 
 class Work(msgspec.Struct, frozen=True):
-    """Requests of one kind. Output lengths are drawn evenly from `shortest` to `longest`."""
-
     title: str
     requests: int
     width: int
@@ -35,7 +32,6 @@ class Work(msgspec.Struct, frozen=True):
     longest: int
 
     def load(self) -> Load:
-        """The same requests each time."""
         lengths = random.Random(0)
         prompts = python_prompts(TINY, self.requests, self.prompt_tokens)
         asks = [Ask(prompt, lengths.randint(self.shortest, self.longest)) for prompt in prompts]
@@ -53,8 +49,6 @@ class PeersPlan(msgspec.Struct, frozen=True):
 
 
 class PeerEntry(msgspec.Struct, frozen=True):
-    """One system under one kind of work."""
-
     system: str
     figures: Figures
     ratio: float
@@ -64,8 +58,6 @@ class PeerEntry(msgspec.Struct, frozen=True):
 
 
 class PeerTable(msgspec.Struct, frozen=True):
-    """All systems under one kind of work."""
-
     work: Work
     entries: list[PeerEntry]
 
@@ -75,7 +67,6 @@ class PeersResult(msgspec.Struct, frozen=True):
 
 
 def plan(quick: bool, threads: int, _: Path) -> PeersPlan:
-    """A batch, a mixed batch, and a single stream."""
     works = [
         Work("32 requests at once, 128 tokens in, 128 out", 32, 32, 128, 128, 128),
         Work("32 requests, 8 at a time, 32 tokens in, 8 to 256 out", 32, 8, 32, 8, 256),
@@ -87,7 +78,6 @@ def plan(quick: bool, threads: int, _: Path) -> PeersPlan:
 
 
 def measure(plan: PeersPlan, logs: Path, step: Step) -> PeersResult:
-    """All systems stay up and take turns."""
     engine = engine_settings(plan.threads)
     width = max(work.width for work in plan.works)
 
@@ -121,60 +111,46 @@ def _same(run: Run, base: Run) -> int:
 
 
 def section(result: PeersResult) -> Section:
+    ratios = [{entry.system: entry.ratio for entry in peers.entries}[RING] for peers in result.tables]
     return Section(
         "Side by side with transformers",
         "The same checkpoint in float32, requests, greedy sampling, output lengths and number of threads. `generate` "
-        "runs padded groups that wait for their slowest member; tokens beyond a request's own length are not "
-        "counted. Continuous batching is the library's own scheduler over its paged cache, with SDPA. *Same tokens*: "
-        "requests whose output equals that of `generate`.",
-        [_answer(table) for table in result.tables],
-        [_table(table) for table in result.tables],
-    )
-
-
-def _answer(peers: PeerTable) -> str:
-    ratios = {entry.system: entry.ratio for entry in peers.entries}
-    return f"{peers.work.title}: the ring reaches **{ratios[RING]:.2f}×** the tokens/s of transformers' generate."
-
-
-def _table(peers: PeerTable) -> Table:
-    return table(
-        f"{peers.work.title} | tokens/s (range) | by generate | first token p50 · p99, ms | "
-        "inter-token p50 · p99, ms | same tokens",
-        (
-            f"{entry.system} | {rate_text(entry.figures)} | **{entry.ratio:.2f}×** | "
-            f"{latency_cells(entry.figures)} | {entry.same}/{peers.work.requests}"
-            for entry in peers.entries
-        ),
+        "runs padded groups that wait for their slowest member; continuous batching is the library's own scheduler "
+        "over its paged cache. *Same tokens*: requests whose output equals that of `generate`.",
+        [
+            f"{peers.work.title}: the ring reaches **{ratio:.2f}×** the tokens/s of transformers' generate."
+            for peers, ratio in zip(result.tables, ratios, strict=True)
+        ],
+        [
+            table(
+                f"{peers.work.title} | tokens/s (range) | by generate | first token p50 · p99, ms | "
+                "inter-token p50 · p99, ms | same tokens",
+                (
+                    f"{entry.system} | {rate_text(entry.figures)} | **{entry.ratio:.2f}×** | "
+                    f"{latency_cells(entry.figures)} | {entry.same}/{peers.work.requests}"
+                    for entry in peers.entries
+                ),
+            )
+            for peers in result.tables
+        ],
     )
 
 
 def draw(result: PeersResult) -> Figure:
-    """A column per kind of work."""
     figure, (row,) = canvas(
         (1, len(result.tables)),
-        (1.5 + 4.2 * len(result.tables), 3.2),
+        (1.5 + 5 * len(result.tables), 3.2),
         "Side by side with transformers on the same CPU",
         "Output tokens per second: same checkpoint, requests, greedy sampling and threads. In brackets: by generate.",
     )
-    for i, (axes, peers) in enumerate(zip(row, result.tables, strict=True)):
-        _draw_bars(axes, peers, names=i == 0)
+    for axes, peers in zip(row, result.tables, strict=True):
+        names = [entry.system for entry in peers.entries]
+        rates = [entry.figures.tokens_per_second for entry in peers.entries]
+        texts = [f"{short(entry.figures.tokens_per_second)}  ({entry.ratio:.2f}×)" for entry in peers.entries]
+        ranks(axes, names, rates, [BLUE if name in (RING, ALONE) else GREY for name in names], texts)
+        head, _, tail = peers.work.title.partition(", ")
+        frame(axes, head, tail, bare="bottom")
     return figure
-
-
-def _draw_bars(axes: Axes, peers: PeerTable, names: bool) -> None:
-    for row, entry in enumerate(peers.entries):
-        rate = entry.figures.tokens_per_second
-        colour, alpha = (BLUE if entry.system in (RING, ALONE) else GREY), (0.55 if entry.system == ALONE else 1)
-        axes.barh(row, rate, 0.66, color=colour, alpha=alpha)
-        weight = "bold" if entry.system == RING else "normal"
-        note(axes, f"{short(rate)}  ({entry.ratio:.2f}×)", (rate, row), (5, 0), ha="left", va="center", weight=weight)
-    axes.set_yticks(range(len(peers.entries)), [entry.system if names else "" for entry in peers.entries])
-    axes.invert_yaxis()
-    axes.set_xticks([])
-    axes.margins(x=0.3)
-    head, _, tail = peers.work.title.partition(", ")
-    frame(axes, head, tail, bare="bottom")
 
 
 TOPIC = Topic(plan, measure, PeersResult, section, draw)

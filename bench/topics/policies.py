@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
-from bench.harness.style import BLUE, FAINT, ORANGE, SOFT, TEAL, canvas, dashed, frame, note
+from bench.harness.style import BLUE, FAINT, ORANGE, TEAL, canvas, frame
 from bench.harness.tables import Section, Table, number, short, table
 from bench.harness.topic import Step, Topic, engine_settings, interleave, latency_cells, rate_text
 from bench.systems.engine_alone import engine_alone
@@ -33,8 +33,6 @@ SHORT = 4
 
 
 class Mix(msgspec.Struct, frozen=True):
-    """Output lengths, and how many requests run at once."""
-
     title: str
     few_long: bool
     """One in eight has the longest output, the others short ones; otherwise lengths are spread evenly."""
@@ -54,7 +52,6 @@ class Mix(msgspec.Struct, frozen=True):
         return EngineAsk(prompt, self.max_tokens, ends_after=length)
 
     def lengths(self, count: int, shortest: int, longest: int) -> list[int]:
-        """The same in each run."""
         draws = random.Random(0)
         if not self.few_long:
             return [draws.randint(shortest, longest) for _ in range(count)]
@@ -66,8 +63,6 @@ class Mix(msgspec.Struct, frozen=True):
 
 
 class PoliciesPlan(msgspec.Struct, frozen=True):
-    """Requests that all arrive at once."""
-
     threads: int
     mixes: list[Mix]
     requests: int = 32
@@ -89,31 +84,23 @@ class PoliciesPlan(msgspec.Struct, frozen=True):
 
 
 class Life(msgspec.Struct, frozen=True):
-    """One request, in seconds since the load began."""
-
     first_token: float
     last_token: float
 
 
 class PolicyEntry(msgspec.Struct, frozen=True):
-    """One policy under one mix."""
-
     policy: str
     figures: Figures
     ratio: float
     """Tokens per second by those of static batches: median of the rounds' ratios."""
     steps: int
-    """The same in every round."""
     step_milliseconds: float
     lives: list[Life]
-    """Of the median round."""
     longest_pause: float | None = None
     """Longest time between two tokens of one request, in ms: median of the rounds. Older results lack it."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """All policies under one mix."""
-
     mix: Mix
     tokens: int
     entries: list[PolicyEntry]
@@ -146,7 +133,6 @@ def plan(quick: bool, threads: int, _: Path) -> PoliciesPlan:
 
 
 def measure(plan: PoliciesPlan, logs: Path, step: Step) -> PoliciesResult:
-    """One process, with a new engine around the same model for each run."""
     with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
         outcomes = [_outcome(engine, plan, mix, step) for mix in plan.mixes]
     return PoliciesResult(plan.requests, plan.prompt_tokens, plan.shortest, plan.longest, outcomes)
@@ -184,12 +170,9 @@ def section(result: PoliciesResult) -> Section:
     return Section(
         "In-flight batching and static batches",
         f"{result.requests} requests of {result.prompt_tokens} tokens with {result.shortest} to {result.longest} "
-        f"tokens of output arrive at once; with one in eight long, that one has {result.longest}, the others "
-        f"{SHORT * result.shortest} at most. The engine is driven in process. *Steps* are exact: the gain on a device "
-        "whose step takes as long for a full batch as for one sequence. How much of it remains in tokens/s depends on "
-        "how a step's time grows with its width: the half-empty steps of a static batch are cheaper. A cache named in "
-        "a title is too small for all running requests; with max_tokens unset a request may fill the model's context, "
-        "though it ends long before.",
+        "tokens of output arrive at once; the engine is driven in process. *Steps* are exact: the gain on a device "
+        "whose step takes as long for a full batch as for one sequence. A cache named in a title is too small for all "
+        "running requests; with max_tokens unset a request may fill the model's context, though it ends long before.",
         [_answer(outcome) for outcome in result.outcomes],
         [_table(outcome) for outcome in result.outcomes],
     )
@@ -197,22 +180,16 @@ def section(result: PoliciesResult) -> Section:
 
 def _answer(outcome: Outcome) -> str:
     packed, promised, static = (outcome.of(policy) for policy in POLICIES)
-    title = f"{outcome.mix.title[0].upper()}{outcome.mix.title[1:]}"
+    title = outcome.mix.title.capitalize()
     if outcome.mix.pool is not None:
         return (
-            f"{title}: MAX_UTILIZATION in {packed.steps} steps, "
-            f"GUARANTEED_NO_EVICT in {promised.steps} (**{promised.steps / packed.steps:.2f}×**); the longest pause "
-            f"between two tokens of a request is {_pause(packed)} ms and {_pause(promised)} ms."
+            f"{title}: MAX_UTILIZATION in {packed.steps} steps, GUARANTEED_NO_EVICT in {promised.steps} "
+            f"(**{promised.steps / packed.steps:.2f}×**)."
         )
     return (
-        f"{title}: in flight **{packed.ratio:.2f}×** the tokens/s of "
-        f"static batches, in {packed.steps} steps instead of {static.steps} (**{static.steps / packed.steps:.2f}×** "
-        f"fewer) of {number(packed.step_milliseconds)} ms instead of {number(static.step_milliseconds)} ms."
+        f"{title}: in flight **{packed.ratio:.2f}×** the tokens/s of static batches, in {packed.steps} steps instead "
+        f"of {static.steps} (**{static.steps / packed.steps:.2f}×** fewer)."
     )
-
-
-def _pause(entry: PolicyEntry) -> str:
-    return "" if entry.longest_pause is None else number(entry.longest_pause)
 
 
 def _table(outcome: Outcome) -> Table:
@@ -221,14 +198,13 @@ def _table(outcome: Outcome) -> Table:
         "first token p50 · p99, ms | inter-token p50 · p99, ms | longest pause, ms",
         (
             f"{POLICIES[entry.policy]} | {entry.steps} | {number(entry.step_milliseconds)} | {rate_text(entry.figures)}"
-            f" | **{entry.ratio:.2f}×** | {latency_cells(entry.figures)} | {_pause(entry)}"
+            f" | **{entry.ratio:.2f}×** | {latency_cells(entry.figures)} | {number(entry.longest_pause)}"
             for entry in outcome.entries
         ),
     )
 
 
 def draw(result: PoliciesResult) -> Figure:
-    """A column per mix, a row per policy, one time axis per column."""
     figure, grid = canvas(
         (len(POLICIES), len(result.outcomes)),
         (1 + 4.6 * len(result.outcomes), 7.6),
@@ -241,29 +217,23 @@ def draw(result: PoliciesResult) -> Figure:
         for row, policy in enumerate(POLICIES):
             axes, entry = grid[row][column], outcome.of(policy)
             _draw_lives(axes, entry.lives, outcome.mix.batch, COLOURS[policy])
-            rate = f"{short(entry.figures.tokens_per_second)} tokens/s"
-            times = "" if policy == BASE else f" ({entry.ratio:.2f}×)"
+            axes.set_xlim(0, end * 1.02)
+            rate = f"{short(entry.figures.tokens_per_second)} tokens/s ({entry.ratio:.2f}×)"
             mix = "" if row else f"{outcome.mix.title}\n\n"
             below = f"{entry.steps} steps of {short(entry.step_milliseconds)} ms"
-            frame(axes, f"{mix}{policy.upper()}: {rate}{times}", below)
-            axes.set_xlim(0, end * 1.02)
-        grid[-1][column].set_xlabel("seconds")
+            frame(axes, f"{mix}{policy.upper()}: {rate}", below, x="seconds")
     return figure
 
 
 def _draw_lives(axes: Axes, lives: Sequence[Life], places: int, colour: str) -> None:
     # Results hold no slots: each request is drawn in the place that has been free longest.
     free_at = [0.0] * places
-    end = max(life.last_token for life in lives)
+    axes.barh(range(places), max(life.last_token for life in lives), 0.7, color=FAINT, zorder=-1)
     for life in sorted(lives, key=lambda life: life.first_token):
         place = min(range(places), key=free_at.__getitem__)
-        start, running = free_at[place], life.last_token - life.first_token
-        axes.barh(place, life.last_token - start, 0.7, start, color=FAINT, zorder=0)
+        running = life.last_token - life.first_token
         axes.barh(place, running, 0.7, life.first_token, color=colour, edgecolor="white", lw=0.7)
         free_at[place] = life.last_token
-    axes.barh(range(places), end, 0.7, color=FAINT, zorder=-1)
-    dashed(axes, end)
-    note(axes, f"{short(end)} s", (end, 1), (-4, 3), xycoords=("data", "axes fraction"), ha="right", color=SOFT)
     axes.invert_yaxis()
     axes.set_yticks([])
 

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from bench.harness.load import Ask, Load, Run, System, Trace
 from bench.harness.models import TINY, python_prompts
-from bench.harness.style import BLUE, ORANGE, canvas, frame, note
-from bench.harness.tables import Section, short, table
+from bench.harness.style import BLUE, ORANGE, Series, canvas, frame, lines
+from bench.harness.tables import Section, table
 from bench.harness.topic import Step, Topic, engine_settings
 from bench.systems.ring import through_ring
 
@@ -17,7 +17,6 @@ from bench.systems.ring import through_ring
 class PrefixPlan(msgspec.Struct, frozen=True):
     threads: int
     prompt_tokens: tuple[int, ...] = (256, 512, 1024, 1920)
-    """Up to about the tiny model's longest prompt."""
     share: float = 0.9
     """Of the prompt, in the cache."""
     repeats: int = 7
@@ -28,8 +27,6 @@ class PrefixPlan(msgspec.Struct, frozen=True):
 
 
 class PrefixPoint(msgspec.Struct, frozen=True):
-    """One prompt length; medians, in milliseconds."""
-
     prompt_tokens: int
     cached_tokens: int
     """As the server reports: whole blocks only."""
@@ -50,7 +47,6 @@ def plan(quick: bool, threads: int, _: Path) -> PrefixPlan:
 
 
 def measure(plan: PrefixPlan, logs: Path, step: Step) -> PrefixResult:
-    """One stream at a time."""
     with through_ring(TINY, engine_settings(plan.threads), logs) as ring:
         points = [_point(ring, plan, tokens, step) for tokens in plan.prompt_tokens]
     return PrefixResult(plan.share, plan.repeats, points)
@@ -96,30 +92,17 @@ def section(result: PrefixResult) -> Section:
 
 
 def draw(result: PrefixResult) -> Figure:
-    """First-token time over prompt length."""
-    figure, grid = canvas(
+    figure, ((axes,),) = canvas(
         (1, 1),
         (8, 4.6),
         "A cached prefix is not computed again",
         f"First-token time through the ring, one stream, with {result.share:.0%} of the prompt cached and with none.",
     )
-    axes = grid[0][0]
-    tokens = [point.prompt_tokens for point in result.points]
-    for times, colour, name in (
-        ([point.cold for point in result.points], ORANGE, "cold"),
-        ([point.cached for point in result.points], BLUE, f"{result.share:.0%} cached"),
-    ):
-        axes.plot(tokens, times, "o-", color=colour, linewidth=2.2, markersize=7)
-        note(axes, name, (tokens[-1], times[-1]), (10, 0), ha="left", va="center", color=colour, weight="bold", size=9)
-    for point in result.points:
-        note(axes, f"{short(point.cold)} ms", (point.prompt_tokens, point.cold), (0, 9))
-        cached = f"{short(point.cached)} ms\n{point.ratio:.1f}×"
-        note(axes, cached, (point.prompt_tokens, point.cached), (0, -9), va="top")
-    highest = max(point.cold for point in result.points)
-    axes.set_ylim(-0.16 * highest, 1.12 * highest)
-    axes.set_xlim(min(tokens) * 0.5, max(tokens) * 1.16)
-    axes.set_xticks(tokens)
-    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= 1.12 * highest])
+    times = [
+        Series("cold", ORANGE, [point.cold for point in result.points]),
+        Series(f"{result.share:.0%} cached", BLUE, [point.cached for point in result.points]),
+    ]
+    lines(axes, [point.prompt_tokens for point in result.points], times)
     frame(axes, "First token, ms", x="prompt tokens", grid="y")
     return figure
 

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System, Trace
 from bench.harness.models import TINY, python_prompts
-from bench.harness.style import BLUE, GREY, ORANGE, canvas, frame, note
-from bench.harness.tables import Section, number, plural, short, table
+from bench.harness.style import BLUE, GREY, ORANGE, Series, bars, canvas, frame
+from bench.harness.tables import Section, number, plural, table
 from bench.harness.topic import Step, Topic, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
 from sluice.ring.params import RangeRetention, RetentionParams
@@ -19,23 +18,16 @@ from sluice.ring.params import RangeRetention, RetentionParams
 PRIORITY = 100
 PROMPT_TOKENS = 256
 """Of each prompt of a flood."""
-WIDTH = 0.27
-"""Of a bar."""
 
 
 class RetentionPlan(msgspec.Struct, frozen=True):
-    """One engine with a small KV pool."""
-
     threads: int
     pool_tokens: int = 4096
     system_tokens: int = 512
     question_tokens: int = 32
     floods: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
-    """Prompt tokens between two visits, in pools."""
     visits: int = 3
-    """After the first, while the priority holds."""
     seconds: float = 3600.0
-    """Duration of the priority."""
     repeats: int = 1
 
     @property
@@ -43,7 +35,6 @@ class RetentionPlan(msgspec.Struct, frozen=True):
         return 2 * len(self.floods) * (1 + self.repeats)
 
     def prompts(self, flood: float) -> int:
-        """In a flood."""
         return round(flood * self.pool_tokens / PROMPT_TOKENS)
 
     def load(self, flood: float, retention: RetentionParams) -> EngineLoad:
@@ -62,13 +53,10 @@ class RetentionPlan(msgspec.Struct, frozen=True):
         return EngineLoad(asks, 1)
 
     def visited(self, run: EngineRun, flood: float) -> list[Trace]:
-        """All visits but the first."""
         return list(run.traces[:: self.prompts(flood) + 1])[1:]
 
 
 class Hits(msgspec.Struct, frozen=True):
-    """Shares of the system prompt found in the cache, 0 to 1, and the first token of a visit in milliseconds."""
-
     before: float
     """While the priority held."""
     after: float
@@ -97,7 +85,6 @@ def plan(quick: bool, threads: int, _: Path) -> RetentionPlan:
 
 
 def measure(plan: RetentionPlan, logs: Path, step: Step) -> RetentionResult:
-    """A new engine with an empty cache for each run."""
     settings = {"max_tokens_per_step": PROMPT_TOKENS, "kv_cache_tokens": plan.pool_tokens}
     with engine_alone(TINY, engine_settings(plan.threads, **settings), logs) as engine:
         points = [_point(engine, plan, flood, step) for flood in plan.floods]
@@ -122,7 +109,6 @@ def _hits(runs: Sequence[EngineRun], plan: RetentionPlan, flood: float) -> Hits:
 
 def section(result: RetentionResult) -> Section:
     worst = result.points[-1]
-    hours = result.seconds / 3600
     rows = (
         f"{p.flood:g} | {p.plain.before:.0%} | **{p.kept.before:.0%}** | {p.kept.after:.0%} | "
         f"{number(p.plain.first_token_before)} | {number(p.kept.first_token_before)} | "
@@ -132,15 +118,11 @@ def section(result: RetentionResult) -> Section:
     return Section(
         "A system prompt kept by priority",
         f"A pool of {result.pool_tokens:,} tokens. A system prompt of {result.system_tokens} tokens comes with a new "
-        f"question each time, and other prompts flood the pool between two visits; *kept* gives it priority "
-        f"{PRIORITY} for {f'{hours:g} hours' if hours != 1 else plural(1, 'hour')}. Shares of the system prompt found "
-        f"in the cache, and the visit's first token: {plural(result.visits, 'visit')} within that time, and one after "
-        "it.",
+        f"question each time, and other prompts flood the pool between two visits; *kept* gives it priority {PRIORITY} "
+        f"for {result.seconds / 3600:g} h. {plural(result.visits, 'visit')} within that time, and one after it.",
         [
             f"Floods of {worst.flood:g} pools leave **{worst.plain.before:.0%}** of a plain system prompt and "
-            f"**{worst.kept.before:.0%}** of a kept one, whose first token comes after "
-            f"{number(worst.kept.first_token_before)} instead of {number(worst.plain.first_token_before)} ms.",
-            f"Once the priority has expired, **{worst.kept.after:.0%}** of it are left.",
+            f"**{worst.kept.before:.0%}** of a kept one, **{worst.kept.after:.0%}** once the priority has expired.",
         ],
         [
             table(
@@ -153,7 +135,6 @@ def section(result: RetentionResult) -> Section:
 
 
 def draw(result: RetentionResult) -> Figure:
-    """Hit rates on the left, first tokens on the right, by the size of the floods."""
     figure, ((found, first),) = canvas(
         (1, 2),
         (12, 4.6),
@@ -163,25 +144,16 @@ def draw(result: RetentionResult) -> Figure:
     )
     shares = [(100 * p.plain.before, 100 * p.kept.before, 100 * p.kept.after) for p in result.points]
     times = [(p.plain.first_token_before, p.kept.first_token_before, p.kept.first_token_after) for p in result.points]
-    _draw_bars(found, result, shares)
-    _draw_bars(first, result, times)
-    frame(found, "Found in the cache", "% of the system prompt")
-    frame(first, "First token of a visit", "ms")
-    first.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=9)
-    return figure
-
-
-def _draw_bars(axes: Axes, result: RetentionResult, rows: Sequence[tuple[float, float, float]]) -> None:
     names = (("plain", GREY), ("kept", BLUE), ("kept, after its time", ORANGE))
-    for i, row in enumerate(rows):
-        for place, (value, (name, colour)) in enumerate(zip(row, names, strict=True)):
-            at = i + (place - 1) * WIDTH
-            axes.bar(at, value, WIDTH * 0.94, color=colour, label=name if i == 0 else None)
-            note(axes, short(value), (at, value), (0, 2))
-    axes.set_xticks(range(len(rows)), [f"{point.flood:g}" for point in result.points])
-    axes.set_xlabel("flood between two visits, in pools")
-    axes.set_yticks([])
-    axes.margins(y=0.12)
+    for axes, rows, heading, unit in (
+        (found, shares, "Found in the cache", "% of the system prompt"),
+        (first, times, "First token of a visit", "ms"),
+    ):
+        columns = zip(*rows, strict=True)
+        series = [Series(*name, values) for name, values in zip(names, columns, strict=True)]
+        bars(axes, [f"{point.flood:g}" for point in result.points], series)
+        frame(axes, heading, unit, x="flood between two visits, in pools")
+    return figure
 
 
 TOPIC = Topic(plan, measure, RetentionResult, section, draw)

@@ -1,34 +1,27 @@
 """What the ring costs: the engine alone against the same engine behind router, detokenizers and gRPC."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from bench.harness.load import Ask, Load, Run, System
 from bench.harness.models import TINY, python_prompts, write_qwen3_06b
 from bench.harness.stats import Figures, figures, ratio
-from bench.harness.style import BLUE, GREY, ORANGE, SOFT, TEAL, canvas, frame, note
+from bench.harness.style import BLUE, GREY, ORANGE, TEAL, Series, bars, canvas, frame
 from bench.harness.tables import Section, Table, plural, short, span, table
 from bench.harness.topic import Step, Topic, engine_settings, interleave, latency_cells, rate_text
 from bench.systems.engine_alone import engine_alone
 from bench.systems.ring import through_ring
 
 SERVICES = ("router", "detok")
-PROCESSES = {"engine": (BLUE, "engine"), "router": (TEAL, "router"), "detok": (ORANGE, "detokenizers")} | {
-    "client": (GREY, "client")
-}
-WIDTH = 0.36
-"""Of a bar."""
+SIDES = {"alone": GREY, "ring": BLUE}
+PROCESSES = {"engine": BLUE, "router": TEAL, "detok": ORANGE, "client": GREY}
 
 
 class StreamShape(msgspec.Struct, frozen=True):
-    """Streams that all begin at once."""
-
     streams: int
     prompt_tokens: int
     output_tokens: int
@@ -54,8 +47,6 @@ class RingPlan(msgspec.Struct, frozen=True):
 
 
 class RingPoint(msgspec.Struct, frozen=True):
-    """Both systems under one shape."""
-
     shape: StreamShape
     alone: Figures
     ring: Figures
@@ -73,24 +64,21 @@ class RingResult(msgspec.Struct, frozen=True):
 
 
 def plan(quick: bool, threads: int, folder: Path) -> RingPlan:
-    """The tiny model, and unless quick a large one whose steps take some tenths of a second."""
     shapes = [(1, 16, 8), (4, 16, 8)] if quick else [(1, 64, 256), (16, 64, 128), (64, 64, 128)]
     engine = engine_settings(threads)
-    tiny = ModelPlan("tiny model (5M parameters)", TINY, _shapes(shapes), 1 if quick else 5, engine)
+    tiny = ModelPlan(
+        "tiny model (5M parameters)", TINY, [StreamShape(*size) for size in shapes], 1 if quick else 5, engine
+    )
     if quick:
         return RingPlan([tiny])
     large = ModelPlan(
         "Qwen3-0.6B shape, random weights",
         write_qwen3_06b(folder / "qwen3-0.6b-shape"),
-        _shapes([(1, 8, 12), (16, 8, 10), (64, 4, 6)]),
+        [StreamShape(1, 8, 12), StreamShape(16, 8, 10), StreamShape(64, 4, 6)],
         3,
         engine | {"weights": "random", "kv_cache_tokens": 4096},
     )
     return RingPlan([tiny, large])
-
-
-def _shapes(sizes: Sequence[tuple[int, int, int]]) -> list[StreamShape]:
-    return [StreamShape(*size) for size in sizes]
 
 
 def measure(plan: RingPlan, logs: Path, step: Step) -> RingResult:
@@ -98,7 +86,6 @@ def measure(plan: RingPlan, logs: Path, step: Step) -> RingResult:
 
 
 def _measure_model(plan: ModelPlan, logs: Path, step: Step) -> RingModel:
-    """Both systems stay up and take turns."""
     with engine_alone(plan.model, plan.engine, logs) as alone, through_ring(plan.model, plan.engine, logs) as ring:
         points = []
         for shape in plan.shapes:
@@ -113,8 +100,8 @@ def _measure_model(plan: ModelPlan, logs: Path, step: Step) -> RingModel:
 def section(result: RingResult) -> Section:
     return Section(
         "Engine alone and through the ring",
-        "The same engine with the same settings: driven in process, and behind router, two detokenizers and a gRPC "
-        "client process. All streams begin at once; a stream's *inter-token* time is that between two deltas.",
+        "The same engine driven in process, and behind router, two detokenizers and a gRPC client. All streams begin "
+        "at once; *inter-token* time is that between two deltas.",
         [_share(model) for model in result.models],
         [each for model in result.models for each in (_speeds(model), _costs(model))],
     )
@@ -158,75 +145,41 @@ def _costs(model: RingModel) -> Table:
 
 
 def draw(result: RingResult) -> Figure:
-    """A row per model: throughput, both latencies, CPU time by process."""
     figure, grid = canvas(
         (len(result.models), 4),
-        (14, 0.8 + 3.2 * len(result.models)),
+        (18, 0.8 + 3.4 * len(result.models)),
         "What the ring costs",
         "Grey: the engine driven in process. Blue: the same engine behind router, detokenizers and gRPC.",
     )
-    for axes, model in zip(grid, result.models, strict=True):
-        points = model.points
-        _draw_rates(axes[0], model)
-        _draw_latency(axes[1], points, "First token", lambda f: (f.first_token_p50, f.first_token_p99))
-        _draw_latency(axes[2], points, "Between two deltas", lambda f: (f.inter_token_p50, f.inter_token_p99))
-        _draw_cpu(axes[3], points)
-        for each in axes:
-            each.set_xticks(range(len(points)), [plural(point.shape.streams, "stream") for point in points])
+    for (rates, first, inter, cpu), model in zip(grid, result.models, strict=True):
+        streams = [plural(point.shape.streams, "stream") for point in model.points]
+        sides = [(name, colour, [getattr(p, name) for p in model.points]) for name, colour in SIDES.items()]
+        shown = [Series(name, colour, [found.tokens_per_second for found in own]) for name, colour, own in sides]
+        bars(rates, [f"{name}\n{p.ratio:.0%}" for name, p in zip(streams, model.points, strict=True)], shown)
+        frame(rates, model.title, "output tokens per second; %: of the engine alone")
+        for axes, heading, what in (
+            (first, "First token", "first_token"),
+            (inter, "Between two deltas", "inter_token"),
+        ):
+            shown = [
+                Series(f"{name} p{p}", (colour, p / 100), [getattr(found, f"{what}_p{p}") or 0.0 for found in own])
+                for name, colour, own in sides
+                for p in (50, 99)
+            ]
+            bars(axes, streams, shown)
+            axes.set_yscale("log")
+            axes.margins(y=0.25)
+            frame(axes, heading, "ms, logarithmic")
+        used = [point.ring.cpu_per_token for point in model.points]
+        totals = [sum(each.values()) for each in used]
+        shown = [
+            Series(name, colour, [100 * each[name] / total for each, total in zip(used, totals, strict=True)])
+            for name, colour in PROCESSES.items()
+        ]
+        names = [f"{name}\n{short(total)} µs" for name, total in zip(streams, totals, strict=True)]
+        bars(cpu, names, shown, stacked=True)
+        frame(cpu, "CPU time through the ring", "% by process; below: per token")
     return figure
-
-
-def _draw_rates(axes: Axes, model: RingModel) -> None:
-    for i, point in enumerate(model.points):
-        for shift, found, colour in ((-WIDTH / 2, point.alone, GREY), (WIDTH / 2, point.ring, BLUE)):
-            rate = found.tokens_per_second
-            axes.bar(i + shift, rate, WIDTH * 0.94, color=colour)
-            note(axes, short(rate), (i + shift, rate), (0, 2))
-        note(axes, f"{point.ratio:.0%}", (i, 0), (0, -28), xycoords=("data", "axes fraction"), size=10, weight="bold")
-    axes.set_xlabel("of the engine alone", labelpad=21, color=SOFT)
-    axes.set_yticks([])
-    axes.margins(y=0.12)
-    frame(axes, model.title, "output tokens per second")
-
-
-def _draw_latency(
-    axes: Axes, points: Sequence[RingPoint], heading: str, times: Callable[[Figures], tuple[float | None, float | None]]
-) -> None:
-    for i, point in enumerate(points):
-        for side, found, colour in ((-1, point.alone, GREY), (1, point.ring, BLUE)):
-            at = i + 0.12 * side
-            middle, high = times(found)
-            if middle is None or high is None:
-                continue
-            axes.plot([at, at], [middle, high], color=colour, linewidth=2, alpha=0.55)
-            axes.plot(at, middle, "o", color=colour, markersize=7)
-            axes.plot(at, high, "_", color=colour, markersize=8, markeredgewidth=2)
-            note(axes, short(middle), (at, middle), (side * 7, 0), ha="right" if side < 0 else "left", va="center")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlim(-0.6, len(points) - 0.4)
-    axes.margins(y=0.12)
-    frame(axes, heading, "ms; ● p50, ─ p99", grid="y")
-
-
-def _draw_cpu(axes: Axes, points: Sequence[RingPoint]) -> None:
-    for i, point in enumerate(points):
-        used = point.ring.cpu_per_token
-        total, at = sum(used.values()), 0.0
-        for process, (colour, name) in PROCESSES.items():
-            share = used[process] / total
-            axes.bar(i, share, 0.62, at, color=colour, label=name if i == 0 else None)
-            if share > 0.06:
-                note(axes, short(used[process]), (i, at + share / 2), (0, 0), va="center", color="white")
-            at += share
-        note(axes, short(total), (i, 1), (0, 3))
-    axes.set_yticks([])
-    axes.set_ylim(0, 1.08)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False, reverse=True)
-    frame(axes, "CPU time through the ring", "µs per token, by process")
 
 
 TOPIC = Topic(plan, measure, RingResult, section, draw)

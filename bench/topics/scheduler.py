@@ -9,14 +9,12 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, NullLocator
 
-from bench.harness.style import BLUE, INK, SOFT, canvas, frame, note
+from bench.harness.style import Series, canvas, dashed, frame, lines
 from bench.harness.tables import Section, Table, number, numbers, short, table
 from bench.harness.topic import Step, Topic
-from bench.systems.scripted_engine import ScriptedEngine, ScriptedLoad
+from bench.systems.scripted_engine import ScriptedEngine
 from bench.topics.policies import COLOURS, POLICIES
 
 LIMIT = 1000.0
@@ -25,12 +23,9 @@ LIMIT_AT = 256
 
 
 class SchedulerPlan(msgspec.Struct, frozen=True):
-    """How many sequences run, and how many wait."""
-
     running: tuple[int, ...] = (1, 64, 256, 1024)
     waiting: tuple[int, ...] = (0, 1000)
     samples: int = 200
-    """Timed steps in a round."""
     repeats: int = 3
 
     @property
@@ -63,12 +58,10 @@ class SchedulerResult(msgspec.Struct, frozen=True):
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of running sequences."""
         return sorted({point.running for point in self.points})
 
     @property
     def queues(self) -> list[int]:
-        """Numbers of waiting requests."""
         return sorted({point.waiting for point in self.points})
 
     def of(self, policy: str, waiting: int) -> list[SchedulerPoint]:
@@ -81,11 +74,10 @@ def plan(quick: bool, _threads: int, _: Path) -> SchedulerPlan:
 
 
 def measure(plan: SchedulerPlan, _: Path, step: Step) -> SchedulerResult:
-    """In this process; the policies take turns."""
     found: dict[tuple[str, int, int], list[StepCosts]] = {}
     for round_ in range(plan.repeats):
         for running, waiting, policy in product(plan.running, plan.waiting, POLICIES):
-            costs = _round(ScriptedLoad(policy, running, waiting, plan.samples))
+            costs = _round(ScriptedEngine(policy, running, waiting, plan.samples))
             found.setdefault((policy, running, waiting), []).append(costs)
             step(f"{running:,} run, {waiting:,} wait, round {round_ + 1} of {plan.repeats}")
     return SchedulerResult(
@@ -93,8 +85,7 @@ def measure(plan: SchedulerPlan, _: Path, step: Step) -> SchedulerResult:
     )
 
 
-def _round(load: ScriptedLoad) -> StepCosts:
-    engine = ScriptedEngine(load)
+def _round(engine: ScriptedEngine) -> StepCosts:
     with _frozen_heap():
         times = engine.timed_steps()
     schedule, whole = (1e6 * np.array(column) for column in zip(*times, strict=True))
@@ -119,9 +110,9 @@ def _medians(rounds: list[StepCosts]) -> StepCosts:
 def section(result: SchedulerResult) -> Section:
     return Section(
         "What a step costs besides the model",
-        "The engine's core around a runner that computes nothing, every sequence generating. *Scheduling* is from "
-        "taking requests in to the call of the runner: expiry, schedule, planning. The *whole* step adds committing "
-        f"tokens, rows and statistics. {result.samples} steps a round.",
+        "The engine's core around a runner that computes nothing, every sequence generating. *Scheduling*: expiry, "
+        "schedule, planning. The *whole* step adds committing tokens, rows and statistics. "
+        f"{result.samples} steps a round.",
         [_answer(result, queue) for queue in result.queues],
         [_table(result, queue) for queue in result.queues],
     )
@@ -140,7 +131,6 @@ def _answer(result: SchedulerResult, waiting: int) -> str:
 
 
 def _table(result: SchedulerResult, waiting: int) -> Table:
-    sizes = result.sizes
     rows = []
     for policy, name in POLICIES.items():
         costs = [point.costs for point in result.of(policy, waiting)]
@@ -148,10 +138,9 @@ def _table(result: SchedulerResult, waiting: int) -> Table:
             ("scheduling", [(cost.schedule, cost.schedule_p99) for cost in costs]),
             ("whole", [(cost.whole, cost.whole_p99) for cost in costs]),
         ):
-            cells = " | ".join(numbers(*pair) for pair in pairs)
-            rows.append(f"{name}: {what} | {cells} | {pairs[-1][0] / sizes[-1]:.2f}")
-    running = " | ".join(f"{size:,} running" for size in sizes)
-    return table(f"µs of a step, p50 · p99, {_queue(waiting)} | {running} | for each of {sizes[-1]:,}", rows)
+            rows.append(f"{name}: {what} | {' | '.join(numbers(*pair) for pair in pairs)}")
+    running = " | ".join(f"{size:,} running" for size in result.sizes)
+    return table(f"µs of a step, p50 · p99, {_queue(waiting)} | {running}", rows)
 
 
 def _queue(waiting: int) -> str:
@@ -159,49 +148,29 @@ def _queue(waiting: int) -> str:
 
 
 def draw(result: SchedulerResult) -> Figure:
-    """Scheduling on the left, the whole step on the right, over the number of sequences."""
-    figure, grid = canvas(
+    figure, ((schedule, whole),) = canvas(
         (1, 2),
         (12, 5.2),
         "What a step costs besides the model",
         "Median µs of a step by the number of generating sequences. Solid: empty queue; dashed: "
         f"{result.queues[-1]:,} requests wait as well.",
     )
-    top = max(point.costs.whole for point in result.points)
-    for axes, name, whole in ((grid[0][0], "Scheduling", False), (grid[0][1], "The whole step", True)):
-        for policy, waiting in product(POLICIES, result.queues):
-            _draw_line(axes, result.of(policy, waiting), policy, whole)
-        _scale(axes, result, top)
+    for axes, name, what in ((schedule, "Scheduling", "schedule"), (whole, "The whole step", "whole")):
+        shown = [
+            Series(
+                f"{policy}, {_queue(waiting)}",
+                COLOURS[policy],
+                [getattr(point.costs, what) for point in result.of(policy, waiting)],
+                "o--" if waiting else "o-",
+            )
+            for policy, waiting in product(POLICIES, result.queues)
+        ]
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        lines(axes, result.sizes, shown)
         frame(axes, name, "µs of a step", x="generating sequences", grid="y")
-    axes = grid[0][0]
-    axes.plot([LIMIT_AT], [LIMIT], "v", color=SOFT, markersize=7)
-    note(axes, "limit at 256: 1 ms", (LIMIT_AT, LIMIT), (0, 6), ha="right", color=SOFT)
-    axes.legend(loc="upper left", frameon=False, fontsize=8)
+    dashed(schedule, LIMIT_AT, f"limit: {short(LIMIT)} µs")
     return figure
-
-
-def _draw_line(axes: Axes, points: list[SchedulerPoint], policy: str, whole: bool) -> None:
-    sizes = [point.running for point in points]
-    times = [point.costs.whole if whole else point.costs.schedule for point in points]
-    waits, colour = points[0].waiting > 0, COLOURS[policy]
-    label = None if waits else policy.upper()
-    axes.plot(sizes, times, "o--" if waits else "o-", color=colour, linewidth=1.8, markersize=5, label=label)
-    if not waits and colour == BLUE:
-        for size, spent in zip(sizes, times, strict=True):
-            note(axes, short(spent), (size, spent), (6, -10), ha="left", color=INK)
-
-
-def _scale(axes: Axes, result: SchedulerResult, top: float) -> None:
-    sizes = result.sizes
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(sizes[0] * 0.8, sizes[-1] * 1.9)
-    axes.set_ylim(min(point.costs.schedule for point in result.points) * 0.7, top * 1.6)
 
 
 TOPIC = Topic(plan, measure, SchedulerResult, section, draw)

@@ -9,15 +9,13 @@ from typing import Any
 
 import msgspec
 from grpc import aio
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.harness.calls import deltas, spec
-from bench.harness.log_lines import GIVEN_UP, RequestLines
+from bench.harness.calls import GIVEN_UP, RequestLines, deltas, spec
 from bench.harness.memory import MemoryWatch, Trail, before_and_after
 from bench.harness.models import TINY
-from bench.harness.style import BLUE, GREY, ROLES, SOFT, canvas, dashed, frame, note, trails
-from bench.harness.tables import Section, number, short, span, table
+from bench.harness.style import BLUE, GREY, Series, bars, canvas, dashed, frame, trails
+from bench.harness.tables import Section, number, span, table
 from bench.harness.topic import Step, Topic, engine_settings
 from sluice.launch import Ring
 from sluice.v1 import generation_pb2 as pb
@@ -26,24 +24,18 @@ from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 # A small fixed window: with its default one gRPC reads ahead on behalf of a client that does not read.
 SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
 MOST_SLOWER = 0.05
-"""Share of the neighbours' speed that a slow reader may cost."""
-LABELLED = {"router": 6, "engine-0": 6, "detok-0": -12}
-"""Services named in the picture, and by how many points above their line."""
 
 
 class SlowReaderPlan(msgspec.Struct, frozen=True):
     threads: int
     neighbours: int = 32
     neighbour_tokens: int = 200
-    """Of each of their streams, one after the other."""
     slow_tokens: int = 1500
     undelivered_tokens: int = 256
     """The bound beyond which the router gives up a stream's attempt until its client reads."""
     rounds: int = 8
     seconds: float = 15.0
-    """Of each half of a round."""
     long_seconds: float = 600.0
-    """Without a read at the end, while memory is watched."""
 
     @property
     def steps(self) -> int:
@@ -59,10 +51,8 @@ class SlowReaderResult(msgspec.Struct, frozen=True):
     long_seconds: float
     without: list[float]
     beside: list[float]
-    """While one client reads nothing."""
     slow_tokens: int
     read_later: int
-    """Tokens that the last slow reader received once it read on."""
     slow_from: float
     """When the last slow reader's stream paused, on the memory trails' clock."""
     memory: list[Trail]
@@ -82,7 +72,6 @@ def plan(quick: bool, threads: int, _: Path) -> SlowReaderPlan:
 
 
 def measure(plan: SlowReaderPlan, _: Path, step: Step) -> SlowReaderResult:
-    """In turns over one ring."""
     lines = RequestLines()
     bound = {"max_undelivered_tokens": plan.undelivered_tokens}
     with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=bound, observe=lines) as ring:
@@ -157,7 +146,6 @@ class _Turns:
 
 
 async def _read_rest(stream: Any) -> int:
-    """Number of tokens until its end."""
     tokens = 0
     while (event := await stream.read()) is not aio.EOF:
         tokens += event.delta.token_count
@@ -180,8 +168,8 @@ def section(result: SlowReaderResult) -> Section:
         f"once {result.undelivered_tokens} tokens are undelivered.",
         [
             f"Beside it the neighbours keep **{result.ratio:.1%}** of their speed (rounds: "
-            f"{span(result.ratios, '.0%')}; it may cost {MOST_SLOWER:.0%}).",
-            f"When it read on it received {result.read_later:,} of {result.slow_tokens:,} tokens.",
+            f"{span(result.ratios, '.0%')}; it may cost {MOST_SLOWER:.0%}). When it read on it received "
+            f"{result.read_later:,} of {result.slow_tokens:,} tokens.",
         ],
         [
             table("round | tokens/s, all read | tokens/s, one reads nothing | ratio", speeds),
@@ -191,44 +179,20 @@ def section(result: SlowReaderResult) -> Section:
 
 
 def draw(result: SlowReaderResult) -> Figure:
-    """Speeds by round on the left, memory on the right."""
     figure, ((speeds, memory),) = canvas(
         (1, 2),
         (12, 4.8),
         "One client stops reading, the others do not notice",
         f"{result.neighbours} neighbours keep {result.ratio:.1%} of their speed; its stream pauses once "
         f"{result.undelivered_tokens} tokens are undelivered.",
-        widths=(1, 1.4),
     )
-    _draw_speeds(speeds, result)
-    _draw_memory(memory, result)
+    shown = [Series("all read", GREY, result.without), Series("one reads nothing", BLUE, result.beside)]
+    bars(speeds, [str(round_) for round_ in range(1, len(result.without) + 1)], shown)
+    frame(speeds, "Tokens per second", "all neighbours together", x="round")
+    trails(memory, result.memory)
+    dashed(memory, result.slow_from / 60, "nothing is read from here on")
+    frame(memory, "Memory, MiB", "blue: router, orange: engine, green: detokenizers", x="minutes", grid="y")
     return figure
-
-
-def _draw_speeds(axes: Axes, result: SlowReaderResult) -> None:
-    rounds = range(1, len(result.without) + 1)
-    for speeds, shift, colour, name in (
-        (result.without, -0.18, GREY, "all read"),
-        (result.beside, 0.18, BLUE, "one reads nothing"),
-    ):
-        axes.bar([at + shift for at in rounds], speeds, 0.34, color=colour, label=name)
-    axes.set_ylim(0, 1.25 * max(*result.without, *result.beside))
-    axes.set_xticks(list(rounds))
-    axes.legend(loc="upper right", ncols=2, frameon=False)
-    frame(axes, "Tokens per second", "all neighbours together", x="round", grid="y")
-
-
-def _draw_memory(axes: Axes, result: SlowReaderResult) -> None:
-    highest = trails(axes, result.memory, linewidth=2)
-    for trail in result.memory:
-        if trail.service in LABELLED:
-            label, last = f"{trail.service} {short(trail.mebibytes[-1])}", trail.mebibytes[-1]
-            shift = (-2, LABELLED[trail.service])
-            note(axes, label, (trail.seconds[-1] / 60, last), shift, ha="right", color=ROLES[trail.role])
-    dashed(axes, result.slow_from / 60, zorder=0)
-    note(axes, "nothing is read from here on", (result.slow_from / 60, 1.15 * highest), (-4, 0), ha="right", color=SOFT)
-    axes.set_ylim(0, 1.25 * highest)
-    frame(axes, "Memory, MiB", x="minutes", grid="y")
 
 
 TOPIC = Topic(plan, measure, SlowReaderResult, section, draw)

@@ -9,8 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.deaths.kills import KillPlan, measure
-from bench.deaths.kills_page import summary
+from bench.deaths.kills import KillPlan, measure, summary
 
 
 def main() -> None:

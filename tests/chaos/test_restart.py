@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.deaths.leftovers import Leftovers
+from bench.deaths.freeze import Leftovers
 from bench.deaths.restart import GOES_ON, QUIET, RESTARTS, STOPPED, measure, plan
 
 

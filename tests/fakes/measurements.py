@@ -3,8 +3,7 @@
 import msgspec
 
 from bench.deaths import kills, restart
-from bench.deaths.freeze import Frozen
-from bench.deaths.leftovers import Leftovers
+from bench.deaths.freeze import Frozen, Leftovers
 from bench.harness.memory import Trail
 from bench.harness.stats import Figures
 from bench.overload.overload import OverloadResult

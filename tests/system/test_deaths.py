@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 import pytest
 
-from bench.deaths.leftovers import Leftovers, leftovers
+from bench.deaths.freeze import Leftovers, leftovers
 from sluice import AsyncClient
 from sluice.launch import Ring
 from sluice.v1 import generation_pb2 as pb

@@ -32,27 +32,30 @@ Query = Callable[[random.Random, int], int]
 """(random source, context) → tokens of the sequence in this step."""
 
 
-class Rows(NamedTuple):
-    """One sequence of a step, in tokens."""
+KINDS: Sequence[Query] = (
+    lambda _source, _context: 1,
+    lambda _source, context: context,
+    lambda source, context: source.randint(1, context),
+    lambda source, context: source.choice([1, context, source.randint(1, context)]),
+)
+"""Steps of generation, of whole prompts, of chunks, and mixed ones."""
 
+
+class Rows(NamedTuple):
     query: int
     context: int
 
 
 EMPTY = Rows(1, 0)
-"""As graphs pad."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One step of one layer."""
-
     heads: HeadShape
     tokens_per_block: int
     window: int | None
     rows: tuple[Rows, ...]
     padding: int
-    """Tokens after the last sequence."""
     seed: int
 
     @property
@@ -62,12 +65,10 @@ class Case:
 
 
 def cases(heads: Sequence[HeadShape], pages: Sequence[int], longest: int, rounds: int) -> list[Case]:
-    """For each head shape and block size: steps of generation, of whole prompts, of chunks, and mixed ones."""
     source = random.Random(5)
-    kinds = (_one, _all, _chunk, _any)
     return [
         _case(source, shape, size, longest, query, PADDING * (i % 2))
-        for shape, size, i, query in product(heads, pages, range(rounds), kinds)
+        for shape, size, i, query in product(heads, pages, range(rounds), KINDS)
     ]
 
 
@@ -85,7 +86,6 @@ def _case(
 
 
 def _padded(rows: list[Rows], padding: int) -> list[Rows]:
-    """The last `padding` become empty, but never the longest."""
     count = len(rows) - min(padding, len(rows) - 1)
     longest = max(rows)
     rest = [row for row in rows if row is not longest]
@@ -137,22 +137,6 @@ def deviation(backend: AttentionBackend, case: Case, dtype: torch.dtype, device:
     return float(((found - wanted).abs() / allowed).nan_to_num(nan=torch.inf).max()), _same(*caches)
 
 
-def _one(source: random.Random, context: int) -> int:  # noqa: ARG001
-    return 1
-
-
-def _all(source: random.Random, context: int) -> int:  # noqa: ARG001
-    return context
-
-
-def _chunk(source: random.Random, context: int) -> int:
-    return source.randint(1, context)
-
-
-def _any(source: random.Random, context: int) -> int:
-    return source.choice([1, context, source.randint(1, context)])
-
-
 def _inputs(case: Case, device: torch.device) -> AttentionInputs:
     """Blocks in random order; table entries past a sequence's own point at another's block."""
     source, size = random.Random(case.seed), case.tokens_per_block
@@ -181,7 +165,6 @@ def _inputs(case: Case, device: torch.device) -> AttentionInputs:
 
 
 def _cache(case: Case, blocks: int, dtype: torch.dtype, device: torch.device) -> KVCache:
-    """Filled with random values, equal for equal cases."""
     heads = case.heads
     cache = KVCache(1, blocks, case.tokens_per_block, heads.num_kv_heads, heads.head_dim, dtype, device)
     generator = torch.Generator(device).manual_seed(case.seed + 1)

@@ -18,27 +18,20 @@ TOLERANCES = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.02}
 """Of logprobs, between two ways to compute the same: bfloat16 keeps 8 bits, so a logit of 2 to 4 moves in steps of
 1/64. Unrelated logits of a random model differ by about 1, and have no likely tokens in common."""
 COMMON = 0.5
-"""Share of the likeliest tokens that both must name."""
 ALTERNATIVES = 20
-"""Logprobs reported with each token."""
 GREEDY = SamplingParams(temperature=0.0, logprobs=ALTERNATIVES)
 CHUNK = 256
-"""Of prompts."""
 FALLBACKS = {"attention": "reference", "fused": "no:", "cuda_graphs": "none:"}
 """How a choice begins if it is a slow fallback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of many pairs of draws."""
-
     pairs: int
     clear: int
     """Where one token leads by more than twice the tolerance."""
     agreed: int
-    """Of these, where both drew it."""
     difference: float
-    """The largest, of logprobs."""
     tolerance: float
 
     @property
@@ -53,7 +46,6 @@ class Verdict:
 
 
 def verdict(pairs: Iterable[tuple[Drawn, Drawn]], tolerance: float) -> Verdict:
-    """Of draws with alternatives, after the same tokens."""
     count, clear, agreed, most = 0, 0, 0, 0.0
     for ours, theirs in pairs:
         count += 1
@@ -78,7 +70,6 @@ def alternatives(drawn: Drawn) -> dict[int, float]:
 
 
 def _lead(drawn: Drawn) -> float:
-    """Logprob of the likeliest token minus that of the next."""
     top = sorted(alternatives(drawn).values(), reverse=True)
     return top[0] - top[1] if len(top) > 1 else 0.0
 
@@ -118,13 +109,11 @@ class Walk:
         return found
 
     def generate(self, tokens: Mapping[int, int]) -> list[Drawn]:
-        """One step in which these sequences, by index, go on with these tokens; the draw after each."""
         for i, token in tokens.items():
             self.tokens[i].append(token)
         return self._step(list(tokens))
 
     def _step(self, members: Sequence[int]) -> list[Drawn]:
-        """Everything of these that is not computed yet."""
         counts = [len(self.tokens[i]) - self._computed[i] for i in members]
         slices = tuple(self._slice(i, count, last=True) for i, count in zip(members, counts, strict=True))
         drawn = self._runner.launch(Step(slices)).collect()
@@ -174,7 +163,6 @@ def same_loops(ours: Served, theirs: Served, requests: int, longest: int, slack:
 
 
 def check_overlap(ahead: Served, plain: Served, requests: int, longest: int) -> Check:
-    """The loop with overlap against without: greedy requests of many lengths."""
     found, parted = same_loops(ahead, plain, requests, longest)
     detail = f"{requests} requests, {parted} part at a near-tie; {found}"
     return Check(f"overlap = none, {ahead.shape.name}", found.passed, detail)
@@ -193,7 +181,6 @@ def check_graphs(graphs: Served, eager: Served, sizes: tuple[int, ...], longest:
 
 
 def check_choices(served: Served) -> Check:
-    """No slow fallback: on a GPU, kernels for attention and between matrix products, and CUDA graphs."""
     choices = served.runner.choices
     missing = fallbacks(choices)
     taken = ", ".join(f"{name} = {choices[name]}" for name in FALLBACKS)

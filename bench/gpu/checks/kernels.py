@@ -33,7 +33,6 @@ class Candidate(NamedTuple):
 
 
 def candidates(device: torch.device, dtype: torch.dtype) -> list[Candidate]:
-    """All but the reference."""
     found = [paged(kernel, device, dtype) for kernel in KERNELS]
     if device.type == "cpu":
         found.insert(0, Candidate("cpu", lambda heads, window, _: CpuAttention(heads, (window,))))
@@ -67,7 +66,6 @@ def check_store(heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.de
 
 
 def compare_stores(store: Store, heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) -> Check:
-    """The engine falls back to torch's store if Triton's is wrong. Raises RefusedError then, and what it raises."""
     for one in heads:
         verify_store(store, one, dtype, device)
     return Check(STORE_CHECK, passed=True, detail=f"{len(heads)} shapes of heads")

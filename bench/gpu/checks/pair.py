@@ -25,13 +25,10 @@ from sluice.ring.checkpoint import Checkpoint
 SLACK = 2.0
 """Times the tolerance: each rank rounds its part of a sum."""
 START_SECONDS, STEP_SECONDS = 120.0, 30.0
-"""Limits for loading the ranks, and for each of their steps."""
 CLOSE_SECONDS = 10.0
-"""In which they must end."""
 
 
 def main() -> None:
-    """Exit status 1 if they differ."""
     given = json.loads(sys.argv[1])
     work = RanksWork(given["model"], given["options"], tuple(given["sizes"]), tuple(given["requests"]))
     with ExitStack() as stack:
@@ -43,7 +40,6 @@ def main() -> None:
 
 
 def pair(work: RanksWork, stack: ExitStack) -> Check:
-    """Load both, the ranks as the engine worker does."""
     model = Path(work.model)
     shape, folder = Shape.read(model), model.parent
     leader = Leader(RankEnv(0, RANKS, 0, RANKS), START_SECONDS, STEP_SECONDS, cast(Any, StderrLog()))

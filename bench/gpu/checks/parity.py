@@ -22,11 +22,9 @@ from engine_worker.step import Drawn
 SLACK = 3.0
 """Allowed deviation of the engine, by that of transformers in the same dtype."""
 CHUNK = 100
-"""Of prompts: longer ones take several steps."""
 
 
 def check_parity(served: Served, device: torch.device, lengths: Sequence[int], steps: int) -> Check:
-    """Prompts of these lengths, and `steps` tokens after each."""
     prompts = [random_prompts(1, length, served.shape.vocab_size, seed)[0] for seed, length in enumerate(lengths)]
     walk = Walk(served.runner, prompts, steps + 1)
     drawn = [walk.read_prompts(CHUNK)]

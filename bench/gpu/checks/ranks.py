@@ -15,7 +15,6 @@ from bench.gpu.shapes import Shape
 
 RANKS = 2
 SECONDS = 150.0
-"""Time limit of that process."""
 MARK = "checked: "
 """Prefix of its line of JSON: libraries print too."""
 
@@ -23,9 +22,7 @@ MARK = "checked: "
 @dataclass(frozen=True, slots=True)
 class RanksWork:
     model: str
-    """Folder."""
     options: dict[str, Any]
-    """Of RunnerConfig."""
     sizes: tuple[int, ...]
     """Of the batches; see `same_steps`."""
     requests: tuple[int, int]
@@ -57,7 +54,6 @@ def check_ranks(
 
 
 def _judge(name: str, output: str, why: str) -> Check:
-    """`output` of the process, and how it ended."""
     lines = [line for line in output.splitlines() if line.startswith(MARK)]
     if not lines:
         return Check(name, passed=False, detail=why or "the process ended without a result")

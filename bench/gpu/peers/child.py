@@ -7,12 +7,10 @@ import time
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 MARK = "measured: "
-"""Prefix of each line of JSON: libraries print too."""
 WARM_TOKENS = 4
 
 
 def main() -> None:
-    """Warms up at each batch size."""
     options = _options()
     os.environ.update(OFFLINE)
     # Libraries read the environment when they are imported.

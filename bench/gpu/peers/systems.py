@@ -1,49 +1,48 @@
-"""Other systems: each loads the model into memory and serves prompts. Their packages are imported on use."""
+"""Other systems, each measured in its own process. Their packages are imported on use."""
 
 import inspect
-from collections.abc import Callable, Mapping
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from bench.gpu.checks.parity import blank
+from bench.gpu.children import Children
+from bench.gpu.findings import Skip, Throughput
+from bench.gpu.peers.child import MARK
+from bench.gpu.shapes import Shape, Workload
 
 DEVIATION = 0.02
-"""Of nano-vllm's random weights."""
 MEMORY_FRACTION = 0.85
-"""Of the GPU, for vLLM."""
 PAGE_TOKENS = 32
 TIMEOUT_SECONDS = 60.0
 
 
 class PeerOptions(NamedTuple):
     model: str
-    """Folder without weights."""
     device: str
     batch: int
-    """The largest."""
     tokens: int
     """Of a sequence, at most."""
 
     @property
     def dtype(self) -> str:
-        """As everywhere in the run."""
         return "bfloat16" if self.device == "cuda" else "float32"
 
 
 class PeerSystem(NamedTuple):
-    """A system with its model in memory, with its own default settings."""
-
     run: Callable[[list[list[int]], int], int]
     """Serves these prompts at once, so many tokens each; returns how many tokens came."""
     close: Callable[[], object]
 
 
 def load_transformers(options: PeerOptions) -> PeerSystem:
-    """Continuous batching."""
     from transformers import GenerationConfig, logging
 
     logging.set_verbosity_error()
@@ -154,7 +153,6 @@ class PeerKind(NamedTuple):
     package: str
     load: Callable[[PeerOptions], PeerSystem]
     cpu: bool
-    """Measured on a CPU too."""
 
 
 PEERS: Mapping[str, PeerKind] = {
@@ -166,3 +164,39 @@ PEERS: Mapping[str, PeerKind] = {
         PeerKind("nano-vllm", "nanovllm", load_nanovllm, cpu=False),
     )
 }
+
+
+def measure_peer(
+    kind: PeerKind,
+    shape: Shape,
+    folder: Path,
+    device: torch.device,
+    works: Sequence[Workload],
+    children: Children,
+    seconds: float,
+) -> tuple[list[Throughput], str]:
+    """Results within `seconds`, and why some are missing. Raises Skip if it is not installed or not meant for this
+    device."""
+    if find_spec(kind.package) is None:
+        raise Skip("not installed")
+    if device.type == "cpu" and not kind.cpu:
+        raise Skip("not asked on a CPU")
+    command = _command(kind, shape, folder, device, works)
+    output, why = children.run(command, folder / f"{kind.package}.log", seconds)
+    lines = [json.loads(line.removeprefix(MARK)) for line in output.splitlines() if line.startswith(MARK)]
+    times = {line["batch"]: line["seconds"] for line in lines}
+    return [work.result(kind.name, shape.name, times[work.batch]) for work in works if work.batch in times], why
+
+
+def _command(kind: PeerKind, shape: Shape, folder: Path, device: torch.device, works: Sequence[Workload]) -> list[str]:
+    largest = max(works, key=lambda work: work.prompt_tokens + work.output_tokens)
+    values = {
+        "model": shape.write(folder),
+        "device": device.type,
+        "vocab": shape.vocab_size,
+        "prompt": largest.prompt_tokens,
+        "output": largest.output_tokens,
+    }
+    flags = [part for name, value in values.items() for part in (f"--{name}", str(value))]
+    batches = [str(work.batch) for work in works]
+    return [sys.executable, "-m", "bench.gpu.peers.child", kind.package, *flags, "--batches", *batches]

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bench.gpu.findings import Check, Decode, DeviceMemory, Findings, Gaps, PromptRate, Rates, Throughput, Tried
-from bench.gpu.goals import goals
-from bench.gpu.page import markdown, tables, text
+from bench.gpu.page import goals, markdown, tables, text
 from bench.gpu.picture import draw
 
 STEP = Decode("Qwen3-8B", "as served", 1, 560, 0.006, 166.0, 2.8e12)

@@ -8,10 +8,9 @@ import torch
 
 from bench.gpu.children import Children
 from bench.gpu.findings import Skip
-from bench.gpu.peers import ask as asking
-from bench.gpu.peers.ask import measure_peer
+from bench.gpu.peers import systems as asking
 from bench.gpu.peers.child import MARK
-from bench.gpu.peers.systems import PEERS, PeerKind
+from bench.gpu.peers.systems import PEERS, PeerKind, measure_peer
 from bench.gpu.shapes import Workload, tiny
 
 WORKS = [Workload(1, 2, 10), Workload(4, 2, 10)]

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,6 +11,7 @@ import torch
 
 from bench.gpu import stages
 from bench.gpu.findings import Check, Findings, Skip
+from bench.gpu.plan import Plan
 from bench.gpu.scale import FULL, tiny_scale
 from bench.gpu.session import Budget, GpuSession
 from bench.gpu.shapes import LARGE, tiny
@@ -30,7 +31,7 @@ def session(findings, tmp_path):
 
 @pytest.fixture
 def made(session):
-    return Stages(session, tiny_scale())
+    return Plan(session, tiny_scale(), new=False)
 
 
 def raises(error: Exception):
@@ -77,7 +78,7 @@ def test_a_measure_that_takes_too_much_memory_is_left_out(made, findings):
 
 def test_an_engine_that_cannot_be_loaded_has_not_passed(made, findings, monkeypatch):
     monkeypatch.setattr(stages, "served", lambda *_, **__: raises(torch.OutOfMemoryError("CUDA out of memory."))())
-    made._small(tiny())
+    made._goals(ExitStack(), tiny())
     assert list(findings.failed) == ["tiny, as served"]
     assert not findings.passed
 
@@ -101,12 +102,12 @@ def test_no_engine_is_held_while_the_large_one_loads(session, monkeypatch):
         yield Engine(shape=shape, runner=runner)
 
     monkeypatch.setattr(stages, "served", served)
-    made = Stages(session, replace(tiny_scale(), large=tiny()))
+    made = Plan(session, replace(tiny_scale(), large=tiny()), new=False)
     for name in ("_measure", "_kernels", "_peers"):
         monkeypatch.setattr(made, name, lambda *_: None)
     monkeypatch.setattr(made, "_ranks", lambda: Check("ranks", True, ""))
     made.run()
-    assert alive == [0, 0, 1, 2, 0]
+    assert alive == [0, 1, 2, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("gibibytes", "fits"), [(79, True), (48, False)])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.findings import Findings
-from bench.gpu.first.trial import subjects
 from bench.gpu.page import markdown
+from bench.gpu.trials import subjects
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.gpu.findings import Check
-from bench.gpu.first.blame import WITHOUT, blame
+from bench.gpu.plan import WITHOUT, blame
 
 
 def holds_if(condition):

@@ -1,47 +1,76 @@
-"""The first ten minutes on a machine: does it run, is it right, is it fast."""
+"""All tasks in order: does it run, is it right, is it fast."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from bench.gpu import times
+from bench.gpu import default, times
 from bench.gpu.checks import ranks
 from bench.gpu.checks.engine import check_graphs, check_overlap
 from bench.gpu.engine import Served, served
 from bench.gpu.findings import RUNS, Check
-from bench.gpu.first import default
-from bench.gpu.first.blame import blame
-from bench.gpu.first.trial import subjects
-from bench.gpu.first.trials import avoiding, places, try_in_child
 from bench.gpu.machine import facts
 from bench.gpu.measures import AS_SERVED, EAGER
 from bench.gpu.scale import Scale
 from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape
 from bench.gpu.stages import Stages
+from bench.gpu.trials import avoiding, places, subjects, try_in_child
 from engine_worker.runner.machine import missing_compiler
+
+Recheck = Callable[[Mapping[str, Any]], Check]
+
+WITHOUT: Mapping[str, Mapping[str, Any]] = {
+    "CUDA graphs": {"cuda_graphs": False},
+    "overlap": {"overlap": False},
+    "fused kernels": {"fused_kernels": False},
+    "an attention kernel": {"attention": "reference"},
+    "all of these": {"cuda_graphs": False, "overlap": False, "fused_kernels": False, "attention": "reference"},
+}
+
+
+def blame(recheck: Recheck) -> tuple[str, list[str]]:
+    """The layer at fault, if found, and the outcome of each trial."""
+    told, holds = [], []
+    for layer, options in WITHOUT.items():
+        try:
+            check = recheck(options)
+        except Exception as error:  # noqa: BLE001 - the other layers must still be tried
+            told.append(f"without {layer}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            continue
+        told.append(f"without {layer}: {'holds' if check.passed else 'does not hold'}: {check.detail}")
+        if check.passed:
+            holds.append(layer)
+    return _verdict(holds), told
+
+
+def _verdict(holds: list[str]) -> str:
+    alone = [layer for layer in holds if layer != "all of these"]
+    if len(alone) == 1:
+        return alone[0]
+    if alone:
+        return f"one of {', '.join(alone)}; it holds without any one of them"
+    return "more than one layer" if holds else "something else: it does not hold without any of them"
+
 
 TRIAL, DEFAULT = 20.0, 45.0
 """Estimated seconds of a kernel's trials, and of loading and using the default path."""
 TRIAL_LIMIT = 60.0
-"""Seconds after which a kernel's process is killed."""
 NO_COMPILER = "**Triton cannot compile here: the speeds of this run mean nothing.**"
 
 
-class First(Stages):
-    def __init__(self, session: GpuSession, scale: Scale) -> None:
+class Plan(Stages):
+    def __init__(self, session: GpuSession, scale: Scale, *, new: bool) -> None:
+        """`new`: on an unknown machine first try what may not run at all, and search for the layer at fault."""
         super().__init__(session, scale)
+        self._new = new
         self._avoided: frozenset[str] = frozenset()
-        """Titles of kernels whose process died."""
 
     def run(self) -> None:
         small, large = self._scale.small, self._scale.large
-        self._measure("the machine", 0, self._facts)
-        for title in subjects():
-            self._session.do(title, TRIAL * self._scale.pace, partial(self._try, title), needed=True)
-        self._avoid()
-        self._default(small)
+        if self._new:
+            self._start(small)
         self._measure("copy and matrix product", times.RATES, self._rates)
         with ExitStack() as stack:
             self._goals(stack, small)
@@ -55,6 +84,13 @@ class First(Stages):
         with ExitStack() as stack:
             self._rest(stack, small)
         self._peers(large or small)
+
+    def _start(self, shape: Shape) -> None:
+        self._measure("the machine", 0, self._facts)
+        for title in subjects():
+            self._session.do(title, TRIAL * self._scale.pace, partial(self._try, title), needed=True)
+        self._avoid()
+        self._default(shape)
 
     def _facts(self) -> str:
         self._findings.facts = facts(self._device)
@@ -100,7 +136,6 @@ class First(Stages):
         return told
 
     def _goals(self, stack: ExitStack, shape: Shape) -> None:
-        """Correctness and the performance goals, bound by launches."""
         batch, few = max(self._scale.batches), max(*self._scale.gap_batches, *self._scale.graph_sizes)
         fast = self._enter(stack, AS_SERVED, shape, batch, overlap=True)
         if fast is None:
@@ -127,7 +162,6 @@ class First(Stages):
             self._blaming(f"overlap = none, {shape.name}", times.LOOPS, check, again)
 
     def _rest(self, stack: ExitStack, shape: Shape) -> None:
-        """Larger batches, and sampling."""
         fast = self._enter(stack, f"{AS_SERVED}, again", shape, max(self._scale.batches), overlap=True)
         if fast is None:
             return
@@ -137,9 +171,9 @@ class First(Stages):
     def _blaming(
         self, name: str, seconds: float, task: Callable[[], Check], again: Callable[[Mapping[str, Any]], Check]
     ) -> None:
-        """A check; if it fails, find the layer at fault."""
+        """A check; if it fails on a new machine, find the layer at fault."""
         self._check(name, seconds, task)
-        if all(check.passed for check in self._findings.checks if check.name == name):
+        if not self._new or all(check.passed for check in self._findings.checks if check.name == name):
             return
 
         def search() -> str:
@@ -150,7 +184,6 @@ class First(Stages):
         self._session.do(f"{name}: what is at fault", times.AGAIN * self._scale.pace, search)
 
     def _again(self, shape: Shape, check: Callable[[Served], Check], options: Mapping[str, Any]) -> Check:
-        """On a new runner with these options."""
         few = len(self._scale.parity_lengths)
         wanted = self._options(max(few, max(self._scale.graph_sizes))) | {"device": self._device.type, "overlap": True}
         with served(shape, self._session.folder, **(wanted | self._forced | dict(options))) as one:

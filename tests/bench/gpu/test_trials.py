@@ -5,12 +5,11 @@ import json
 import pytest
 import torch
 
+from bench.gpu import trials
 from bench.gpu.children import Children
 from bench.gpu.findings import RUNS, Tried
-from bench.gpu.first import trial, trials
-from bench.gpu.first.trial import LAYERS, TrialPlace, subjects
-from bench.gpu.first.trials import avoiding, judge, places, try_in_child
 from bench.gpu.scale import tiny_scale
+from bench.gpu.trials import LAYERS, TrialPlace, avoiding, judge, places, subjects, try_in_child
 from engine_worker.attention.backend import HeadShape, Refusal, RefusedError
 
 CPU = torch.device("cpu")
@@ -64,12 +63,12 @@ def broken(place):
     ],
 )
 def test_how_a_trial_ends(one, ended, absent):
-    assert trial.run(one, PLACE, 20) == {"ended": ended, "absent": absent}
+    assert trials.run(one, PLACE, 20) == {"ended": ended, "absent": absent}
 
 
 def test_each_place_is_tried_many_times():
     seen = []
-    found = trial.run(lambda place: seen.append(place), PLACE, 20)
+    found = trials.run(lambda place: seen.append(place), PLACE, 20)
     assert seen == [PLACE] * 20
     assert (found["ended"], found["absent"]) == (RUNS, False)
 

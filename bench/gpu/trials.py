@@ -1,29 +1,31 @@
-"""Kernels to try one by one.
+"""Each kernel tried in its own process: one that breaks the CUDA context, or crashes, affects no other.
 
-python -m bench.gpu.first.trial WORK: tries one of them in this process and prints a line of JSON per place.
+python -m bench.gpu.trials WORK: tries one in this process and prints a line of JSON per place.
 """
 
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from bench.gpu.checks.kernels import STORE
-from bench.gpu.findings import RUNS
+from bench.gpu.children import Children
+from bench.gpu.findings import RUNS, Tried
+from bench.gpu.scale import Scale
 from engine_worker.attention.backend import HeadShape, Refusal, RefusedError
 from engine_worker.attention.choice import KERNELS, Site, try_kernel
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.paged import Kernel, triton_store
+from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.attention.trial import WINDOW, verify_backend, verify_store
 from engine_worker.runner.fusing import by_triton, verify_gumbel_max, verify_layers
 
 BEGUN, MARK = "begun: ", "tried: "
-"""Prefix of each line: libraries print too."""
 PAGE = 16
-"""Tokens per block on a CPU."""
 
 
 class TrialPlace(NamedTuple):
@@ -82,7 +84,6 @@ def _fused(place: TrialPlace) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """WORK is JSON: the title, rounds, device, dtype and places."""
     work = json.loads(arguments[0])
     trial = subjects()[work["title"]]
     device, dtype = torch.device(work["device"]), getattr(torch, work["dtype"])
@@ -95,7 +96,6 @@ def main(arguments: list[str]) -> None:
 
 @torch.inference_mode()
 def run(trial: Trial, place: TrialPlace, rounds: int) -> dict[str, str | float | int]:
-    """How it ended, and seconds of the first round, compilation included, and of the fastest."""
     seconds: list[float] = []
     for _ in range(rounds):
         began = time.perf_counter()
@@ -107,6 +107,61 @@ def run(trial: Trial, place: TrialPlace, rounds: int) -> dict[str, str | float |
             return {"ended": str(RefusedError.of(error)), "absent": isinstance(error, ModuleNotFoundError)}
         seconds.append(time.perf_counter() - began)
     return {"ended": RUNS, "absent": False, "first": seconds[0], "fastest": min(seconds)}
+
+
+ROUNDS = 20
+"""Per place: an illegal access may not show at first."""
+
+
+def places(scale: Scale, dtype: torch.dtype, device: torch.device) -> list[TrialPlace]:
+    size = int(scale.small.config["hidden_size"])
+    return [TrialPlace(heads, size, windowed, dtype, device) for windowed in (False, True) for heads in scale.heads]
+
+
+def try_in_child(title: str, given: Iterable[TrialPlace], children: Children, log: Path, seconds: float) -> list[Tried]:
+    work = _work(title, list(given))
+    command = [sys.executable, "-m", "bench.gpu.trials", json.dumps(work)]
+    return judge(title, *children.run(command, log, seconds))
+
+
+def judge(title: str, output: str, why: str) -> list[Tried]:
+    found, begun = [], "its start"
+    for line in output.splitlines():
+        if line.startswith(BEGUN):
+            begun = line.removeprefix(BEGUN)
+        elif line.startswith(MARK):
+            told = json.loads(line.removeprefix(MARK))
+            found.append(Tried(title, **told))
+            begun = "its end"
+    if why:
+        found.append(Tried(title, begun, f"its process {why}", crashed=True))
+    reasons = {one.ended for one in found}
+    if len(reasons) == 1 and all(one.absent for one in found):
+        return [Tried(title, "all", reasons.pop(), absent=True)]
+    return found
+
+
+def avoiding(tried: Iterable[Tried]) -> dict[str, Any]:
+    tried = list(tried)
+    crashed = {one.kernel for one in tried if one.crashed}
+    names = {kernel.name for kernel in KERNELS if kernel.title in crashed}
+    options: dict[str, Any] = {"fused_kernels": False} if crashed & FUSED else {}
+    if names:
+        sound = {one.kernel for one in tried} - {one.kernel for one in tried if one.ended != RUNS}
+        left = (kernel.name for kernel in KERNELS if kernel.title in sound and kernel.name not in names)
+        options["attention"] = next(left, ReferenceAttention.name)
+    return options
+
+
+def _work(title: str, given: list[TrialPlace]) -> dict[str, Any]:
+    heads = ((one.heads.num_heads, one.heads.num_kv_heads, one.heads.head_dim) for one in given)
+    return {
+        "title": title,
+        "rounds": ROUNDS,
+        "device": str(given[0].device),
+        "dtype": str(given[0].dtype).removeprefix("torch."),
+        "places": [(shape, one.hidden_size, one.windowed) for shape, one in zip(heads, given, strict=True)],
+    }
 
 
 if __name__ == "__main__":

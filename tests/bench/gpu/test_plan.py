@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bench.gpu import plan
 from bench.gpu.findings import Check, Findings, Tried
-from bench.gpu.first import plan
-from bench.gpu.first.plan import NO_COMPILER, First
 from bench.gpu.page import markdown
+from bench.gpu.plan import NO_COMPILER, Plan
 from bench.gpu.scale import tiny_scale
 from bench.gpu.session import Budget, GpuSession
 from bench.gpu.shapes import tiny
@@ -22,7 +22,7 @@ def findings():
 @pytest.fixture
 def made(findings, tmp_path):
     session = GpuSession(findings, Budget(1000), torch.device("cpu"), tmp_path, tmp_path / "gpu.json")
-    return First(session, tiny_scale())
+    return Plan(session, tiny_scale(), new=True)
 
 
 def test_without_a_compiler_the_page_says_that_its_figures_mean_nothing(made, findings, monkeypatch):
@@ -41,7 +41,7 @@ def test_a_kernel_whose_process_died_does_not_run_in_this_one(made, findings, mo
     assert "Triton's store = torch's" not in checked
     assert checked
     loaded = []
-    monkeypatch.setattr(plan.Stages, "_enter", First._enter)
+    monkeypatch.setattr(plan.Stages, "_enter", Plan._enter)
     monkeypatch.setattr("bench.gpu.stages.served", lambda shape, folder, **options: loaded.append(options))
     made._enter(SimpleNamespace(enter_context=lambda _: None), "as served", tiny(), 1, overlap=True)
     assert loaded[0]["fused_kernels"] is False

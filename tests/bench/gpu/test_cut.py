@@ -12,7 +12,7 @@ from bench.gpu.findings import Findings
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.timeout(240)
