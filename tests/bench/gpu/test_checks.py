@@ -78,7 +78,7 @@ def test_the_reference_is_itself():
 
 
 @pytest.mark.parametrize(
-    ("what", "told"), [("window", "off by"), ("padding", "not where they belong"), ("nan", "off by inf")]
+    ("what", "told"), [("window", "off by"), ("padding", "not in their slots"), ("nan", "off by inf")]
 )
 def test_a_wrong_backend_is_found(what, told):
     found = check_attention(lambda heads, window, size: Wrong(heads, what))
