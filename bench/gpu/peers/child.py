@@ -5,8 +5,9 @@ import json
 import os
 import time
 
+from bench.gpu.peers import MARK
+
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-MARK = "measured: "
 WARM_TOKENS = 4
 
 

@@ -15,7 +15,7 @@ import torch
 from bench.gpu.checks.parity import blank
 from bench.gpu.children import Children
 from bench.gpu.findings import Skip, Throughput
-from bench.gpu.peers.child import MARK
+from bench.gpu.peers import MARK
 from bench.gpu.shapes import Shape, Workload
 
 DEVIATION = 0.02

@@ -8,8 +8,8 @@ import torch
 
 from bench.gpu.children import Children
 from bench.gpu.findings import Skip
+from bench.gpu.peers import MARK
 from bench.gpu.peers import systems as asking
-from bench.gpu.peers.child import MARK
 from bench.gpu.peers.systems import PEERS, PeerKind, measure_peer
 from bench.gpu.shapes import Workload, tiny
 
