@@ -43,7 +43,7 @@ class Identity:
 
 
 class Engines:
-    """Which engines send to this detokenizer, when each was last heard, and how many frames it lost."""
+    """The engines that send to this detokenizer: when the latest frame of each came, and how many were lost."""
 
     def __init__(self) -> None:
         self._heard: OrderedDict[Engine, float] = OrderedDict()

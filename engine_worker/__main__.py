@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def serve(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log: BoundLogger) -> None:
-    """Until a signal has let it drain. Raises SystemExit where it cannot listen."""
+    """Serve until a signal has arrived and the engine has drained. Raises SystemExit if it cannot listen."""
     try:
         worker = Worker(settings, checkpoint, runner, log)
     except (OSError, ValueError) as error:
@@ -86,11 +86,11 @@ def follow(rank_env: RankEnv, settings: EngineSettings, log: BoundLogger) -> NoR
 def load(
     settings: EngineSettings, rank_env: RankEnv, checkpoint: Checkpoint, log: BoundLogger, stack: ExitStack
 ) -> Runner:
-    """The model, in memory; the end of the other ranks goes onto the stack. Raises CheckpointError and ValueError, see
-    `load_runner`, and ChannelError where they do not come."""
-    # Where cores are shared, a thread that spins at a barrier takes the core from the one it waits for.
+    """Load the model. `stack` shuts the other ranks down when it is closed. Raises CheckpointError and ValueError, see
+    `load_runner`, and ChannelError if the other ranks do not connect."""
+    # If cores are shared, a thread that spins at a barrier takes the core from the thread it waits for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Torch takes seconds to import: wrong settings are told before that.
+    # Imported here because torch takes seconds to import: invalid settings are reported before that.
     from engine_worker.runner.config import RunnerConfig
     from engine_worker.runner.load import load_runner
 

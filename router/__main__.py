@@ -59,8 +59,8 @@ async def _serve(settings: RouterSettings, checkpoint: Checkpoint) -> None:
     logger.info("draining", seconds=settings.drain_timeout)
     await router.stop()
     if not stop.done():
-        # Without heartbeats or a listener a router only seems to work: end, so that it is started again.
-        raise RuntimeError(f"it cannot go on: {[task.exception() or task.get_name() for task in failed]}")
+        # Without heartbeats or a listener a router only seems to work: exit, so that it is restarted.
+        raise RuntimeError(f"a background task failed: {[task.exception() or task.get_name() for task in failed]}")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

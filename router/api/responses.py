@@ -34,7 +34,8 @@ async def write_stream(
             async with asyncio.timeout(write_seconds):
                 await write(event)
         except TimeoutError:
-            raise RequestError(ErrorCode.SLOW_CLIENT, f"the client took nothing for {write_seconds:g} s") from None
+            message = f"the client read nothing for {write_seconds:g} s"
+            raise RequestError(ErrorCode.SLOW_CLIENT, message) from None
 
     await log.wait_until(lambda: log.started is not None or log.complete)
     await send(pb.GenerateStreamResponse(started=builder.started()))

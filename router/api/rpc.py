@@ -115,10 +115,10 @@ async def _read(call: Call) -> Any:
         async with asyncio.timeout(MESSAGE_SECONDS):
             request = await call.read()
     except TimeoutError as error:
-        message = f"the message of the call did not come within {MESSAGE_SECONDS:g} s"
+        message = f"the request message did not arrive within {MESSAGE_SECONDS:g} s"
         raise RequestError(ErrorCode.SLOW_CLIENT, message) from error
     if request is aio.EOF:
-        raise RequestError.invalid([Violation("", "the call brought no message")])
+        raise RequestError.invalid([Violation("", "the call has no request message")])
     if isinstance(request, DecodeError):
         raise RequestError.invalid([Violation("", f"the message cannot be read: {request}")])
     return request

@@ -142,7 +142,7 @@ class Admission:
         self._admit()
 
     def check(self, tenant: str) -> None:
-        """Raises RequestError OVERLOADED where one more request of this tenant would be refused, whatever it is."""
+        """Raises RequestError OVERLOADED if any further request of this tenant would be refused, whatever its size."""
         if not self.waiting and self._has_room(tenant):
             return
         waiting, most = self._waiting_of[tenant], self._settings.tenant_waiting

@@ -67,11 +67,11 @@ class AttemptSender:
             longest = self._longest(self._reachable(request).engines)
             request.settle_max_tokens(fit(request.spec, len(request.prompt), longest))
         found = self._candidates(request)
-        # Only where the Submit would arrive: a full or unconnected lane refuses it, a quarantined engine sends it back.
+        # Only engines that would accept a Submit: full and unconnected lanes reject it, quarantined engines return it.
         ready = [peer for peer in found.engines if peer.lane.ready() and not peer.quarantined]
         ring_size = self._ring_size()
         alone = self._suspects.is_quarantined(request.suspicion, ring_size)
-        found = self._keep_suspects_apart(request, found._replace(engines=ready), ring_size if alone else None)
+        found = self._apply_quarantine(request, found._replace(engines=ready), ring_size if alone else None)
         if not found:
             return False
         # Peers where it failed before are better than none.
@@ -113,7 +113,7 @@ class AttemptSender:
     def give_up(self, request: RequestState, phase: RequestPhase) -> None:
         """Stop waiting for the attempt on the ring; rows that still come of it are late. `phase` is the next one."""
         attempt = request.attempt
-        # Even where a Cancel was sent before: that may be what was lost. An engine's successor does not need it.
+        # Even if a Cancel was sent before: it may have been lost. A restarted engine does not know the attempt.
         if attempt.engine in self._membership.engines.all:
             self._send_cancel(request)
         # A detokenizer's successor may have rows of it: engines send to its address, not to its epoch.
@@ -171,8 +171,9 @@ class AttemptSender:
         since = time.monotonic() - self._suspects.patience
         return sum(peer.alive or peer.last_heartbeat_at > max(0.0, since) for peer in self._membership.engines.all)
 
-    def _keep_suspects_apart(self, request: RequestState, found: "_Candidates", ring_size: int | None) -> "_Candidates":
-        """The engine of the quarantine for a suspect, which comes with the ring's size; the others for the others."""
+    def _apply_quarantine(self, request: RequestState, found: "_Candidates", ring_size: int | None) -> "_Candidates":
+        """The candidates for this request. A suspect that must run alone (`ring_size` is given) gets only the engine of
+        its quarantine, or none; any other request avoids the engine that is reserved for a suspect."""
         loads = {peer.epoch: self._placement.requests(peer.epoch) for peer in found.engines}
         if ring_size is not None:
             epoch = self._suspects.quarantine(request.suspicion, loads, ring_size)

@@ -108,7 +108,7 @@ class Dispatcher:
                 self._ingest_row(request, row)
 
     def lose_attempt(self, request: RequestState, code: ErrorCode, message: str) -> None:
-        """Give up the attempt on the ring: the one place for it. Another one follows where that can help."""
+        """Give up the attempt on the ring, and have the request recovered if possible. All lost attempts come here."""
         error = RequestError(code, message)
         if self._recovery.recover(request, error):
             return
@@ -118,9 +118,9 @@ class Dispatcher:
             request.log.fail(error)
 
     def on_messages_lost(self, detokenizer: str) -> int:
-        """Messages of this detokenizer never came; the number of requests concerned.
+        """Give up the attempts that use this detokenizer, after messages from it were lost. Returns their number.
 
-        Those are all that it serves: nothing tells whose rows were lost, and a terminal row may be among them.
+        All of them, because a gap does not show whose rows were lost, and a terminal row may be among them.
         """
         concerned = [request for request in self._requests.on_ring if request.detokenizer == detokenizer]
         for request in concerned:
@@ -137,9 +137,9 @@ class Dispatcher:
         return len(concerned)
 
     def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool = False) -> None:
-        """It fell silent or stands still; or it has `gone` (restarted, off the list), and its lane will be closed.
+        """Give up the attempts at a lost peer. `gone`: it was restarted or removed, so its lane will be closed.
 
-        `died`: its process has ended, which may be the doing of a request aboard.
+        `died`: its process ended, possibly because of a request that it was running.
         """
         code = ErrorCode.ENGINE_LOST if isinstance(peer.heartbeat, EngineHeartbeat) else ErrorCode.DETOKENIZER_LOST
         aboard = [request for request in self._requests.on_ring if _is_at(request, peer)]
@@ -203,7 +203,7 @@ class Dispatcher:
         self.lose_attempt(request, ErrorCode.POISON, f"{deaths} engines in a row died under this request")
 
     def _stop(self, request: RequestState) -> None:
-        """Whatever it is doing; nothing where it has ended."""
+        """End the request, whatever its phase. No effect if it has ended."""
         if request.on_ring:
             self._attempts.cancel(request)
         elif request.preparing:
@@ -240,7 +240,7 @@ class Dispatcher:
 
     def _end_sequence(self, request: RequestState, sequence: int, end: End) -> None:
         if end.reason is FinishReason.ERROR:
-            fault = end.fault or Fault(ErrorCode.INTERNAL.name, "the ring gave no reason")
+            fault = end.fault or Fault(ErrorCode.INTERNAL.name, "the request failed without a reason")
             self.lose_attempt(request, fault.error_code, fault.message)
             return
         if end.reason is FinishReason.STOP_STRING:

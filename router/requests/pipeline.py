@@ -1,4 +1,4 @@
-"""The way of every generation, unary or stream: `RequestPipeline.serve` takes it in and sees it out."""
+"""The life of a generation request in the router, unary or stream: `RequestPipeline.serve`."""
 
 import time
 from collections.abc import AsyncIterator
@@ -54,7 +54,7 @@ class RequestPipeline:
         Raises RequestError.
         """
         request = self._enter(message, caller, peer, streaming)
-        # What stays where the call is cancelled, since CancelledError is no Exception.
+        # The outcome of a cancelled call, which no clause below changes: CancelledError is not an Exception.
         outcome = status = "CANCELLED"
         refusal: dict[str, Any] = {}
         try:
@@ -124,7 +124,7 @@ class RequestPipeline:
 
     async def _prepare(self, request: RequestState) -> None:
         spec = request.spec
-        # Before the work of tokenizing: where the queue is full, whatever the prompt is, it would be refused after it.
+        # Before tokenizing: if the queue is full, the request would be refused afterwards whatever its prompt is.
         self._admission.check(request.tenant)
         tokens = await self._text.tokens(spec.prompt)
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]

@@ -67,7 +67,7 @@ class Recovery:
         """Give up the attempt on the ring; whether another one follows, as soon as peers can take it."""
         refused = error.code is ErrorCode.QUARANTINE
         if refused:
-            # Its heartbeats will say so too; until the next one comes, no other request shall go there.
+            # Its heartbeats report the quarantine too; until the next one arrives, place no other request there.
             request.attempt.engine.refuses = True
         request.on_attempt_lost(accepted=not refused, avoid=error.code in AVOID_PEERS)
         wanted = request.log.open and not request.aborted
@@ -153,7 +153,8 @@ class Recovery:
         except TimeoutError:
             # The client has caught up: what is missing now is a peer, so the error must not blame the client.
             code = ErrorCode.NO_ENGINE if error.code is ErrorCode.SLOW_CLIENT else error.code
-            message = f"{error.message}; for {self._settings.recovery_timeout:g} s no peers could take it over"
+            seconds = self._settings.recovery_timeout
+            message = f"{error.message}; no engine and detokenizer could continue it within {seconds:g} s"
             raise RequestError(code, message) from None
 
     async def _try(self, request: RequestState) -> bool:

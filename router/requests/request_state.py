@@ -163,7 +163,7 @@ class RequestState:
     def progressed(self) -> bool:
         """This attempt got further than the one before it, by more than the rows that a death may have lost.
 
-        Where rows join several tokens, its start has to do.
+        If rows join several tokens, it counts as progress that the engine has started the attempt.
         """
         gained = self.log.received - self.attempt.tokens_before
         if gained > PROBATION_TOKENS * self.spec.n + self._unseen_at_death:
@@ -250,7 +250,7 @@ class RequestState:
     # Off the ring.
 
     def on_engine_died(self) -> None:
-        """Under the attempt, which may have had tokens beyond those that came, where rows join several."""
+        """Its engine died. If rows join several tokens, the engine may have drawn tokens that were never received."""
         joined = self.interval > 1 and self.attempt.started
         self._unseen_at_death = self.interval * self.spec.n if joined else 0
 

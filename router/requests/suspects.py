@@ -19,8 +19,8 @@ MAX_DEATHS_KEPT = 64
 FEW_REQUESTS = 8
 """An engine with at most so many is vacated for a suspect at once."""
 VACATE_SECONDS = 10.0
-"""That a suspect waits for such an engine; then the least loaded one is vacated, or, where chance explains its deaths,
-the suspect runs like any other request."""
+"""How long a suspect waits for such an engine. After that the least loaded engine is vacated or, if the deaths may be a
+coincidence, the suspect runs like any other request."""
 
 
 @dataclass(slots=True, eq=False)

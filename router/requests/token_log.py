@@ -161,7 +161,7 @@ class RequestLog:
         _wake(self._reader)
 
     def fail(self, error: RequestError) -> None:
-        """End the request with an error. Only the first counts, and none where every sequence has its end."""
+        """End the request with an error. No effect after an earlier error, or once every sequence has ended."""
         if self.open:
             self.fault = error
             _wake(self._reader)

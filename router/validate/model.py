@@ -94,7 +94,7 @@ class Limits:
     prompt_ids: int
     n: int = 128
     logprobs: int = 20
-    """Alternatives per token. The engine has no more, see `sluice.ring.bounds`."""
+    """Alternatives per token. The wire format allows no more, see `sluice.ring.message`."""
     stop_strings: int = 32
     """The detokenizer looks for each of them in every new text."""
     stop_bytes: int = 1024

@@ -38,7 +38,7 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
         # nohup, and a shell that runs us in the background, have some ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
-    # There is nothing to restart before it is up, and unheard it would end us.
+    # Until the ring is up SIGUSR2 has nothing to restart, but without a handler it would kill this process.
     signal.signal(signal.SIGUSR2, lambda *_: None)
     with Display(options.verbose) as display:
         try:
@@ -72,9 +72,9 @@ def protect_output() -> None:
 
 
 class Interrupt:
-    """Handler of the signals that end us: raises KeyboardInterrupt, as Python does, and remembers.
+    """Handler of the stop signals: sets `came` and raises KeyboardInterrupt, as Python's own handler does.
 
-    For an exception that comes while a finalizer runs is swallowed.
+    `came` is needed because Python discards an exception that is raised while a finalizer runs.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Interrupt:
 
 
 def run(ring: Ring, demo: str | None, interrupt: Interrupt, display: Display) -> None:
-    """Serve until Ctrl-C, or until nothing is left that can."""
+    """Serve until Ctrl-C, or until all services of one role have been given up."""
     display.say("starting", f"starting {_parts(ring)} …", fields={"model": ring.plan.name, **_counts(ring)})
     with ring:
         try:

@@ -167,7 +167,7 @@ def _share(plan: Plan, gpus: Gpus | None) -> dict[str, Any]:
     return {
         "default_threads": max(1, usable_cores() // plan.engines),
         "engines_here": plan.engines,
-        # Where nobody knows, all are on the same.
+        # If the GPUs are not assigned here, assume that all engines share one.
         "engines_per_gpu": plan.engines if gpus is None else gpus.engines,
     }
 
@@ -178,7 +178,7 @@ def _router_args(plan: Plan, number: int) -> Arguments:
 
 
 def child_environment() -> dict[str, str]:
-    """Ours, and what children on one machine need beside it."""
+    """This process's environment without torchrun's variables, plus what services that share a machine need."""
     # Engine threads that spin at barriers take the cores from the router, and from the very thread they wait for:
     # on two busy cores the tiny model's step took 100 ms instead of 8.
     inherited = {name: value for name, value in os.environ.items() if name not in TORCHRUN}

@@ -76,7 +76,7 @@ class Slot:
     def ready(self) -> bool:
         return self.reader.status.state == "ready"
 
-    def hears(self, peer: "Slot") -> bool:
+    def receives(self, peer: "Slot") -> bool:
         """Whether this router gets heartbeats of the process that now runs in the peer's slot."""
         return self.reader.status.peers.get(peer.name) == peer.reader.status.epoch
 

@@ -214,8 +214,8 @@ class Supervisor(threading.Thread):
         """It is ready, and gets or sends heartbeats of this process to every ready service across the ring."""
         ready = [other for other in self.slots.values() if other.ready]
         if slot.service.role == "router":
-            return slot.ready and all(slot.hears(other) for other in ready if other.service.role != "router")
-        return slot.ready and all(other.hears(slot) for other in ready if other.service.role == "router")
+            return slot.ready and all(slot.receives(other) for other in ready if other.service.role != "router")
+        return slot.ready and all(other.receives(slot) for other in ready if other.service.role == "router")
 
 
 def _failed_start(child: Child) -> RingError:

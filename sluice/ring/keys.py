@@ -115,7 +115,7 @@ class Security:
         if open_to_all and self.keys is None and not self.insecure:
             raise InsecureError(
                 f"{address} can be reached by others: it needs keys (sluice keygen FOLDER, then --keys FOLDER) "
-                "or, in a network where everybody is trusted, --insecure-ring"
+                "or, on a network whose every host is trusted, --insecure-ring"
             )
 
 
@@ -165,7 +165,7 @@ def _read(file: Path, never: int = 0) -> tuple[bytes, ...]:
     try:
         lines = tuple(file.read_bytes().split())
         if file.stat().st_mode & never:
-            raise KeysError(f"{file} is open to everybody: chmod o= {file}")
+            raise KeysError(f"{file} is accessible to all users: chmod o= {file}")
     except OSError as error:
         raise KeysError(f"cannot read {file}: {error.strerror}") from error
     if not lines or not all(map(KEY.fullmatch, lines)):

@@ -117,7 +117,7 @@ class RouterSettings(
             if not (is_loopback(host) or self.tls_certificate or self.insecure):
                 raise ValueError(
                     f"{name} {host} can be reached from other machines: "
-                    "give tls_certificate and tls_key, or set insecure where something else protects it"
+                    "give tls_certificate and tls_key, or set insecure if a proxy or a mesh protects it"
                 )
         return self
 

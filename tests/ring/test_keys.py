@@ -122,7 +122,7 @@ def test_what_is_wrong_with_a_key_file_is_said(folder, file, content, message):
 
 def test_a_secret_that_everybody_can_read_is_refused(folder):
     (folder / "secret" / "engine.key").chmod(0o604)
-    with pytest.raises(KeysError, match="open to everybody"):
+    with pytest.raises(KeysError, match="accessible to all users"):
         Keys(folder, "engine")
 
 

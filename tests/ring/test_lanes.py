@@ -134,13 +134,17 @@ def test_what_a_lane_held_when_its_connection_ended_shows_as_a_gap(context, tmp_
             pass
         held = lane.sent - 1
         wire.cut()
-        until(lambda: lane.ready() and lane.send(pulse(1)))
-        received = take(inbox, 2)
+        # On a busy machine the dying connection may accept one more message, which is then lost with it.
+        received, pulses = [], 0
+        while pulse(1) not in received and pulses < 10:
+            until(lambda: lane.ready() and lane.send(pulse(1)))
+            pulses += 1
+            received += take(inbox, 2, 10.0)
     assert pulse(1) in received
     gap = next(each for each in received if isinstance(each, Gap))
     assert gap.met
-    assert 0 < gap.missed <= held
-    assert gap.missed + sum(isinstance(each, Hello) for each in received) == held
+    assert 0 < gap.missed <= held + pulses - 1
+    assert gap.missed + sum(isinstance(each, Hello) for each in received) == held + pulses - 1
     lane.close()
     inbox.close()
 
