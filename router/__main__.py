@@ -34,14 +34,7 @@ def main() -> None:
         checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, checkpoint))
-    except (
-        AddressError,
-        CheckpointError,
-        InsecureError,
-        KeysError,
-        OSError,
-        RuntimeError,
-    ) as error:
+    except (AddressError, CheckpointError, InsecureError, KeysError, OSError, RuntimeError) as error:
         raise SystemExit(str(error)) from error
 
 

@@ -4,9 +4,9 @@ import asyncio
 import time
 from collections.abc import Iterator
 
-import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from prometheus_client.metrics_core import Metric
+from structlog.stdlib import BoundLogger
 
 from router import metrics
 from router.access.access import Access
@@ -51,7 +51,7 @@ class RouterApp:
     RuntimeError where a port cannot be bound.
     """
 
-    def __init__(self, settings: RouterSettings, checkpoint: Checkpoint, log: structlog.stdlib.BoundLogger) -> None:
+    def __init__(self, settings: RouterSettings, checkpoint: Checkpoint, log: BoundLogger) -> None:
         self.settings = settings
         self._log = log
         self._access = Access(settings, log)

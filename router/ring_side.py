@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import structlog
 import zmq
+from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.discovery import Addresses
@@ -49,7 +49,7 @@ class RouterInbox(Inbox[Any]):
         context: "zmq.Context[zmq.Socket[bytes]]",
         address: str,
         handle: Callable[[ToRouter | Gap], None],
-        log: structlog.stdlib.BoundLogger,
+        log: BoundLogger,
         security: Security = PLAIN,
     ) -> None:
         self._handle = handle
@@ -104,7 +104,7 @@ class RingSide:
         tokenizer: str,
         on_engine_heartbeat: Callable[[EngineHeartbeat], None],
         on_ready: Callable[[bool], None],
-        log: structlog.stdlib.BoundLogger,
+        log: BoundLogger,
     ) -> None:
         """`context_tokens` of the model; `tokenizer`: its fingerprint, which all peers must share.
 
@@ -129,10 +129,7 @@ class RingSide:
         """Read messages; returns what follows the peers, which runs until it is cancelled."""
         self.inbox.start()
         return self.membership.run(
-            self.dispatcher.on_peer_lost,
-            self.dispatcher.on_messages_lost_between,
-            self.on_change,
-            RESOLVE_SECONDS,
+            self.dispatcher.on_peer_lost, self.dispatcher.on_messages_lost_between, self.on_change, RESOLVE_SECONDS
         )
 
     async def drain(self, seconds: float) -> int:

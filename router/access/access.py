@@ -66,11 +66,7 @@ class Authenticator:
     """Authenticates the calls of one listener. Without tokens and hook every caller is an admin."""
 
     def __init__(
-        self,
-        tokens: ReloadingFile[BearerTokens] | None,
-        hook: AuthHook | None,
-        refused: Counter[str],
-        tenant_key: str,
+        self, tokens: ReloadingFile[BearerTokens] | None, hook: AuthHook | None, refused: Counter[str], tenant_key: str
     ) -> None:
         """`refused` counts by reason. `tenant_key` is the metadata key that names the tenant."""
         self._tokens = tokens

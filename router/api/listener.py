@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import grpc
-import structlog
 from grpc import aio
+from structlog.stdlib import BoundLogger
 
 from router.access.tls import Certificates
 from sluice.ring.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit
@@ -69,7 +69,7 @@ class Listener:
         await self._server.stop(seconds)
 
 
-def fit_connections(settings: RouterSettings, limit: int, log: structlog.stdlib.BoundLogger) -> RouterSettings:
+def fit_connections(settings: RouterSettings, limit: int, log: BoundLogger) -> RouterSettings:
     """`settings` with `max_connections` reduced so that, of `limit` file descriptors, enough are left for the ring.
 
     ZeroMQ aborts the process where none is left for a connection to an ipc inbox (ipc_listener.cpp).

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
-import structlog
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
+from structlog.stdlib import BoundLogger
 
 from router.access.principal import Admit, Principal
 from router.errors import Call, RequestError, Violation, abort, sent
@@ -56,9 +56,7 @@ async def admit_all(_: Call) -> Principal:
     return Principal()
 
 
-def handler(
-    service: ServiceDescriptor, servicer: object, admit: Admit, log: structlog.stdlib.BoundLogger
-) -> grpc.GenericRpcHandler:
+def handler(service: ServiceDescriptor, servicer: object, admit: Admit, log: BoundLogger) -> grpc.GenericRpcHandler:
     """All methods of `service`, each answered by the coroutine of `servicer` with its name in snake case.
 
     A unary one returns its message; a streaming one writes to the context. `admit` authenticates the caller or raises
@@ -69,7 +67,7 @@ def handler(
     )
 
 
-def _method(method: MethodDescriptor, servicer: object, admit: Admit, log: structlog.stdlib.BoundLogger) -> Any:
+def _method(method: MethodDescriptor, servicer: object, admit: Admit, log: BoundLogger) -> Any:
     """Registered as client-streaming so that we authenticate before reading the body."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
     behaviour: Behaviour = getattr(servicer, name)
@@ -81,12 +79,11 @@ def _method(method: MethodDescriptor, servicer: object, admit: Admit, log: struc
 
     make = grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
     return make(
-        guarded(answer, log.bind(method=method.name)),
-        request_deserializer=_decoder(GetMessageClass(method.input_type)),
+        guarded(answer, log.bind(method=method.name)), request_deserializer=_decoder(GetMessageClass(method.input_type))
     )
 
 
-def guarded(handler: Handler, log: structlog.stdlib.BoundLogger) -> Handler:
+def guarded(handler: Handler, log: BoundLogger) -> Handler:
     """`handler`, whose exceptions become statuses. The text of an unexpected one goes to the log only."""
 
     async def answer(messages: Any, call: Call) -> Any:

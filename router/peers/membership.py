@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import structlog
 import zmq
+from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.discovery import Addresses
@@ -44,7 +44,7 @@ class Membership:
         stall_timeout: float,
         tokenizer: str,
         cache_version: Callable[[int], int],
-        log: structlog.stdlib.BoundLogger,
+        log: BoundLogger,
         security: Security = PLAIN,
     ) -> None:
         """`tokenizer` is the fingerprint every peer must report; `cache_version` gives `Hello.cache_heard` by epoch."""

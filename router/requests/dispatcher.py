@@ -2,9 +2,10 @@
 
 import asyncio
 import time
+from dataclasses import dataclass
 
 import msgspec
-import structlog
+from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.membership import Membership
@@ -22,31 +23,21 @@ from sluice.ring.wire import End, TextBatch, TextRow
 FULL_LANE_RETRY_SECONDS = 0.005
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """Owns a request from its first submit to its last terminal row, over as many attempts as that takes."""
 
-    def __init__(
-        self,
-        requests: Requests,
-        membership: Membership,
-        attempts: AttemptSender,
-        recovery: Recovery,
-        suspects: Suspects,
-        peer_wait: float,
-        counters: RequestCounters,
-        log: structlog.stdlib.BoundLogger,
-    ) -> None:
-        """`peer_wait`: seconds that a first attempt waits for peers."""
-        self.late_rows = 0
-        """Rows of requests or attempts that are not on the ring any more."""
-        self._requests = requests
-        self._membership = membership
-        self._attempts = attempts
-        self._recovery = recovery
-        self._suspects = suspects
-        self._peer_wait = peer_wait
-        self._counters = counters
-        self._log = log
+    _requests: Requests
+    _membership: Membership
+    _attempts: AttemptSender
+    _recovery: Recovery
+    _suspects: Suspects
+    _peer_wait: float
+    """Seconds that a first attempt waits for peers."""
+    _counters: RequestCounters
+    _log: BoundLogger
+    late_rows: int = 0
+    """Rows of requests or attempts that are not on the ring any more."""
 
     @property
     def between_attempts(self) -> int:
@@ -55,7 +46,7 @@ class Dispatcher:
 
     @property
     def context_tokens(self) -> int:
-        """Longest prompt plus output: the model's, or less where no live engine can hold so much."""
+        """Longest prompt plus output: the model's, or less if no live engine can hold so much."""
         return self._attempts.context_tokens
 
     async def submit(self, request: RequestState) -> None:
@@ -162,8 +153,8 @@ class Dispatcher:
     def move_off_draining(self) -> None:
         """Give up the attempts at a draining peer as soon as other peers can take them."""
         membership = self._membership
-        heard: list[EnginePeer | DetokenizerPeer] = [*membership.engines.alive, *membership.detokenizers.alive]
-        draining = [peer for peer in heard if peer.draining]
+        alive: list[EnginePeer | DetokenizerPeer] = [*membership.engines.alive, *membership.detokenizers.alive]
+        draining = [peer for peer in alive if peer.draining]
         if not draining:
             return
         for request in self._requests.on_ring:
@@ -232,7 +223,7 @@ class Dispatcher:
             message = f"rows of sequence {row.sequence} are missing before {row.offset}"
             self.lose_attempt(request, ErrorCode.ROWS_LOST, message)
         elif row.end is not None:
-            # Also where the log refused the row, as after a fault: the attempt has ended all the same.
+            # Also if the log refused the row, as after a fault: the attempt has ended all the same.
             self._end_sequence(request, row.sequence, row.end)
         # Not while it is being cancelled: a pause would submit it again.
         if request.phase is RequestPhase.ON_RING and self._recovery.too_slow(request):

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-import structlog
+from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.peers import EnginePeer
@@ -21,7 +21,7 @@ class ServingModel:
     the smallest fingerprint, so that routers agree. A bound request (`RequestState.bound`) stays with its model.
     """
 
-    def __init__(self, mixing: bool, log: structlog.stdlib.BoundLogger) -> None:
+    def __init__(self, mixing: bool, log: BoundLogger) -> None:
         """`mixing`: every request may go to every engine; a bound one prefers its own model."""
         self._mixing = mixing
         self._log = log

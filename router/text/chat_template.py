@@ -43,11 +43,7 @@ class ChatTemplate:
             messages[-1]["content"] += FINAL_MESSAGE_END
         variables = {"documents": None} | self._special_tokens | chat.variables
         # Last, so that the caller's template_kwargs cannot replace the messages.
-        variables |= {
-            "messages": messages,
-            "tools": chat.tools,
-            "add_generation_prompt": chat.add_generation_prompt,
-        }
+        variables |= {"messages": messages, "tools": chat.tools, "add_generation_prompt": chat.add_generation_prompt}
         try:
             text = self._template.render(variables)
         except Exception as error:  # a template is a program and may raise anything

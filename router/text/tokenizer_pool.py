@@ -61,8 +61,7 @@ class TokenizerPool:
         """Invalid UTF-8 becomes U+FFFD."""
         given = list(ids)
         return await self._run(
-            ID_BYTES * len(given),
-            lambda: str(self._tokenizer.decode(given, skip_special_tokens=skip_special_tokens)),
+            ID_BYTES * len(given), lambda: str(self._tokenizer.decode(given, skip_special_tokens=skip_special_tokens))
         )
 
     def close(self) -> None:

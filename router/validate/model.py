@@ -22,8 +22,6 @@ SAMPLING_RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The one model behind this router."""
-
     name: str
     vocab_size: int
     max_context_tokens: int
@@ -36,7 +34,7 @@ class Model:
     has_chat: bool
 
     def top_k(self, asked: int) -> int:
-        """0 (no filter) where `asked` covers the whole vocabulary."""
+        """0 (no filter) if `asked` covers the whole vocabulary."""
         return asked if asked < self.vocab_size else 0
 
 
