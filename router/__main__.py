@@ -25,7 +25,7 @@ from sluice.telemetry.output import protect_stderr
 
 
 def main() -> None:
-    """Serve until SIGTERM or SIGINT. Ends the process with a clear message where it cannot start."""
+    """Serve until SIGTERM or SIGINT. Exits with a clear message if it cannot start."""
     protect_stderr()
     settings = load_settings(RouterSettings)
     die_with_parent()

@@ -48,7 +48,7 @@ class RouterApp:
     """One router. Create it on a running event loop.
 
     Raises AccessError, AddressError, CheckpointError, InsecureError, KeysError, ListenError; `start` raises
-    RuntimeError where a port cannot be bound.
+    RuntimeError if a port cannot be bound.
     """
 
     def __init__(self, settings: RouterSettings, checkpoint: Checkpoint, log: BoundLogger) -> None:
@@ -82,7 +82,7 @@ class RouterApp:
 
     @property
     def admin_port(self) -> int | None:
-        """Of AdminService, where it has its own."""
+        """Of AdminService, if it has its own."""
         return self._listeners[1].port if len(self._listeners) > 1 else None
 
     @property
@@ -135,7 +135,7 @@ class RouterApp:
         )
 
     def _make_listeners(self) -> list[Listener]:
-        """The main one, then that of AdminService where it has its own port."""
+        """The main one, then that of AdminService if it has its own port."""
         settings, ring, text, log = self.settings, self.ring, self._text, self._log
         pipeline = RequestPipeline(
             self._model, self._limits, text, ring.requests, ring.admission, ring.dispatcher, ring.counters, log
@@ -159,7 +159,7 @@ class RouterApp:
         return [self._listener("", main + administration if settings.admin_on_main else main, caller)]
 
     def _listener(self, prefix: str, services: list[Service], reflect: Admit) -> Listener:
-        """On the host and port whose settings begin with `prefix`; health checks are open to everybody."""
+        """On the host and port whose settings begin with `prefix`; health checks are open to all."""
         services = [*services, (HEALTH, self._health, admit_all)]
         names = [service.full_name for service, _, _ in services]
         counted = self._access.counted

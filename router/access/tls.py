@@ -14,9 +14,10 @@ MAX_PEERS = 65_536
 
 
 class Handshakes:
-    """Counts TLS handshakes, and the connections that carried a call. gRPC does not report failed handshakes to Python:
-    a growing gap means rejected handshakes, or clients that connect and send nothing.
-    """
+    """Counts TLS handshakes, and the connections that carried a call."""
+
+    # gRPC does not report failed handshakes to Python, so we count what it does report: a growing gap means rejected
+    # handshakes, or clients that connect and send nothing.
 
     def __init__(self) -> None:
         self.begun = 0
@@ -76,7 +77,7 @@ class Certificates:
         return grpc.ssl_server_certificate_configuration([(key, chain)], clients)
 
     def _check(self) -> None:
-        """gRPC would not report a key that does not fit the certificate before the first handshake."""
+        # gRPC would not report a key that does not fit the certificate before the first handshake.
         trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             # Without a password here, OpenSSL would prompt on the terminal for that of an encrypted key.

@@ -7,7 +7,7 @@ from tokenizers import Encoding
 
 from router.api.responses import ResponseBuilder, write_stream
 from router.api.rpc import Context
-from router.errors import Violations, logged
+from router.errors import RequestError, Violation, Violations, logged
 from router.requests.pipeline import RequestPipeline
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import TokenizerPool
@@ -39,10 +39,8 @@ class GenerationService:
 
     async def abort(self, message: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """The stream ends with ABORTED; its id is free at once. Requests of other tenants are not found."""
-        bad = Violations()
         if not message.request_id:
-            bad.add("request_id", "is empty")
-        bad.raise_if_any()
+            raise RequestError.invalid([Violation("request_id", "is empty")])
         aborted = await self._pipeline.abort(message.request_id, context.caller)
         reason = logged(message.reason)
         self._log.info("abort_called", request_id=logged(message.request_id), aborted=aborted, reason=reason)

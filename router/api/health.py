@@ -16,10 +16,9 @@ SERVICE = cast(ServiceDescriptor, pb.DESCRIPTOR.services_by_name["Health"])
 
 
 class HealthService:
-    """One status for the server (""), each of its services and READINESS. LIVENESS is SERVING by the fact of an answer.
+    """One status for the server (""), each of its services and READINESS; LIVENESS is always SERVING."""
 
-    Not grpcio-health-checking's own servicer: there the first watcher that leaves ends the updates of all others.
-    """
+    # Not grpcio-health-checking's own servicer: there the first watcher that leaves ends the updates of all others.
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = frozenset({"", LIVENESS, READINESS, *services})

@@ -16,6 +16,7 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.keys import PLAIN, Security
 from sluice.ring.timing import HELLO_SECONDS
+from sluice.settings.router import PeerSettings
 
 TICK_SECONDS = 0.25
 MAX_WARNED = 1000
@@ -38,28 +39,30 @@ class Membership:
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         hello: Hello,
-        engines: Addresses,
-        detokenizers: Addresses,
-        timeout: float,
-        stall_timeout: float,
+        addresses: tuple[Addresses, Addresses],
+        settings: PeerSettings,
         tokenizer: str,
         cache_version: Callable[[int], int],
         log: BoundLogger,
         security: Security = PLAIN,
     ) -> None:
-        """`tokenizer` is the fingerprint every peer must report; `cache_version` gives `Hello.cache_heard` by epoch."""
+        """`addresses` of engines and of detokenizers; `tokenizer`: the fingerprint that every peer must report.
+
+        `cache_version`: of an engine's cache by epoch, as `Placement` knows it.
+        """
 
         def to_engine(epoch: int) -> Hello:
             return msgspec.structs.replace(hello, cache_heard=cache_version(epoch))
 
-        self.engines: Peers[EngineHeartbeat] = Peers(context, to_engine, timeout, stall_timeout, security.to("engine"))
+        timeouts = settings.peer_timeout, settings.stall_timeout
+        self.engines: Peers[EngineHeartbeat] = Peers(context, to_engine, *timeouts, security.to("engine"))
         self.detokenizers: Peers[DetokenizerHeartbeat] = Peers(
-            context, lambda _: hello, timeout, stall_timeout, security.to("detok")
+            context, lambda _: hello, *timeouts, security.to("detok")
         )
         self._kinds: tuple[Peers[Any], ...] = (self.engines, self.detokenizers)
         self.ready = asyncio.Event()
         """Set while at least one engine and one detokenizer accept work."""
-        self._addresses = (engines, detokenizers)
+        self._addresses = addresses
         self._tokenizer = tokenizer
         self._log = log
         self._warned: set[str] = set()
@@ -125,13 +128,13 @@ class Membership:
         # The lost frames may have been of any request, so all requests that use the lane are affected.
         for engine in self.engines.alive:
             if engine.epoch == epoch and engine.lane.epoch in (missed := engine.newly_missed()):
-                self._log.warning("messages_lost", engine=engine.name, missed=missed[engine.lane.epoch])
+                self._log.warning("frames_lost", engine=engine.name, missed=missed[engine.lane.epoch])
                 self._on_lost(engine, "missed messages", False, False)
         for detokenizer in self.detokenizers.alive:
             for source, count in detokenizer.newly_missed().items() if detokenizer.epoch == epoch else ():
                 if requests := self._on_missed(source, detokenizer):
                     details = {"engine_epoch": source, "missed": count, "requests": requests}
-                    self._log.warning("messages_lost", detokenizer=detokenizer.name, **details)
+                    self._log.warning("frames_lost", detokenizer=detokenizer.name, **details)
 
     def _warn(self, address: str, reason: str) -> None:
         # Once per address, and for a bounded number of them: anyone who can connect could fill the log otherwise.
@@ -162,7 +165,7 @@ class Membership:
             last = now
             for peers in self._kinds:
                 if late > TICK_SECONDS:
-                    peers.credit_pause(late)
+                    peers.exclude_pause(late)
                 peers.check_lanes()
             for peers in self._kinds:
                 self._check(peers, now)

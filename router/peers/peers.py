@@ -1,6 +1,7 @@
 """Engines and detokenizers: an address is configured or resolved, heartbeats show that it is alive."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -27,12 +28,11 @@ class Peer(Generic[B]):
         """The lane is disconnected, although heartbeats may still arrive."""
         self.heartbeat: B | None = None
         self.last_heartbeat_at = 0.0
-        """On the monotonic clock."""
+        """On the monotonic clock, as `last_progress_at`."""
         self.alive = False
         self.progress = 0
         """Turns of the peer's loop at its last heartbeat; 0 if it does not report them."""
         self.last_progress_at = 0.0
-        """On the monotonic clock."""
         self.stalled = False
         """It sends heartbeats, but its loop makes no progress."""
         self.dead = False
@@ -115,26 +115,19 @@ class HeartbeatSource(Enum):
     """A peer that was not: its first heartbeat, or the first after it was lost."""
 
 
+@dataclass(eq=False)
 class Peers(Generic[B]):
-    def __init__(
-        self,
-        context: "zmq.Context[zmq.Socket[bytes]]",
-        hello: Callable[[int], Hello],
-        timeout: float,
-        stall_timeout: float,
-        security: Security = PLAIN,
-    ) -> None:
-        """`hello` makes the hello for a peer by its epoch (0 before its first heartbeat)."""
-        self.unknown = 0
-        """Heartbeats from addresses that are not configured."""
-        self._context = context
-        self._hello = hello
-        self._timeout = timeout
-        self._stall_timeout = stall_timeout
-        self._security = security
-        self._peers: dict[str, Peer[B]] = {}
-        self._epochs: dict[str, Epochs] = {}
-        """By address."""
+    _context: "zmq.Context[zmq.Socket[bytes]]"
+    _hello: Callable[[int], Hello]
+    """Makes the hello for a peer by its epoch (0 before its first heartbeat)."""
+    _timeout: float
+    _stall_timeout: float
+    _security: Security = PLAIN
+    unknown: int = 0
+    """Heartbeats from addresses that are not configured."""
+    _peers: dict[str, Peer[B]] = field(default_factory=dict)
+    """By address, as the epochs."""
+    _epochs: dict[str, Epochs] = field(default_factory=dict)
 
     @property
     def all(self) -> list[Peer[B]]:
@@ -212,7 +205,7 @@ class Peers(Generic[B]):
             peer.stalled = True
         return stalled
 
-    def credit_pause(self, seconds: float) -> None:
+    def exclude_pause(self, seconds: float) -> None:
         """Do not count a pause of this process as silence of the peers."""
         for peer in self._peers.values():
             peer.last_heartbeat_at += seconds

@@ -108,18 +108,16 @@ class Dispatcher:
         else:
             request.log.fail(error)
 
-    def on_messages_lost(self, detokenizer: str) -> int:
-        """Give up the attempts that use this detokenizer, after messages from it were lost. Returns their number.
-
-        All of them, because a gap does not show whose rows were lost, and a terminal row may be among them.
-        """
+    def on_frames_lost(self, detokenizer: str) -> int:
+        """Give up the attempts that use this detokenizer, after frames from it were lost. Returns their number."""
+        # All of them: a gap does not show whose rows were lost, and a terminal row may be among them.
         concerned = [request for request in self._requests.on_ring if request.detokenizer == detokenizer]
         for request in concerned:
             self.lose_attempt(request, ErrorCode.ROWS_LOST, f"messages of the detokenizer {detokenizer} were lost")
         return len(concerned)
 
-    def on_messages_lost_between(self, engine: int, detokenizer: DetokenizerPeer) -> int:
-        """The same for messages of the engine with this epoch to that detokenizer."""
+    def on_frames_lost_between(self, engine: int, detokenizer: DetokenizerPeer) -> int:
+        """The same for frames from the engine with this epoch to that detokenizer."""
         at = [request for request in self._requests.on_ring if request.attempt.detokenizer is detokenizer]
         concerned = [request for request in at if request.attempt.engine.epoch == engine]
         for request in concerned:

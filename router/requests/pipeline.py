@@ -40,10 +40,7 @@ class RequestPipeline:
     async def serve(
         self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool
     ) -> AsyncIterator[RequestState]:
-        """Yields a request that is on the ring, or ended on the way there; the end of the body ends the request.
-
-        Raises RequestError.
-        """
+        """Yields a request that is on the ring, or has ended; the end of the body ends it. Raises RequestError."""
         request = self._enter(message, caller, peer, streaming)
         # The outcome of a cancelled call, which no clause below changes: CancelledError is not an Exception.
         outcome = status = "CANCELLED"
@@ -87,14 +84,8 @@ class RequestPipeline:
             request_id = spec.request_id
             return self._requests.add(spec, caller.tenant)
         except RequestError as error:
-            self._log.info(
-                "request_ended",
-                request_id=request_id,
-                outcome=error.code.name,
-                stream=streaming,
-                tenant=caller.tenant,
-                **_refusal(error, peer),
-            )
+            fields = {"outcome": error.code.name, "stream": streaming, "tenant": caller.tenant} | _refusal(error, peer)
+            self._log.info("request_ended", request_id=request_id, **fields)
             self._counters.on_refused(error.code.name, error.code.status)
             raise
 

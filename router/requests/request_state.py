@@ -139,7 +139,7 @@ class RequestState:
 
     @property
     def bound(self) -> bool:
-        """It can go on with `model` only: its client was told of that model, or tokens of it have come."""
+        """It can go on with `model` only: its client knows that model, or tokens of it have come."""
         return bool(self.model) and (
             bool(self.spec.resume_model or self._ended) or self.log.start_delivered or self.log.received > 0
         )
@@ -161,13 +161,11 @@ class RequestState:
 
     @property
     def progressed(self) -> bool:
-        """This attempt got further than the one before it, by more than the rows that a death may have lost.
-
-        If rows join several tokens, it counts as progress that the engine has started the attempt.
-        """
+        """This attempt got further than the one before it, by more than the rows that a death may have lost."""
         gained = self.log.received - self.attempt.tokens_before
         if gained > PROBATION_TOKENS * self.spec.n + self._unseen_at_death:
             return True
+        # If rows join several tokens, the first one may take long: the start of the attempt counts.
         return self.interval > 1 and self.attempt.started
 
     def times_since_submit(self, found: Times) -> Times:
@@ -269,7 +267,7 @@ class RequestState:
             self.move_to(RequestPhase.ENDED)
 
     def move_to(self, phase: RequestPhase) -> None:
-        """Raises RuntimeError where TRANSITIONS does not list the change: a bug in the caller."""
+        """Raises RuntimeError if TRANSITIONS does not list the change: a bug in the caller."""
         if phase not in TRANSITIONS[self.phase]:
             raise RuntimeError(f"request {self.number} cannot get from {self.phase.name} to {phase.name}")
         self.phase = phase

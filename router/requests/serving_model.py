@@ -1,7 +1,8 @@
-"""Which engines a request may go to where the engines of a ring serve different models, as in a rolling update."""
+"""Which engines a request may go to while the engines of a ring serve different models, as in a rolling update."""
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from structlog.stdlib import BoundLogger
 
@@ -14,6 +15,7 @@ SHORT = 8
 """Characters of a fingerprint in messages."""
 
 
+@dataclass(eq=False)
 class ServingModel:
     """A model is known by its fingerprint: weights, configuration and dtype (`EngineHeartbeat.fingerprint`).
 
@@ -21,12 +23,11 @@ class ServingModel:
     the smallest fingerprint, so that routers agree. A bound request (`RequestState.bound`) stays with its model.
     """
 
-    def __init__(self, mixing: bool, log: BoundLogger) -> None:
-        """`mixing`: every request may go to every engine; a bound one prefers its own model."""
-        self._mixing = mixing
-        self._log = log
-        self._current = ""
-        self._mixed = False
+    _mixing: bool
+    """Every request may go to every engine; a bound one prefers its own model."""
+    _log: BoundLogger
+    _current: str = ""
+    _mixed: bool = False
 
     def engines_for(self, request: RequestState, usable: Iterable[EnginePeer]) -> list[EnginePeer]:
         """The usable engines to which the request may go now."""
@@ -45,7 +46,7 @@ class ServingModel:
         return self._current if self._current in first else first[0]
 
     def check(self, request: RequestState, engines: list[EnginePeer]) -> None:
-        """Raises RequestError MODEL_CHANGED where no engine serves the model to which the request is bound.
+        """Raises RequestError MODEL_CHANGED if no engine serves the model to which the request is bound.
 
         A silent or draining engine may come back with that model, so while there is one the request waits.
         """

@@ -30,7 +30,6 @@ class TokenizerPool:
     """The model's tokenizer and chat template. Raises CheckpointError if they cannot be read.
 
     At most MAX_WAITING texts of MAX_WAITING_BYTES in all are queued or in work; one more is refused as OVERLOADED.
-    A single text may be larger than that.
     """
 
     def __init__(self, checkpoint: Checkpoint, threads: int, max_rendered_bytes: int) -> None:
@@ -88,6 +87,7 @@ class TokenizerPool:
             if self._waiting >= MAX_WAITING:
                 message = f"{self._waiting} texts are being tokenized or decoded, at most {MAX_WAITING} may be"
                 raise RequestError(ErrorCode.OVERLOADED, message)
+            # A single text may be larger than the bound: else it could never be tokenized.
             if self._waiting and self._waiting_bytes + size > MAX_WAITING_BYTES:
                 message = (
                     f"texts of {self._waiting_bytes} bytes are being tokenized or decoded and this one has {size}; "

@@ -112,6 +112,5 @@ class Limits:
 
 
 def limits_of(settings: ClientLimits, context_tokens: int) -> Limits:
-    """For a model with this longest context."""
     by_context = min(max(context_tokens * PROMPT_BYTES_PER_TOKEN, SMALLEST_PROMPT_BYTES), LARGEST_PROMPT_BYTES)
     return Limits(settings.max_prompt_bytes or by_context, max(4 * context_tokens, SMALLEST_PROMPT_IDS), settings.max_n)

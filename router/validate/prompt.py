@@ -210,9 +210,7 @@ class Retention:
             RangeRetention(max(0, part.start - cut), (part.end or prompt_tokens) - cut, part.priority, part.seconds)
             for part in self.prompt
         ]
-        return RetentionParams(
-            tuple(part for part in moved if part.end > 0), self.decode_priority, self.decode_seconds
-        )
+        return RetentionParams(tuple(part for part in moved if part.end > 0), self.decode_priority, self.decode_seconds)
 
 
 def parse_retention(options: pb.KvCacheOptions, limits: Limits, bad: Violations) -> Retention:

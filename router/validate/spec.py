@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from router.errors import RequestError, Violation, Violations, shown
+from router.errors import Range, RequestError, Violation, Violations, shown
 from router.validate.fields import reject_unbuilt
 from router.validate.model import Limits, Model
 from router.validate.prompt import Prompt, Retention, parse_prompt, parse_retention
@@ -17,7 +17,7 @@ from sluice.v1 import generation_pb2 as pb
 
 UNARY_INTERVAL = 128
 """Tokens per text batch of a unary request: a failed attempt loses fewer than this."""
-MAX_ENGINE_DEATHS = 8
+ENGINE_DEATHS_RANGE = Range(0, 8)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 FINGERPRINT = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
@@ -85,16 +85,18 @@ def parse(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool
         text=_text_params(spec.output, stopping, model, streaming, bad),
         n=n,
         priority=_priority(spec.priority, bad),
-        salt=_salt(spec.kv_cache, limits, bad),
+        salt=spec.kv_cache.salt,
         time_limit=_time_limit(spec, limits, bad),
         token_ids=spec.output.token_ids,
         echo=spec.output.echo,
         timings=spec.output.timings,
         streaming=streaming,
         resume=resume,
-        engine_deaths=_engine_deaths(spec.engine_deaths, bad),
+        engine_deaths=spec.engine_deaths,
         resume_model=_resume_model(spec.resume, bad),
     )
+    bad.at_most("spec.kv_cache.salt", len(spec.kv_cache.salt.encode()), limits.salt_bytes, "bytes")
+    bad.within("spec.engine_deaths", spec.engine_deaths, ENGINE_DEATHS_RANGE)
     bad.raise_if_any()
     return found
 
@@ -160,8 +162,7 @@ def _keep_prompt_tokens(spec: pb.GenerationSpec, bad: Violations) -> int | None:
 def _logprobs(output: pb.OutputOptions, limits: Limits, bad: Violations) -> int | None:
     if not output.HasField("logprobs"):
         return None
-    if output.logprobs > limits.logprobs:
-        bad.add("spec.output.logprobs", f"is {output.logprobs}, must be in [0, {limits.logprobs}]")
+    bad.within("spec.output.logprobs", output.logprobs, Range(0, limits.logprobs))
     return output.logprobs
 
 
@@ -191,23 +192,12 @@ def _n(spec: pb.GenerationSpec, limits: Limits, bad: Violations) -> int:
     return n
 
 
-def _engine_deaths(value: int, bad: Violations) -> int:
-    if value > MAX_ENGINE_DEATHS:
-        bad.add("spec.engine_deaths", f"is {value}, must be in [0, {MAX_ENGINE_DEATHS}]")
-    return value
-
-
 def _priority(value: int, bad: Violations) -> int:
     if value == pb.PRIORITY_UNSPECIFIED:
         return int(pb.PRIORITY_NORMAL)
     if value not in pb.Priority.values():
         bad.add("spec.priority", f"is {value}, must be one of {', '.join(pb.Priority.keys())}")
     return value
-
-
-def _salt(options: pb.KvCacheOptions, limits: Limits, bad: Violations) -> str:
-    bad.at_most("spec.kv_cache.salt", len(options.salt.encode()), limits.salt_bytes, "bytes")
-    return options.salt
 
 
 def _time_limit(spec: pb.GenerationSpec, limits: Limits, bad: Violations) -> float | None:

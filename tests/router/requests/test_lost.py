@@ -85,10 +85,10 @@ async def test_a_router_that_takes_the_place_of_another_has_lost_nothing(ring, s
     await former.router.stop(0.0)
     client = await start()
     assert await client.events(text_spec())
-    assert (client.router.ring.inbox.gaps, client.lines("messages_lost")) == (0, [])
+    assert (client.router.ring.inbox.gaps, client.lines("frames_lost")) == (0, [])
     detokenizer.lanes[client.router.address].sent += 2
-    await client.until(lambda: client.lines("messages_lost"))
-    assert client.lines("messages_lost")[0]["requests"] == 0
+    await client.until(lambda: client.lines("frames_lost"))
+    assert client.lines("frames_lost")[0]["requests"] == 0
     assert client.router.ring.inbox.gaps == 1
 
 
