@@ -13,8 +13,7 @@ from router.access.access import Access
 from router.access.principal import Admit
 from router.api.admin_service import AdminService, ModelService
 from router.api.generation_service import GenerationService
-from router.api.health import SERVICE as HEALTH
-from router.api.health import HealthService
+from router.api.health import HEALTH, HealthService
 from router.api.listener import Listener
 from router.api.reflection import reflection_handlers
 from router.api.rpc import admit_all, handler
@@ -85,11 +84,6 @@ class RouterApp:
         """Of AdminService, if it has its own."""
         return self._listeners[1].port if len(self._listeners) > 1 else None
 
-    @property
-    def address(self) -> str:
-        """Where peers reach its inbox."""
-        return self.ring.address
-
     async def start(self) -> None:
         """Bind every port, then say hello to peers, then take calls."""
         # The status server first: probes get an answer while the rest starts.
@@ -107,7 +101,7 @@ class RouterApp:
             "ready",
             address=self._listeners[0].address,
             admin_address=self._listeners[-1].address if has_admin else None,
-            inbox=self.address,
+            inbox=self.ring.address,
             model=self._model.name,
             router=self.settings.id,
         )

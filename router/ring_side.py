@@ -29,8 +29,6 @@ from sluice.settings.services import RouterSettings
 
 CACHED_BLOCKS = 1 << 16
 """Block hashes remembered per engine for placement: about 10 MiB, a million tokens."""
-RESOLVE_SECONDS = 5.0
-"""Between two look-ups of the peers' names: a new replica takes part about this soon."""
 MAX_SOCKETS = 8192
 """Of ZeroMQ, whose default of 1023 suffices for only 341 peers."""
 BATCH_MESSAGES = 32
@@ -120,9 +118,8 @@ class RingSide:
     def start(self) -> Coroutine[Any, Any, None]:
         """Read messages; returns what follows the peers, which runs until it is cancelled."""
         self.inbox.start()
-        return self.membership.run(
-            self.dispatcher.on_peer_lost, self.dispatcher.on_frames_lost_between, self.on_change, RESOLVE_SECONDS
-        )
+        dispatcher = self.dispatcher
+        return self.membership.run(dispatcher.on_peer_lost, dispatcher.on_frames_lost_between, self.on_change)
 
     async def drain(self, seconds: float) -> int:
         """Take no new requests, wait until all have ended, and hand back those that are open after `seconds`.

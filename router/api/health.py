@@ -12,7 +12,7 @@ from router.api.rpc import Context
 
 LIVENESS = "liveness"
 READINESS = "readiness"
-SERVICE = cast(ServiceDescriptor, pb.DESCRIPTOR.services_by_name["Health"])
+HEALTH = cast(ServiceDescriptor, pb.DESCRIPTOR.services_by_name["Health"])
 
 
 class HealthService:

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import msgspec
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -19,14 +20,14 @@ CAPACITY = 8192
 MOMENTS = ("arrival", "first_scheduled", "first_token", "last_token")
 
 
+@dataclass(eq=False)
 class StatsBroadcast:
     """Each subscriber gets what heartbeats bring from its subscription on."""
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
-        self.lost = 0
-        """Steps and requests that came faster than a subscriber read them."""
-        self._capacity = capacity
-        self._subscriptions: set[StatsSubscription] = set()
+    _capacity: int = CAPACITY
+    _subscriptions: set["StatsSubscription"] = field(default_factory=set)
+    lost: int = 0
+    """Steps and requests that came faster than a subscriber read them."""
 
     @property
     def subscribers(self) -> int:

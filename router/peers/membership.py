@@ -18,6 +18,8 @@ from sluice.ring.keys import PLAIN, Security
 from sluice.ring.timing import HELLO_SECONDS
 from sluice.settings.router import PeerSettings
 
+RESOLVE_SECONDS = 5.0
+"""Between two look-ups of the peers' names: a new replica takes part about this soon."""
 TICK_SECONDS = 0.25
 MAX_WARNED = 1000
 
@@ -46,10 +48,7 @@ class Membership:
         log: BoundLogger,
         security: Security = PLAIN,
     ) -> None:
-        """`addresses` of engines and of detokenizers; `tokenizer`: the fingerprint that every peer must report.
-
-        `cache_version`: of an engine's cache by epoch, as `Placement` knows it.
-        """
+        """`tokenizer`: fingerprint that all peers must report. `cache_version`: of the prefix cache of an epoch."""
 
         def to_engine(epoch: int) -> Hello:
             return msgspec.structs.replace(hello, cache_heard=cache_version(epoch))
@@ -70,14 +69,12 @@ class Membership:
         self._on_missed: OnMissed = lambda _, __: 0
         self._on_change: Callable[[], None] = lambda: None
 
-    async def run(
-        self, on_lost: OnLost, on_missed: OnMissed, on_change: Callable[[], None], resolve_seconds: float
-    ) -> None:
+    async def run(self, on_lost: OnLost, on_missed: OnMissed, on_change: Callable[[], None]) -> None:
         self._on_lost, self._on_missed, self._on_change = on_lost, on_missed, on_change
         for peers, addresses in zip(self._kinds, self._addresses, strict=True):
             peers.set_addresses(addresses.unresolved)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._resolve(resolve_seconds))
+            tasks.create_task(self._resolve())
             tasks.create_task(self._send_hellos())
             tasks.create_task(self._watch())
 
@@ -180,10 +177,10 @@ class Membership:
             self._on_lost(peer, "stalled", False, False)
             self._changed()
 
-    async def _resolve(self, interval: float) -> None:
+    async def _resolve(self) -> None:
         while True:
             for peers, addresses in zip(self._kinds, self._addresses, strict=True):
                 for removed in peers.set_addresses(await addresses.look_up()):
                     self._on_lost(removed, "was removed", True, False)
                     removed.lane.close()
-            await asyncio.sleep(interval)
+            await asyncio.sleep(RESOLVE_SECONDS)

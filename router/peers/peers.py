@@ -15,32 +15,32 @@ from sluice.ring.timing import HUNG_UP_SECONDS
 B = TypeVar("B", EngineHeartbeat, DetokenizerHeartbeat)
 
 
+@dataclass(eq=False)
 class Peer(Generic[B]):
     """One process (one epoch) at an address, and the lane to it."""
 
-    def __init__(self, address: str, aliases: frozenset[str], lane: Lane) -> None:
-        self.address = address
-        self.aliases = aliases
-        self.lane = lane
-        self.hello_sent = False
-        """The lane accepted the latest hello."""
-        self.unreachable = False
-        """The lane is disconnected, although heartbeats may still arrive."""
-        self.heartbeat: B | None = None
-        self.last_heartbeat_at = 0.0
-        """On the monotonic clock, as `last_progress_at`."""
-        self.alive = False
-        self.progress = 0
-        """Turns of the peer's loop at its last heartbeat; 0 if it does not report them."""
-        self.last_progress_at = 0.0
-        self.stalled = False
-        """It sends heartbeats, but its loop makes no progress."""
-        self.dead = False
-        """It disconnected and fell silent, and its death was reported."""
-        self.refuses = False
-        """It rejected a request because it is in quarantine; reset by its next heartbeat."""
-        self.missed: dict[int, int] = {}
-        """Frames that it reported as missed, by the epoch of the lane or engine that sent them."""
+    address: str
+    aliases: frozenset[str]
+    lane: Lane
+    hello_sent: bool = False
+    """The lane accepted the latest hello."""
+    unreachable: bool = False
+    """The lane is disconnected, although heartbeats may still arrive."""
+    heartbeat: B | None = None
+    last_heartbeat_at: float = 0.0
+    """On the monotonic clock, as `last_progress_at`."""
+    alive: bool = False
+    progress: int = 0
+    """Turns of the peer's loop at its last heartbeat; 0 if it does not report them."""
+    last_progress_at: float = 0.0
+    stalled: bool = False
+    """It sends heartbeats, but its loop makes no progress."""
+    dead: bool = False
+    """It disconnected and fell silent, and its death was reported."""
+    refuses: bool = False
+    """It rejected a request because it is in quarantine; reset by its next heartbeat."""
+    missed: dict[int, int] = field(default_factory=dict)
+    """Frames that it reported as missed, by the epoch of the lane or engine that sent them."""
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ class Peer(Generic[B]):
         return reachable and self.heartbeat is not None and not self.heartbeat.draining
 
     def is_silent(self, now: float, timeout: float) -> bool:
-        """No heartbeat came for the timeout, or for HUNG_UP_SECONDS if the peer disconnected."""
+        # A peer that disconnected has most likely died: no need to wait for the whole timeout.
         return now - self.last_heartbeat_at > (min(timeout, HUNG_UP_SECONDS) if self.lane.hung_up() else timeout)
 
     @property

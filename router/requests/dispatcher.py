@@ -46,14 +46,13 @@ class Dispatcher:
 
     @property
     def context_tokens(self) -> int:
-        """Longest prompt plus output: the model's, or less if no live engine can hold so much."""
+        """As `AttemptSender.context_tokens`."""
         return self._attempts.context_tokens
 
     async def submit(self, request: RequestState) -> None:
         """Place the first attempt and send it, waiting for peers up to `peer_wait` and for a lane with room.
 
-        Raises RequestError NO_ENGINE, NO_DETOKENIZER, MODEL_CHANGED, CONTEXT_OVERFLOW. A request that was stopped
-        meanwhile is not sent.
+        Raises RequestError NO_ENGINE, NO_DETOKENIZER, MODEL_CHANGED, CONTEXT_OVERFLOW. Not sent if stopped meanwhile.
         """
         deadline = time.monotonic() + self._peer_wait
         await self._membership.wait(deadline)
@@ -126,10 +125,7 @@ class Dispatcher:
         return len(concerned)
 
     def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool = False) -> None:
-        """Give up the attempts at a lost peer. `gone`: it was restarted or removed, so its lane will be closed.
-
-        `died`: its process ended, possibly because of a request that it was running.
-        """
+        """Give up the attempts at a lost peer. `gone`: its lane will be closed. `died`: its process ended undrained."""
         code = ErrorCode.ENGINE_LOST if isinstance(peer.heartbeat, EngineHeartbeat) else ErrorCode.DETOKENIZER_LOST
         aboard = [request for request in self._requests.on_ring if _is_at(request, peer)]
         poison = self._find_poison(peer, aboard) if died else None
@@ -181,14 +177,9 @@ class Dispatcher:
 
     def _end_poison(self, request: RequestState) -> None:
         deaths = request.suspicion.deaths
-        self._log.error(
-            "poison_request_ended",
-            request_id=request.spec.request_id,
-            tenant=request.tenant,
-            engine=request.engine,
-            engine_deaths=deaths,
-            received_tokens=request.log.received,
-        )
+        details = {"engine": request.engine, "engine_deaths": deaths, "received_tokens": request.log.received}
+        request_id, tenant = request.spec.request_id, request.tenant
+        self._log.error("poison_request_ended", request_id=request_id, tenant=tenant, **details)
         self.lose_attempt(request, ErrorCode.POISON, f"{deaths} engines in a row died under this request")
 
     def _stop(self, request: RequestState) -> None:

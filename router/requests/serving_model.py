@@ -53,7 +53,11 @@ class ServingModel:
         if self._mixing or not request.bound or not engines:
             return
         if all(peer.alive and not peer.draining and not _serves(request.model, peer) for peer in engines):
-            raise _model_changed(request.model, sorted(engines_by_model(engines)))
+            began, now = request.model, sorted(engines_by_model(engines))
+            short = " or ".join(model[:SHORT] for model in now)
+            message = f"the stream began with the model {began[:SHORT]} and cannot go on: the engines serve {short} now"
+            metadata = {"model_fingerprint": began, "served": ",".join(now)}
+            raise RequestError(ErrorCode.MODEL_CHANGED, message, metadata=metadata)
 
     def watch(self, engines: Iterable[EnginePeer]) -> None:
         """Log when the engines begin to serve different models, and when they serve one again."""
@@ -89,12 +93,3 @@ def _serving(model: str, engines: Iterable[EnginePeer]) -> list[EnginePeer]:
 
 def _serves(model: str, peer: EnginePeer) -> bool:
     return peer.heartbeat is not None and peer.heartbeat.fingerprint == model
-
-
-def _model_changed(began: str, now: list[str]) -> RequestError:
-    others = " or ".join(model[:SHORT] for model in now)
-    return RequestError(
-        ErrorCode.MODEL_CHANGED,
-        f"the stream began with the model {began[:SHORT]} and cannot go on: the engines serve {others} now",
-        metadata={"model_fingerprint": began, "served": ",".join(now)},
-    )

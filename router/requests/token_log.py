@@ -35,9 +35,8 @@ class SequenceLog:
         self.delivered = len(resumed)
         """Of those, how many the reader has taken."""
         self.text: list[str] = []
-        """Undelivered."""
+        """Undelivered, as the logprobs."""
         self.logprobs: list[TokenLogprob] = []
-        """Undelivered."""
         self.cumulative = 0.0
         """Sum of all logprobs."""
         self.end: End | None = None
