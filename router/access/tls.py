@@ -16,10 +16,9 @@ MAX_PEERS = 65_536
 class Handshakes:
     """Counts TLS handshakes, and the connections that carried a call."""
 
-    # gRPC does not report failed handshakes to Python, so we count what it does report: a growing gap means rejected
-    # handshakes, or clients that connect and send nothing.
-
     def __init__(self) -> None:
+        # gRPC does not report failed handshakes to Python: a growing gap between these two means rejected handshakes,
+        # or clients that connect and send nothing.
         self.begun = 0
         self.used = 0
         self._lock = threading.Lock()

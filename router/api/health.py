@@ -15,10 +15,9 @@ READINESS = "readiness"
 HEALTH = cast(ServiceDescriptor, pb.DESCRIPTOR.services_by_name["Health"])
 
 
+# Not grpcio-health-checking's own servicer: there the first watcher that leaves ends the updates of all others.
 class HealthService:
     """One status for the server (""), each of its services and READINESS; LIVENESS is always SERVING."""
-
-    # Not grpcio-health-checking's own servicer: there the first watcher that leaves ends the updates of all others.
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = frozenset({"", LIVENESS, READINESS, *services})
