@@ -41,10 +41,7 @@ class Rate:
 
 
 class Stats:
-    """Public members may be read from any thread: `latest` is replaced whole, never modified.
-
-    `active_requests` counts requests; the queued, paused and scheduled counts are of sequences.
-    """
+    """Public members may be read from any thread: `latest` is replaced whole, never modified."""
 
     def __init__(
         self,
@@ -127,6 +124,7 @@ class Stats:
     def _memory(self) -> dict[str, int]:
         cache, host = self._cache, self._cache.tiers.host
         preempted, free = len(cache.preempted), cache.pool.available
+        # active_requests counts requests; what is queued, paused or scheduled, sequences.
         return {
             "active_requests": len(self._live.requests),
             "queued_requests": len(self._live.active) - len(cache.holders) - preempted,

@@ -38,13 +38,10 @@ def find_classes(names: SchedulerNames) -> dict[str, Callable[[SchedulerContext]
 
 def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: BoundLogger) -> RequestScheduler:
     """Raises ValueError."""
-    custom = {
-        setting: (
-            instantiate(setting, getattr(names, setting), found, context),
-            SchedulerWarnings(getattr(names, setting), log),
-        )
-        for setting, found in find_classes(names).items()
-    }
+    custom = {}
+    for setting, found in find_classes(names).items():
+        value = getattr(names, setting)
+        custom[setting] = instantiate(setting, value, found, context), SchedulerWarnings(value, log)
     if "scheduler" in custom:
         return GuardedScheduler(*custom["scheduler"], context)
     if "capacity_scheduler_policy" in custom:
@@ -60,7 +57,7 @@ def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: Bound
 
 
 def find_class(setting: str, value: str, method: str, base: type = object) -> Callable[[SchedulerContext], Any]:
-    """The class that `module:Class` names, which must have this method and base class. Raises ValueError."""
+    """The class that `value`, `module:Class`, names. Raises ValueError if it lacks this method or base class."""
     try:
         found = find(value)
     except ValueError as error:
