@@ -133,7 +133,7 @@ class Engine:
         request = sequence.request
         # A resumed sequence may find even generated tokens in the cache.
         cached = min(sequence.num_computed, request.num_prompt)
-        self.live.schedule(request, cached, now)
+        self.live.mark_scheduled(request, cached, now)
         self.cache.prompt_tokens += request.num_prompt
         self.cache.cached_tokens += cached
 

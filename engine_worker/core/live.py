@@ -47,7 +47,7 @@ class LiveRequests:
     def refuse(self, spec: Submit, fault: Fault) -> None:
         self._responses.refused.append((spec, fault))
 
-    def schedule(self, request: Request, cached_tokens: int, now: float) -> None:
+    def mark_scheduled(self, request: Request, cached_tokens: int, now: float) -> None:
         """A request's first step was scheduled, with `cached_tokens` of its prompt from the prefix cache."""
         request.scheduled_at, request.cached_tokens = now, cached_tokens
         self._changed[request] = None

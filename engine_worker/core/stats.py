@@ -56,9 +56,8 @@ class Stats:
         self.step_seconds = Histogram(STEP_SECONDS)
         self.step_sequences = Histogram(STEP_SEQUENCES)
         self.context_tokens = 0
-        """Computed since the start, including again after preemption."""
+        """Includes those computed again after preemption."""
         self.generated_tokens = 0
-        """Since the start."""
         self._cache = cache
         self._live = live
         self._scheduler = scheduler

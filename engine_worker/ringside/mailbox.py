@@ -91,7 +91,7 @@ class Mailbox:
         # Only now, because the end of a request's last sequence forgets its address.
         for row in responses.rows:
             if row.end is not None:
-                self._end(self._submits[row.request])
+                self._end_sequence(self._submits[row.request])
         self._outbox.flush()
 
     def _must_wait(self, spec: Submit, room: bool) -> bool:
@@ -141,10 +141,9 @@ class Mailbox:
         rows = [TokenRow(spec.request, spec.attempt, index, offset, [], [], end) for index, offset in offsets.items()]
         self._outbox.put(spec.detokenizer, rows)
         for _ in rows:
-            self._end(spec)
+            self._end_sequence(spec)
 
-    def _end(self, spec: Submit) -> None:
-        """Count the end of one sequence."""
+    def _end_sequence(self, spec: Submit) -> None:
         self._num_live[spec.request] -= 1
         if not self._num_live[spec.request]:
             del self._submits[spec.request], self._num_live[spec.request]
