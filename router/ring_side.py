@@ -111,7 +111,7 @@ class RingSide:
         self.admission = Admission(settings, time.monotonic)
         self.counters = RequestCounters()
         # Half of the time: the other half is left for a suspect to run like any other request.
-        self.suspects = Suspects(settings.recovery_timeout / 2)
+        self.suspects = Suspects(settings.recovery_timeout / 2, time.monotonic)
         self.serving = ServingModel(settings.allow_mixed_models, log)
         self.dispatcher = self._make_dispatcher(context_tokens)
 

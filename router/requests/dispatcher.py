@@ -205,9 +205,11 @@ class Dispatcher:
         if appended is Appended.TAKEN and row.tokens:
             self._counters.on_tokens(request, row.sequence, len(row.tokens))
             request.charge_output(len(row.tokens))
-            # Beyond the token at which it may have killed an engine: others may share its engine again.
-            if request.suspicion.suspected and request.progressed:
-                self._suspects.clear(request.suspicion)
+            if request.suspicion.suspected and request.past_probation:
+                # Its engine takes other requests again; it stays a suspect up to where an engine may have died.
+                self._suspects.leave_quarantine(request.suspicion)
+                if request.progressed:
+                    self._suspects.clear(request.suspicion)
         if appended is Appended.HOLE and not failed:
             message = f"rows of sequence {row.sequence} are missing before {row.offset}"
             self.lose_attempt(request, ErrorCode.ROWS_LOST, message)
