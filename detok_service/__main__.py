@@ -1,6 +1,6 @@
 """`python -m detok_service`: one detokenizer process."""
 
-from sluice.ring.process import exit_on_interrupt
+from sluice.ring.process import die_with_parent, exit_on_interrupt, on_stop_signal, run_service
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
@@ -25,17 +25,15 @@ from sluice.ring.inbox import Inbox
 from sluice.ring.keys import InsecureError, KeysError, Security
 from sluice.ring.lane import Lane
 from sluice.ring.ports import PortError, check_ports
-from sluice.ring.process import die_with_parent, on_stop_signal, run_service
 from sluice.ring.socket_file import ListenError
 from sluice.ring.wire import ToDetokenizer
 from sluice.settings.read import load_settings
 from sluice.settings.services import DetokenizerSettings
 from sluice.telemetry import configure
-from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.output import protect_stderr
-from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
-from sluice.telemetry.service_status import ServiceStatus, StatusFile
+from sluice.telemetry.server import MAX_CONNECTIONS, Health, StatusServer
+from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 
 IDLE_SECONDS = 0.1
 """Longest wait for a message, so that a signal is noticed."""

@@ -25,10 +25,9 @@ from router.text.tokenizer_pool import TokenizerPool
 from router.validate.model import describe, limits_of
 from sluice.ring.checkpoint import Checkpoint
 from sluice.settings.services import RouterSettings
-from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.metrics import registry_of
-from sluice.telemetry.server import StatusServer
-from sluice.telemetry.service_status import ServiceStatus, State, StatusFile
+from sluice.telemetry.server import Health, StatusServer
+from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, State, StatusFile
 from sluice.v1 import admin_pb2, generation_pb2
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]

@@ -12,10 +12,10 @@ from engine_worker.ringside.stats_callback import StatsCallback
 from sluice.ring.inbox import Inbox
 from sluice.ring.wire import ToEngine
 from sluice.settings.services import EngineSettings
-from sluice.telemetry.health import Health, ProgressBeacon
 from sluice.telemetry.metrics import counter, gauge, histogram, registry_of
 from sluice.telemetry.output import lines_lost
-from sluice.telemetry.server import StatusServer
+from sluice.telemetry.server import Health, StatusServer
+from sluice.telemetry.service_status import ProgressBeacon
 
 P = "sluice_engine_"
 

@@ -27,8 +27,7 @@ from sluice.ring.lane import Lane
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
 from sluice.settings.services import EngineSettings
-from sluice.telemetry.health import ProgressBeacon
-from sluice.telemetry.service_status import ServiceStatus, StatusFile
+from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 
 IDLE_SECONDS = 0.25
 """Longest wait for messages while there is nothing to compute."""

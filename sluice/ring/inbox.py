@@ -9,11 +9,10 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 import zmq
 
-from sluice.ring.keys import KEYS_SECONDS, PLAIN, KeyPair, Security
+from sluice.ring.keys import KEYS_SECONDS, PLAIN, KeyPair, Security, ZapHandler
 from sluice.ring.lane import MAX_FRAME_BYTES, is_ipv6, open_frame
 from sluice.ring.message import Message
 from sluice.ring.socket_file import IN_USE, ListenError, SocketFile
-from sluice.ring.zap import ZapHandler
 
 MAX_KNOWN_LANES = 4096
 SILENT_MILLISECONDS = 5000

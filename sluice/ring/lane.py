@@ -5,7 +5,7 @@ the lane's epoch, the frame's number) and a MessagePack body. The receiver check
 whatever ZeroMQ loses (a peer dies, a pipe closes) shows as a `Gap` at the next frame. Idle senders send heartbeats or
 keep-alives, so there is always a next frame.
 
-With keys, lanes are encrypted by CURVE and only known peers are admitted (`keys`, `zap`). Keys may change at runtime:
+With keys, lanes are encrypted by CURVE and only known peers are admitted (`keys`). Keys may change at runtime:
 an inbox listens with its new key at once; a lane keeps its connection and uses the new key for the next one.
 """
 

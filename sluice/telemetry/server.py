@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -12,7 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from sluice.ring.descriptors import exhausted, reserve
-from sluice.telemetry.health import Health
+from sluice.telemetry.service_status import ProgressBeacon
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse
@@ -27,6 +28,30 @@ RETRY_SECONDS = 0.05
 """Until the next attempt to accept a connection if no descriptor is left."""
 END_SECONDS = 1.0
 """For the thread of a closed connection to notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Answers of /livez and /readyz: None if the service is fine, else the reason why not."""
+
+    beacon: ProgressBeacon
+    live_stall: float
+    """Seconds without a turn of the loop after which the service counts as dead. One step may be long."""
+    ready_stall: float
+    """Seconds without progress after which it is not ready."""
+    unready: Callable[[], str | None]
+    """The service's own reason not to be ready. Called in the thread of the probe."""
+
+    def dead(self) -> str | None:
+        still = self.beacon.still
+        return f"the loop has not turned for {still:.1f} s" if still > self.live_stall else None
+
+    def not_ready(self) -> str | None:
+        if self.beacon.still > self.ready_stall:
+            return f"the loop has not turned for {self.beacon.still:.1f} s"
+        if self.beacon.stuck > self.ready_stall:
+            return f"there is work, and nothing has moved for {self.beacon.stuck:.1f} s"
+        return self.unready()
 
 
 class StatusServer:

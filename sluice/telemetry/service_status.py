@@ -2,7 +2,8 @@
 modification time is the latest turn of the service's loop."""
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,8 @@ import msgspec
 
 STATUS_VARIABLE = "SLUICE_STATUS_FILE"
 """Names the file; set by the launcher in the environment of each service."""
+TOUCH_SECONDS = 1.0
+"""Between two touches of the status file: far less than the launcher's freeze_timeout, far more than a step."""
 
 State = Literal["starting", "ready", "draining"]
 
@@ -72,6 +75,38 @@ class StatusFile:
             # The launcher reads the old status or the new one, never half of one.
             new.replace(self._path)
             self._written = self._status
+
+
+class ProgressBeacon:
+    """Shows probes and the launcher that a service's loop turns. One thread touches it, any may read."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, status_file: StatusFile | None = None) -> None:
+        self.turns = 0
+        """Number of touches."""
+        self._status_file = status_file
+        self._clock = clock
+        self._turned_at = self._moved_at = clock()
+        self._file_touched_at = float("-inf")
+
+    @property
+    def still(self) -> float:
+        """Seconds since the loop last turned."""
+        return self._clock() - self._turned_at
+
+    @property
+    def stuck(self) -> float:
+        """Seconds since the loop last made progress, or had nothing to do."""
+        return self._clock() - self._moved_at
+
+    def touch(self, moving: bool = True) -> None:
+        """The loop has turned. `moving`: and made progress with its work, if there was any."""
+        self.turns += 1
+        now = self._turned_at = self._clock()
+        if moving:
+            self._moved_at = now
+        if self._status_file is not None and now - self._file_touched_at >= TOUCH_SECONDS:
+            self._file_touched_at = now
+            self._status_file.touch()
 
 
 class StatusReader:
