@@ -54,7 +54,7 @@ class RouterLink:
     def on_hello(self, epoch: int, now: float) -> bool:
         """Whether the router is a new process, which replaced the one that sent the hellos before."""
         self.last_hello, self.wants_heartbeats = now, True
-        former, self._epochs = self._epochs, self._epochs.met(epoch)
+        former, self._epochs = self._epochs, self._epochs.after(epoch)
         return former.replaced_by(epoch)
 
     def start(self, started: Started) -> None:

@@ -45,7 +45,7 @@ class Engines:
     """The engines that send to this detokenizer: when the latest frame of each came, and how many were lost."""
 
     def __init__(self) -> None:
-        self._heard: OrderedDict[Engine, float] = OrderedDict()
+        self._last_frame_at: OrderedDict[Engine, float] = OrderedDict()
         """Time of the latest frame; the longest silent first."""
         self._latest: dict[str, int] = {}
         """The newest epoch by name."""
@@ -55,24 +55,24 @@ class Engines:
 
     @property
     def epochs(self) -> set[int]:
-        return {epoch for _, epoch in self._heard}
+        return {epoch for _, epoch in self._last_frame_at}
 
     def on_frame(self, engine: Engine, now: float) -> Engine | None:
         """A frame came. If it is the first of a new process, returns the engine that this one replaced.
 
         Late frames of a former epoch may come after the first of the new one: they replace nothing.
         """
-        known = engine in self._heard
-        self._heard[engine] = now
-        self._heard.move_to_end(engine)
+        known = engine in self._last_frame_at
+        self._last_frame_at[engine] = now
+        self._last_frame_at.move_to_end(engine)
         if known:
             return None
         name, epoch = engine
         former = self._latest.get(name)
         self._latest[name] = epoch
         # Names and epochs come off the wire: without a bound, forged ones would fill the memory.
-        if len(self._heard) > MAX_ENGINES:
-            self.forget(next(iter(self._heard)))
+        if len(self._last_frame_at) > MAX_ENGINES:
+            self.forget(next(iter(self._last_frame_at)))
         return None if former is None else (name, former)
 
     def count_missed(self, engine: Engine, frames: int) -> None:
@@ -86,11 +86,11 @@ class Engines:
 
     def silent(self, now: float) -> list[Engine]:
         """Engines that have been silent for too long."""
-        return [engine for engine, heard in self._heard.items() if now - heard > self._patience(engine, heard)]
+        return [engine for engine, at in self._last_frame_at.items() if now - at > self._patience(engine, at)]
 
     def forget(self, engine: Engine) -> None:
         name, epoch = engine
-        del self._heard[engine]
+        del self._last_frame_at[engine]
         self.missed.pop(epoch, None)
         if self._latest.get(name) == epoch:
             del self._latest[name]
@@ -203,7 +203,7 @@ class Detokenizer:
         self._links.close(linger)
 
     def _log_gap(self, gap: Gap) -> None:
-        if gap.met:
+        if gap.lane_known:
             self._log.warning("frames_lost", lane=gap.lane, missed=gap.missed)
         else:
             self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)

@@ -231,7 +231,7 @@ class RingSide:
         if gap is not None:
             # The frame after a gap is of the same lane, so it tells whose messages were lost.
             requests = self.dispatcher.on_messages_lost(message.detokenizer)
-            if gap.met or requests:
+            if gap.lane_known or requests:
                 self._log.warning("messages_lost", detokenizer=message.detokenizer, requests=requests)
         if isinstance(message, TextBatch):
             self.dispatcher.on_text_batch(message)

@@ -29,7 +29,7 @@ class LastHello(NamedTuple):
     """Of a router."""
 
     at: float
-    cache_heard: int
+    cache_known: int
     """Number of the last prefix cache change that the router knows."""
     epochs: Epochs = Epochs()
     """Of the routers at this address; the latest sent this hello."""
@@ -51,7 +51,7 @@ class RouterTable:
         known = live.get(hello.address)
         epochs = known.epochs if known else Epochs()
         if not epochs.is_former(hello.epoch):
-            last = LastHello(self._clock(), hello.cache_heard, epochs.met(hello.epoch))
+            last = LastHello(self._clock(), hello.cache_known, epochs.after(hello.epoch))
             self.last_hellos = live | {hello.address: last}
         return True
 
@@ -132,7 +132,7 @@ class Heartbeats(threading.Thread):
                 heartbeat,
                 steps=stats.steps,
                 requests=stats.latest_requests,
-                cache=self._cache_changes(last_hello.cache_heard),
+                cache=self._cache_changes(last_hello.cache_known),
             )
             if lane.send(message):
                 self._cursors[address] = stats.cursor

@@ -248,7 +248,7 @@ class Worker:
         return found
 
     def _on_gap(self, gap: Gap) -> None:
-        if gap.met:
+        if gap.lane_known:
             self._log.warning("frames_lost", lane=gap.lane, missed=gap.missed)
         else:
             self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)

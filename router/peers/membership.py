@@ -47,10 +47,10 @@ class Membership:
         log: structlog.stdlib.BoundLogger,
         security: Security = PLAIN,
     ) -> None:
-        """`tokenizer` is the fingerprint every peer must report; `cache_version` gives `Hello.cache_heard` by epoch."""
+        """`tokenizer` is the fingerprint every peer must report; `cache_version` gives `Hello.cache_known` by epoch."""
 
         def to_engine(epoch: int) -> Hello:
-            return msgspec.structs.replace(hello, cache_heard=cache_version(epoch))
+            return msgspec.structs.replace(hello, cache_known=cache_version(epoch))
 
         self.engines: Peers[EngineHeartbeat] = Peers(context, to_engine, timeout, stall_timeout, security.to("engine"))
         self.detokenizers: Peers[DetokenizerHeartbeat] = Peers(

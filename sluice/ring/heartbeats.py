@@ -16,7 +16,7 @@ class Hello(Message, frozen=True):
 
     router: Name
     address: Name
-    cache_heard: Total = 0
+    cache_known: Total = 0
     """To an engine: number of the latest change of its cache that this router knows; 0: none."""
     epoch: Number = 0
     """Drawn at every start of the process: requests of a former epoch at this address are orphaned."""
