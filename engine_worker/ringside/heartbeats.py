@@ -13,7 +13,7 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.ringside.stats_log import Cursor, StatsLog
 from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Epochs, Hello
-from sluice.ring.keys import PLAIN, InsecureError, Security
+from sluice.ring.keys import PLAIN, Security
 from sluice.ring.lane import Lane
 from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
@@ -146,7 +146,7 @@ class Heartbeats(threading.Thread):
             try:
                 self._lanes[address] = Lane(self._context, address, LANE_CAPACITY, self._security)
                 self._cursors[address] = self._stats_log.cursor()
-            except (zmq.ZMQError, InsecureError) as error:
+            except ValueError as error:
                 self._invalid.add(address)
                 self._log.warning("bad_address", router=address, error=str(error))
         return self._lanes.get(address)

@@ -114,7 +114,7 @@ class Epochs(NamedTuple):
         """Whether this epoch is a new one, which replaces the latest."""
         return self.latest not in (None, epoch) and epoch not in self.former
 
-    def met(self, epoch: int) -> "Epochs":
+    def after(self, epoch: int) -> "Epochs":
         """These, after a message of this epoch."""
         if self.latest is None:
             return Epochs(epoch)

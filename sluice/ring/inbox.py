@@ -26,7 +26,7 @@ class Gap(NamedTuple):
 
     lane: int
     missed: int
-    met: bool = True
+    lane_known: bool = True
     """Earlier frames of that lane came here. If not, the missing ones may have reached the former process here."""
 
 
@@ -163,7 +163,7 @@ class Inbox(Generic[M]):
             self.malformed += 1
             return
         # Numbers begin at 0. What is missing before the first frame here may have gone to a former receiver.
-        met = lane in self._expected
+        known = lane in self._expected
         missed = number - self._expected.pop(lane, 0)
         if missed < 0:
             # ZeroMQ keeps the order of a lane, so a number from the past is not its next frame.
@@ -174,8 +174,8 @@ class Inbox(Generic[M]):
         if len(self._expected) > MAX_KNOWN_LANES:
             self._expected.popitem(last=False)
         if missed:
-            self.gaps += met
-            received.append(Gap(lane, missed, met))
+            self.gaps += known
+            received.append(Gap(lane, missed, known))
         received.append(message)
 
 

@@ -73,7 +73,7 @@ class Lane:
     is not connected is full. What it held when its connection ended is lost and shows as a gap at the receiver.
     A `watched` lane notices when its receiver closes the connection, which the kernel also does for a process that
     dies. Without a free file descriptor it is neither `open` nor ready,
-    and tries again. Raises InsecureError for an address that must not be used, ZMQError for an invalid one.
+    and tries again. Raises InsecureError for an address that must not be used, ValueError for an invalid one.
     """
 
     def __init__(
@@ -105,7 +105,10 @@ class Lane:
         """It has accepted messages since it was opened."""
         self._opened_at = time.monotonic()
         """When opening was last tried."""
-        self._socket = self._open()
+        try:
+            self._socket = self._open()
+        except zmq.ZMQError as error:
+            raise ValueError(f"invalid address {address!r}: {error}") from error
 
     @property
     def open(self) -> bool:

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.metrics_core import Metric
 
 from sluice.ring.descriptors import exhausted, reserve
+from sluice.settings.services import Monitoring
+from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.service_status import ProgressBeacon
 
 if TYPE_CHECKING:
@@ -71,6 +74,19 @@ class StatusServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def serve_status(
+    settings: Monitoring,
+    beacon: ProgressBeacon,
+    read_metrics: Callable[[], Iterable[Metric]],
+    unready: Callable[[], str | None],
+) -> StatusServer | None:
+    """None without a metrics_port. Raises OSError if it cannot listen."""
+    if not settings.metrics_port:
+        return None
+    health = Health(beacon, settings.live_stall, settings.ready_stall, unready)
+    return StatusServer(registry_of(read_metrics), health, settings.metrics_host, settings.metrics_port)
 
 
 def _application(registry: CollectorRegistry, health: Health) -> "_Application":
