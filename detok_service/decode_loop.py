@@ -13,10 +13,10 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.params import TextParams
 from sluice.ring.wire import End, Open, Started, TokenBatch, TokenLogprob
 
+# Time for resumed tokens between two reads of the inbox: live streams are delayed by this much at most.
 REPLAY_SECONDS = 0.02
-"""Time for resumed tokens between two looks into the inbox."""
 REPLAY_TOKENS = 1024
-"""Resumed tokens of one stream before it is the next one's turn."""
+"""Of one stream before it is the next one's turn."""
 MAX_ROUTER_ROWS = 16_384
 """Rows that wait for a router. Beyond it heartbeats report a loss instead of one error row for each unknown row."""
 
@@ -45,6 +45,7 @@ class StreamTable:
         streams = self._requests.get(request)
         return streams[0].key[1] if streams else None
 
+    # A scan over all streams: an engine or a router is lost too rarely to pay for an index in every `add`.
     def of_engine(self, engine: Engine) -> list[TextStream]:
         return [stream for stream in self.live.values() if stream.engine == engine]
 
@@ -56,7 +57,6 @@ class StreamTable:
         self._requests.setdefault(stream.key[0], []).append(stream)
 
     def close(self, stream: TextStream) -> None:
-        """A stream has ended, or is given up."""
         del self.live[stream.key]
         request = stream.key[0]
         streams = self._requests[request]
@@ -205,7 +205,7 @@ class DecodeLoop:
         self._given_up[request] = max(attempt, self._given_up.get(request, attempt))
 
     def end_engine_streams(self, engine: Engine, code: ErrorCode, message: str, now: float) -> None:
-        """End the streams of an engine, after what has come of them."""
+        # First decode what has come: tokens that the client gets need not be computed again.
         self.advance(now)
         for stream in self._table.of_engine(engine):
             self.fail(stream, code, message)

@@ -76,7 +76,6 @@ class Engines:
         return None if former is None else (name, former)
 
     def count_missed(self, engine: Engine, frames: int) -> None:
-        """Frames of a known engine were lost."""
         _, epoch = engine
         self.missed[epoch] = min(self.missed.get(epoch, 0) + frames, MAX_MISSED)
 
@@ -85,7 +84,6 @@ class Engines:
         self._router_gap_at = now
 
     def silent(self, now: float) -> list[Engine]:
-        """Engines that have been silent for too long."""
         return [engine for engine, at in self._last_frame_at.items() if now - at > self._patience(engine, at)]
 
     def forget(self, engine: Engine) -> None:
@@ -95,9 +93,9 @@ class Engines:
         if self._latest.get(name) == epoch:
             del self._latest[name]
 
-    def _patience(self, engine: Engine, heard: float) -> float:
+    def _patience(self, engine: Engine, last_frame_at: float) -> float:
         name, epoch = engine
-        trusted = self._latest.get(name) == epoch and heard > self._router_gap_at
+        trusted = self._latest.get(name) == epoch and last_frame_at > self._router_gap_at
         return ENGINE_SILENCE_SECONDS if trusted else DOUBTFUL_ENGINE_SILENCE_SECONDS
 
 
@@ -137,7 +135,6 @@ class Detokenizer:
 
     @property
     def waiting(self) -> int:
-        """Rows that full lanes hold up."""
         return self._links.waiting
 
     def handle(self, messages: Iterable[Hello | TokenBatch | KeepAlive | Drop | Gap]) -> None:

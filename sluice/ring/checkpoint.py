@@ -101,15 +101,15 @@ def open_checkpoint(
     for name_of_file in ("config.json", "tokenizer.json"):
         if not (path / name_of_file).is_file():
             raise CheckpointError(why_incomplete(path, name_of_file))
-    config = _read_json(path / "config.json", required=True)
+    config = _read_json(path / "config.json")
     if not isinstance(config.get("vocab_size"), int):
         raise CheckpointError(f"{path / 'config.json'} has no vocab_size")
-    tokenizer_config = _read_json(path / "tokenizer_config.json", required=False)
+    tokenizer_config = _read_json(path / "tokenizer_config.json")
     return Checkpoint(
         path=path,
         name=name or (path.name if Path(model).exists() else model),
         config=config,
-        generation=_read_json(path / "generation_config.json", required=False),
+        generation=_read_json(path / "generation_config.json"),
         tokenizer_config=tokenizer_config,
         chat_template=_chat_template(path, tokenizer_config),
         fingerprint=model_fingerprint(path),
@@ -133,10 +133,9 @@ def _local_folder(model: str, revision: str | None, files: list[str]) -> Path:
         raise CheckpointError(why_not_downloaded(model, revision, error)) from error
 
 
-def _read_json(path: Path, required: bool) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
+    """Empty if there is no such file."""
     if not path.is_file():
-        if required:
-            raise CheckpointError(f"{path.parent} has no {path.name}")
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -185,7 +184,7 @@ def _digest_weights(digest: blake2b, file: Path) -> None:
     size = file.stat().st_size
     digest.update(f"{file.name}\0{size}\0".encode())
     with file.open("rb", buffering=0) as opened:
-        prefix = opened.read(8)
+        prefix = opened.read(LENGTH_BYTES)
         header = opened.read(min(int.from_bytes(prefix, "little"), MAX_HEADER_BYTES))
         digest.update(prefix + header)
         tensors = _tensors(header, len(prefix) + len(header), size)
@@ -199,11 +198,16 @@ def _digest_weights(digest: blake2b, file: Path) -> None:
 def _tensors(header: bytes, start: int, size: int) -> list[tuple[int, int]]:
     """Begin and end of each tensor in the file; of the whole file if the header is malformed, which loading reports."""
     try:
-        entries = msgspec.json.decode(header, type=dict[str, _Tensor]).values()
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = [(start + begin, start + end) for begin, end in _data_offsets(header)]
+    except ValueError:
         return [(0, size)]
-    found = [(start + each.data_offsets[0], start + each.data_offsets[1]) for each in entries if each.data_offsets]
     return found if found and all(start <= begin <= end <= size for begin, end in found) else [(0, size)]
+
+
+def _data_offsets(header: bytes) -> list[tuple[int, int]]:
+    """Of each tensor. Raises ValueError if the header is malformed."""
+    entries = msgspec.json.decode(header, type=dict[str, _Tensor]).values()
+    return [entry.data_offsets for entry in entries if entry.data_offsets is not None]
 
 
 def _spread(begin: int, end: int, count: int) -> list[int]:
@@ -257,11 +261,9 @@ def _check_file(file: Path) -> None:
 
 
 def _data_bytes(file: Path, header: bytes) -> int:
-    """Bytes after the header."""
     try:
-        tensors: dict[str, Any] = json.loads(header)
-        return max((entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"), default=0)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        return max((end for _, end in _data_offsets(header)), default=0)
+    except ValueError as error:
         raise CheckpointError(f"{file} has no safetensors header: download it again") from error
 
 

@@ -69,7 +69,7 @@ class Keys:
         self.role = role
         self._folder = folder
         self._own = _read_secret(folder, role)
-        self._public = {other: _read_public(folder, other) for other in ROLES}
+        self._public = {other: _read(_public(folder, other)) for other in ROLES}
         self._unreadable: set[Role | None] = set()
         """Roles whose public keys, or None for the secret key, have been logged as unreadable."""
         if self._own.public not in self._public[role]:
@@ -87,7 +87,7 @@ class Keys:
     def public(self, role: Role) -> tuple[bytes, ...]:
         """The keys of a role, the newest first."""
         try:
-            self._public[role] = _read_public(self._folder, role)
+            self._public[role] = _read(_public(self._folder, role))
             self._unreadable.discard(role)
         except KeysError as error:
             self._warn(role, error)
@@ -141,7 +141,7 @@ def has_key(folder: Path, role: Role) -> bool:
 def generate(folder: Path, role: Role) -> None:
     """A new pair for a role. Its former public key stays valid as its second one. Raises OSError, KeysError."""
     public, secret = zmq.curve_keypair()
-    former = _read_public(folder, role)[:1] if _public(folder, role).exists() else ()
+    former = _read(_public(folder, role))[:1] if _public(folder, role).exists() else ()
     for file in (_public(folder, role), _secret(folder, role)):
         file.parent.mkdir(parents=True, exist_ok=True)
     _secret(folder, role).parent.chmod(0o700)
@@ -164,10 +164,6 @@ def _read_secret(folder: Path, role: Role) -> KeyPair:
     if len(keys) != 1:
         raise KeysError(f"{file} must hold one key, not {len(keys)}")
     return KeyPair(zmq.curve_public(keys[0]), keys[0])
-
-
-def _read_public(folder: Path, role: Role) -> tuple[bytes, ...]:
-    return _read(_public(folder, role))
 
 
 def _read(file: Path, never: int = 0) -> tuple[bytes, ...]:
@@ -193,7 +189,10 @@ def _write(file: Path, keys: tuple[bytes, ...], mode: int) -> None:
 
 
 class ZapHandler(threading.Thread):
-    """Answers as long as the socket is open. Raises ZMQError if the context has a handler already."""
+    """Admits known keys to an inbox and counts refusals (ZAP, rfc.zeromq.org/spec/27), as long as its socket is open.
+
+    Raises ZMQError if the context has a handler already.
+    """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", keys: Keys) -> None:
         super().__init__(name="zap", daemon=True)

@@ -12,6 +12,7 @@ an inbox listens with its new key at once; a lane keeps its connection and uses 
 import secrets
 import struct
 import time
+from contextlib import nullcontext
 from typing import Protocol
 
 import msgspec
@@ -22,19 +23,19 @@ from sluice.ring.descriptors import exhausted, reserve
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, InsecureError, KeyPair, Security
 from sluice.ring.message import VERSION, Message
 
+# ZeroMQ never retries a peer that refused the handshake, so a lane with keys is reopened if it was not connected within
+# HANDSHAKE_SECONDS, or accepted nothing for STUCK_SECONDS.
 HANDSHAKE_SECONDS = 2.0
 STUCK_SECONDS = 30.0
-"""ZeroMQ never retries a peer that refused the handshake, so a lane with keys is reopened if it was not connected
-within HANDSHAKE_SECONDS, or accepted nothing for STUCK_SECONDS."""
 REOPEN_SECONDS = 0.25
 """Between two attempts to open a lane while no file descriptor is left."""
+# Milliseconds. While a peer has two keys, one of the two connections fails by design.
 RECONNECT_SLOWLY = 500
-"""Milliseconds. While a peer has two keys, one of the two connections fails by design."""
 MAGIC = b"SL"
 HEADER = struct.Struct("<2sHQQ")
 MAX_FRAME_BYTES = 32 << 20
+# 34 years at a thousand frames per second: a larger number is garbage, and would make a gap of that size.
 MAX_FRAME_NUMBER = 1 << 40
-"""34 years at a thousand frames per second; a larger number is garbage."""
 EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 
 
@@ -54,7 +55,7 @@ def open_frame(frame: bytes) -> tuple[int, int, memoryview]:
 
 
 class SendLane(Protocol):
-    """The interface of `Lane`; tests replace it by a lane in memory."""
+    """The interface of `Lane`; tests and benchmarks replace it by a lane in memory."""
 
     @property
     def open(self) -> bool: ...
@@ -72,8 +73,8 @@ class Lane:
     `capacity` is ZeroMQ's high-water mark in messages; its pipes and the kernel's buffers hold some more. A lane that
     is not connected is full. What it held when its connection ended is lost and shows as a gap at the receiver.
     A `watched` lane notices when its receiver closes the connection, which the kernel also does for a process that
-    dies. Without a free file descriptor it is neither `open` nor ready,
-    and tries again. Raises InsecureError for an address that must not be used, ValueError for an invalid one.
+    dies. Without a free file descriptor it is neither `open` nor ready, and tries again. Raises ValueError for an
+    invalid address, InsecureError for one that must not be used.
     """
 
     def __init__(
@@ -170,17 +171,13 @@ class Lane:
 
     def _open(self) -> "zmq.Socket[bytes] | None":
         """None if no file descriptor is left, not even a reserved one."""
-        try:
-            return self._connect()
-        except zmq.ZMQError as error:
-            if not exhausted(error):
-                raise
-        try:
-            with reserve():
-                return self._connect()
-        except zmq.ZMQError as error:
-            if not exhausted(error):
-                raise
+        for descriptors in (nullcontext, reserve):
+            try:
+                with descriptors():
+                    return self._connect()
+            except zmq.ZMQError as error:
+                if not exhausted(error):
+                    raise
         return None
 
     def _connect(self) -> "zmq.Socket[bytes]":
