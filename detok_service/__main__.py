@@ -34,7 +34,7 @@ from sluice.telemetry.output import protect_stderr
 from sluice.telemetry.server import MAX_CONNECTIONS, serve_status
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 
-# Longest wait for a message: a blocked poll would notice neither a signal nor the end of a drain.
+# Longest wait for a message: the handler of a signal runs during the poll, but the poll goes on after it.
 IDLE_SECONDS = 0.1
 # The same while a lane is full, or while draining: ZeroMQ does not wake us when a lane has room again.
 BUSY_SECONDS = 0.01

@@ -22,7 +22,7 @@ MAX_ROUTER_ROWS = 16_384
 
 
 class StreamTable:
-    """Of each request at most one attempt lives here.
+    """The live streams, at most one attempt of each request, and what must be remembered of others.
 
     A sequence that ended here before the engine's own terminal came is remembered until then, so that its rows are not
     mistaken for those of a lost stream. So are attempts that were given up, since a Drop may overtake the attempt's
@@ -115,14 +115,11 @@ class DecodeLoop:
     ) -> None:
         self.tokens = 0
         """Received since the start."""
+        # What these count is described in metrics.py.
         self.unknown_rows = 0
-        """Rows of streams that never began here."""
         self.stale_opens = 0
-        """Opens of attempts that had been given up or replaced."""
         self.failed: Counter[str] = Counter()
-        """Streams ended with an error here, by code."""
         self.dropped = 0
-        """Streams whose attempt was given up by its router."""
         self._table = table
         self._links = links
         self._decoders = decoders
@@ -182,7 +179,7 @@ class DecodeLoop:
                     self._table.close(stream)
 
     def replay(self, now: float) -> None:
-        """Read resumed tokens for REPLAY_SECONDS, each stream a slice in turn, so that live streams are not delayed."""
+        """Read resumed tokens for REPLAY_SECONDS, each stream a slice in turn."""
         until = self._clock() + REPLAY_SECONDS
         while self._replays and self._clock() < until:
             stream = self._replays.popleft()
@@ -198,7 +195,7 @@ class DecodeLoop:
         self.advance(now)
 
     def drop(self, request: int, attempt: int, now: float) -> None:
-        """Close a request's attempts up to this one without another row: the router has given them up."""
+        """Close a request's attempts up to this one without another row."""
         self.advance(now)
         self.dropped += self._table.give_up(request, attempt)
         # Rows that wait for a full lane are dropped at the next flush, all requests in one pass.
@@ -211,7 +208,7 @@ class DecodeLoop:
             self.fail(stream, code, message)
 
     def end_router_streams(self, address: str, now: float) -> None:
-        """End the streams to a router that was replaced. The new process resubmits one that is its own."""
+        """End the streams to a router that was replaced. The new process resubmits those that are its own."""
         self.advance(now)
         for stream in self._table.of_router(address):
             self.fail(stream, ErrorCode.ROWS_LOST, "the router has been started again")

@@ -17,8 +17,8 @@ MAX_LINKS = 256
 """Each takes a lane."""
 # Keeps a batch far below lane.MAX_FRAME_BYTES, also with 20 logprobs per token.
 MAX_BATCH_TOKENS = 16_384
+# More than a ring has: only forged epochs can reach it.
 MAX_LOST_ENGINES = 4096
-"""More than a ring has: only forged epochs can reach it."""
 MAX_LOST = 256
 
 
@@ -81,6 +81,7 @@ class RouterLink:
 
     def flush(self) -> None:
         while (self._streams or self._started or self._unsent) and self.lane.ready():
+            # A built batch cannot go back into its streams, so it is kept if the lane refuses it after all.
             batch = self._unsent or self._batch()
             self._unsent = None if self.lane.send(batch) else batch
 
@@ -103,7 +104,9 @@ class RouterLink:
 class RouterLinks:
     """Links by router address: opened when a router is first named, closed when it is silent."""
 
-    def __init__(self, open_lane: Callable[[str], SendLane], detokenizer: str, log: structlog.stdlib.BoundLogger) -> None:
+    def __init__(
+        self, open_lane: Callable[[str], SendLane], detokenizer: str, log: structlog.stdlib.BoundLogger
+    ) -> None:
         """`open_lane` raises ValueError for an invalid address."""
         self.by_address: dict[str, RouterLink] = {}
         """Read-only for others."""

@@ -24,10 +24,10 @@ from sluice.ring.timing import (
 )
 from sluice.ring.wire import Drop, TokenBatch
 
+# Names and epochs come off the wire: without a bound, forged ones would fill the memory.
 MAX_ENGINES = 4096
-"""Beyond this many, those silent for longest are forgotten."""
+# Counts stay within what the wire can carry.
 MAX_MISSED = 1 << 62
-"""Counts stay within what the wire can carry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Identity:
 
 
 class Engines:
-    """The engines that send to this detokenizer: when the latest frame of each came, and how many were lost."""
+    """When the latest frame of each engine came, and how many were lost."""
 
     def __init__(self) -> None:
         self._last_frame_at: OrderedDict[Engine, float] = OrderedDict()
@@ -58,19 +58,16 @@ class Engines:
         return {epoch for _, epoch in self._last_frame_at}
 
     def on_frame(self, engine: Engine, now: float) -> Engine | None:
-        """A frame came. If it is the first of a new process, returns the engine that this one replaced.
-
-        Late frames of a former epoch may come after the first of the new one: they replace nothing.
-        """
+        """Returns the engine that this one replaced, if the frame is the first of a new process."""
         known = engine in self._last_frame_at
         self._last_frame_at[engine] = now
         self._last_frame_at.move_to_end(engine)
+        # So late frames of a former epoch, after the first of the new one, replace nothing.
         if known:
             return None
         name, epoch = engine
         former = self._latest.get(name)
         self._latest[name] = epoch
-        # Names and epochs come off the wire: without a bound, forged ones would fill the memory.
         if len(self._last_frame_at) > MAX_ENGINES:
             self.forget(next(iter(self._last_frame_at)))
         return None if former is None else (name, former)
@@ -184,8 +181,7 @@ class Detokenizer:
             self.draining_since = self.heartbeat_at = self._clock()
 
     def drained(self, timeout: float) -> bool:
-        """Whether a draining service may exit: all routers know of the drain, and no stream is left. After `timeout`
-        seconds it may exit in any case."""
+        """Whether all routers know of the drain and no stream is left; in any case after `timeout` seconds of it."""
         if self.draining_since is None:
             return False
         now = self._clock()

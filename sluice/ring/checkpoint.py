@@ -25,8 +25,8 @@ MODEL_FILES = (
     "model.safetensors.index.json",
 )
 """Files that affect tokens besides the weights: prompts, sampling defaults and shapes."""
+# Of a weight file, distributed over its tensors: at least one each, in the tensor's middle.
 SAMPLES, SAMPLE_BYTES = 512, 1024
-"""Samples of a weight file, distributed over its tensors: at least one each, in the tensor's middle."""
 MAX_HEADER_BYTES = 100_000_000
 """The limit of safetensors."""
 SINGLE = "model.safetensors"
@@ -179,8 +179,7 @@ def _digest(folder: Path, names: tuple[str, ...]) -> blake2b:
 
 
 def _digest_weights(digest: blake2b, file: Path) -> None:
-    """Name, size, header, and samples of every tensor, because fine-tuned models may differ in a few tensors only.
-    Reading all bytes would take minutes."""
+    # Samples of every tensor, because fine-tuned models may differ in a few only. Reading all would take minutes.
     size = file.stat().st_size
     digest.update(f"{file.name}\0{size}\0".encode())
     with file.open("rb", buffering=0) as opened:

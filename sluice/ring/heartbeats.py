@@ -7,8 +7,8 @@ import msgspec
 from sluice.ring.message import Count, Finite, Message, Name, Number, Total
 from sluice.ring.stats import RequestStats, StepStats
 
+# Former epochs remembered per address: a process that was suspended may find late messages of all of them.
 MAX_FORMER = 64
-"""Former epochs remembered per address: a process that was suspended may find late messages of all of them."""
 
 
 class Hello(Message, frozen=True):
@@ -30,11 +30,10 @@ class KeepAlive(Message, frozen=True):
 
 
 class CacheNews(msgspec.Struct, frozen=True, array_like=True):
-    """Changes of an engine's prefix cache, by block (sluice.ring.hashing.short_hash).
+    """Changes of an engine's prefix cache, numbered from 1, by block (sluice.ring.hashing.short_hash).
 
-    Changes are numbered from 1. A router's hellos say how far it has read; the engine reports what came after that, or,
-    if its journal does not reach back so far, the whole cache. A block that changed more than once is listed by its
-    last change only, so applying a report twice does no harm.
+    A router's hellos say how far it has read; the engine reports what came after that, or, if its journal does not
+    reach back so far, the whole cache. A block is listed by its last change only: applying a report twice does no harm.
     """
 
     after: Total
@@ -115,7 +114,7 @@ class Epochs(NamedTuple):
         return self.latest not in (None, epoch) and epoch not in self.former
 
     def after(self, epoch: int) -> "Epochs":
-        """These, after a message of this epoch."""
+        """After a message of this epoch."""
         if self.latest is None:
             return Epochs(epoch)
         # Bounded, because anyone who may send can invent epochs.

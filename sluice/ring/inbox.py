@@ -14,9 +14,10 @@ from sluice.ring.lane import MAX_FRAME_BYTES, is_ipv6, open_frame
 from sluice.ring.message import Message
 from sluice.ring.socket_file import IN_USE, ListenError, SocketFile
 
+# Lane numbers come off the wire: without a bound, forged ones would fill the memory.
 MAX_KNOWN_LANES = 4096
-SILENT_MILLISECONDS = 5000
-"""For the handshake of a connection."""
+# For the handshake of a connection: otherwise silent ones would use up the descriptors.
+HANDSHAKE_MILLISECONDS = 5000
 
 M = TypeVar("M", bound=Message)
 
@@ -27,15 +28,14 @@ class Gap(NamedTuple):
     lane: int
     missed: int
     lane_known: bool = True
-    """Earlier frames of that lane came here. If not, the missing ones may have reached the former process here."""
+    """Earlier frames of that lane came here. If not, the missing ones may have gone to the predecessor."""
 
 
 class Inbox(Generic[M]):
-    """The receiving end of all lanes of a service. Not thread-safe.
+    """The receiving end of all lanes of a service: a union of message types. Not thread-safe.
 
-    `messages` is a union of Message types; anything else is dropped and counted as malformed. Raises InsecureError for
-    an address that must not be used, ListenError if it cannot be bound, ZMQError for a second inbox with keys in the
-    same context.
+    Raises InsecureError for an address that must not be used, ListenError if it cannot be bound, ZMQError for a second
+    inbox with keys in the same context.
     """
 
     def __init__(
@@ -57,8 +57,7 @@ class Inbox(Generic[M]):
         self._socket.set(zmq.RCVHWM, capacity)
         self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.set(zmq.LINGER, 0)
-        # Otherwise silent connections would use up the descriptors.
-        self._socket.set(zmq.HANDSHAKE_IVL, SILENT_MILLISECONDS)
+        self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
         self._zap: ZapHandler | None = None
         self._keys = security.keys
         self._bound_with: KeyPair | None = None
@@ -66,6 +65,7 @@ class Inbox(Generic[M]):
         self._keys_at = time.monotonic()
         self.address = address
         try:
+            # Before the bind: from the first connection on, the handler must be there to refuse it.
             if self._keys is not None:
                 self._zap = ZapHandler(context, self._socket, self._keys)
             path = _path(address)
@@ -82,7 +82,6 @@ class Inbox(Generic[M]):
 
     @property
     def waiting(self) -> bool:
-        """Whether a frame can be received now."""
         return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
 
     @property
@@ -95,10 +94,8 @@ class Inbox(Generic[M]):
         return bool(self._socket.poll(int(seconds * 1000), zmq.POLLIN))
 
     def receive(self, limit: int = 256) -> list[M | Gap]:
-        """What has arrived, oldest first. Never blocks. Reads at most `limit` frames, malformed ones included.
-
-        A gap comes before the frame that revealed it.
-        """
+        """What has arrived, oldest first; a gap before the frame that revealed it. Never blocks. `limit` includes
+        malformed frames."""
         if self._keys is not None:
             self.renew()
         received: list[M | Gap] = []
@@ -111,7 +108,7 @@ class Inbox(Generic[M]):
         return received
 
     def renew(self) -> None:
-        """Bind again if the service's own key has changed. `receive` calls it; call it where that may be rare."""
+        """Bind again if the service's own key has changed. `receive` calls it; a service that rarely does must too."""
         now = time.monotonic()
         if self._keys is None or now - self._keys_at < KEYS_SECONDS:
             return

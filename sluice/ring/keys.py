@@ -29,8 +29,8 @@ SENDERS: dict[Role, tuple[Role, ...]] = {
 }
 """Whose keys each role's inbox admits."""
 KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+# Between two looks for changed key files, so that keys can be replaced without a restart.
 KEYS_SECONDS = 1.0
-"""Between two reads of the key files."""
 OTHERS = 0o007
 """Permission bits of a file for users outside its group."""
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
@@ -57,12 +57,10 @@ class KeyPair:
 
 
 class Keys:
-    """The keys that one service may read.
+    """The keys that one service may read. Thread-safe. Raises KeysError if something is missing at the start.
 
     Files are read whenever a key is needed, so changes take effect at once. While one is unreadable, its former content
     stays in effect.
-
-    Thread-safe. Raises KeysError if something is missing at the start.
     """
 
     def __init__(self, folder: Path, role: Role) -> None:
@@ -105,8 +103,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a process protects its lanes and its inbox. Without keys it may use ipc only, whose files are private to the
-    user, unless `insecure`."""
+    """How a process protects lanes and inbox. Without keys only ipc, with files private to the user, or `insecure`."""
 
     keys: Keys | None = None
     insecure: bool = False
@@ -130,7 +127,6 @@ class Security:
 
 
 PLAIN = Security()
-"""On ipc, without keys."""
 
 
 def has_key(folder: Path, role: Role) -> bool:

@@ -44,8 +44,7 @@ def header(lane: int, number: int) -> bytes:
 
 
 def open_frame(frame: bytes) -> tuple[int, int, memoryview]:
-    """The lane's epoch, the frame's number and the encoded message. Raises ValueError if it is malformed or of another
-    version."""
+    """The lane's epoch, the frame's number and the encoded message. Raises ValueError for a malformed frame."""
     if len(frame) < HEADER.size:
         raise ValueError("shorter than a header")
     magic, version, lane, number = HEADER.unpack_from(frame)
@@ -55,7 +54,7 @@ def open_frame(frame: bytes) -> tuple[int, int, memoryview]:
 
 
 class SendLane(Protocol):
-    """The interface of `Lane`; tests and benchmarks replace it by a lane in memory."""
+    """The interface of `Lane`, for lanes in memory."""
 
     @property
     def open(self) -> bool: ...
@@ -104,7 +103,7 @@ class Lane:
         """When the key files were last read; when it was opened, or last seen to accept messages."""
         self._connected = False
         """It has accepted messages since it was opened."""
-        self._opened_at = time.monotonic()
+        self._opened_at = self._keys_at
         """When opening was last tried."""
         try:
             self._socket = self._open()
@@ -113,7 +112,7 @@ class Lane:
 
     @property
     def open(self) -> bool:
-        """Whether it has a socket: False while no file descriptor is left."""
+        """False while no file descriptor is left."""
         return self._socket is not None
 
     def send(self, message: Message) -> bool:
@@ -213,7 +212,7 @@ class Lane:
         return socket
 
     def _stop_watching(self, socket: "zmq.Socket[bytes]") -> None:
-        """To be called before the socket is closed."""
+        # Before the socket is closed: afterwards its monitor cannot be disabled.
         if self._events is not None:
             socket.disable_monitor()
             self._events.close()

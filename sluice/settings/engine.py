@@ -53,7 +53,7 @@ class Compute:
 
     @property
     def step_threads(self) -> int | None:
-        """CPU threads of a step; None: by the number of cores."""
+        """None: by the number of cores."""
         return self.threads or self.default_threads or None
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     _Application = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 
+# Beyond it the oldest is closed: clients that send nothing must not keep probes out.
 MAX_CONNECTIONS = 64
-"""Beyond it the oldest is closed."""
 REQUEST_SECONDS = 10.0
 """For the request of a connection and its answer."""
 RETRY_SECONDS = 0.05
@@ -35,7 +35,7 @@ END_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Answers of /livez and /readyz: None if the service is fine, else the reason why not."""
+    """Answers of /livez and /readyz: None, or the reason why not."""
 
     beacon: ProgressBeacon
     live_stall: float
@@ -131,7 +131,7 @@ class Connections:
         return True
 
     def remove(self, connection: socket.socket) -> None:
-        """To be called by the thread of the connection when it ends."""
+        """The thread of the connection calls this when it ends."""
         with self._lock:
             self._since.pop(connection, None)
         self._free.release()
@@ -143,7 +143,6 @@ class Connections:
             self._close(oldest)
 
     def close_late(self) -> None:
-        """Close the connections whose time is over."""
         now = self._clock()
         with self._lock:
             late = [connection for connection, since in self._since.items() if now - since >= self._seconds]
@@ -151,10 +150,10 @@ class Connections:
             self._close(connection)
 
     def _close(self, connection: socket.socket) -> None:
-        """Shut it down, which ends the blocking read of its thread."""
         with self._lock:
             self._since.pop(connection, None)
-        with suppress(OSError):  # the client may have closed it
+        # Shut down and not closed: that ends the blocking read of its thread. The client may have closed it.
+        with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 
 

@@ -1,5 +1,4 @@
-"""What a service tells the launcher that started it, through one small file: its contents are the service's state, its
-modification time is the latest turn of the service's loop."""
+"""What a service reports to the launcher, in a file: its state, and as modification time its loop's latest turn."""
 
 import os
 import time
@@ -12,15 +11,14 @@ import msgspec
 
 STATUS_VARIABLE = "SLUICE_STATUS_FILE"
 """Names the file; set by the launcher in the environment of each service."""
+# Between two touches of the status file: far less than the launcher's freeze_timeout, far more than a step.
 TOUCH_SECONDS = 1.0
-"""Between two touches of the status file: far less than the launcher's freeze_timeout, far more than a step."""
 
 State = Literal["starting", "ready", "draining"]
 
 
 class ServiceStatus(msgspec.Struct, frozen=True):
-    """No file means that the service is still starting, as the default does."""
-
+    # Until there is a file, the service is starting.
     state: State = "starting"
     address: str = ""
     """Where it listens: host:port of a router's gRPC server, else the address of the inbox."""
@@ -78,11 +76,10 @@ class StatusFile:
 
 
 class ProgressBeacon:
-    """Shows probes and the launcher that a service's loop turns. One thread touches it, any may read."""
+    """Shows that a service's loop turns. One thread touches it, any may read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, status_file: StatusFile | None = None) -> None:
         self.turns = 0
-        """Number of touches."""
         self._status_file = status_file
         self._clock = clock
         self._turned_at = self._moved_at = clock()
