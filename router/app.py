@@ -24,10 +24,8 @@ from router.text.tokenizer_pool import TokenizerPool
 from router.validate.model import describe, limits_of
 from sluice.ring.checkpoint import Checkpoint
 from sluice.settings.services import RouterSettings
-from sluice.telemetry.health import Health, ProgressBeacon
-from sluice.telemetry.metrics import registry_of
-from sluice.telemetry.server import StatusServer
-from sluice.telemetry.service_status import ServiceStatus, State, StatusFile
+from sluice.telemetry.server import StatusServer, serve_status
+from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, State, StatusFile
 from sluice.v1 import admin_pb2, generation_pb2
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
@@ -87,8 +85,8 @@ class RouterApp:
     async def start(self) -> None:
         """Bind every port, then say hello to peers, then take calls."""
         # The status server first: probes get an answer while the rest starts.
-        if self.settings.metrics_port:
-            self._status = self._serve_status()
+        unready = self.ring.not_ready_because
+        self._status = serve_status(self.settings, self._beacon, self._read_metrics, unready)
         for listener in self._listeners:
             listener.bind()
         forever = [self.ring.start(), self._access.reloads.run(RELOAD_SECONDS), self._touch_beacon()]
@@ -179,11 +177,6 @@ class RouterApp:
         while True:
             self._beacon.touch()
             await asyncio.sleep(BEACON_SECONDS)
-
-    def _serve_status(self) -> StatusServer:
-        settings = self.settings
-        health = Health(self._beacon, settings.live_stall, settings.ready_stall, self.ring.not_ready_because)
-        return StatusServer(registry_of(self._read_metrics), health, settings.metrics_host, settings.metrics_port)
 
     def _read_metrics(self) -> Iterator[Metric]:
         return metrics.read(self.ring, self._stats_broadcast, self._access)

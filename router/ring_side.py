@@ -215,7 +215,7 @@ class RingSide:
         if gap is not None:
             # The frame after a gap is of the same lane, so it shows whose frames were lost.
             requests = self.dispatcher.on_frames_lost(message.detokenizer)
-            if gap.met or requests:
+            if gap.lane_known or requests:
                 self._log.warning("frames_lost", detokenizer=message.detokenizer, requests=requests)
         if isinstance(message, TextBatch):
             self.dispatcher.on_text_batch(message)

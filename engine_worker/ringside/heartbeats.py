@@ -13,7 +13,7 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.ringside.stats_log import Cursor, StatsLog
 from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Epochs, Hello
-from sluice.ring.keys import PLAIN, InsecureError, Security
+from sluice.ring.keys import PLAIN, Security
 from sluice.ring.lane import Lane
 from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
@@ -27,7 +27,7 @@ MAX_ROUTERS = 256
 
 class LastHello(NamedTuple):
     at: float
-    known_change: int
+    cache_known: int
     """Number of the last prefix cache change that the router knows."""
     epochs: Epochs = Epochs()
     """Of the routers at this address; the latest sent this hello."""
@@ -49,7 +49,7 @@ class RouterTable:
         epochs = known.epochs if known else Epochs()
         # A late hello of a replaced router must not undo what its successor has said.
         if not epochs.is_former(hello.epoch):
-            last = LastHello(self._clock(), hello.cache_heard, epochs.met(hello.epoch))
+            last = LastHello(self._clock(), hello.cache_known, epochs.after(hello.epoch))
             self.last_hellos = live | {hello.address: last}
         return True
 
@@ -130,7 +130,7 @@ class Heartbeats(threading.Thread):
                 heartbeat,
                 steps=stats.steps,
                 requests=stats.latest_requests,
-                cache=self._cache_changes(last_hello.known_change),
+                cache=self._cache_changes(last_hello.cache_known),
             )
             if lane.send(message):
                 self._cursors[address] = stats.cursor
@@ -144,7 +144,7 @@ class Heartbeats(threading.Thread):
             try:
                 self._lanes[address] = Lane(self._context, address, LANE_CAPACITY, self._security)
                 self._cursors[address] = self._stats_log.cursor()
-            except (zmq.ZMQError, InsecureError) as error:
+            except ValueError as error:
                 self._invalid.add(address)
                 self._log.warning("bad_address", router=address, error=str(error))
         return self._lanes.get(address)

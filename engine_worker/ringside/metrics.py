@@ -1,6 +1,6 @@
-"""Metrics for Prometheus, listed in docs/metrics.md, and the HTTP server for them and the loop's health."""
+"""Metrics for Prometheus, listed in docs/metrics.md."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 
@@ -10,26 +10,10 @@ from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_log import StatsCallback
 from sluice.ring.inbox import Inbox
 from sluice.ring.wire import ToEngine
-from sluice.settings.services import EngineSettings
-from sluice.telemetry.health import Health, ProgressBeacon
-from sluice.telemetry.metrics import counter, gauge, histogram, registry_of
+from sluice.telemetry.metrics import counter, gauge, histogram
 from sluice.telemetry.output import lines_lost
-from sluice.telemetry.server import StatusServer
 
 P = "sluice_engine_"
-
-
-def serve(
-    settings: EngineSettings,
-    beacon: ProgressBeacon,
-    draining: Callable[[], bool],
-    read_metrics: Callable[[], Iterator[Metric]],
-) -> StatusServer | None:
-    """None without a metrics_port. Raises OSError if it cannot listen."""
-    if not settings.metrics_port:
-        return None
-    health = Health(beacon, settings.live_stall, settings.ready_stall, lambda: "it is draining" if draining() else None)
-    return StatusServer(registry_of(read_metrics), health, settings.metrics_host, settings.metrics_port)
 
 
 def read(

@@ -26,8 +26,8 @@ from sluice.ring.lane import Lane
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
 from sluice.settings.services import EngineSettings
-from sluice.telemetry.health import ProgressBeacon
-from sluice.telemetry.service_status import ServiceStatus, StatusFile
+from sluice.telemetry.server import serve_status
+from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 
 IDLE_SECONDS = 0.25
 """Longest wait for messages while there is nothing to compute."""
@@ -75,7 +75,9 @@ class Worker:
         self._callback = self._make_callback()
         self._status_file = StatusFile()
         self._beacon = ProgressBeacon(time.monotonic, self._status_file)
-        self._status = metrics.serve(settings, self._beacon, lambda: self._stopping, self._read_metrics)
+        self._status = serve_status(
+            settings, self._beacon, self._read_metrics, lambda: "it is draining" if self._stopping else None
+        )
         # The heartbeats' thread reads these two, so they are replaced whole, never modified.
         self._flushes: list[tuple[int, int]] = []
         """(number, blocks freed) of the latest cache flushes."""
@@ -237,7 +239,7 @@ class Worker:
         return found
 
     def _on_gap(self, gap: Gap) -> None:
-        if gap.met:
+        if gap.lane_known:
             self._log.warning("frames_lost", lane=gap.lane, missed=gap.missed)
         else:
             self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)
@@ -253,10 +255,7 @@ class Worker:
             self._log.info("cache_flushed", blocks=blocks)
 
     def _open_lane(self, address: str) -> Lane:
-        try:
-            return Lane(self._context, address, security=self._security.to("detok"))
-        except zmq.ZMQError as error:
-            raise ValueError(f"invalid address {address!r}: {error}") from error
+        return Lane(self._context, address, security=self._security.to("detok"))
 
     def _heartbeat(self) -> EngineHeartbeat:
         """Called from the heartbeats' thread: reads only what is replaced whole."""

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from engine_worker.layers.shard import Cut
 from engine_worker.models.decoder import TIED
-from sluice.ring.checkpoint import CheckpointError
-from sluice.ring.weight_files import listed, weight_files
+from sluice.ring.checkpoint import CheckpointError, listed, weight_files
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in total."""

@@ -51,7 +51,7 @@ class Membership:
         """`tokenizer`: fingerprint that all peers must report. `cache_version`: of the prefix cache of an epoch."""
 
         def to_engine(epoch: int) -> Hello:
-            return msgspec.structs.replace(hello, cache_heard=cache_version(epoch))
+            return msgspec.structs.replace(hello, cache_known=cache_version(epoch))
 
         timeouts = settings.peer_timeout, settings.stall_timeout
         self.engines: Peers[EngineHeartbeat] = Peers(context, to_engine, *timeouts, security.to("engine"))

@@ -184,7 +184,7 @@ class Peers(Generic[B]):
             former, peer = peer, self._new(peer.address, peer.aliases)
             former.alive = False
             self._peers[peer.address] = peer
-        self._epochs[peer.address] = epochs.met(heartbeat.epoch)
+        self._epochs[peer.address] = epochs.after(heartbeat.epoch)
         source = HeartbeatSource.ALIVE if peer.alive else HeartbeatSource.NEW
         peer.on_heartbeat(heartbeat, now)
         return source, former

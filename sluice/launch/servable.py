@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sluice.ring.checkpoint import Checkpoint, CheckpointError
-from sluice.ring.weight_files import check_weight_files
+from sluice.ring.checkpoint import Checkpoint, CheckpointError, check_weight_files
 
 LIBRARY = "transformers"
 TABLE_FILE, TABLE = "models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
