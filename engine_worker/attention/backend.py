@@ -1,14 +1,13 @@
-"""What an attention backend is, and how one is refused on a machine where it cannot be used."""
+"""What an attention backend is, what it needs of a step, and how one is refused on a machine that cannot use it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from engine_worker.attention.cache import KVCache, LayerCache
-from engine_worker.attention.inputs import AttentionInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,41 @@ class HeadShape:
     @property
     def scale(self) -> float:
         return float(self.head_dim**-0.5) if self.scaling is None else self.scaling
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """T tokens of B sequences. A sequence's tokens are adjacent; its query is the end of its context.
+
+    Tokens from `query_start[B]` on are padding: they belong to no sequence, their slots are -1 and their output is
+    undefined. Every sequence has at least one token. A sequence with context length 0 is padding too.
+    """
+
+    slots: Tensor
+    """[T] int64: where each token's key and value go, block * tokens_per_block + offset; -1: nowhere."""
+    block_tables: Tensor
+    """[B, M] int32: each sequence's blocks in order. Entries past its context are never read, nor are those wholly
+    behind the window of its first query token."""
+    query_start: Tensor
+    """[B + 1] int32: index of each sequence's first token, and the end of the last."""
+    context_lengths: Tensor
+    """[B] int32: tokens of the sequence in its block table, its last query token included. Without a window that is
+    the whole sequence."""
+    generation_rows: int
+    """Leading sequences that have one token each."""
+    max_query: int
+    """At least the longest query."""
+    max_context: int
+    """At least the longest context; in a captured graph the most that its block tables can hold."""
+
+    @property
+    def generation(self) -> bool:
+        """Every sequence has one token and no padding follows: B = T. Known without reading tensors."""
+        return self.generation_rows == len(self.slots)
+
+    def shared(self) -> dict[str, Any]:
+        """The fields by name, for a backend's own kind of inputs."""
+        return {field.name: getattr(self, field.name) for field in fields(AttentionInputs)}
 
 
 class AttentionBackend(Protocol):
@@ -61,6 +95,28 @@ class AttentionBackend(Protocol):
         TypeError if `inputs` did not come from `prepare`.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The device and the model that attention is needed for."""
+
+    device: torch.device
+    capability: tuple[int, int] | None
+    """See `capability_of`."""
+    dtype: torch.dtype
+    heads: HeadShape
+    windows: tuple[int | None, ...]
+    """One per layer."""
+    tokens_per_block: int
+    """0: what the backend prefers."""
+    fused: bool = True
+    """Whether a Triton kernel may store keys and values (the setting `fused_kernels`)."""
+
+
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """CUDA compute capability; None on a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 class Refusal(StrEnum):

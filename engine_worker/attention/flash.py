@@ -7,8 +7,7 @@ window's size.
 from torch import Tensor
 
 from engine_worker.attention.cache import LayerCache
-from engine_worker.attention.inputs import PagedInputs
-from engine_worker.attention.paged import Attend, Kernel
+from engine_worker.attention.paged import Attend, Kernel, PagedInputs
 
 
 def _flash2() -> Attend:

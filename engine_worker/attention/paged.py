@@ -7,9 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.backend import AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
-from engine_worker.attention.inputs import AttentionInputs, PagedInputs
+
+
+@dataclass(frozen=True, slots=True)
+class PagedInputs(AttentionInputs):
+    """`AttentionInputs` with what some kernels need in addition."""
+
+    key_start: Tensor | None
+    """[B + 1] int32: where each sequence's keys would begin if they were contiguous. In a generation step only its
+    shape is right. None if the kernel does not need it."""
+
 
 Splits = Callable[[HeadShape, tuple[int | None, ...]], bool]
 """(heads, windows of the layers) -> whether long contexts of generation rows are split over the GPU."""

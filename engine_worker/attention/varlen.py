@@ -8,8 +8,7 @@ from torch import Tensor
 
 from engine_worker.attention.backend import Refusal, RefusedError
 from engine_worker.attention.cache import LayerCache
-from engine_worker.attention.inputs import PagedInputs
-from engine_worker.attention.paged import Attend, Kernel
+from engine_worker.attention.paged import Attend, Kernel, PagedInputs
 
 PAGED_SINCE = "2.12"
 

@@ -6,11 +6,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache
-from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.layers.shard import Cut, Place
-from engine_worker.models.windows import Windows
+from engine_worker.models.config import Windows
 
 
 class ModelConfig(Protocol):

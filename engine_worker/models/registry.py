@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from engine_worker.models.config import NotNativeError
 from engine_worker.models.llama import Llama, Mistral, Qwen2
 from engine_worker.models.model import Architecture
 from engine_worker.models.qwen3 import Qwen3, Qwen3Moe
-from engine_worker.models.windows import NotNativeError
 from sluice.ring.checkpoint import CheckpointError
 
 MODELS: Mapping[str, Architecture] = {

@@ -24,8 +24,9 @@ from engine_worker.parallel.group import RankGroup, connect_store, store_errors,
 from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.parallel.shm_channel import SharedMemory, ShmReceiver, Wakeup
 from engine_worker.parallel.tcp import ENDPOINT_KEY, connect
+from engine_worker.runner.config import find_device
 from engine_worker.runner.forward import Forward
-from engine_worker.runner.load import find_device, load_forward
+from engine_worker.runner.load import load_forward
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.ring.process import die_with_parent
 from sluice.telemetry import configure

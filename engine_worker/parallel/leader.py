@@ -19,8 +19,8 @@ from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.parallel.tcp import ENDPOINT_KEY, RankListener, TcpSender
 from engine_worker.parallel.watchdog import Watchdog
 from engine_worker.runner.batch import StepArrays
-from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.load import find_device, load_runner
+from engine_worker.runner.config import RunnerConfig, find_device
+from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
 from engine_worker.step import Move, Runner

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_worker.attention.inputs import AttentionInputs
-from engine_worker.runner.batch import StepArrays
-from engine_worker.runner.transfer import StepTensors
+from engine_worker.attention.backend import AttentionInputs
+from engine_worker.runner.batch import StepArrays, StepTensors
 from engine_worker.runner.weights import Progress
 
 LARGEST = 512

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import synchronize
-from engine_worker.models.windows import widest_window
-from engine_worker.runner.batch import Batch, StepArrays, build_batch
+from engine_worker.models.config import widest_window
+from engine_worker.runner.batch import Batch, StepArrays, build_batch, to_device
 from engine_worker.runner.forward import Forward, PreparedStep
-from engine_worker.runner.transfer import to_device
-from engine_worker.sampling.gumbel_max import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.logprobs import Logprobs
+from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample
 from engine_worker.step import DeviceLostError, Draw, Drawn, Move, Step
 

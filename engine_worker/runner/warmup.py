@@ -9,17 +9,15 @@ from msgspec.structs import replace
 from engine_worker.attention.backend import AttentionBackend, synchronize
 from engine_worker.attention.cache import KVCache
 from engine_worker.layers.shard import UNSHARDED, Shard
+from engine_worker.models.config import widest_window
 from engine_worker.models.model import Model
-from engine_worker.models.windows import widest_window
-from engine_worker.runner.batch import build_batch
+from engine_worker.runner.batch import build_batch, to_device
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.graphs import LARGEST, Buffers, Capture, CaptureError, Graph, Graphs, Work, table_width
-from engine_worker.runner.machine import free_memory
-from engine_worker.runner.memory import MemoryTooSmallError
-from engine_worker.runner.transfer import to_device
+from engine_worker.runner.memory import MemoryTooSmallError, free_memory
 from engine_worker.runner.weights import Progress
-from engine_worker.sampling.gumbel_max import GumbelMax, torch_gumbel_max
+from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.sampler import sample
 from engine_worker.step import Draw, Slice
 from sluice.ring.params import SamplingParams

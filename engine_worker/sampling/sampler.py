@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from engine_worker.sampling.choose import Filtered, Greedy, Unfiltered
-from engine_worker.sampling.gumbel_max import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.logit_edits import LogitEdits, needs_edits
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
+from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.step import Draw, Drawn
 from sluice.ring.errors import ErrorCode, Fault
 

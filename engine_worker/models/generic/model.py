@@ -11,16 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache
-from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.layers.moe import waits_for_device
 from engine_worker.layers.shard import Cut, Place
+from engine_worker.models.config import Windows
 from engine_worker.models.generic.check import check
 from engine_worker.models.generic.interface import SERVED, AttentionCall, attention_computed_by
 from engine_worker.models.generic.probe import probe
 from engine_worker.models.generic.source import Source, build, load, read_source
-from engine_worker.models.windows import Windows
 
 DEFAULT_CONTEXT = 2048
 

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engine_worker.attention.backend import HeadShape
+from engine_worker.models.config import Windows
 from engine_worker.models.generic.interface import PROBED, AttentionCall, attention_computed_by, window_of_mask
 from engine_worker.models.generic.source import Source, build
-from engine_worker.models.windows import Windows
 from sluice.ring.checkpoint import CheckpointError
 
 TOKENS = 23

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_worker.runner import load, machine
+from engine_worker.runner import fusing, load
 
 
 @pytest.fixture
@@ -10,27 +10,27 @@ def equipped(monkeypatch, tmp_path):
     """One with a compiler and headers."""
     (tmp_path / "Python.h").touch()
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
-    monkeypatch.setattr(machine.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    monkeypatch.setattr(fusing.shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
+    monkeypatch.setattr(fusing.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
     return monkeypatch
 
 
 def test_nothing_is_missing(equipped):
-    assert machine.missing_compiler() is None
+    assert fusing.missing_compiler() is None
 
 
 def test_without_a_compiler(equipped):
-    equipped.setattr(machine.shutil, "which", lambda name: None)
-    found = machine.missing_compiler()
+    equipped.setattr(fusing.shutil, "which", lambda name: None)
+    found = fusing.missing_compiler()
     assert found is not None
     assert found.startswith("Triton needs a C compiler (gcc, clang or the variable CC): install gcc and python3-dev")
     equipped.setenv("CC", "/opt/cc")
-    assert machine.missing_compiler() is None
+    assert fusing.missing_compiler() is None
 
 
 def test_without_headers(equipped, tmp_path):
     (tmp_path / "Python.h").unlink()
-    found = machine.missing_compiler()
+    found = fusing.missing_compiler()
     assert found is not None
     assert f"Python's headers ({tmp_path}/Python.h)" in found
     assert "\n" not in found

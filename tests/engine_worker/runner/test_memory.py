@@ -3,7 +3,7 @@ import torch
 
 from engine_worker.runner import memory
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.memory import MemoryTooSmallError, count_blocks, count_host_blocks
+from engine_worker.runner.memory import MemoryTooSmallError, count_blocks, count_host_blocks, free_memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -94,3 +94,31 @@ def test_on_a_gpu():
     with pytest.raises(MemoryTooSmallError, match=r"kv_cache_tokens = 262160 take 1024 MiB, but 1023 MiB are free"):
         count(kv_cache_tokens=(1 << 18) + 16, free=(1 << 30) - 1, device=CUDA)
     assert count(kv_cache_tokens=1 << 40, kv_memory_fraction=0.5, device=CUDA) == 1 << 13
+
+
+@pytest.fixture
+def container(tmp_path, monkeypatch):
+    """Writes the files of a control group."""
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+
+    def write(**files: str) -> None:
+        for name, text in files.items():
+            (tmp_path / name.replace("_", ".")).write_text(text + "\n")
+
+    return write
+
+
+def test_this_machine():
+    assert free_memory(CPU) > 1 << 20
+
+
+def test_without_a_limit_the_machine_counts(container):
+    container(memory_max="max", memory_current="1000")
+    assert free_memory(CPU) > 1 << 20
+
+
+def test_a_containers_limits_count(container):
+    container(memory_max="5000", memory_current="1000")
+    assert free_memory(CPU) == 4000
+    container(memory_max="5000", memory_current="6000")
+    assert free_memory(CPU) == 0
