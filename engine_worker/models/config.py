@@ -1,7 +1,7 @@
 """config.json of a decoder, validated: every option is present and supported, or an error names it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from engine_worker.attention.backend import HeadShape
@@ -183,19 +183,11 @@ def _read_rope(raw: Mapping[str, Any]) -> Rope:
             case "linear":
                 return Rope(theta, LinearScaling(float(found["factor"])))
             case "llama3":
-                return Rope(theta, _read_llama3(found))
+                numbers = {field.name: float(found[field.name]) for field in fields(Llama3Scaling)}
+                return Rope(theta, Llama3Scaling(**numbers))
     except KeyError as error:
         raise CheckpointError(f"config.json: rope type {kind} lacks {error}") from error
     raise NotNativeError(f"config.json: rope type {kind!r} is not supported; supported: default, linear, llama3")
-
-
-def _read_llama3(found: Mapping[str, Any]) -> Llama3Scaling:
-    return Llama3Scaling(
-        factor=float(found["factor"]),
-        low_freq_factor=float(found["low_freq_factor"]),
-        high_freq_factor=float(found["high_freq_factor"]),
-        original_max_position_embeddings=int(found["original_max_position_embeddings"]),
-    )
 
 
 def _window(raw: Mapping[str, Any]) -> int | None:

@@ -2,10 +2,8 @@
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Protocol
 
-Chunk = bytes | bytearray | memoryview
 EXIT_GROUP_LOST = 1
 """Exit status of a rank whose group is lost."""
 HEADER = struct.Struct("!QQ")
@@ -35,9 +33,9 @@ class ChannelSender(Protocol):
         """Commands sent so far."""
         ...
 
-    def send(self, chunks: Sequence[Chunk]) -> None:
-        """Send the concatenated chunks as one command. Raises ChannelError if a rank has disconnected, or does not make
-        room in time; the channel is unusable then."""
+    def send(self, message: bytes) -> None:
+        """Raises ChannelError if a rank has disconnected, or does not make room in time; the channel is unusable
+        then."""
         ...
 
     def idle(self) -> bool:

@@ -123,7 +123,7 @@ class Leader:
     def _shut_down(self, runner: ModelRunner) -> None:
         """All ranks leave the group, each after it has dropped its graphs: see `Forward.close`."""
         try:
-            self._sender.send([encode(Shutdown())])
+            self._sender.send(encode(Shutdown()))
             runner.close()
             if self._group is not None:
                 self._group.close()
@@ -132,7 +132,7 @@ class Leader:
 
     def _send(self, command: Command) -> None:
         try:
-            self._sender.send([encode(command)])
+            self._sender.send(encode(command))
         except RankGoneError as error:
             self._end_group(f"rank {error.rank} {self._exit_reason(error.rank) or 'has disconnected'}")
         except ChannelError as error:

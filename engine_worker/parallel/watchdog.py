@@ -60,7 +60,7 @@ class Watchdog(threading.Thread):
                     since_heartbeat = 0.0
                     # The first command must be the one that loads.
                     if self._sender.sent and self._sender.idle():
-                        self._sender.send([HEARTBEAT])
+                        self._sender.send(HEARTBEAT)
                 reason = self._check(passed)
             except ChannelError as error:
                 reason = self._check(0.0) or str(error)

@@ -85,20 +85,11 @@ class StepTensors:
 
     @classmethod
     def of(cls, arrays: StepArrays, device: torch.device) -> "StepTensors":
-        parts: list[NDArray[Any]] = [
-            arrays.token_ids,
-            arrays.positions,
-            arrays.slots,
-            arrays.block_tables,
-            arrays.query_start,
-            arrays.context_lengths,
-            arrays.follow_tokens,
-            arrays.follow_draws,
-        ]
-        rows = [] if arrays.last_tokens is None else [arrays.last_tokens]
-        token_ids, positions, slots, tables, query_start, lengths, tokens, draws, *last = arrays_to_device(
-            parts + rows, device
-        )
+        own = (arrays.token_ids, arrays.positions, arrays.follow_tokens, arrays.follow_draws)
+        layout = (arrays.slots, arrays.block_tables, arrays.query_start, arrays.context_lengths)
+        rows = () if arrays.last_tokens is None else (arrays.last_tokens,)
+        token_ids, positions, tokens, draws, *rest = arrays_to_device([*own, *layout, *rows], device)
+        slots, tables, query_start, lengths, *last = rest
         attention = AttentionInputs(
             slots, tables, query_start, lengths, arrays.generation_rows, arrays.max_query, arrays.max_context
         )

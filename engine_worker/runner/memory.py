@@ -30,16 +30,6 @@ def free_memory(device: torch.device) -> int:
     return min(_available(), max(0, int(limit) - int(used)))
 
 
-def gpu_memory(device: torch.device) -> int:
-    """Bytes of a GPU in total."""
-    return int(torch.cuda.mem_get_info(device)[1])
-
-
-def reserved_memory(device: torch.device) -> int:
-    """Bytes of a GPU that torch has reserved in this process, without the driver's own."""
-    return int(torch.cuda.memory_reserved(device))
-
-
 def count_blocks(
     config: RunnerConfig, block_bytes: int, num_kv_heads: int, max_context: int, device: torch.device
 ) -> int:
@@ -95,7 +85,8 @@ def _room(config: RunnerConfig, device: torch.device) -> int:
         return free
     # Engines that share a GPU load at different times and find different amounts free. So each gets an equal share of
     # the whole GPU, less what it has reserved already.
-    return max(0, min(free, gpu_memory(device) // config.engines_per_gpu - reserved_memory(device)))
+    share = torch.cuda.mem_get_info(device)[1] // config.engines_per_gpu
+    return max(0, min(free, share - torch.cuda.memory_reserved(device)))
 
 
 def _by_tokens(tokens: int, tokens_per_block: int) -> int:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine_worker.attention.backend import synchronize
+from engine_worker.attention.backend import first_line, synchronize
 from engine_worker.models.config import widest_window
 from engine_worker.runner.batch import Batch, StepArrays, build_batch, to_device
 from engine_worker.runner.forward import Forward, PreparedStep
@@ -169,8 +169,7 @@ class ModelRunner:
             with self._waiting:
                 self._synchronize(self._forward.device)
         except Exception as error:
-            first = str(error).partition("\n")[0]
-            lost = DeviceLostError(f"{self._forward.device} has failed: {first}")
+            lost = DeviceLostError(f"{self._forward.device} has failed: {first_line(error)}")
             if self._followers is not None:
                 self._followers.on_step_failed(lost)
             raise lost from error

@@ -17,11 +17,9 @@ from engine_worker.layers.moe import waits_for_device
 from engine_worker.layers.shard import Cut, Place
 from engine_worker.models.config import Windows
 from engine_worker.models.generic.check import check
-from engine_worker.models.generic.interface import SERVED, AttentionCall, attention_computed_by
+from engine_worker.models.generic.interface import SERVED, AttentionCall, attention_computed_by, context_of
 from engine_worker.models.generic.probe import probe
 from engine_worker.models.generic.source import Source, build, load, read_source
-
-DEFAULT_CONTEXT = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +98,7 @@ class Adapter:
         self._head = _with_precomputed_body(module, name)
         self._layers = {module.get_submodule(name): layer for layer, name in enumerate(self.config.attention)}
         source = self.config.source
-        context = getattr(source.config, "max_position_embeddings", None) or DEFAULT_CONTEXT
-        pad = getattr(source.config, "pad_token_id", None)
+        context, pad = context_of(source.config), getattr(source.config, "pad_token_id", None)
         check(source.name, self._hidden, self.logits, self._whole, context, pad, self._device)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:

@@ -43,8 +43,8 @@ def test_engines_that_share_the_memory():
 def test_engines_of_one_gpu_get_equal_parts_whenever_they_look(monkeypatch):
     """Each looks after it has loaded, which the other may have or not; the first has its KV cache by then."""
     total, weights = 80 << 20, 16 << 20
-    monkeypatch.setattr(memory, "gpu_memory", lambda device: total)
-    monkeypatch.setattr(memory, "reserved_memory", lambda device: weights)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, total))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: weights)
     share = int((total // 2 - weights) * 0.9) >> 16
     for taken in (weights, 2 * weights, 2 * weights + share * (1 << 16)):
         assert count(free=total - taken, engines_per_gpu=2, device=CUDA) == share
