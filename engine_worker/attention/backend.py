@@ -76,16 +76,9 @@ class AttentionBackend(Protocol):
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> AttentionInputs:
         """Once per step: the inputs plus whatever all layers share, as `attend` expects them."""
-        ...
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: LayerCache,
-        inputs: AttentionInputs,
-        window: int | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs, window: int | None
     ) -> Tensor:
         """Store key and value [T, kv_heads, head_dim] in the cache, then attend: query [T, heads, head_dim] -> the same
         shape.
@@ -94,7 +87,6 @@ class AttentionBackend(Protocol):
         Block table entries that lie wholly behind the window of a sequence's first query token are never read. Raises
         TypeError if `inputs` did not come from `prepare`.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine_worker.attention import flash, varlen
+from engine_worker.attention import flash
 from engine_worker.attention.backend import AttentionBackend, Refusal, RefusedError, Site, check_device
 from engine_worker.attention.cache import store_by_torch
 from engine_worker.attention.cpu import CpuAttention
@@ -12,7 +12,7 @@ from engine_worker.attention.paged import TRITON, Kernel, PagedAttention, Store,
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.attention.trial import verify_backend, verify_store
 
-KERNELS: tuple[Kernel, ...] = (*flash.KERNELS, varlen.KERNEL, TRITON)
+KERNELS: tuple[Kernel, ...] = (*flash.KERNELS, TRITON)
 """Best first."""
 TOKENS_PER_BLOCK = 16
 

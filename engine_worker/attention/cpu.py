@@ -127,13 +127,7 @@ class CpuAttention:
         )
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: LayerCache,
-        inputs: AttentionInputs,
-        window: int | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs, window: int | None
     ) -> Tensor:
         if not isinstance(inputs, CpuInputs):
             raise TypeError("prepare() comes before attend()")

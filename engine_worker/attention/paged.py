@@ -97,13 +97,7 @@ class PagedAttention:
         return PagedInputs(**inputs.shared(), key_start=_key_start(inputs) if self._key_start else None)
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: LayerCache,
-        inputs: AttentionInputs,
-        window: int | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs, window: int | None
     ) -> Tensor:
         if not isinstance(inputs, PagedInputs):
             raise TypeError("prepare() comes before attend()")

@@ -21,13 +21,7 @@ class ReferenceAttention:
         return inputs
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: LayerCache,
-        inputs: AttentionInputs,
-        window: int | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs, window: int | None
     ) -> Tensor:
         store_by_torch(cache, key, value, inputs.slots)
         out = torch.zeros_like(query)

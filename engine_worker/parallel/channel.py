@@ -31,24 +31,19 @@ class ChannelSender(Protocol):
     @property
     def sent(self) -> int:
         """Commands sent so far."""
-        ...
 
     def send(self, message: bytes) -> None:
         """Raises ChannelError if a rank has disconnected, or does not make room in time; the channel is unusable
         then."""
-        ...
 
     def idle(self) -> bool:
         """Whether no thread is sending at the moment."""
-        ...
 
     def completed(self, rank: int) -> int:
         """Commands that this rank has completed."""
-        ...
 
     def disconnected(self, rank: int) -> bool:
         """Whether this rank has closed its end, or died."""
-        ...
 
     def close(self) -> None: ...
 

@@ -32,12 +32,8 @@ Warn = Callable[[str, str], None]
 """(log event, reason)."""
 
 
-def _no_progress(_done: int, _total: int) -> None:
-    pass
-
-
-def _no_warning(_event: str, _reason: str) -> None:
-    pass
+def _ignore(*_: object) -> None:
+    """Progress, or a warning."""
 
 
 class RankSetup(NamedTuple):
@@ -57,8 +53,8 @@ def load_runner(
     progress: Progress,
     shard: Shard = UNSHARDED,
     followers: Followers | None = None,
-    capturing: Progress = _no_progress,
-    warn: Warn = _no_warning,
+    capturing: Progress = _ignore,
+    warn: Warn = _ignore,
 ) -> ModelRunner:
     """Load the weights, allocate the KV cache, capture CUDA graphs.
 
@@ -77,7 +73,7 @@ def load_runner(
 
 def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> Forward:
     """As `load_runner`, for ranks other than 0: the same model, without a runner."""
-    return load(checkpoint, config, progress, shard, _no_progress, _no_warning)[0]
+    return load(checkpoint, config, progress, shard, _ignore, _ignore)[0]
 
 
 def load(
@@ -122,13 +118,9 @@ def _use_device(device: torch.device, config: RunnerConfig, warn: Warn) -> None:
         torch.set_num_threads(config.threads or 1)
     else:
         torch.cuda.set_device(device)
-        _check_compiler(warn)
-
-
-def _check_compiler(warn: Warn) -> None:
-    # Before the kernels are tested: each would report it on its own, at length.
-    if missing := missing_compiler():
-        warn("compiler_not_found", missing)
+        # Before the kernels are tested: each would report it on its own, at length.
+        if missing := missing_compiler():
+            warn("compiler_not_found", missing)
 
 
 def _warn_if_slow(chosen: ChosenBackend, device: torch.device, warn: Warn) -> None:

@@ -25,11 +25,9 @@ class Followers(Protocol):
 
     def send_step(self, moves: tuple[Move, ...], arrays: StepArrays | None) -> None:
         """Have them compute a step; None: moves only."""
-        ...
 
     def on_step_failed(self, error: Exception) -> None:
         """Rank 0 failed at a step that they were sent: the group is out of step."""
-        ...
 
 
 def _use(device: torch.device) -> None:

@@ -125,38 +125,32 @@ class Filtered(NamedTuple):
     def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
         """`widen`: give rows more candidates while they have too few, which makes the host wait for the device. Else
         such rows are reported in `Chosen.short`."""
-        temperature, unlimited = self.temperature, self.unlimited
-        mass = None if unlimited is None else _mass(scores, temperature, unlimited)
-        return _filtered(scores, temperature, self.keys, self.filters, mass, self.candidates, widen=widen)
+        mass = None if self.unlimited is None else _mass(scores, self.temperature, self.unlimited)
+        return self._choose(scores, mass, widen=widen)
 
+    def _choose(self, scores: Tensor, mass: Tensor | None, *, widen: bool) -> Chosen:
+        """mass: see `keep`."""
+        size = scores.shape[1]
+        values, ids = scores.topk(min(self.candidates, size), dim=1)
+        scaled = values / self.temperature
+        kept, needs_more = keep(scaled, self.filters, mass, whole=self.candidates >= size)
+        # Noise depends on the token id alone, so a token gets the same in any number of candidates.
+        noise = gumbel(random_bits(self.keys, ids))
+        winners = noise.add_(scaled).masked_fill_(~kept, -torch.inf).argmax(dim=1, keepdim=True)
+        tokens, valid = ids.gather(1, winners).squeeze(1), _finite(values[:, 0])
+        short = needs_more & valid
+        if not widen:
+            return Chosen(tokens, valid, short)
+        again = torch.nonzero(short).view(-1)
+        if len(again):
+            mass = None if mass is None else mass[again]
+            tokens[again] = self._with_more(again)._choose(scores[again], mass, widen=True).tokens
+        return Chosen(tokens, valid)
 
-def _filtered(
-    scores: Tensor,
-    temperature: Tensor,
-    keys: Tensor,
-    filters: Filters,
-    mass: Tensor | None,
-    candidates: int,
-    *,
-    widen: bool,
-) -> Chosen:
-    size = scores.shape[1]
-    values, ids = scores.topk(min(candidates, size), dim=1)
-    scaled = values / temperature
-    # Noise depends on the token id alone, so a token gets the same in any number of candidates.
-    kept, needs_more = keep(scaled, filters, mass, whole=candidates >= size)
-    noise = gumbel(random_bits(keys, ids))
-    winners = noise.add_(scaled).masked_fill_(~kept, -torch.inf).argmax(dim=1, keepdim=True)
-    tokens, valid = ids.gather(1, winners).squeeze(1), _finite(values[:, 0])
-    short = needs_more & valid
-    if not widen:
-        return Chosen(tokens, valid, short)
-    again = torch.nonzero(short).view(-1)
-    if len(again):
-        mass = None if mass is None else mass[again]
-        rows = scores[again], temperature[again], keys[again], filters.rows(again), mass
-        tokens[again] = _filtered(*rows, candidates * MORE, widen=True).tokens
-    return Chosen(tokens, valid)
+    def _with_more(self, rows: Tensor) -> "Filtered":
+        """The rows [n] int64, with MORE times the candidates."""
+        filters, candidates = self.filters.rows(rows), self.candidates * MORE
+        return Filtered(self.temperature[rows], self.keys[rows], filters, None, candidates)
 
 
 class Unfiltered(NamedTuple):

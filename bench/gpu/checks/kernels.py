@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from bench.gpu.findings import Check, Skip
-from engine_worker.attention import flash, varlen
+from engine_worker.attention import flash
 from engine_worker.attention.backend import AttentionBackend, HeadShape, Refusal, RefusedError, Site, capability_of
 from engine_worker.attention.choice import KERNELS, try_kernel
 from engine_worker.attention.cpu import CpuAttention
@@ -19,7 +19,7 @@ Make = Callable[[HeadShape, int | None, int], AttentionBackend]
 RefusedError if it fails."""
 STORE = "Triton's store"
 STORE_CHECK = f"{STORE} = torch's"
-COMPILED = {kernel.title for kernel in (*flash.KERNELS, varlen.KERNEL)} - {"FlashAttention-4"}
+COMPILED = {kernel.title for kernel in flash.KERNELS} - {"FlashAttention-4"}
 """Ahead of time; the others compile on first use."""
 
 

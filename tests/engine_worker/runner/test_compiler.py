@@ -1,8 +1,10 @@
 """Whether Triton can compile here, known before anything is compiled."""
 
 import pytest
+import torch
 
 from engine_worker.runner import fusing, load
+from engine_worker.runner.config import RunnerConfig
 
 
 @pytest.fixture
@@ -37,8 +39,9 @@ def test_without_headers(equipped, tmp_path):
 
 
 def test_a_gpu_engine_warns_of_it_once_before_its_trials(monkeypatch):
-    warned = []
+    warned, gpu = [], torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     for absent in ("Triton needs a C compiler", None):
         monkeypatch.setattr(load, "missing_compiler", lambda absent=absent: absent)
-        load._check_compiler(lambda event, why: warned.append((event, why)))
+        load._use_device(gpu, RunnerConfig(), lambda event, why: warned.append((event, why)))
     assert warned == [("compiler_not_found", "Triton needs a C compiler")]
