@@ -95,11 +95,9 @@ class Site:
 
     device: torch.device
     capability: tuple[int, int] | None
-    """See `capability_of`."""
     dtype: torch.dtype
     heads: HeadShape
     windows: tuple[int | None, ...]
-    """One per layer."""
     tokens_per_block: int
     """0: what the backend prefers."""
     fused: bool = True
@@ -129,7 +127,6 @@ class RefusedError(Exception):
         super().__init__(f"{kind}: {reason}")
         self.kind = kind
         self.reason = reason
-        """One line."""
 
     @classmethod
     def of(cls, error: Exception) -> "RefusedError":
@@ -161,6 +158,6 @@ def first_line(error: Exception) -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the work queued on a GPU; on a CPU there is none. Raises RuntimeError if the GPU has failed."""
+    """Wait for the work queued on a GPU. Raises RuntimeError if the GPU has failed."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -14,6 +14,7 @@ from engine_worker.attention.trial import verify_backend, verify_store
 
 KERNELS: tuple[Kernel, ...] = (*flash.KERNELS, TRITON)
 """Best first."""
+# Small blocks waste little memory at a sequence's end, and share prefixes at a fine grain.
 TOKENS_PER_BLOCK = 16
 
 

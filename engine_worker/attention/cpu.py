@@ -49,11 +49,8 @@ def plan_context(
 
 
 def causal_mask(length: int, dtype: torch.dtype, window: int | None) -> Tensor:
-    """[TILE, length], added to scores: 0 where a query sees a key, else -inf.
-
-    Aligned bottom right, so that `mask[-rows:, -keys:]` fits every tile of `rows` tokens that ends at the last of
-    `keys` keys.
-    """
+    """[TILE, length], added to scores: 0 where a query sees a key, else -inf. Aligned bottom right, so that
+    `mask[-rows:, -keys:]` fits every tile of `rows` tokens that ends at the last of `keys` keys."""
     # Key `own + i` is query row i's own.
     own = length - TILE
     seen = torch.ones(TILE, length, dtype=torch.bool).tril(own)
@@ -99,7 +96,6 @@ class CpuInputs(AttentionInputs):
     stored: Tensor | None
     """[S] int64: tokens that are not padding; None: all."""
     plans: Mapping[int | None, CpuPlan]
-    """By window."""
 
 
 class CpuAttention:

@@ -40,7 +40,6 @@ class Kernel:
     name: str
     """The value of the setting `attention` that selects it."""
     title: str
-    """For messages."""
     load: Callable[[], Attend]
     """Raises ModuleNotFoundError or RefusedError if it is not available, other errors if it is broken."""
     majors: frozenset[int]

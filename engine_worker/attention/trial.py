@@ -14,6 +14,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 STEPS = (((0, 1), (699, 1), (400, 1)), ((0, 1), (5, 1)), ((700, 1), (0, 5), (300, 40), (650, 1)))
 """(tokens in the cache, tokens of the step) of each sequence: a generation step long enough to be split over a GPU, a
 short one, and one with context. They also compile every kernel variant that serving needs."""
+# Narrower than the longest test context, and no multiple of a block or a tile.
 WINDOW = 100
 
 

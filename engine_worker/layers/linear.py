@@ -30,9 +30,7 @@ class Linear(Layer):
 
 class FusedLinear(Linear):
     """Several linear maps of the same input as one product; their outputs (this rank's share of them) concatenated.
-
-    Checkpoints store the maps separately, as siblings of this layer: `targets` gives a view for each.
-    """
+    Checkpoints store the maps separately, as siblings of this layer: `targets` gives a view for each."""
 
     def __init__(self, inputs: int, outputs: dict[str, Span], place: Place, *, bias: bool = False) -> None:
         super().__init__(inputs, sum(span.size for span in outputs.values()), place, bias=bias)
@@ -55,10 +53,8 @@ class FusedLinear(Linear):
 
 
 class SummedLinear(Linear):
-    """A row-parallel linear map: each rank has some of the inputs, and the ranks' products are summed.
-
-    [T, this rank's inputs] -> [T, outputs], the same on every rank.
-    """
+    """A row-parallel linear map: each rank has some of the inputs, and the ranks' products are summed. [T, this rank's
+    inputs] -> [T, outputs], the same on every rank."""
 
     def __init__(self, inputs: Span, outputs: int, place: Place, *, bias: bool = False) -> None:
         super().__init__(inputs.size, outputs, place, bias=bias)
@@ -85,6 +81,7 @@ class Embedding(Layer):
         self._shard = place.shard
         self._rows = place.shard.padded_span(vocab_size)
         self.weight = place.empty(self._rows.size, hidden_size)
+        # No checkpoint fills the padding, and `empty` may contain NaN.
         self.weight[self._rows.filled :].zero_()
 
     def targets(self, prefix: str = "") -> dict[str, Tensor]:

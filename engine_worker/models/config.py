@@ -12,6 +12,7 @@ Windows = tuple[int | None, ...]
 """One per layer; None: full attention."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+# transformers' defaults, which it does not write into config.json.
 DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
 
@@ -41,7 +42,6 @@ class DecoderConfig:
     hidden_size: int
     intermediate_size: int
     windows: Windows
-    """One per layer."""
     heads: HeadShape
     rms_norm_eps: float
     rope: Rope

@@ -29,7 +29,7 @@ class ResolvedModel(NamedTuple):
 
 
 def model_class(raw: Mapping[str, Any]) -> Architecture:
-    """Our own class for `architectures` of config.json. Raises NotNativeError if there is none."""
+    """Our own class for `architectures` of config.json. Raises NotNativeError if we have none."""
     names = [str(name) for name in raw.get("architectures") or []]
     for name in names:
         if name in MODELS:

@@ -26,7 +26,7 @@ class RankGoneError(ChannelError):
 
 
 class ChannelSender(Protocol):
-    """Rank 0's end. Several threads may send; only one may call the rest. Other ranks are numbered from 1."""
+    """Rank 0's end. Several threads may send; only one may call the rest. Ranks are numbered from 1."""
 
     @property
     def sent(self) -> int:

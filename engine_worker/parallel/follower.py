@@ -32,6 +32,7 @@ from sluice.ring.process import die_with_parent
 from sluice.telemetry import configure
 from sluice.telemetry.output import leave, protect_stderr
 
+# POLLHUP needs both directions closed; Linux can also report that only the peer has closed.
 HANGUP = getattr(select, "POLLRDHUP", select.POLLHUP)
 GRACE_SECONDS = 5.0
 """After rank 0 has disconnected: to read its last commands, and to let it log the cause first if it failed likewise."""
@@ -42,6 +43,7 @@ FIRST_SECONDS = 600.0
 def main() -> None:
     """A child process of rank 0. Exit status 0 after a Shutdown."""
     protect_stderr()
+    # Not SIGTERM, which `run` ignores.
     die_with_parent(signal.SIGKILL)
     rank, size, memory, wakeup = map(int, sys.argv[1:5])
     end = socket.socket(fileno=wakeup)

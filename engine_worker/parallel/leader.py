@@ -69,6 +69,7 @@ class Leader:
             self._store, self._address = open_store(rank_env.size, start_seconds)
             sender = self._processes.sender
         self._sender = sender
+        # From the start: a rank may already die while it loads.
         self._watchdog = Watchdog(
             sender, rank_env.size, self._exit_reason, self._end_group, self._waiting_since, start_seconds, step_seconds
         )
@@ -109,8 +110,10 @@ class Leader:
 
     def close(self) -> None:
         """Shut the other ranks down and wait for them, with a time limit; kill them if the model was never loaded."""
+        # First, since ranks that end on purpose would look lost.
         self._watchdog.stop()
         if self._runner is not None:
+            # In a thread, since a collective with a rank that hangs never returns.
             shutdown = threading.Thread(target=self._shut_down, args=(self._runner,), name="shutdown", daemon=True)
             shutdown.start()
             shutdown.join(END_SECONDS)

@@ -185,6 +185,7 @@ class ShmSender:
                 return room
             if time.monotonic() > end:
                 raise ChannelError(f"rank {read.index(min(read)) + 1} has read nothing for {self._seconds:g} s")
+            # Readers must drain a command longer than the ring before its end, when `send` would wake them.
             for wakeup in self._wakeups:
                 wakeup.wake()
             time.sleep(FULL_SECONDS)
@@ -225,6 +226,7 @@ class ShmReceiver(ChannelReceiver):
         """Unread bytes, at least one; waits for it."""
         while True:
             if unread := self._memory.head[HEAD] - self._read:
+                # The cursor must be read before the bytes that it publishes.
                 self._fence()
                 return unread
             try:

@@ -19,6 +19,7 @@ from engine_worker.parallel.channel import HEADER, SLICE_SECONDS, ChannelError, 
 
 HANDSHAKE = struct.Struct("!16sI")
 """Token and rank."""
+# More than there are ranks, and well below the 1024 descriptors that select() supports.
 MAX_PENDING = 256
 """Connections without a complete handshake; beyond it the oldest is closed."""
 ENDPOINT_KEY = "sluice/commands"

@@ -9,7 +9,7 @@ from engine_worker.parallel.commands import Heartbeat, encode
 
 TICK_SECONDS = 0.1
 HEARTBEAT_SECONDS = 1.0
-"""Between two heartbeats, so that neither idle ranks nor rank 0 are taken for dead."""
+"""Between two heartbeats, which keep idle ranks and rank 0 from being taken for dead."""
 HEARTBEAT = encode(Heartbeat())
 
 

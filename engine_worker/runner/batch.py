@@ -14,8 +14,8 @@ from engine_worker.attention.backend import AttentionInputs
 from engine_worker.sampling.sampler import SamplingPlan
 from engine_worker.step import Draw, Slice
 
+# Bytes. Triton compiles another variant of a kernel for addresses that are no multiple of 16.
 ALIGNED = 16
-"""Bytes: alignment of each array in the shared buffer."""
 
 Tree = TypeVar("Tree", bound=tuple[Any, ...])
 
@@ -24,21 +24,16 @@ DTYPES = {np.dtype(name): getattr(torch, name) for name in ("int64", "int32", "f
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """T tokens of B slices; plain data that can be sent to other ranks. Attention's are described in
-    `AttentionInputs`."""
+    """T tokens of B slices; plain data that can be sent to other ranks. Without a note: see `AttentionInputs`."""
 
     token_ids: NDArray[np.int64]
     """[T]. Arbitrary where the previous step still has to draw the token; see `follow_tokens`."""
     positions: NDArray[np.int64]
     """[T]."""
     slots: NDArray[np.int64]
-    """[T]."""
     block_tables: NDArray[np.int32]
-    """[B, M]."""
     query_start: NDArray[np.int32]
-    """[B + 1]."""
     context_lengths: NDArray[np.int32]
-    """[B]."""
     last_tokens: NDArray[np.int64] | None
     """[R]: the tokens whose logits are needed; None: all."""
     follow_tokens: NDArray[np.int64]
@@ -70,18 +65,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """`StepArrays` on a device."""
+    """`StepArrays` on a device, of the same shapes and types."""
 
     token_ids: Tensor
-    """[T] int64. Complete only after `follow`."""
+    """Complete only after `follow`."""
     positions: Tensor
-    """[T] int64."""
     attention: AttentionInputs
     last_tokens: Tensor | None
-    """[R] int64; None: all T."""
     follow_tokens: Tensor
     follow_draws: Tensor
-    """Each [F] int64."""
 
     @classmethod
     def of(cls, arrays: StepArrays, device: torch.device) -> "StepTensors":
@@ -102,8 +94,7 @@ class StepTensors:
 
 
 def build_batch(slices: Sequence[Slice], tokens_per_block: int, window: int | None) -> Batch:
-    """`window` is the widest of any layer: block tables are cut to begin there, so that what lies behind costs
-    nothing."""
+    """Block tables are cut to begin with `window`, the widest of any layer, so that what lies behind costs nothing."""
     size = len(slices)
     counts = np.fromiter((len(part.tokens) for part in slices), np.int64, size)
     starts = np.fromiter((part.start for part in slices), np.int64, size)
@@ -114,6 +105,7 @@ def build_batch(slices: Sequence[Slice], tokens_per_block: int, window: int | No
     # One token per slice, as in most steps, needs no repeating.
     positions = starts if total == size else np.arange(total) + np.repeat(starts - ends + counts, counts)
     rows = np.arange(size) if total == size else np.repeat(np.arange(size), counts)
+    # Attention counts a sequence from the first block that it is given; positions still count from its start.
     lengths = starts + counts - skipped * tokens_per_block
     block_tables = _padded([part.block_table for part in slices], skipped, -(-lengths // tokens_per_block))
     slots = block_tables[rows, positions // tokens_per_block - skipped[rows]].astype(np.int64)

@@ -19,7 +19,6 @@ class RunnerConfig(BatchSize, KvCacheSize, Compute):
     ranks_here: int = 1
     """Processes on this machine that compute this model together, and share its cores and its memory."""
     weights_seed: int = 0
-    """Of random weights."""
 
 
 def find_device(config: RunnerConfig) -> torch.device:

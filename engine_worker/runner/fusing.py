@@ -28,6 +28,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Relative to 1 + |expected|: a sum in another order may round the other way."""
 NOISE_TOLERANCE = 1e-9
 ROWS = (1, 3, 70)
+# Not a multiple of a kernel's part, so that the last one is partly filled.
 VOCAB = 3001
 EPS = 1e-6
 
@@ -44,10 +45,8 @@ class Fused(NamedTuple):
 
 
 def missing_compiler() -> str | None:
-    """What Triton needs to compile but does not find, with the remedy, in one line; None: it has everything.
-
-    Triton builds a small C extension before its first kernel.
-    """
+    """What Triton needs to compile but does not find, with the remedy, in one line; None if it has everything."""
+    # Triton builds a small C extension before its first kernel.
     absent = []
     if not os.environ.get("CC") and not any(map(shutil.which, COMPILERS)):
         absent.append(f"a C compiler ({', '.join(COMPILERS)} or the variable CC)")

@@ -30,8 +30,6 @@ Compute = Callable[[Tensor, Tensor, AttentionInputs], Tensor]
 
 
 class Graph(Protocol):
-    """Captured work."""
-
     def replay(self) -> None:
         """Queue it again, on the current stream."""
 

@@ -37,8 +37,6 @@ def _ignore(*_: object) -> None:
 
 
 class RankSetup(NamedTuple):
-    """How this rank runs a model."""
-
     config: RunnerConfig
     """With `tokens_per_block` set."""
     max_context: int
@@ -92,6 +90,7 @@ def load(
             device, capability_of(device), dtype, heads, shape.windows, config.tokens_per_block, config.fused_kernels
         )
         chosen = choose(config.attention, site)
+        # One scheduler allocates the blocks of all ranks.
         if chosen.tokens_per_block != shard.all_min(chosen.tokens_per_block):
             raise ValueError(f"ranks disagree on tokens_per_block: {chosen.tokens_per_block} suits this one")
         _warn_if_slow(chosen, device, warn)
@@ -138,6 +137,7 @@ def _load_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, pr
         load_weights(checkpoint.path, model.targets(), progress, model.cuts())
     model.freeze()
     packer = Packer()
+    # transformers' modules call their own linear layers.
     if isinstance(model, Layer):
         model.pack(packer)
     return packer
@@ -187,6 +187,7 @@ def _make_graphs(
 def _share_of_rank(config: RunnerConfig, device: torch.device) -> RunnerConfig:
     """The config with this rank's share of what all ranks on this machine have together."""
     ranks, fraction = config.ranks_here, config.kv_memory_fraction
+    # A GPU belongs to one rank, but ranks on a CPU share its memory.
     if device.type == "cpu" and ranks > 1 and (fraction is not None or config.kv_cache_tokens is None):
         fraction = fraction_of(config, device) / ranks
     return replace(

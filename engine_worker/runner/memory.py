@@ -8,6 +8,7 @@ import torch
 from engine_worker.runner.config import RunnerConfig
 
 CGROUP = Path("/sys/fs/cgroup")
+# The rest of a GPU's memory is for CUDA graphs; a CPU's also serves everything else on the machine.
 FRACTION = {"cpu": 0.5, "cuda": 0.9}
 """Default share of the free memory for the KV caches of all engines on this machine, or on this GPU."""
 BEFORE = {"cpu": "loading", "cuda": "loading and a step of the largest size"}

@@ -1,5 +1,5 @@
-"""Between loading and serving on a GPU: the largest possible step, whose memory must be allocated before the KV cache
-gets the rest, then the capture of CUDA graphs, then that step again."""
+"""Between loading and serving on a GPU: the largest step, whose memory the KV cache must not get; the capture of CUDA
+graphs; that step again."""
 
 import gc
 
@@ -28,12 +28,12 @@ FILTERED = replace(UNFILTERED, top_p=0.9)
 
 
 def largest_step(config: RunnerConfig, max_context: int, sampling: SamplingParams) -> list[Slice]:
-    """The most tokens of the most sequences, one of them as long as possible. All share block 0, whose content does not
-    matter yet."""
+    """The most tokens of the most sequences, one of them as long as possible."""
     left = config.max_tokens_per_step
     slices = []
     for others in reversed(range(min(config.max_batch_size, left))):
         count = min(max_context, left - others)
+        # All share block 0: its content does not matter yet.
         blocks = [0] * -(-count // config.tokens_per_block)
         slices.append(Slice([0] * count, 0, blocks, (Draw(sampling, 0, 0, [0], [0]),)))
         left -= count

@@ -24,7 +24,7 @@ Cuts = Mapping[str, Cut]
 def load_weights(folder: Path, targets: dict[str, Tensor], progress: Progress, cuts: Cuts = {}) -> None:  # noqa: B006
     """Fill every target from the tensor of its name.
 
-    Derived tensors of old checkpoints are ignored: rotary frequencies, and a tied head. Raises CheckpointError on files
+    Derived tensors of old checkpoints (rotary frequencies, a tied head) are ignored. Raises CheckpointError on files
     that are missing or broken, and on tensors that are missing, unexpected, or of another shape or type.
     """
     # All names are checked before the first, possibly large, tensor is read.

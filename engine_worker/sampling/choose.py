@@ -87,6 +87,7 @@ def keep(scaled: Tensor, filters: Filters, mass: Tensor | None, *, whole: bool) 
         # The token that crosses top_p is kept, as in transformers: only the mass before a token counts.
         before = weights.cumsum(dim=1) - weights
         inside = (before < filters.top_p * total) | (filters.top_p >= 1.0)
+        # A token as likely as the last one inside is kept too, wherever the sort has put it.
         # In a row of only -inf or NaN nothing is inside; the caller marks it as not valid.
         smallest = scaled.gather(1, (inside.sum(dim=1, keepdim=True) - 1).clamp_(min=0))
         kept &= scaled >= smallest
@@ -154,14 +155,12 @@ class Filtered(NamedTuple):
 
 
 class Unfiltered(NamedTuple):
-    """Sampled from the whole vocabulary, except what min-p cuts off."""
+    """Sampled from the whole vocabulary, except what min-p cuts off. Temperature and keys as in `Filtered`."""
 
     temperature: Tensor
-    """[N, 1] float32."""
     keys: Tensor
-    """[N, 1] int64, see `noise_key`."""
     min_p: Tensor | None
-    """[N, 1] float32; None if it is off in all rows."""
+    """As in `Filters`."""
 
     @staticmethod
     def of(draws: Sequence[Draw]) -> "Unfiltered":
@@ -185,7 +184,7 @@ def _keys(draws: Sequence[Draw]) -> Tensor:
 
 
 def _mass(scores: Tensor, temperature: Tensor, rows: Tensor) -> Tensor:
-    """[N, 1] float64, for `filters.keep`: sum over the vocabulary of exp((score - highest) / temperature) in these
+    """[N, 1] float64, for `keep`: sum over the vocabulary of exp((score - highest) / temperature) in these
     rows, 0 in the others."""
     chosen = scores.index_select(0, rows)
     scaled, best = chosen / temperature[rows], chosen.amax(dim=1, keepdim=True) / temperature[rows]

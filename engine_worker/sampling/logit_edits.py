@@ -64,8 +64,6 @@ class Allowed(NamedTuple):
 
 
 class LogitEdits(NamedTuple):
-    """All edits of a group of draws."""
-
     size: int
     """Scores in a row."""
     bias: Bias | None

@@ -65,7 +65,7 @@ class LogprobRows(NamedTuple):
     """Draws that ask for logprobs."""
 
     rows: Tensor | None
-    """[N] int64: rows of the logits; None: all, in order."""
+    """As in `SamplingGroup`."""
     draws: Tensor | None
     """[N] int64; None: all."""
     most: int
@@ -73,7 +73,7 @@ class LogprobRows(NamedTuple):
 
 
 class SamplingPlan(NamedTuple):
-    """All that sampling needs besides the logits; see `runner.transfer.to_device`."""
+    """All that sampling needs besides the logits; see `runner.batch.to_device`."""
 
     groups: tuple[SamplingGroup, ...]
     order: Tensor | None

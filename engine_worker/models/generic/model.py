@@ -33,7 +33,6 @@ class AdapterConfig:
     vocab_size: int
     hidden_size: int
     windows: Windows
-    """One per layer."""
     heads: HeadShape
     attention: tuple[str, ...]
     """Each layer's attention submodule, by name."""
