@@ -13,7 +13,7 @@ from bench.gpu.measures import PEAKED, SAMPLING
 from bench.gpu.shapes import Shape
 from bench.systems.submits import GREEDY
 from engine_worker.runner.load import load_runner
-from engine_worker.runner.machine import free_memory
+from engine_worker.runner.memory import free_memory
 from sluice.ring.params import SamplingParams
 
 REQUESTS = 64

@@ -17,7 +17,7 @@ from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape
 from bench.gpu.stages import Stages
 from bench.gpu.trials import avoiding, places, subjects, try_in_child
-from engine_worker.runner.machine import missing_compiler
+from engine_worker.runner.fusing import missing_compiler
 
 Recheck = Callable[[Mapping[str, Any]], Check]
 

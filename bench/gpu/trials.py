@@ -16,8 +16,8 @@ from bench.gpu.checks.kernels import STORE
 from bench.gpu.children import Children
 from bench.gpu.findings import RUNS, Tried
 from bench.gpu.scale import Scale
-from engine_worker.attention.backend import HeadShape, Refusal, RefusedError
-from engine_worker.attention.choice import KERNELS, Site, try_kernel
+from engine_worker.attention.backend import HeadShape, Refusal, RefusedError, Site, capability_of
+from engine_worker.attention.choice import KERNELS, try_kernel
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.paged import Kernel, triton_store
 from engine_worker.attention.reference import ReferenceAttention
@@ -56,23 +56,27 @@ def subjects() -> Mapping[str, Trial]:
 
 def _paged(kernel: Kernel) -> Trial:
     def trial(place: TrialPlace) -> None:
-        windows = (None, WINDOW) if place.windowed else (None,)
-        try_kernel(kernel, Site.of(place.device, place.dtype, place.heads, windows, 0, fused=False))
+        try_kernel(kernel, _site(place))
 
     return trial
+
+
+def _site(place: TrialPlace) -> Site:
+    windows = (None, WINDOW) if place.windowed else (None,)
+    return Site(place.device, capability_of(place.device), place.dtype, place.heads, windows, 0, fused=False)
 
 
 def _cpu(place: TrialPlace) -> None:
     if place.device.type != "cpu":
         raise RefusedError(Refusal.ABSENT, "it needs a CPU")
-    windows = (None, WINDOW) if place.windowed else (None,)
-    verify_backend(CpuAttention(place.heads, windows), place.heads, windows, PAGE, place.dtype, place.device)
+    site = _site(place)
+    verify_backend(CpuAttention(site.heads, site.windows), site, PAGE)
 
 
 def _store(place: TrialPlace) -> None:
     if place.device.type != "cuda":
         raise RefusedError(Refusal.ABSENT, "it needs a CUDA device")
-    verify_store(triton_store(), place.heads, place.dtype, place.device)
+    verify_store(triton_store(), _site(place))
 
 
 def _fused(place: TrialPlace) -> None:

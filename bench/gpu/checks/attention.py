@@ -11,9 +11,8 @@ from torch import Tensor
 
 from bench.gpu.checks.kernels import Candidate
 from bench.gpu.findings import Check, Skip
-from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache
-from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.attention.reference import ReferenceAttention
 
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}

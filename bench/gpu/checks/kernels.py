@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 
 from bench.gpu.findings import Check, Skip
-from engine_worker.attention import flash, varlen
-from engine_worker.attention.backend import AttentionBackend, HeadShape, Refusal, RefusedError
-from engine_worker.attention.choice import KERNELS, Site, try_kernel
+from engine_worker.attention import flash
+from engine_worker.attention.backend import AttentionBackend, HeadShape, Refusal, RefusedError, Site, capability_of
+from engine_worker.attention.choice import KERNELS, try_kernel
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.paged import Kernel, Store, triton_store
 from engine_worker.attention.trial import verify_store
@@ -19,7 +19,7 @@ Make = Callable[[HeadShape, int | None, int], AttentionBackend]
 RefusedError if it fails."""
 STORE = "Triton's store"
 STORE_CHECK = f"{STORE} = torch's"
-COMPILED = {kernel.title for kernel in (*flash.KERNELS, varlen.KERNEL)} - {"FlashAttention-4"}
+COMPILED = {kernel.title for kernel in flash.KERNELS} - {"FlashAttention-4"}
 """Ahead of time; the others compile on first use."""
 
 
@@ -45,7 +45,9 @@ def paged(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Candidate
     def tried(heads: HeadShape, windowed: bool, tokens_per_block: int) -> AttentionBackend:
         windows = (1,) if windowed else (None,)
         try:
-            return try_kernel(kernel, Site.of(device, dtype, heads, windows, tokens_per_block)).backend
+            return try_kernel(
+                kernel, Site(device, capability_of(device), dtype, heads, windows, tokens_per_block)
+            ).backend
         except RefusedError as error:
             if error.kind is Refusal.ABSENT:
                 raise Skip(error.reason) from error
@@ -67,5 +69,5 @@ def check_store(heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.de
 
 def compare_stores(store: Store, heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) -> Check:
     for one in heads:
-        verify_store(store, one, dtype, device)
+        verify_store(store, Site(device, capability_of(device), dtype, one, (None,), 0))
     return Check(STORE_CHECK, passed=True, detail=f"{len(heads)} shapes of heads")

@@ -34,7 +34,7 @@ from bench.gpu.scale import FULL, tiny_scale
 from bench.gpu.shapes import LARGE, SMALL, tiny
 from engine_worker.attention.backend import HeadShape, RefusedError
 from engine_worker.attention.cache import KVCache, store_by_torch
-from engine_worker.attention.choice import KERNELS, Site
+from engine_worker.attention.choice import KERNELS
 from engine_worker.attention.paged import Kernel
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.sampling.choose import Filtered
@@ -145,8 +145,7 @@ def raising(error):
 @pytest.fixture
 def on_a_gpu(monkeypatch):
     """Or so all sites are told."""
-    of = Site.of
-    monkeypatch.setattr(Site, "of", staticmethod(lambda *given: replace(of(*given), capability=(9, 0))))
+    monkeypatch.setattr(kernels, "capability_of", lambda device: (9, 0))
 
 
 @pytest.mark.parametrize(
