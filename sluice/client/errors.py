@@ -126,18 +126,11 @@ _BY_STATUS: dict[grpc.StatusCode, type[SluiceError]] = {
 
 _BY_REASON: dict[str, type[SluiceError]] = {"DRAINING": Unavailable, "MODEL_CHANGED": ModelChanged}
 
+# gRPC reports some broken connections by other statuses than UNAVAILABLE: known by lower-case parts of their messages.
 CONNECTION_LOST = {
     grpc.StatusCode.UNKNOWN: ("stream removed",),
     grpc.StatusCode.INTERNAL: ("rst_stream", "http2", "http/2", "connection", "goaway"),
 }
-"""Statuses that gRPC reports for a broken connection, by lower-case parts of their messages."""
-
-
-def from_call_error(error: BaseException) -> SluiceError:
-    """As `from_rpc_error`, for grpc.aio, which raises asyncio.CancelledError where this side cancelled the call."""
-    if isinstance(error, asyncio.CancelledError):
-        return Cancelled("the call was cancelled by closing its client")
-    return from_rpc_error(error)
 
 
 def is_task_cancelled() -> bool:
@@ -148,6 +141,9 @@ def is_task_cancelled() -> bool:
 
 def from_rpc_error(error: Any) -> SluiceError:
     """The exception for a grpc.RpcError, which must also have code(), details() and trailing_metadata()."""
+    # grpc.aio raises CancelledError for a call that this side cancelled.
+    if isinstance(error, asyncio.CancelledError):
+        return Cancelled("the call was cancelled by closing its client")
     status = _status(error)
     reason, violations, retry_after, deaths = "", [], None, ""
     for detail in status.details:
@@ -185,5 +181,6 @@ def _status(error: Any) -> status_pb2.Status:
             try:
                 return status_pb2.Status.FromString(value)
             except DecodeError:
+                # A proxy's, or damaged: the status and message are still good.
                 break
     return status_pb2.Status()

@@ -1,7 +1,4 @@
-"""Builds request messages for both clients.
-
-Each option of a generation sets the field of its name, in the first message of PARTS that has such a field.
-"""
+"""Builds request messages: each option sets the field of its name, in the first message of PARTS that has one."""
 
 from collections.abc import Mapping, MutableSequence, Sequence
 from datetime import timedelta
@@ -25,7 +22,7 @@ def generate_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateR
 
 
 def set_engine_deaths(request: ProtoMessage, engine_deaths: int) -> None:
-    """Tell the next router how many engines died under a unary request; no other request carries the count."""
+    # Only generations kill engines; a stream's count is set by StreamState.
     if engine_deaths and isinstance(request, pb.GenerateRequest):
         request.spec.engine_deaths = engine_deaths
 
