@@ -122,7 +122,7 @@ class StreamInfo:
 
     @property
     def resumed(self) -> int:
-        """How often."""
+        """Number of resumptions."""
         return self._state.resumed
 
     def _start(self) -> Any:

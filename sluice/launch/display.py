@@ -61,7 +61,7 @@ class Display:
         else:
             self._write(launcher_line("launcher", event, level, **fields))
 
-    def complain(self, message: str, event: str = "failed") -> None:
+    def show_error(self, message: str, event: str = "failed") -> None:
         message = " ".join(message.split())
         self.say(event, f"error: {message}", "error", {"error": message})
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli.commands import app
 from sluice.launch.plan import Plan, services
 from sluice.settings.read import load_settings
 from sluice.settings.services import RouterSettings

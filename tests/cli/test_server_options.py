@@ -6,7 +6,7 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli.commands import app
 from tests.fakes.certificates import Authority
 from tests.fakes.server import Script, serve
 from tests.fakes.storyteller import GONE, Plan, tell, tell_all

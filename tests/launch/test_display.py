@@ -46,7 +46,7 @@ def test_every_line_is_json_where_nobody_watches() -> None:
         for written in ("Traceback …", "[1]", line("request_ended")):
             display(parse_line("engine-0", written))
         display.say("starting", "starting …", fields={"engines": 2})
-        display.complain("it\nbroke")
+        display.show_error("it\nbroke")
     assert isinstance(console.file, io.StringIO)
     found = [json.loads(written) for written in console.file.getvalue().splitlines()]
     assert [each["event"] for each in found] == ["output", "output", "request_ended", "starting", "failed"]
