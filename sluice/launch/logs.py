@@ -54,12 +54,11 @@ def service_exited(name: str, pid: int, how: str, restart_in: float | None) -> L
 
 
 def lines_lost(lines: int) -> str:
-    """The launcher's own output was full, closed, or not read for a while."""
     return launcher_line("launcher", "log_lines_lost", "warning", lines=lines).text
 
 
 def launcher_line(name: str, event: str, level: str, **fields: Any) -> LogLine:
-    """By the launcher, about a service or, under the name "launcher", about itself."""
+    """`name`: of the service that it is about, or "launcher"."""
     time = datetime.now(UTC).isoformat()
     found = {"service": "launcher", "id": name, **fields, "event": event, "level": level, "timestamp": time}
     return LogLine(name, json.dumps(found), found)
