@@ -48,7 +48,7 @@ class Conversation:
 
     def run(self) -> None:
         if sys.stdin.isatty():
-            # Importing it gives `input` arrow keys and a history.
+            # Gives `input` arrow keys and a history.
             import readline  # noqa: F401
 
             notes().print(f"{HELP} lists the commands, Ctrl-D quits", style="dim")

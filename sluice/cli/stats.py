@@ -11,10 +11,9 @@ from rich.live import Live
 from rich.table import Table
 
 from sluice.cli.common import Server, asks_server
-from sluice.cli.health import FILE_WIDTH, detokenizers_table
+from sluice.cli.health import FILE_WIDTH, TIMEOUT_SECONDS, detokenizers_table
 from sluice.v1 import admin_pb2
 
-TIMEOUT_SECONDS = 5.0
 # Of a model's fingerprint: enough to tell apart the few models of a ring.
 MODEL_WIDTH = 8
 COLUMNS = (

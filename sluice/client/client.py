@@ -32,7 +32,7 @@ class Client:
 
     def generate(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]) -> Generation:
         """Generate, and return the whole result. Raises TypeError for an unknown option."""
-        request = requests.generate_request(prompt, options)
+        request = pb.GenerateRequest(spec=requests.build_spec(prompt, options))
         return read_generation(self._call(lambda router: router.generation.Generate, request, timeout))
 
     def stream(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]) -> Stream:

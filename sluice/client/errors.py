@@ -124,7 +124,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[SluiceError]] = {
     grpc.StatusCode.PERMISSION_DENIED: Forbidden,
 }
 
-_BY_REASON: dict[str, type[SluiceError]] = {"DRAINING": Unavailable, "MODEL_CHANGED": ModelChanged}
+_BY_REASON: dict[str, type[SluiceError]] = {"DRAINING": Unavailable, "MODEL_CHANGED": ModelChanged, "POISON": Poison}
 
 # gRPC reports some broken connections by other statuses than UNAVAILABLE: known by lower-case parts of their messages.
 CONNECTION_LOST = {
@@ -156,12 +156,9 @@ def from_rpc_error(error: Any) -> SluiceError:
         elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
             retry_after = seconds(error_details_pb2.RetryInfo.FromString(detail.value).retry_delay)
     message = error.details() or error.code().name
-    kind = _BY_STATUS.get(error.code(), ServerError)
-    kind = _BY_REASON.get(reason, kind)
-    if not reason and _is_connection_lost(error.code(), message):
+    kind = _BY_REASON.get(reason) or _BY_STATUS.get(error.code(), ServerError)
+    if not reason and any(mark in message.lower() for mark in CONNECTION_LOST.get(error.code(), ())):
         kind = Unavailable
-    elif reason == "POISON":
-        kind = Poison
     return kind(
         message,
         reason=reason,
@@ -169,10 +166,6 @@ def from_rpc_error(error: Any) -> SluiceError:
         retry_after=retry_after,
         engine_deaths=int(deaths) if deaths.isdecimal() else 0,
     )
-
-
-def _is_connection_lost(code: grpc.StatusCode, message: str) -> bool:
-    return any(mark in message.lower() for mark in CONNECTION_LOST.get(code, ()))
 
 
 def _status(error: Any) -> status_pb2.Status:

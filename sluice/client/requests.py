@@ -16,11 +16,6 @@ PARTS = ("sampling", "stopping", "output", "chat", "")
 """Sub-messages of the spec that hold options, in search order; "" is the spec itself."""
 
 
-def generate_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
-    """Raises as `build_spec`."""
-    return pb.GenerateRequest(spec=build_spec(prompt, options))
-
-
 def set_engine_deaths(request: ProtoMessage, engine_deaths: int) -> None:
     # Only generations kill engines; a stream's count is set by StreamState.
     if engine_deaths and isinstance(request, pb.GenerateRequest):

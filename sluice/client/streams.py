@@ -122,11 +122,10 @@ class StreamInfo:
 
     @property
     def resumed(self) -> int:
-        """Number of resumptions."""
+        """How often it was resumed."""
         return self._state.resumed
 
     def _start(self) -> Any:
-        """The call of the next attempt."""
         self._router = self._routers.current
         now = time.monotonic()
         timeout, request = self._retries.time_left(now), self._state.request(now)

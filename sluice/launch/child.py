@@ -68,11 +68,12 @@ class Child:
 
     @property
     def ending(self) -> str:
-        """How it exited, in words."""
+        """How it exited, and why if it said so."""
         code = self._process.poll()
         if code is None:
             return "still runs"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return f"{how}: {self.error}" if self.error else how
 
     def terminate(self) -> None:
         """The service drains, then exits."""

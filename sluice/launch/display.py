@@ -27,14 +27,9 @@ class Display:
     def __init__(self, verbose: bool = False, console: Console | None = None) -> None:
         self._verbose = verbose
         self._console = console or Console(file=sys.stderr)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-        )
+        name, share = TextColumn("{task.description}"), TextColumn("{task.percentage:>3.0f} %")
+        columns = (name, BarColumn(), share, TimeElapsedColumn())
+        self._progress = Progress(*columns, console=self._console, transient=True)
         self._bars: dict[str, TaskID] = {}
         self._lock = threading.Lock()
 

@@ -129,7 +129,7 @@ class Ring:
             self._folder.remove()
 
     def restart(self, name: str) -> None:
-        """Of one service, also one that was given up. Raises KeyError, RingError if it does not serve again."""
+        """Drain and restart one service, also one that was given up. Raises KeyError, RingError."""
         if self._supervisor is None:
             raise RingError("the ring has not been started")
         restarted = self._supervisor.restart(name)

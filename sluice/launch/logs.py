@@ -11,12 +11,11 @@ SERVICE_RECOVERED = "service_recovered"
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of one child, or of the launcher."""
+    """One line of a service, or of the launcher."""
 
     child: str
     """Such as "engine-0"."""
     text: str
-    """As it was written."""
     fields: dict[str, Any] = field(default_factory=dict)
     """The JSON object of structlog; empty for a line that did not come from the logger."""
 

@@ -159,7 +159,7 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
 
 
 def _share(plan: Plan, gpus: Gpus | None) -> dict[str, Any]:
-    """Of the machine's cores and GPUs, for one engine."""
+    """An engine's share of the machine."""
     return {
         "default_threads": max(1, usable_cores() // plan.engines),
         "engines_here": plan.engines,

@@ -52,7 +52,7 @@ class Slot:
     start_at: float | None = None
     """When the next child is due."""
     returning: bool = False
-    """Its recovery has not been logged yet."""
+    """Restarted, and its recovery has not been logged yet."""
     given_up: bool = False
     kill_at: float | None = None
     """It is draining for a restart; at this time it is killed."""

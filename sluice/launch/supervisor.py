@@ -147,7 +147,7 @@ class Supervisor(threading.Thread):
         # It may have become ready since the last tick.
         slot.poll(time.monotonic())
         ready_seconds = None if slot.ready_at is None else time.monotonic() - slot.ready_at
-        how = f"stood still for {self._freeze_timeout:g} s and was killed" if slot.frozen else _exit_reason(child)
+        how = f"stood still for {self._freeze_timeout:g} s and was killed" if slot.frozen else child.ending
         self._schedule_restart(slot, child.pid, how, ready_seconds)
 
     def _schedule_restart(self, slot: Slot, pid: int, how: str, ready_seconds: float | None) -> None:
@@ -221,10 +221,6 @@ def _failed_start(child: Child) -> RingError:
     if child.error:
         return RingError(f"{child.name} cannot start: {child.error}")
     return RingError(f"{child.name} {child.ending} while starting", child.tail)
-
-
-def _exit_reason(child: Child) -> str:
-    return f"{child.ending}: {child.error}" if child.error else child.ending
 
 
 def _fail_restart(slot: Slot, message: str, tail: Sequence[str] = ()) -> None:
