@@ -25,9 +25,6 @@ TINY_MODEL_NAME = "tiny"
 POLL_SECONDS = 0.05
 # Short: a signal that arrives just before an unbounded wait would not end it.
 SIGNAL_SECONDS = 0.25
-LOOPBACK = "127.0.0.1"
-INTERFACES = {"port": "host", "admin_port": "admin_host", "metrics_port": "metrics_host"}
-"""By each setting that names a port, the one that names its interface."""
 
 
 class Ring:

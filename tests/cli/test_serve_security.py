@@ -1,4 +1,4 @@
-"""What `sluice serve` is told about TLS, tokens and AdminService arrives in the router's settings."""
+"""TLS, tokens and AdminService: options of `sluice serve` arrive in the router's settings."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_tls_and_tokens(router_settings):
     assert (settings.host, settings.admin_port, settings.insecure) == ("0.0.0.0", 50052, False)
 
 
-def test_insecure_is_said_and_never_meant(router_settings):
+def test_insecure_must_be_explicit(router_settings):
     assert router_settings("--host", "0.0.0.0", "--insecure").insecure
     assert not router_settings().insecure
     with pytest.raises(SystemExit, match="can be reached from other machines"):
