@@ -75,7 +75,7 @@ class Interrupt:
     """Handler of the stop signals: sets `received` and raises KeyboardInterrupt, as Python's own handler does."""
 
     def __init__(self) -> None:
-        # Needed because Python discards an exception that is raised while a finalizer runs. A plain bool, because a
+        # Python discards an exception that is raised while a finalizer runs: then this has it. A plain bool, because a
         # handler may interrupt the holder of any lock.
         self.received = False
 

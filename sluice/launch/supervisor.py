@@ -130,7 +130,7 @@ class Supervisor(threading.Thread):
             self._observe = ignore
         except Exception:  # noqa: BLE001 - no error of an observer may end the ring
             self._observe = ignore
-            with suppress(OSError):  # if stderr cannot be written either, the supervisor goes on
+            with suppress(OSError):  # if stderr cannot be written either, the supervisor continues
                 traceback.print_exc()
 
     def _on_exit(self, slot: Slot, child: Child) -> None:

@@ -177,7 +177,7 @@ class TrainingRun:
             train_loss=round(train_loss, 4),
             held_out_loss=round(held_out_loss(self.model, self.held_out_tokens, max_batches), 4),
         )
-        # A copy: training goes on in float32.
+        # A copy: training continues in float32.
         half = Qwen3ForCausalLM(self.model.config).bfloat16()
         half.load_state_dict(self.model.state_dict())
         half.generation_config = self.model.generation_config
