@@ -86,6 +86,7 @@ class Router:
     """The channel to one address, with a stub for each service. `api` is grpc or grpc.aio."""
 
     def __init__(self, api: Any, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        self.address = address
         self.channel = (
             api.insecure_channel(address, CHANNEL_OPTIONS)
             if credentials is None
