@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from msgspec.structs import asdict
 
 from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, FAINT, ORANGE, TEAL, canvas, frame
 from bench.harness.tables import Section, Table, number, short, table
-from bench.harness.topic import Step, Topic, engine_settings, interleave, latency_cells, rate_text
+from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave, latency_cells, rate_text
 from bench.systems.engine_alone import engine_alone
 
 POLICIES = {
@@ -62,14 +63,22 @@ class Mix(msgspec.Struct, frozen=True):
         return found[:count]
 
 
-class PoliciesPlan(msgspec.Struct, frozen=True):
-    threads: int
-    mixes: list[Mix]
+MIXES = [
+    Mix("lengths spread evenly, 8 at a time", False, 8),
+    Mix("one in eight is long, 8 at a time", True, 8),
+    Mix("one in eight is long, 16 at a time", True, 16),
+    Mix("spread, 16 at a time, cache of 1,536 tokens", False, 16, pool=1536),
+    Mix("max_tokens unset, 16 at a time, cache of 4,096", False, 16, pool=4096, max_tokens=2016),
+]
+
+
+class PoliciesPlan(Plan, frozen=True):
     requests: int = 32
     prompt_tokens: int = 32
     shortest: int = 8
     longest: int = 256
     repeats: int = 3
+    mixes: Sequence[Mix] = tuple(MIXES)
 
     @property
     def steps(self) -> int:
@@ -109,33 +118,14 @@ class Outcome(msgspec.Struct, frozen=True):
         return next(entry for entry in self.entries if entry.policy == policy)
 
 
-class PoliciesResult(msgspec.Struct, frozen=True):
-    requests: int
-    prompt_tokens: int
-    shortest: int
-    longest: int
+class PoliciesResult(PoliciesPlan, frozen=True, kw_only=True):
     outcomes: list[Outcome]
-
-
-def plan(quick: bool, threads: int, _: Path) -> PoliciesPlan:
-    if quick:
-        mixes = [Mix("one in eight is long, 4 at a time", True, 4)]
-        mixes.append(Mix("max_tokens unset, 4 at a time, cache of 128", True, 4, pool=128, max_tokens=64))
-        return PoliciesPlan(threads, mixes, requests=16, shortest=2, longest=16, repeats=1)
-    mixes = [
-        Mix("lengths spread evenly, 8 at a time", False, 8),
-        Mix("one in eight is long, 8 at a time", True, 8),
-        Mix("one in eight is long, 16 at a time", True, 16),
-        Mix("spread, 16 at a time, cache of 1,536 tokens", False, 16, pool=1536),
-        Mix("max_tokens unset, 16 at a time, cache of 4,096", False, 16, pool=4096, max_tokens=2016),
-    ]
-    return PoliciesPlan(threads, mixes)
 
 
 def measure(plan: PoliciesPlan, logs: Path, step: Step) -> PoliciesResult:
     with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
         outcomes = [_outcome(engine, plan, mix, step) for mix in plan.mixes]
-    return PoliciesResult(plan.requests, plan.prompt_tokens, plan.shortest, plan.longest, outcomes)
+    return PoliciesResult(**asdict(plan), outcomes=outcomes)
 
 
 def _outcome(engine: System[EngineRun], plan: PoliciesPlan, mix: Mix, step: Step) -> Outcome:
@@ -238,4 +228,9 @@ def _draw_lives(axes: Axes, lives: Sequence[Life], places: int, colour: str) -> 
     axes.set_yticks([])
 
 
-TOPIC = Topic(plan, measure, PoliciesResult, section, draw)
+QUICK_MIXES = (
+    Mix("one in eight is long, 4 at a time", True, 4),
+    Mix("max_tokens unset, 4 at a time, cache of 128", True, 4, pool=128, max_tokens=64),
+)
+QUICK = PoliciesPlan(16, shortest=2, longest=16, repeats=1, mixes=QUICK_MIXES)
+TOPIC = Topic(PoliciesPlan(), QUICK, measure, PoliciesResult, section, draw)

@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from matplotlib.figure import Figure
+from msgspec.structs import asdict
 
 from bench.harness.style import Series, canvas, dashed, frame, lines
 from bench.harness.tables import Section, Table, number, numbers, short, table
-from bench.harness.topic import Step, Topic
+from bench.harness.topic import Plan, Step, Topic
 from bench.systems.scripted_engine import ScriptedEngine
 from bench.topics.policies import COLOURS, POLICIES
 
@@ -22,7 +23,7 @@ LIMIT = 1000.0
 LIMIT_AT = 256
 
 
-class SchedulerPlan(msgspec.Struct, frozen=True):
+class SchedulerPlan(Plan, frozen=True):
     running: tuple[int, ...] = (1, 64, 256, 1024)
     waiting: tuple[int, ...] = (0, 1000)
     samples: int = 200
@@ -51,9 +52,7 @@ class SchedulerPoint(msgspec.Struct, frozen=True):
     costs: StepCosts
 
 
-class SchedulerResult(msgspec.Struct, frozen=True):
-    samples: int
-    repeats: int
+class SchedulerResult(SchedulerPlan, frozen=True, kw_only=True):
     points: list[SchedulerPoint]
 
     @property
@@ -69,10 +68,6 @@ class SchedulerResult(msgspec.Struct, frozen=True):
         return [point for point in self.points if (point.policy, point.waiting) == (policy, waiting)]
 
 
-def plan(quick: bool, _threads: int, _: Path) -> SchedulerPlan:
-    return SchedulerPlan((1, 8), (0, 10), samples=5, repeats=1) if quick else SchedulerPlan()
-
-
 def measure(plan: SchedulerPlan, _: Path, step: Step) -> SchedulerResult:
     found: dict[tuple[str, int, int], list[StepCosts]] = {}
     for round_ in range(plan.repeats):
@@ -80,9 +75,8 @@ def measure(plan: SchedulerPlan, _: Path, step: Step) -> SchedulerResult:
             costs = _round(ScriptedEngine(policy, running, waiting, plan.samples))
             found.setdefault((policy, running, waiting), []).append(costs)
             step(f"{running:,} run, {waiting:,} wait, round {round_ + 1} of {plan.repeats}")
-    return SchedulerResult(
-        plan.samples, plan.repeats, [SchedulerPoint(*key, _medians(rounds)) for key, rounds in found.items()]
-    )
+    points = [SchedulerPoint(*key, _medians(rounds)) for key, rounds in found.items()]
+    return SchedulerResult(**asdict(plan), points=points)
 
 
 def _round(engine: ScriptedEngine) -> StepCosts:
@@ -173,4 +167,5 @@ def draw(result: SchedulerResult) -> Figure:
     return figure
 
 
-TOPIC = Topic(plan, measure, SchedulerResult, section, draw)
+QUICK = SchedulerPlan((1, 8), (0, 10), samples=5, repeats=1)
+TOPIC = Topic(SchedulerPlan(), QUICK, measure, SchedulerResult, section, draw)

@@ -3,20 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 from grpc import aio
 from matplotlib.figure import Figure
+from msgspec.structs import asdict
 
 from bench.harness.calls import GIVEN_UP, RequestLines, deltas, spec
 from bench.harness.memory import MemoryWatch, Trail, before_and_after
 from bench.harness.models import TINY
 from bench.harness.style import BLUE, GREY, Series, bars, canvas, dashed, frame, trails
 from bench.harness.tables import Section, number, span, table
-from bench.harness.topic import Step, Topic, engine_settings
+from bench.harness.topic import Plan, Step, Topic, engine_settings
 from sluice.launch import Ring
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
@@ -26,8 +27,7 @@ SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 <<
 MOST_SLOWER = 0.05
 
 
-class SlowReaderPlan(msgspec.Struct, frozen=True):
-    threads: int
+class SlowReaderPlan(Plan, frozen=True):
     neighbours: int = 32
     neighbour_tokens: int = 200
     slow_tokens: int = 1500
@@ -42,16 +42,11 @@ class SlowReaderPlan(msgspec.Struct, frozen=True):
         return 2 * self.rounds + 2
 
 
-class SlowReaderResult(msgspec.Struct, frozen=True):
+class SlowReaderResult(SlowReaderPlan, frozen=True, kw_only=True):
     """Speeds in tokens per second of all neighbours together, one of each per round."""
 
-    neighbours: int
-    undelivered_tokens: int
-    seconds: float
-    long_seconds: float
     without: list[float]
     beside: list[float]
-    slow_tokens: int
     read_later: int
     slow_from: float
     """When the last slow reader's stream paused, on the memory trails' clock."""
@@ -67,10 +62,6 @@ class SlowReaderResult(msgspec.Struct, frozen=True):
         return median(self.ratios)
 
 
-def plan(quick: bool, threads: int, _: Path) -> SlowReaderPlan:
-    return SlowReaderPlan(threads, 4, 60, 900, 64, 1, 2.0, 2.0) if quick else SlowReaderPlan(threads)
-
-
 def measure(plan: SlowReaderPlan, _: Path, step: Step) -> SlowReaderResult:
     lines = RequestLines()
     bound = {"max_undelivered_tokens": plan.undelivered_tokens}
@@ -78,14 +69,14 @@ def measure(plan: SlowReaderPlan, _: Path, step: Step) -> SlowReaderResult:
         return asyncio.run(_Turns(ring, lines, plan, step).run())
 
 
+@dataclass
 class _Turns:
-    def __init__(self, ring: Ring, lines: RequestLines, plan: SlowReaderPlan, step: Step) -> None:
-        self._ring = ring
-        self._lines = lines
-        self._plan = plan
-        self._step = step
-        self._tokens = 0
-        """Received by the neighbours."""
+    _ring: Ring
+    _lines: RequestLines
+    _plan: SlowReaderPlan
+    _step: Step
+    _tokens: int = 0
+    """Received by the neighbours."""
 
     async def run(self) -> SlowReaderResult:
         plan = self._plan
@@ -109,8 +100,14 @@ class _Turns:
                 watch.sample()
                 read = await _read_rest(stream)
                 self._step("it reads on")
-        counts = (plan.neighbours, plan.undelivered_tokens, plan.seconds, plan.long_seconds)
-        return SlowReaderResult(*counts, without, beside, plan.slow_tokens, read, slow_from, watch.trails)
+        return SlowReaderResult(
+            **asdict(plan),
+            without=without,
+            beside=beside,
+            read_later=read,
+            slow_from=slow_from,
+            memory=watch.trails,
+        )
 
     @asynccontextmanager
     async def _neighbours(self) -> AsyncIterator[None]:
@@ -195,4 +192,4 @@ def draw(result: SlowReaderResult) -> Figure:
     return figure
 
 
-TOPIC = Topic(plan, measure, SlowReaderResult, section, draw)
+TOPIC = Topic(SlowReaderPlan(), SlowReaderPlan(4, 60, 900, 64, 1, 2.0, 2.0), measure, SlowReaderResult, section, draw)
