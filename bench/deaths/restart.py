@@ -7,11 +7,11 @@ import msgspec
 from matplotlib.figure import Figure
 
 from bench.deaths import streams
-from bench.deaths.freeze import CALLBACK, EngineLines, Frozen, Leftovers, freeze, leftovers
+from bench.deaths.freeze import CALLBACK, Frozen, Leftovers, freeze, leftovers
 from bench.harness.style import BLUE, FAINT, GREY, ORANGE, TEAL, Series, canvas, dashed, distribution, frame, note
 from bench.harness.tables import Section, Table, number, short, table
 from bench.harness.topic import Step, Topic
-from sluice.launch import Ring
+from sluice.launch import LogLine, Ring
 
 QUIET, RESTARTS, STOPPED, GOES_ON = "undisturbed", "rolling restart", "an engine stands still", "it goes on"
 LOOKS = {QUIET: GREY, RESTARTS: ORANGE, STOPPED: BLUE, GOES_ON: TEAL}
@@ -48,18 +48,16 @@ class RestartResult(msgspec.Struct, frozen=True):
     peer_seconds: float
     """Silence after which routers consider a peer dead."""
     phases: list[RestartPhase]
+    """In the order of LOOKS."""
     restarts: list[Restart]
     frozen: Frozen
     left: Leftovers
 
-    def phase(self, name: str) -> RestartPhase:
-        return next(phase for phase in self.phases if phase.name == name)
-
 
 def measure(plan: RestartPlan, _: Path, step: Step) -> RestartResult:
     """In one ring. Raises ValueError if the launcher would restart the frozen engine."""
-    lines = EngineLines()
-    with plan.ring({"stats_callback": CALLBACK}, drain_timeout=plan.drain_timeout, observe=lines) as ring:
+    lines: list[LogLine] = []
+    with plan.ring({"stats_callback": CALLBACK}, drain_timeout=plan.drain_timeout, observe=lines.append) as ring:
         if plan.stopped_seconds >= ring.plan.freeze_timeout:
             raise ValueError(
                 f"stopped_seconds is {plan.stopped_seconds:g}, but the launcher restarts an engine after "
@@ -68,7 +66,7 @@ def measure(plan: RestartPlan, _: Path, step: Step) -> RestartResult:
         return asyncio.run(_measure(ring, lines, plan, step))
 
 
-async def _measure(ring: Ring, lines: EngineLines, plan: RestartPlan, step: Step) -> RestartResult:
+async def _measure(ring: Ring, lines: list[LogLine], plan: RestartPlan, step: Step) -> RestartResult:
     asked, phases = plan.requests, _Phases()
 
     def on_continue() -> None:
@@ -135,6 +133,7 @@ class _Phases:
 
 def section(result: RestartResult) -> Section:
     plan = result.plan
+    drains = (f"{r.service} | {number(r.drain)} | {number(r.back)} | {r.ending}" for r in result.restarts)
     return Section(
         "Streams while services are restarted, and while an engine is stopped",
         f"{plan.text}; routers consider a peer dead after {result.peer_seconds:g} s of silence. "
@@ -142,13 +141,13 @@ def section(result: RestartResult) -> Section:
         f"{result.frozen.service} gets SIGSTOP, and SIGCONT {plan.stopped_seconds:g} s later. Each stream is compared "
         "with its undisturbed run, and counted in the phase in which it ended. *Serves again*: when all routers know.",
         [_restart_answer(result), _freeze_answer(result)],
-        [_phases_table(result), _drains_table(result)],
+        [_phases_table(result), table("restarted | drain, s | serves again after, s | the process", drains)],
     )
 
 
 def _restart_answer(result: RestartResult) -> str:
     longest = max(result.restarts, key=lambda restart: restart.drain)
-    phase = result.phase(RESTARTS)
+    phase = result.phases[1]
     return (
         f"{len(result.restarts)} services restarted in {phase.seconds:.0f} s: {_streams(phase)}. The longest drain "
         f"took **{longest.drain:.2f} s** ({longest.service}; limit: {MOST_SECONDS:g} s)."
@@ -157,11 +156,12 @@ def _restart_answer(result: RestartResult) -> str:
 
 def _freeze_answer(result: RestartResult) -> str:
     frozen, left = result.frozen, result.left
+    _, _, stopped, afterwards = result.phases
     unheard = f"; no heartbeat of {', '.join(left.unheard)}" if left.unheard else ""
     return (
-        f"{frozen.service} is stopped for {frozen.seconds:g} s: {_streams(result.phase(STOPPED))}. It held "
+        f"{frozen.service} is stopped for {frozen.seconds:g} s: {_streams(stopped)}. It held "
         f"{frozen.held} requests; when it continued it drew late tokens of {frozen.late} of them, and received "
-        f"{frozen.new} new ones: {_streams(result.phase(GOES_ON))}. At the end {left.requests} requests, {left.blocks} "
+        f"{frozen.new} new ones: {_streams(afterwards)}. At the end {left.requests} requests, {left.blocks} "
         f"blocks and {left.streams} streams are left in the ring{unheard}."
     )
 
@@ -175,28 +175,16 @@ def _phases_table(result: RestartResult) -> Table:
     for p in result.phases:
         counts = map(str, (p.streams, p.failed, p.wrong, p.repeated, p.resumed))
         rows.append(" | ".join([p.name, *counts, streams.wait_cells(p.first, p.stall)]))
-    return table(
-        "| streams | failed | wrong | repeated | at another router | first token p50, ms | first token p99 | "
-        "longest pause p50 | longest pause p99",
-        rows,
-    )
-
-
-def _drains_table(result: RestartResult) -> Table:
-    rows = (f"{r.service} | {number(r.drain)} | {number(r.back)} | {r.ending}" for r in result.restarts)
-    return table("restarted | drain, s | serves again after, s | the process", rows)
+    waits = "first token p50, ms | first token p99 | longest pause p50 | longest pause p99"
+    return table(f"| streams | failed | wrong | repeated | at another router | {waits}", rows)
 
 
 def draw(result: RestartResult) -> Figure:
-    figure, ((restarts, pauses),) = canvas(
-        (1, 2),
-        (12, 4.8),
-        "Services are restarted, an engine is stopped, streams go on",
-        f"{sum(phase.streams for phase in result.phases[1:]):,} streams. Each stream's longest wait.",
-    )
-    names, drains = ([getattr(restart, name) for restart in result.restarts] for name in ("service", "drain"))
+    title = "Services are restarted, an engine is stopped, streams go on"
+    about = f"{sum(phase.streams for phase in result.phases[1:]):,} streams. Each stream's longest wait."
+    figure, ((restarts, pauses),) = canvas((1, 2), (12, 4.8), title, about)
+    names, drains, backs = zip(*((each.service, each.drain, each.back) for each in result.restarts), strict=True)
     restarts.barh(names, drains, 0.6, color=ORANGE, label="drains")
-    backs = [restart.back for restart in result.restarts]
     restarts.barh(names, backs, 0.6, left=drains, color=FAINT, label="starts again")
     for row, drain in enumerate(drains):
         note(restarts, f"{short(drain)} s", (drain, row), (4, 0), ha="left", va="center")

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
@@ -13,10 +13,10 @@ import msgspec
 from grpc import aio
 from msgspec.structs import asdict
 
-from bench.harness.calls import REQUEST, RequestLines, StreamTimes, deltas, has_retry_info, spec, time_stream
+from bench.harness.calls import REQUEST, StreamTimes, deltas, has_retry_info, spec, time_stream, until_logged
 from bench.harness.children import cpu_seconds
 from bench.harness.stats import thinned
-from sluice.launch import Ring
+from sluice.launch import LogLine, Ring
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -53,7 +53,7 @@ class Retried(msgspec.Struct, frozen=True):
     seconds: float
 
 
-async def measure_burst(ring: Ring, lines: RequestLines, volley: Volley) -> Burst:
+async def measure_burst(ring: Ring, lines: Sequence[LogLine], volley: Volley) -> Burst:
     refusals: list[tuple[float, bool]] = []
     unexplained: Counter[str] = Counter()
     requests, name = volley.requests, f"burst-{volley.requests}-{volley.seconds:g}"
@@ -81,7 +81,7 @@ async def measure_burst(ring: Ring, lines: RequestLines, volley: Volley) -> Burs
 
         await asyncio.gather(*map(one, range(requests)))
         used = {name: MILLISECONDS * (after - before[name]) / requests for name, after in _cpu(ring).items()}
-    logged = await lines.until(REQUEST, name, requests - unexplained.total())
+    logged = await until_logged(lines, REQUEST, name, requests - unexplained.total())
     return Burst(
         **asdict(volley),
         served=requests - len(refusals) - unexplained.total(),
@@ -157,7 +157,7 @@ class Tenants(msgspec.Struct, frozen=True):
     flooded: TenantTimes
 
 
-async def measure_tenants(address: str, lines: RequestLines, plan: TenantPlan, batch: int) -> Tenants:
+async def measure_tenants(address: str, lines: Sequence[LogLine], plan: TenantPlan, batch: int) -> Tenants:
     """With and without the flood, in turns."""
     found: dict[str, list[StreamTimes]] = {"alone": [], "flooded": []}
     async with aio.insecure_channel(address) as channel, aio.insecure_channel(address) as other:
@@ -169,7 +169,7 @@ async def measure_tenants(address: str, lines: RequestLines, plan: TenantPlan, b
                 found["flooded"] += await _ask(quiet, "flooded", round_, plan)
     times = []
     for name, streams in found.items():
-        logged = await lines.until(REQUEST, name, len(streams))
+        logged = await until_logged(lines, REQUEST, name, len(streams))
         queue = thinned([MILLISECONDS * line["queue_seconds"] for line in logged])
         first = thinned([MILLISECONDS * stream.first_token for stream in streams])
         gaps = thinned([MILLISECONDS * gap for stream in streams for gap in stream.gaps])

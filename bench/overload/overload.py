@@ -7,14 +7,13 @@ from pathlib import Path
 import msgspec
 from matplotlib.figure import Figure
 
-from bench.harness.calls import RequestLines
 from bench.harness.models import TINY
 from bench.harness.stats import percentile
 from bench.harness.style import BLUE, GREY, INK, ORANGE, TEAL, Series, canvas, distribution
 from bench.harness.tables import Section, number, numbers, table
 from bench.harness.topic import Plan, Step, Topic, engine_settings
 from bench.overload import floods
-from sluice.launch import Ring
+from sluice.launch import LogLine, Ring
 
 MOST_TIMES_SLOWER = 2.0
 
@@ -44,19 +43,19 @@ class OverloadResult(msgspec.Struct, frozen=True):
 
 def measure(plan: OverloadPlan, _: Path, step: Step) -> OverloadResult:
     """A ring with a small queue, then one with a large one."""
-    lines = RequestLines()
+    lines: list[LogLine] = []
     small = {"max_live": plan.max_live, "max_waiting": plan.max_waiting}
-    with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=small, observe=lines) as ring:
+    with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=small, observe=lines.append) as ring:
         bursts, again = asyncio.run(_measure_refusals(ring, lines, plan, step))
     engine = engine_settings(plan.threads, max_batch_size=plan.batch)
-    with Ring(TINY, engine_args=engine, observe=lines) as ring:
+    with Ring(TINY, engine_args=engine, observe=lines.append) as ring:
         shared = asyncio.run(floods.measure_tenants(ring.address, lines, plan.tenants, plan.batch))
         step("two tenants")
     return OverloadResult(plan.max_live, plan.max_waiting, bursts, again, shared)
 
 
 async def _measure_refusals(
-    ring: Ring, lines: RequestLines, plan: OverloadPlan, step: Step
+    ring: Ring, lines: Sequence[LogLine], plan: OverloadPlan, step: Step
 ) -> tuple[list[floods.Burst], floods.Retried]:
     bursts = []
     for volley in plan.volleys:

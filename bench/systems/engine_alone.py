@@ -31,8 +31,7 @@ from sluice.telemetry import configure
 NAME = "Sluice, engine alone"
 IDLE_SECONDS = 0.001
 
-IndexedRows = tuple[float, list[tuple[int, TokenRow]]]
-"""When rows came out of the engine, each with the index of its request in the load."""
+IndexedRows = tuple[float, list[tuple[int, TokenRow]]]  # When they came out, and each with its request's index.
 
 
 class RunnerShare:
@@ -81,7 +80,9 @@ class EngineAlone:
         while True:
             for i, at in arrivals.due(time.perf_counter() - began):
                 self._ahead += load.asks[i].passed
-                self._submitted.append(_submit(base + i, load.asks[i], load.salt))
+                ask = load.asks[i]
+                own = submit(base + i, ask.prompt, ask.max_tokens, salt=load.salt, retention=ask.retention)
+                self._submitted.append(own)
                 submitted[i] = at
             if arrivals.over:
                 break
@@ -148,10 +149,6 @@ def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], heard: li
                 traces[i].counts.append(len(row.tokens))
                 traces[i].tokens.extend(row.tokens)
     return traces
-
-
-def _submit(number: int, ask: EngineAsk, salt: str) -> Submit:
-    return submit(number, ask.prompt, ask.max_tokens, salt=salt, retention=ask.retention)
 
 
 def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> SystemProcess[EngineRun]:

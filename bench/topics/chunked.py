@@ -19,11 +19,10 @@ from bench.harness.tables import Section, number, numbers, short, table
 from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
 
-WHOLE, ORDERED, EQUAL = "in one piece", "chunked, first come first served", "chunked, equal progress"
 MODES: Mapping[str, Mapping[str, Any]] = {
-    WHOLE: {"chunked_context": False},
-    ORDERED: {"context_chunking_policy": "first_come_first_served"},
-    EQUAL: {"context_chunking_policy": "equal_progress"},
+    "in one piece": {"chunked_context": False},
+    "chunked, first come first served": {"context_chunking_policy": "first_come_first_served"},
+    "chunked, equal progress": {"context_chunking_policy": "equal_progress"},
 }
 BEFORE = 60.0
 
@@ -83,9 +82,7 @@ class ChunkedEntry(msgspec.Struct, frozen=True):
 
 class ChunkedResult(ChunkedPlan, frozen=True, kw_only=True):
     entries: list[ChunkedEntry]
-
-    def of(self, mode: str) -> ChunkedEntry:
-        return next(entry for entry in self.entries if entry.mode == mode)
+    """In the order of MODES."""
 
 
 def measure(plan: ChunkedPlan, logs: Path, step: Step) -> ChunkedResult:
@@ -142,12 +139,13 @@ def _entry(mode: str, episodes: Sequence[Episode]) -> ChunkedEntry:
 
 
 def section(result: ChunkedResult) -> Section:
-    whole, ordered, equal = (result.of(mode) for mode in MODES)
+    whole, ordered, equal = result.entries
     rows = (
         f"{entry.mode} | {numbers(entry.newcomer_p50, entry.newcomer_p99)} | "
         f"{numbers(entry.stream_p50, entry.stream_p99)} | {number(entry.long)} | {entry.newcomers}"
         for entry in result.entries
     )
+    cells = "newcomers: first token p50 · p99, ms | streams: inter-token p50 · p99, ms"
     return Section(
         "A long prompt among others, chunked and in one piece",
         f"A prompt of {result.context_tokens:,} tokens arrives while {result.streams} streams generate; newcomers of "
@@ -159,13 +157,7 @@ def section(result: ChunkedResult) -> Section:
             f"Between two tokens of a running stream, p99: {number(ordered.stream_p99)} ms chunked instead of "
             f"{number(whole.stream_p99)} ms, **{whole.stream_p99 / ordered.stream_p99:.1f}×** less.",
         ],
-        [
-            table(
-                "the long prompt | newcomers: first token p50 · p99, ms | streams: inter-token p50 · p99, ms | "
-                "its own first token, ms | newcomers measured",
-                rows,
-            )
-        ],
+        [table(f"the long prompt | {cells} | its own first token, ms | newcomers measured", rows)],
     )
 
 

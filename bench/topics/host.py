@@ -112,6 +112,8 @@ def section(result: HostResult) -> Section:
         f"{p.same}/{p.outputs}"
         for p in result.points
     )
+    tokens = "prompt tokens of revisits | computed again | with host tier | saved"
+    times = "first token p50 · p99, ms | with host tier | same outputs"
     return Section(
         "Evicted blocks in host memory",
         f"A pool of {result.pool_tokens:,} tokens and a host tier of {result.host_tokens:,}. Prompts of "
@@ -124,13 +126,7 @@ def section(result: HostResult) -> Section:
             for p in result.points
             if p.saved
         ],
-        [
-            table(
-                "working set, in pools | prompt tokens of revisits | computed again | with host tier | saved | "
-                "first token p50 · p99, ms | with host tier | same outputs",
-                rows,
-            )
-        ],
+        [table(f"working set, in pools | {tokens} | {times}", rows)],
     )
 
 
@@ -139,13 +135,9 @@ def _times(revisits: Revisits) -> str:
 
 
 def draw(result: HostResult) -> Figure:
-    figure, ((again, first),) = canvas(
-        (1, 2),
-        (12, 4.8),
-        "Evicted blocks wait in host memory",
-        f"Prompts of {result.prompt_tokens} tokens, revisited in order; a pool of {result.pool_tokens:,} tokens, "
-        f"{result.host_tokens:,} more on the host.",
-    )
+    memory = f"a pool of {result.pool_tokens:,} tokens, {result.host_tokens:,} more on the host"
+    about = f"Prompts of {result.prompt_tokens} tokens, revisited in order; {memory}."
+    figure, ((again, first),) = canvas((1, 2), (12, 4.8), "Evicted blocks wait in host memory", about)
     sides = [(name, colour, [(p.device, p.host)[i] for p in result.points]) for i, (name, colour) in enumerate(SIDES)]
     shares = [
         Series(name, colour, [100 * own.recomputed_tokens / own.prompt_tokens for own in found])

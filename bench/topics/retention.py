@@ -106,6 +106,8 @@ def section(result: RetentionResult) -> Section:
         f"{number(p.kept.first_token_after)}"
         for p in result.points
     )
+    shares = "plain: found | kept: found | kept: found after its time"
+    times = "plain: first token, ms | kept: first token, ms | after its time, ms"
     return Section(
         "A system prompt kept by priority",
         f"A pool of {result.pool_tokens:,} tokens. A system prompt of {result.system_tokens} tokens comes with a new "
@@ -115,24 +117,15 @@ def section(result: RetentionResult) -> Section:
             f"Floods of {worst.flood:g} pools leave **{worst.plain.before:.0%}** of a plain system prompt and "
             f"**{worst.kept.before:.0%}** of a kept one, **{worst.kept.after:.0%}** once the priority has expired.",
         ],
-        [
-            table(
-                "flood, in pools | plain: found | kept: found | kept: found after its time | plain: first token, ms | "
-                "kept: first token, ms | after its time, ms",
-                rows,
-            )
-        ],
+        [table(f"flood, in pools | {shares} | {times}", rows)],
     )
 
 
 def draw(result: RetentionResult) -> Figure:
-    figure, ((found, first),) = canvas(
-        (1, 2),
-        (12, 4.6),
-        "A kept system prompt survives the flood until its time is over",
-        f"{result.system_tokens} tokens in a pool of {result.pool_tokens:,}, priority {PRIORITY} for "
-        f"{result.seconds / 3600:g} h; other prompts come between two visits.",
-    )
+    title = "A kept system prompt survives the flood until its time is over"
+    kept = f"{result.system_tokens} tokens in a pool of {result.pool_tokens:,}, priority {PRIORITY}"
+    about = f"{kept} for {result.seconds / 3600:g} h; other prompts come between two visits."
+    figure, ((found, first),) = canvas((1, 2), (12, 4.6), title, about)
     shares = [(100 * p.plain.before, 100 * p.kept.before, 100 * p.kept.after) for p in result.points]
     times = [(p.plain.first_token_before, p.kept.first_token_before, p.kept.first_token_after) for p in result.points]
     names = (("plain", GREY), ("kept", BLUE), ("kept, after its time", ORANGE))

@@ -12,13 +12,13 @@ from grpc import aio
 from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
-from bench.harness.calls import GIVEN_UP, RequestLines, deltas, spec
+from bench.harness.calls import GIVEN_UP, deltas, spec, until_logged
 from bench.harness.memory import MemoryWatch, Trail, before_and_after
 from bench.harness.models import TINY
 from bench.harness.style import BLUE, GREY, Series, bars, canvas, dashed, frame, trails
 from bench.harness.tables import Section, number, span, table
 from bench.harness.topic import Plan, Step, Topic, engine_settings
-from sluice.launch import Ring
+from sluice.launch import LogLine, Ring
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -63,16 +63,16 @@ class SlowReaderResult(SlowReaderPlan, frozen=True, kw_only=True):
 
 
 def measure(plan: SlowReaderPlan, _: Path, step: Step) -> SlowReaderResult:
-    lines = RequestLines()
+    lines: list[LogLine] = []
     bound = {"max_undelivered_tokens": plan.undelivered_tokens}
-    with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=bound, observe=lines) as ring:
+    with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=bound, observe=lines.append) as ring:
         return asyncio.run(_Turns(ring, lines, plan, step).run())
 
 
 @dataclass
 class _Turns:
     _ring: Ring
-    _lines: RequestLines
+    _lines: list[LogLine]
     _plan: SlowReaderPlan
     _step: Step
     _tokens: int = 0
@@ -137,7 +137,7 @@ class _Turns:
         async with aio.insecure_channel(self._ring.address, options=SMALL_WINDOW) as channel:
             stream: Any = GenerationServiceStub(channel).GenerateStream(pb.GenerateStreamRequest(spec=asked))
             await stream.read()
-            await self._lines.until(GIVEN_UP, name, 1)
+            await until_logged(self._lines, GIVEN_UP, name, 1)
             yield stream
             stream.cancel()
 
@@ -176,13 +176,10 @@ def section(result: SlowReaderResult) -> Section:
 
 
 def draw(result: SlowReaderResult) -> Figure:
-    figure, ((speeds, memory),) = canvas(
-        (1, 2),
-        (12, 4.8),
-        "One client stops reading, the others do not notice",
-        f"{result.neighbours} neighbours keep {result.ratio:.1%} of their speed; its stream pauses once "
-        f"{result.undelivered_tokens} tokens are undelivered.",
-    )
+    pauses = f"its stream pauses once {result.undelivered_tokens} tokens are undelivered"
+    about = f"{result.neighbours} neighbours keep {result.ratio:.1%} of their speed; {pauses}."
+    title = "One client stops reading, the others do not notice"
+    figure, ((speeds, memory),) = canvas((1, 2), (12, 4.8), title, about)
     shown = [Series("all read", GREY, result.without), Series("one reads nothing", BLUE, result.beside)]
     bars(speeds, [str(round_) for round_ in range(1, len(result.without) + 1)], shown)
     frame(speeds, "Tokens per second", "all neighbours together", x="round")
