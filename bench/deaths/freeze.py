@@ -36,12 +36,7 @@ class Frozen(msgspec.Struct, frozen=True):
 
 
 async def freeze(
-    ring: Ring,
-    lines: list[LogLine],
-    service: str,
-    seconds: float,
-    after_seconds: float,
-    on_continue: Callable[[], None],
+    ring: Ring, log: list[LogLine], service: str, seconds: float, after: float, on_continue: Callable[[], None]
 ) -> Frozen:
     """The ring appends to `log`. `on_continue` is called when it continues. Raises RuntimeError if it was restarted."""
     pid = ring.pids[service]
@@ -56,7 +51,7 @@ async def freeze(
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     on_continue()
-    await asyncio.sleep(after_seconds)
+    await asyncio.sleep(after)
     if ring.pids[service] != pid:
         raise RuntimeError(f"{service} was restarted within {seconds:g} s without progress")
     own = [line.fields for line in log if line.child == service]
