@@ -46,7 +46,6 @@ class RestartPhase(streams.StreamTotals, frozen=True, kw_only=True):
 class RestartResult(msgspec.Struct, frozen=True):
     plan: RestartPlan
     peer_seconds: float
-    """Silence after which routers consider a peer dead."""
     phases: list[RestartPhase]
     """In the order of LOOKS."""
     restarts: list[Restart]

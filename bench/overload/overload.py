@@ -46,24 +46,17 @@ def measure(plan: OverloadPlan, _: Path, step: Step) -> OverloadResult:
     lines: list[LogLine] = []
     small = {"max_live": plan.max_live, "max_waiting": plan.max_waiting}
     with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=small, observe=lines.append) as ring:
-        bursts, again = asyncio.run(_measure_refusals(ring, lines, plan, step))
+        bursts = []
+        for volley in plan.volleys:
+            bursts.append(asyncio.run(floods.measure_burst(ring, lines, volley)))
+            step(f"{volley.requests} requests in {volley.seconds:g} s")
+        again = asyncio.run(floods.measure_retries(ring.address, plan.retried, plan.first_backoff))
+        step(f"{plan.retried} at once with a retry policy")
     engine = engine_settings(plan.threads, max_batch_size=plan.batch)
     with Ring(TINY, engine_args=engine, observe=lines.append) as ring:
         shared = asyncio.run(floods.measure_tenants(ring.address, lines, plan.tenants, plan.batch))
         step("two tenants")
     return OverloadResult(plan.max_live, plan.max_waiting, bursts, again, shared)
-
-
-async def _measure_refusals(
-    ring: Ring, lines: Sequence[LogLine], plan: OverloadPlan, step: Step
-) -> tuple[list[floods.Burst], floods.Retried]:
-    bursts = []
-    for volley in plan.volleys:
-        bursts.append(await floods.measure_burst(ring, lines, volley))
-        step(f"{volley.requests} requests in {volley.seconds:g} s")
-    again = await floods.measure_retries(ring.address, plan.retried, plan.first_backoff)
-    step(f"{plan.retried} at once with a retry policy")
-    return bursts, again
 
 
 def section(result: OverloadResult) -> Section:
@@ -144,11 +137,6 @@ def draw(result: OverloadResult) -> Figure:
 
 VOLLEYS = [floods.Volley(1000), floods.Volley(1000, 1.0), floods.Volley(1000, 5.0), floods.Volley(4000, connections=8)]
 QUICK_VOLLEYS = [floods.Volley(100), floods.Volley(100, 1.0), floods.Volley(400, connections=8)]
-TOPIC = Topic(
-    OverloadPlan(VOLLEYS, 1000, 4.0, floods.TenantPlan(5, 40, 64, 400), 16),
-    OverloadPlan(QUICK_VOLLEYS, 100, 1.0, floods.TenantPlan(1, 3, 16, 100), 8),
-    measure,
-    OverloadResult,
-    section,
-    draw,
-)
+FULL = OverloadPlan(VOLLEYS, 1000, 4.0, floods.TenantPlan(5, 40, 64, 400), 16)
+QUICK = OverloadPlan(QUICK_VOLLEYS, 100, 1.0, floods.TenantPlan(1, 3, 16, 100), 8)
+TOPIC = Topic(FULL, QUICK, measure, OverloadResult, section, draw)

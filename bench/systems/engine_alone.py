@@ -73,7 +73,7 @@ class EngineAlone:
         arrivals, base = Arrivals(load), self._next_number
         self._next_number += len(load.asks)
         submitted: dict[int, float] = {}
-        heard: list[IndexedRows] = []
+        received: list[IndexedRows] = []
         self._opened.clear()
         self._steps = 0
         cpu, began = time.process_time(), time.perf_counter()
@@ -91,14 +91,14 @@ class EngineAlone:
             for at, rows in self._sent:
                 some = [(row.request - base, row) for row in rows]
                 self._stops += [Stop(base + i, ATTEMPT) for i, row in some if _is_enough(load.asks[i], row)]
-                heard.append((at - began, some))
+                received.append((at - began, some))
                 arrivals.on_rows(at - began, some)
             self._sent.clear()
         used = {"engine": time.process_time() - cpu}
         while engine.step():
             pass  # Steps launched ahead must end now: the next load may get a new engine.
         cached = {opened.request - base: opened.cached_tokens for opened in self._opened}
-        return EngineRun(heard[-1][0], used, _traces(submitted, cached, heard), self._steps)
+        return EngineRun(received[-1][0], used, _traces(submitted, cached, received), self._steps)
 
     def _changed(self, settings: dict[str, Any]) -> Engine:
         changed = replace(self._settings, **settings)
@@ -138,9 +138,9 @@ def _is_enough(ask: EngineAsk, row: TokenRow) -> bool:
     return ask.ends_after is not None and row.end is None and row.offset + len(row.tokens) >= ask.ends_after
 
 
-def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], heard: list[IndexedRows]) -> list[Trace]:
+def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], received: list[IndexedRows]) -> list[Trace]:
     traces = [Trace(at, [], [], [], cached[i]) for i, at in sorted(submitted.items())]
-    for at, rows in heard:
+    for at, rows in received:
         for i, row in rows:
             if row.end is not None and row.end.fault is not None:
                 raise RuntimeError(f"the engine failed: {row.end.fault.message}")

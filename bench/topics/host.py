@@ -49,7 +49,6 @@ class HostPlan(Plan, frozen=True):
 class Revisits(msgspec.Struct, frozen=True):
     prompt_tokens: int
     recomputed_tokens: int
-    """Of these."""
     first_token_p50: float
     first_token_p99: float
     times: list[float]

@@ -70,7 +70,7 @@ def measure(plan: PeersPlan, logs: Path, step: Step) -> PeersResult:
     width = max(work.width for work in plan.works)
 
     def transformers(name: str, mode: str) -> SystemProcess[Run]:
-        options = [str(TINY), mode, "--threads", str(plan.threads), "--width", str(width)]
+        options = [str(TINY), mode, str(plan.threads), str(width)]
         return SystemProcess(name, "bench.systems.transformers_peer", options, logs / f"{mode}.log", Run)
 
     with ExitStack() as stack:
@@ -125,12 +125,11 @@ def section(result: PeersResult) -> Section:
 
 
 def draw(result: PeersResult) -> Figure:
-    figure, (row,) = canvas(
-        (1, len(result.tables)),
-        (1.5 + 5 * len(result.tables), 3.2),
-        "Side by side with transformers on the same CPU",
-        "Output tokens per second: same checkpoint, requests, greedy sampling and threads. In brackets: by generate.",
+    about = (
+        "Output tokens per second: same checkpoint, requests, greedy sampling and threads. In brackets: by generate."
     )
+    columns, title = len(result.tables), "Side by side with transformers on the same CPU"
+    figure, (row,) = canvas((1, columns), (1.5 + 5 * columns, 3.2), title, about)
     for axes, peers in zip(row, result.tables, strict=True):
         names = [entry.system for entry in peers.entries]
         rates = [entry.figures.tokens_per_second for entry in peers.entries]

@@ -129,22 +129,17 @@ def _costs(model: RingModel) -> Table:
 
 
 def draw(result: RingResult) -> Figure:
-    figure, grid = canvas(
-        (len(result.models), 4),
-        (18, 0.8 + 3.4 * len(result.models)),
-        "What the ring costs",
-        "Grey: the engine driven in process. Blue: the same engine behind router, detokenizers and gRPC.",
-    )
+    about = "Grey: the engine driven in process. Blue: the same engine behind router, detokenizers and gRPC."
+    rows = len(result.models)
+    figure, grid = canvas((rows, 4), (18, 0.8 + 3.4 * rows), "What the ring costs", about)
     for (rates, first, inter, cpu), model in zip(grid, result.models, strict=True):
         streams = [plural(point.shape.streams, "stream") for point in model.points]
         sides = [(name, colour, [getattr(p, name) for p in model.points]) for name, colour in SIDES.items()]
         shown = [Series(name, colour, [found.tokens_per_second for found in own]) for name, colour, own in sides]
         bars(rates, [f"{name}\n{p.ratio:.0%}" for name, p in zip(streams, model.points, strict=True)], shown)
         frame(rates, model.title, "output tokens per second; %: of the engine alone")
-        for axes, heading, what in (
-            (first, "First token", "first_token"),
-            (inter, "Between two deltas", "inter_token"),
-        ):
+        latencies = ((first, "First token", "first_token"), (inter, "Between two deltas", "inter_token"))
+        for axes, heading, what in latencies:
             shown = [
                 Series(f"{name} p{p}", (colour, p / 100), [getattr(found, f"{what}_p{p}") or 0.0 for found in own])
                 for name, colour, own in sides

@@ -235,13 +235,9 @@ def _queue(waiting: int) -> str:
 
 
 def draw(result: SchedulerResult) -> Figure:
-    figure, ((schedule, whole),) = canvas(
-        (1, 2),
-        (12, 5.2),
-        "What a step costs besides the model",
-        "Median µs of a step by the number of generating sequences. Solid: empty queue; dashed: "
-        f"{result.queues[-1]:,} requests wait as well.",
-    )
+    styles = f"Solid: empty queue; dashed: {result.queues[-1]:,} requests wait as well."
+    about = f"Median µs of a step by the number of generating sequences. {styles}"
+    figure, ((schedule, whole),) = canvas((1, 2), (12, 5.2), "What a step costs besides the model", about)
     for axes, name, what in ((schedule, "Scheduling", "schedule"), (whole, "The whole step", "whole")):
         shown = [
             Series(
