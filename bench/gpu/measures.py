@@ -1,17 +1,21 @@
 """What is measured: generation, prompts, idle time and throughput, beside what the device can do in the same run."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bench.gpu.engine import Core, CoreAsk, Served, StepWindow, freeze_heap, random_prompts
-from bench.gpu.findings import Decode, Gaps, PromptRate, Rates, Skip, Throughput
-from bench.gpu.shapes import Workload
+from bench.gpu.engine import Core, Served, StepWindow, freeze_heap, random_prompts, served
+from bench.gpu.findings import Decode, DeviceMemory, Gaps, PromptRate, Rates, Skip, Throughput
+from bench.gpu.shapes import Shape, Workload
 from bench.systems.submits import GREEDY
+from engine_worker.runner.load import load_runner
+from engine_worker.runner.machine import free_memory
 from sluice.ring.params import SamplingParams
 
 SLUICE = "Sluice"
@@ -51,39 +55,70 @@ def wait(device: torch.device) -> None:
 
 
 def rates(device: torch.device, dtype: torch.dtype, copied: int, side: int) -> Rates:
-    return Rates(2 * copied / _copy(device, copied), 2 * side**3 / _product(device, dtype, side))
-
-
-def _copy(device: torch.device, size: int) -> float:
-    source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
-    return fastest(device, lambda: target.copy_(source))
-
-
-def _product(device: torch.device, dtype: torch.dtype, side: int) -> float:
+    source, target = (torch.zeros(copied, dtype=torch.uint8, device=device) for _ in range(2))
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    return fastest(device, lambda: left @ right)
+    copy, product = fastest(device, lambda: target.copy_(source)), fastest(device, lambda: left @ right)
+    return Rates(2 * copied / copy, 2 * side**3 / product)
 
 
-def _serve(served: Served, count: int, tokens: int, output: int, seed: int) -> float:
-    prompts = random_prompts(count, tokens, served.shape.vocab_size, seed)
-    core = Core(served)
+def serve(served: Served, work: Workload, seed: int, sampling: SamplingParams = GREEDY) -> float:
+    """Seconds of all requests at once, to their ends. Raises RuntimeError if one fails or tokens are missing."""
+    prompts = random_prompts(work.batch, work.prompt_tokens, served.shape.vocab_size, seed)
+    core = Core(served, sampling)
     freeze_heap()
     began = time.perf_counter()
-    core.submit([CoreAsk(prompt, output) for prompt in prompts])
+    for prompt in prompts:
+        core.submit(prompt, work.output_tokens)
     core.finish()
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    if short := sum(len(drawn) != work.output_tokens for drawn in core.drawn):
+        raise RuntimeError(f"{short} of {work.batch} requests have fewer than {work.output_tokens} tokens")
+    return seconds
 
 
 def prompt_rate(served: Served, count: int, tokens: int) -> PromptRate:
     """`count` prompts at once, one token after each; the second of two rounds."""
-    _, seconds = [_serve(served, count, tokens, 1, seed) for seed in (1, 2)]
+    _, seconds = [serve(served, Workload(count, tokens, 1), seed) for seed in (1, 2)]
     flops = count * (2 * served.shape.matrices * tokens + 2 * served.shape.head_sizes * tokens**2)
     return PromptRate(served.shape.name, count, tokens, count * tokens / seconds, flops / seconds)
 
 
 def throughput(served: Served, work: Workload) -> Throughput:
-    times = [_serve(served, work.batch, work.prompt_tokens, work.output_tokens, seed) for seed in work.seeds]
-    return work.result(SLUICE, served.shape.name, min(times))
+    return work.result(SLUICE, served.shape.name, min(serve(served, work, seed) for seed in work.seeds))
+
+
+@contextmanager
+def default_path(
+    shape: Shape, folder: Path, device: torch.device, record: Callable[[DeviceMemory], None], **options: Any
+) -> Iterator[Served]:
+    """As users get it, without a KV cache size; `record` gets the memory after each phase of the start."""
+
+    def load(checkpoint: Any, config: Any, progress: Any) -> Any:
+        def loading(done: int, total: int) -> None:
+            progress(done, total)
+            if done >= total:
+                record(memory("weights", device))
+
+        def capturing(done: int, total: int) -> None:
+            if done == 0:
+                record(memory("KV cache", device))
+            elif done >= total:
+                record(memory(f"{total} graphs", device))
+
+        return load_runner(checkpoint, config, loading, capturing=capturing)
+
+    with served(shape, folder, load, device=device.type, **options) as found:
+        record(memory("ready", device))
+        yield found
+
+
+def memory(phase: str, device: torch.device) -> DeviceMemory:
+    """Now. On a CPU only the free memory is known."""
+    allocated = reserved = 0
+    if device.type == "cuda":
+        wait(device)
+        allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    return DeviceMemory(phase, allocated, reserved, free_memory(device))
 
 
 def decode(served: Served, mode: str, batch: int, prompt: int, steps: int) -> Decode:
@@ -116,7 +151,8 @@ def _settled(served: Served, mode: str, batch: int, prompt: int, steps: int) -> 
     # Early sequences generate while the prompts of later ones are read, so they need that many tokens more.
     reading = -(-batch * prompt // served.config.max_tokens_per_step) + batch // served.config.max_batch_size
     prompts = random_prompts(batch, prompt, served.shape.vocab_size, seed=batch)
-    core.submit([CoreAsk(tokens, reading + steps + SPARE) for tokens in prompts])
+    for tokens in prompts:
+        core.submit(tokens, reading + steps + SPARE)
     core.settle()
     freeze_heap()
     return core

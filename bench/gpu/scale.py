@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from bench.gpu.shapes import LARGE, SMALL, Shape, tiny
+from bench.gpu.shapes import LARGE, SMALL, Shape, Workload, tiny
 from engine_worker.attention.backend import HeadShape
 
 
@@ -42,6 +42,10 @@ class Scale:
     tokens_per_step: int = 8192
     pace: float = 1.0
     """Factor on the estimated times of tasks."""
+
+    @property
+    def works(self) -> list[Workload]:
+        return [Workload(batch, *self.peer_work) for batch in self.peer_batches]
 
     def options(self, batch: int, tokens: int, **others: Any) -> dict[str, Any]:
         """Of a runner for `batch` sequences of `tokens`, with room for requests that begin or end meanwhile."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from bench.gpu.engine import Core, CoreAsk, Served, random_prompts
+from bench.gpu.engine import Core, Served, random_prompts
 from bench.gpu.findings import Check
 from engine_worker.step import Draw, Drawn, Runner, Slice, Step
 from sluice.ring.params import SamplingParams
@@ -128,7 +128,7 @@ class Walk:
         return Slice(tokens[start : start + count], start, self._tables[i], (draw,) if last else ())
 
 
-def same_steps(ours: Served, theirs: Served, sizes: tuple[int, ...], longest: int, slack: float = 1.0) -> Verdict:
+def same_steps(ours: Served, theirs: Served, sizes: Sequence[int], longest: int, slack: float = 1.0) -> Verdict:
     """Generation steps of these sizes, up and down again, with changing members of one pool, so that anything that a
     padding row wrote would be found. `slack` multiplies the tolerance."""
     source = random.Random(1)
@@ -151,12 +151,13 @@ def same_loops(ours: Served, theirs: Served, requests: int, longest: int, slack:
     counterpart. `slack` multiplies the tolerance."""
     source = random.Random(2)
     prompts = random_prompts(requests, longest, ours.shape.vocab_size, seed=3)
-    asks = [CoreAsk(prompt[: source.randint(1, longest)], source.randint(1, longest)) for prompt in prompts]
+    asks = [(prompt[: source.randint(1, longest)], source.randint(1, longest)) for prompt in prompts]
     cores = [Core(served, GREEDY) for served in (ours, theirs)]
     for core in cores:
-        core.submit(asks)
+        for prompt, max_tokens in asks:
+            core.submit(prompt, max_tokens)
         core.finish()
-    both = [[core.drawn[number] for core in cores] for number in range(requests)]
+    both = list(zip(*(core.drawn for core in cores), strict=True))
     parted = sum(any(a.token != b.token for a, b in zip(*pair, strict=True)) for pair in both)
     tolerance = slack * TOLERANCES[theirs.runner.choices["dtype"]]
     return verdict((pair for mine, other in both for pair in together(mine, other)), tolerance), parted

@@ -15,7 +15,8 @@ from torch.nn.attention import varlen as torch_varlen
 from torch.torch_version import TorchVersion
 
 from bench.gpu import measures, times
-from bench.gpu.checks import attention, kernels, pair, ranks
+from bench.gpu.checks import attention, ranks
+from bench.gpu.checks.attention import Candidate, candidates
 from bench.gpu.checks.engine import (
     Verdict,
     check_choices,
@@ -25,7 +26,6 @@ from bench.gpu.checks.engine import (
     together,
     verdict,
 )
-from bench.gpu.checks.kernels import Candidate, candidates
 from bench.gpu.checks.parity import check_parity, twin
 from bench.gpu.engine import Served, served
 from bench.gpu.findings import Skip
@@ -159,7 +159,7 @@ def on_a_gpu(monkeypatch):
 )
 def test_a_kernel_that_is_not_here_is_skipped(on_a_gpu, one, why):
     with pytest.raises(Skip, match=why):
-        attention.check(kernels.paged(one, CPU, torch.float32), CASES, torch.float32, CPU)
+        attention.check(attention.paged(one, CPU, torch.float32), CASES, torch.float32, CPU)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_kernel_that_is_not_here_is_skipped(on_a_gpu, one, why):
 )
 def test_a_kernel_that_is_here_and_fails_is_no_skip(on_a_gpu, load, why):
     with pytest.raises(RefusedError, match=why):
-        attention.check(kernels.paged(kernel(load), CPU, torch.float32), CASES, torch.float32, CPU)
+        attention.check(attention.paged(kernel(load), CPU, torch.float32), CASES, torch.float32, CPU)
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_every_kernel_is_given_steps_that_it_takes(all_kernels, on_a_gpu, title)
     """Heads of 256 and empty sequences too. FlashAttention-2 packs grouped heads of single tokens, and needs as many
     tokens as sequences for it."""
     one = next(replace(kernel, majors=frozenset({9})) for kernel in KERNELS if kernel.title == title)
-    found = attention.check(kernels.paged(one, CPU, torch.bfloat16), HALF_CASES, torch.bfloat16, CPU)
+    found = attention.check(attention.paged(one, CPU, torch.bfloat16), HALF_CASES, torch.bfloat16, CPU)
     assert found.passed
     assert found.detail.startswith(f"{len(HALF_CASES)} steps")
 
@@ -206,17 +206,17 @@ def shifted(cache, key, value, slots):
 
 
 def test_a_store_that_is_wrong_is_found():
-    assert kernels.compare_stores(store_by_torch, FULL.heads, torch.float32, CPU).passed
+    assert attention.compare_stores(store_by_torch, FULL.heads, torch.float32, CPU).passed
     with pytest.raises(RefusedError, match="not in their slots"):
-        kernels.compare_stores(shifted, FULL.heads, torch.float32, CPU)
+        attention.compare_stores(shifted, FULL.heads, torch.float32, CPU)
 
 
 def test_a_store_that_is_not_here_is_skipped(monkeypatch):
     with pytest.raises(Skip, match="a CUDA device"):
-        kernels.check_store(FULL.heads, torch.float32, CPU)
-    monkeypatch.setattr(kernels, "triton_store", raising(ModuleNotFoundError("No module named 'triton'")))
+        attention.check_store(FULL.heads, torch.float32, CPU)
+    monkeypatch.setattr(attention, "triton_store", raising(ModuleNotFoundError("No module named 'triton'")))
     with pytest.raises(Skip, match="No module named 'triton'"):
-        kernels.check_store(FULL.heads, torch.float32, torch.device("cuda"))
+        attention.check_store(FULL.heads, torch.float32, torch.device("cuda"))
 
 
 def test_cases_ask_for_few_kernels_to_be_compiled():
@@ -339,17 +339,17 @@ WORK = ranks.RanksWork("", {}, (1, 3), (4, 30))
 
 def test_ranks_that_differ_are_found(runners: tuple[Served, Served, Served]):
     ahead, plain, other = runners
-    found = pair.compare(ahead, plain, lambda: None, WORK)
+    found = ranks.compare(ahead, plain, lambda: None, WORK)
     assert found.passed
     assert "ended within 10 s" in found.detail
-    assert not pair.compare(ahead, other, lambda: None, WORK).passed
-    assert not pair.compare(chose(cuda_graphs="none: another rank cannot"), plain, lambda: None, WORK).passed
+    assert not ranks.compare(ahead, other, lambda: None, WORK).passed
+    assert not ranks.compare(chose(cuda_graphs="none: another rank cannot"), plain, lambda: None, WORK).passed
 
 
 def test_ranks_that_do_not_end_are_found(runners: tuple[Served, Served, Served], monkeypatch):
-    monkeypatch.setattr(pair, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(ranks, "CLOSE_SECONDS", 0.1)
     tested = threading.Event()
-    found = pair.compare(*runners[:2], tested.wait, WORK)
+    found = ranks.compare(*runners[:2], tested.wait, WORK)
     tested.set()
     assert not found.passed
     assert "did not end" in found.detail
