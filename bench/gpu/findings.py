@@ -153,15 +153,8 @@ class Findings:
     @classmethod
     def load(cls, file: Path) -> "Findings":
         data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        lists = {
-            "checks": Check,
-            "decode": Decode,
-            "context": PromptRate,
-            "gaps": Gaps,
-            "throughput": Throughput,
-            "tried": Tried,
-            "memory": DeviceMemory,
-        }
+        tasks = {"checks": Check, "decode": Decode, "context": PromptRate, "gaps": Gaps, "throughput": Throughput}
+        lists: dict[str, type[Any]] = tasks | {"tried": Tried, "memory": DeviceMemory}
         made = {name: [kind(**entry) for entry in data[name]] for name, kind in lists.items()}
         rates = None if data["rates"] is None else Rates(**data["rates"])
         return cls(**(data | made | {"rates": rates}))

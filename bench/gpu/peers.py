@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench.gpu.checks.parity import blank
+from bench.gpu.checks.engine import blank
 from bench.gpu.children import Children, read_work, report
 from bench.gpu.engine import random_prompts
 from bench.gpu.findings import Skip, Throughput
@@ -36,6 +36,15 @@ class PeerOptions(NamedTuple):
     @property
     def dtype(self) -> str:
         return "bfloat16" if self.device == "cuda" else "float32"
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """As vLLM and nano-vllm call them."""
+        return {"max_model_len": self.tokens, "max_num_seqs": self.batch}
+
+
+RANDOM: Mapping[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
+"""Random weights, as vLLM and SGLang call them, and no text."""
 
 
 class PeerSystem(NamedTuple):
@@ -93,15 +102,8 @@ def _config(options: PeerOptions) -> Any:
 
 def load_vllm(options: PeerOptions) -> PeerSystem:
     vllm: Any = import_module("vllm")
-    llm = vllm.LLM(
-        model=options.model,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        dtype=options.dtype,
-        max_model_len=options.tokens,
-        max_num_seqs=options.batch,
-        gpu_memory_utilization=MEMORY_FRACTION,
-    )
+    memory = {"gpu_memory_utilization": MEMORY_FRACTION}
+    llm = vllm.LLM(model=options.model, dtype=options.dtype, **RANDOM, **options.limits, **memory)
 
     def run(prompts: list[list[int]], max_tokens: int) -> int:
         params = vllm.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
@@ -114,15 +116,8 @@ def load_vllm(options: PeerOptions) -> PeerSystem:
 
 def load_sglang(options: PeerOptions) -> PeerSystem:
     sglang: Any = import_module("sglang")
-    engine = sglang.Engine(
-        model_path=options.model,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        dtype=options.dtype,
-        context_length=options.tokens,
-        max_running_requests=options.batch,
-        log_level="error",
-    )
+    limits = {"context_length": options.tokens, "max_running_requests": options.batch}
+    engine = sglang.Engine(model_path=options.model, dtype=options.dtype, log_level="error", **RANDOM, **limits)
 
     def run(prompts: list[list[int]], max_tokens: int) -> int:
         params = {"temperature": 0.0, "max_new_tokens": max_tokens, "ignore_eos": True}
@@ -134,8 +129,7 @@ def load_sglang(options: PeerOptions) -> PeerSystem:
 
 def load_nanovllm(options: PeerOptions) -> PeerSystem:
     nanovllm: Any = import_module("nanovllm")
-    limits = {"max_model_len": options.tokens, "max_num_seqs": options.batch}
-    llm = nanovllm.LLM(options.model, enforce_eager=False, **limits)
+    llm = nanovllm.LLM(options.model, enforce_eager=False, **options.limits)
     # It has no random weights.
     with torch.no_grad():
         for weight in llm.model_runner.model.parameters():

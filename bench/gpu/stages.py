@@ -11,8 +11,7 @@ import torch
 
 from bench.gpu import times
 from bench.gpu.checks import attention, ranks
-from bench.gpu.checks.engine import check_choices
-from bench.gpu.checks.parity import check_parity
+from bench.gpu.checks.engine import check_choices, check_parity
 from bench.gpu.engine import Served, free_unused, served
 from bench.gpu.findings import Check, Skip
 from bench.gpu.measures import ROUNDS, SLUICE, SPARE, decode, gaps, prompt_rate, rates, throughput

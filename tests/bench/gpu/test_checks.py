@@ -22,11 +22,12 @@ from bench.gpu.checks.engine import (
     check_choices,
     check_graphs,
     check_overlap,
+    check_parity,
     difference,
     together,
+    twin,
     verdict,
 )
-from bench.gpu.checks.parity import check_parity, twin
 from bench.gpu.engine import Served, served
 from bench.gpu.findings import Skip
 from bench.gpu.measures import SHORTEST_GAP, uncovered
