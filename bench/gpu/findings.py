@@ -26,6 +26,13 @@ class Check:
     passed: bool
     detail: str
 
+    @classmethod
+    def failed(cls, name: str, error: Exception) -> "Check":
+        return cls(name, passed=False, detail=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+    def __str__(self) -> str:
+        return f"{'holds' if self.passed else 'DOES NOT HOLD'}: {self.detail}"
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:

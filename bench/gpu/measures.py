@@ -14,6 +14,7 @@ from bench.gpu.engine import Core, Served, StepWindow, freeze_heap, random_promp
 from bench.gpu.findings import Decode, DeviceMemory, Gaps, PromptRate, Rates, Skip, Throughput
 from bench.gpu.shapes import Shape, Workload
 from bench.systems.submits import GREEDY
+from engine_worker.attention.backend import synchronize
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.machine import free_memory
 from sluice.ring.params import SamplingParams
@@ -40,18 +41,13 @@ def fastest(device: torch.device, work: Callable[[], object], rounds: int = 5, r
     work()
     found = []
     for _ in range(rounds):
-        wait(device)
+        synchronize(device)
         began = time.perf_counter()
         for _ in range(repeats):
             work()
-        wait(device)
+        synchronize(device)
         found.append((time.perf_counter() - began) / repeats)
     return min(found)
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def rates(device: torch.device, dtype: torch.dtype, copied: int, side: int) -> Rates:
@@ -116,7 +112,7 @@ def memory(phase: str, device: torch.device) -> DeviceMemory:
     """Now. On a CPU only the free memory is known."""
     allocated = reserved = 0
     if device.type == "cuda":
-        wait(device)
+        synchronize(device)
         allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     return DeviceMemory(phase, allocated, reserved, free_memory(device))
 
@@ -150,8 +146,7 @@ def _settled(served: Served, mode: str, batch: int, prompt: int, steps: int) -> 
     core = Core(served, SAMPLING.get(mode, GREEDY))
     # Early sequences generate while the prompts of later ones are read, so they need that many tokens more.
     reading = -(-batch * prompt // served.config.max_tokens_per_step) + batch // served.config.max_batch_size
-    prompts = random_prompts(batch, prompt, served.shape.vocab_size, seed=batch)
-    for tokens in prompts:
+    for tokens in random_prompts(batch, prompt, served.shape.vocab_size, seed=batch):
         core.submit(tokens, reading + steps + SPARE)
     core.settle()
     freeze_heap()
@@ -171,7 +166,7 @@ def idle(device: torch.device, work: Callable[[], object]) -> Idle:
     threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with profile(activities=[watched], experimental_config=None if cuda else threads) as profiler:
         work()
-        wait(device)
+        synchronize(device)
     kind = DeviceType.CUDA if cuda else DeviceType.CPU
     events = profiler.profiler.kineto_results.events()
     spans = [(event.start_ns(), event.end_ns()) for event in events if event.device_type() == kind]
@@ -182,11 +177,11 @@ def idle(device: torch.device, work: Callable[[], object]) -> Idle:
 
 def uncovered(spans: Iterable[tuple[int, int]]) -> Idle:
     """Gaps between spans given in nanoseconds, in any order."""
-    total = longest = 0.0
-    reached: int | None = None
-    for start, end in sorted(spans):
-        gap = 0.0 if reached is None else (start - reached) * 1e-9
+    gaps = [0.0]
+    (_, reached), *rest = sorted(spans)
+    for start, end in rest:
+        gap = (start - reached) * 1e-9
         if gap >= SHORTEST_GAP:
-            total, longest = total + gap, max(longest, gap)
-        reached = end if reached is None else max(reached, end)
-    return Idle(total, longest)
+            gaps.append(gap)
+        reached = max(reached, end)
+    return Idle(sum(gaps), max(gaps))

@@ -39,9 +39,8 @@ def blame(recheck: Callable[[dict[str, Any]], Check]) -> tuple[str, list[str]]:
         try:
             check = recheck(options)
         except Exception as error:  # noqa: BLE001 - the other layers must still be tried
-            told.append(f"without {layer}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-            continue
-        told.append(f"without {layer}: {'holds' if check.passed else 'does not hold'}: {check.detail}")
+            check = Check.failed(layer, error)
+        told.append(f"without {layer}: {check}")
         if check.passed:
             holds.append(layer)
     return _verdict(holds), told

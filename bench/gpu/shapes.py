@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +86,7 @@ class Workload(NamedTuple):
 
 
 def tiny() -> Shape:
-    return Shape("tiny", json.loads((TINY / "config.json").read_text(encoding="utf-8")))
+    return replace(Shape.read(TINY), name="tiny")
 
 
 SMALL = Shape(

@@ -164,11 +164,10 @@ class Stages:
             except Skip:
                 raise
             except Exception as error:
-                said = str(error).partition("\n")[0]
-                self._findings.checks.append(Check(name, passed=False, detail=f"{type(error).__name__}: {said}"))
+                self._findings.checks.append(Check.failed(name, error))
                 raise
             self._findings.checks.append(check)
-            return f"{'holds' if check.passed else 'DOES NOT HOLD'}: {check.detail}"
+            return str(check)
 
         self._do(name, seconds, checked, needed=True)
 

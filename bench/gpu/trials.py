@@ -63,26 +63,26 @@ def _paged(kernel: Kernel) -> Trial:
 
 
 def _cpu(place: TrialPlace) -> None:
-    _require("cpu", "a CPU", place)
+    _require("cpu", place)
     backend = CpuAttention(place.heads, place.windows)
     verify_backend(backend, place.heads, place.windows, PAGE, place.dtype, place.device)
 
 
 def _store(place: TrialPlace) -> None:
-    _require("cuda", "a CUDA device", place)
+    _require("cuda", place)
     verify_store(triton_store(), place.heads, place.dtype, place.device)
 
 
 def _fused(place: TrialPlace) -> None:
-    _require("cuda", "a CUDA device", place)
+    _require("cuda", place)
     kernels, gumbel_max = by_triton(place.device)
     verify_gumbel_max(gumbel_max, place.device)
     verify_layers(kernels, place.hidden_size, place.heads, place.dtype, place.device)
 
 
-def _require(kind: str, name: str, place: TrialPlace) -> None:
+def _require(kind: str, place: TrialPlace) -> None:
     if place.device.type != kind:
-        raise RefusedError(Refusal.ABSENT, f"it needs {name}")
+        raise RefusedError(Refusal.ABSENT, f"it needs a {kind.upper()} device")
 
 
 def main() -> None:
@@ -102,10 +102,9 @@ def run(trial: Trial, place: TrialPlace, rounds: int) -> dict[str, str | float |
         began = time.perf_counter()
         try:
             trial(place)
-        except RefusedError as error:
-            return {"ended": str(error), "absent": error.kind is Refusal.ABSENT}
         except Exception as error:  # noqa: BLE001 - a foreign package may raise anything, and this is the result
-            return {"ended": str(RefusedError.of(error)), "absent": isinstance(error, ModuleNotFoundError)}
+            refused = error if isinstance(error, RefusedError) else RefusedError.of(error)
+            return {"ended": str(refused), "absent": refused.kind is Refusal.ABSENT}
         seconds.append(time.perf_counter() - began)
     return {"ended": RUNS, "absent": False, "first": seconds[0], "fastest": min(seconds)}
 
