@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from bench.gpu import times
 from bench.gpu.checks import ranks
 from bench.gpu.checks.engine import check_graphs, check_overlap
 from bench.gpu.engine import Served, served
 from bench.gpu.findings import RUNS, Check
 from bench.gpu.machine import facts
 from bench.gpu.measures import AS_SERVED, EAGER, FLAT, FREE, PEAKED, SAMPLING, default_path, memory, serve
-from bench.gpu.scale import Scale
+from bench.gpu.scale import AGAIN, DEFAULT, LOOPS, PARITY, RANKS, RATES, TRIAL, Scale
 from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape, Workload
 from bench.gpu.stages import Stages
@@ -55,8 +54,6 @@ def _verdict(holds: list[str]) -> str:
     return "more than one layer" if holds else "something else: it does not hold without any of them"
 
 
-TRIAL, DEFAULT = 20.0, 45.0
-"""Estimated seconds of a kernel's trials, and of loading and using the default path."""
 TRIAL_LIMIT = 60.0
 REQUESTS = 64
 KINDS: Mapping[str, SamplingParams] = {"greedy": GREEDY, "top-p": SAMPLING[PEAKED]}
@@ -74,7 +71,7 @@ class Plan(Stages):
         small, large = self._scale.small, self._scale.large
         if self._new:
             self._start(small)
-        self._do("copy and matrix product", times.RATES, self._rates)
+        self._do("copy and matrix product", RATES, self._rates)
         with self._runners:
             self._goals(small)
         if large is not None:
@@ -85,7 +82,7 @@ class Plan(Stages):
             with self._runners:
                 self._large(large)
         self._kernels()
-        self._check(ranks.title(small.name), times.RANKS, self._ranks)
+        self._check(ranks.title(small.name), RANKS, self._ranks)
         with self._runners:
             self._rest(small)
         self._peers(large or small)
@@ -134,24 +131,24 @@ class Plan(Stages):
 
     def _goals(self, shape: Shape) -> None:
         scale, batch = self._scale, max(self._scale.batches)
-        few = max(*scale.gap_batches, *scale.graph_sizes)
+        few = max(*scale.few_batches, *scale.graph_sizes)
         fast = self._enter(AS_SERVED, shape, batch, overlap=True)
         if fast is None:
             return
         self._chosen(fast)
-        self._blaming("greedy = transformers", times.PARITY, partial(self._parity, fast), self._parity)
+        self._blaming("greedy = transformers", PARITY, partial(self._parity, fast), self._parity)
         self._decode(fast, AS_SERVED, (1,))
         eager = self._enter(EAGER, shape, few, overlap=True, cuda_graphs=False)
         if eager is not None:
             self._decode(eager, EAGER, (1,))
             check = partial(check_graphs, fast, eager, scale.graph_sizes, scale.requests[1])
-            self._blaming("graphs = eager", times.LOOPS, check, self._parity)
+            self._blaming("graphs = eager", LOOPS, check, self._parity)
         plain = self._enter("no overlap", shape, few, overlap=False)
         if plain is not None:
             self._gaps(AS_SERVED, fast, plain)
             self._blaming(
                 "overlap = none",
-                times.LOOPS,
+                LOOPS,
                 lambda: check_overlap(fast, plain, *scale.requests),
                 lambda one: check_overlap(one, plain, *scale.requests),
             )
@@ -161,7 +158,7 @@ class Plan(Stages):
         few = len(self._scale.parity_lengths)
         one = self._enter("parity", shape, few, cuda_graphs=False, kv_cache_tokens=4096)
         if one is not None:
-            self._check(f"greedy = transformers, {shape.name}", times.PARITY, partial(self._parity, one))
+            self._check(f"greedy = transformers, {shape.name}", PARITY, partial(self._parity, one))
 
     def _large(self, shape: Shape) -> None:
         fast = self._enter(AS_SERVED, shape, max(self._scale.batches), overlap=True)
@@ -171,7 +168,7 @@ class Plan(Stages):
             self._side_by_side(fast)
             self._gaps(AS_SERVED, fast)
             for mode in (FREE, PEAKED):
-                self._decode(fast, mode, self._scale.gap_batches[-1:])
+                self._decode(fast, mode, self._scale.few_batches[-1:])
 
     def _rest(self, shape: Shape) -> None:
         fast = self._enter(f"{AS_SERVED}, again", shape, max(self._scale.batches), overlap=True)
@@ -195,7 +192,7 @@ class Plan(Stages):
             self._findings.blamed[name] = "; ".join([found, *told])
             return f"at fault: {found}"
 
-        self._do(f"{name}: what is at fault", times.AGAIN, search)
+        self._do(f"{name}: what is at fault", AGAIN, search)
 
     def _again(self, recheck: Recheck, options: dict[str, Any]) -> Check:
         few = max(len(self._scale.parity_lengths), *self._scale.graph_sizes)

@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from bench.gpu import times
 from bench.gpu.checks import attention, ranks
 from bench.gpu.checks.engine import check_choices, check_parity
 from bench.gpu.engine import Served, free_unused, served
 from bench.gpu.findings import Check, Skip
 from bench.gpu.measures import ROUNDS, SLUICE, SPARE, decode, gaps, prompt_rate, rates, throughput
 from bench.gpu.peers import PEERS, PeerKind, measure_peer
-from bench.gpu.scale import Scale
+from bench.gpu.scale import AGAIN, LIBRARY, LOAD, PROFILE, SETTLE, Scale, context_seconds, throughput_seconds
 from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape
 
@@ -48,14 +47,12 @@ class Stages:
     def _kernels(self) -> None:
         scale, device, dtype = self._scale, self._device, self._dtype
         if attention.STORE not in self._avoided:
-            self._check(
-                attention.STORE_CHECK, times.LIBRARY, partial(attention.check_store, scale.heads, dtype, device)
-            )
+            self._check(attention.STORE_CHECK, LIBRARY, partial(attention.check_store, scale.heads, dtype, device))
         cases = attention.cases(scale.heads, scale.pages, scale.longest, scale.rounds)
         for one in attention.candidates(device, dtype):
             if one.title not in self._avoided:
                 check = partial(attention.check, one, cases, dtype, device)
-                self._check(f"attention, {one.title} = reference", times.attention(scale, one.compiles), check)
+                self._check(f"attention, {one.title} = reference", scale.attention_seconds(one.compiles), check)
 
     def _fitting(self, shape: Shape) -> Shape | None:
         """None, reported as skipped, if this GPU has no room for it."""
@@ -83,7 +80,7 @@ class Stages:
             loaded.append(self._runners.enter_context(served(shape, self._session.folder, **wanted)))
             return ", ".join(f"{name} {value}" for name, value in loaded[0].runner.choices.items())
 
-        seconds = times.AGAIN if shape.name in self._known else times.LOAD
+        seconds = AGAIN if shape.name in self._known else LOAD
         self._known.add(shape.name)
         self._do(f"{shape.name}, {title}", seconds, load, needed=True)
         return loaded[0] if loaded else None
@@ -110,26 +107,26 @@ class Stages:
     def _decode(self, one: Served, mode: str, batches: tuple[int, ...]) -> None:
         for batch in batches:
             name = f"generation, {one.shape.name}, {mode}, batch {batch}"
-            seconds = times.generation(one.shape, batch, self._scale.prompt)
+            seconds = self._scale.generation_seconds(one.shape, batch)
             measure = partial(decode, one, mode, batch, self._scale.prompt, self._scale.steps)
             self._record(name, seconds, measure, self._findings.decode)
 
     def _gaps(self, mode: str, *runners: Served) -> None:
-        for batch, one in product(self._scale.gap_batches, runners):
+        for batch, one in product(self._scale.few_batches, runners):
             title = "with" if one.runner.overlap else "without"
             name = f"gaps, {one.shape.name}, {mode}, batch {batch}, {title} overlap"
-            seconds = times.generation(one.shape, batch, self._scale.prompt) + times.PROFILE
+            seconds = self._scale.generation_seconds(one.shape, batch) + PROFILE
             measure = partial(gaps, one, mode, self._device, batch, self._scale.prompt, self._scale.steps)
             self._record(name, seconds, measure, self._findings.gaps)
 
     def _side_by_side(self, one: Served) -> None:
         """Context, and requests as the peers get them."""
-        seconds = times.SETTLE + 2 * times.context(one.shape, *self._scale.prompts)
+        seconds = SETTLE + 2 * context_seconds(one.shape, *self._scale.prompts)
         measure = partial(prompt_rate, one, *self._scale.prompts)
         self._record(f"context, {one.shape.name}", seconds, measure, self._findings.context)
         for work in self._scale.works:
             name = f"side by side, {one.shape.name}, batch {work.batch}: {SLUICE}"
-            self._record(name, times.throughput(work), partial(throughput, one, work), self._findings.throughput)
+            self._record(name, throughput_seconds(work), partial(throughput, one, work), self._findings.throughput)
 
     def _peers(self, shape: Shape) -> None:
         installed = [kind for kind in PEERS.values() if find_spec(kind.package) is not None]

@@ -34,8 +34,7 @@ GENERATION_FIRST = 0.5
 """Share of the cases that begin with the sequences of one token, as the engine orders them."""
 
 Make = Callable[[HeadShape, int | None, int], AttentionBackend]
-"""(heads, window, tokens per block) → a backend. Raises Skip if it is not installed or not meant for these, and
-RefusedError if it fails."""
+"""(heads, window, tokens per block) → a backend. Raises RefusedError if it is not meant for these, or fails."""
 STORE = "Triton's store"
 STORE_CHECK = f"{STORE} = torch's"
 COMPILED = {kernel.title for kernel in (*flash.KERNELS, varlen.KERNEL)} - {"FlashAttention-4"}
@@ -70,16 +69,11 @@ def candidates(device: torch.device, dtype: torch.dtype) -> list[Candidate]:
 
 
 def paged(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Candidate:
-
+    # Each trial takes longer than a case, and may compile.
     @cache
     def tried(heads: HeadShape, windowed: bool, tokens_per_block: int) -> AttentionBackend:
         windows = (1,) if windowed else (None,)
-        try:
-            return try_kernel(kernel, Site.of(device, dtype, heads, windows, tokens_per_block)).backend
-        except RefusedError as error:
-            if error.kind is Refusal.ABSENT:
-                raise Skip(error.reason) from error
-            raise
+        return try_kernel(kernel, Site.of(device, dtype, heads, windows, tokens_per_block)).backend
 
     return Candidate(kernel.title, lambda heads, window, size: tried(heads, window is not None, size))
 
@@ -136,17 +130,16 @@ def _padded(rows: list[Rows], padding: int) -> list[Rows]:
 
 
 def check(candidate: Candidate, given: Sequence[Case], dtype: torch.dtype, device: torch.device) -> Check:
-    """All cases that the backend is meant for. Raises Skip without any, and what the backend raises, with the case
-    in a note."""
+    """All cases that the backend is meant for. Raises Skip without any, and what the backend raises, with the case."""
     name, refused, most, count = f"{candidate.title} = reference", "", 0.0, 0
     for case in given:
         try:
             backend = candidate.make(case.heads, case.window, case.tokens_per_block)
             off, stored = deviation(backend, case, dtype, device)
-        except Skip as reason:
-            refused = str(reason)
-            continue
         except Exception as error:
+            if isinstance(error, RefusedError) and error.kind is Refusal.ABSENT:
+                refused = error.reason
+                continue
             error.add_note(f"in {case}")
             raise
         count += 1
@@ -218,7 +211,7 @@ def _pool(case: Case, blocks: int, dtype: torch.dtype, device: torch.device) -> 
 
 
 def check_store(heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) -> Check:
-    """Raises Skip without Triton or a GPU, and what `compare_stores` raises."""
+    """Raises Skip without Triton or a GPU, and RefusedError if the store is wrong."""
     if device.type == "cpu":
         raise Skip("it needs a CUDA device")
     try:

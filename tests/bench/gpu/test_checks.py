@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import varlen as torch_varlen
 from torch.torch_version import TorchVersion
 
-from bench.gpu import measures, times
+from bench.gpu import measures
 from bench.gpu.checks import attention, ranks
 from bench.gpu.checks.attention import Candidate, candidates
 from bench.gpu.checks.engine import (
@@ -31,9 +31,9 @@ from bench.gpu.checks.engine import (
 from bench.gpu.engine import Served, served
 from bench.gpu.findings import Skip
 from bench.gpu.measures import SHORTEST_GAP, uncovered
-from bench.gpu.scale import FULL, tiny_scale
+from bench.gpu.scale import FULL, VARIANTS, tiny_scale
 from bench.gpu.shapes import LARGE, SMALL, tiny
-from engine_worker.attention.backend import HeadShape, RefusedError
+from engine_worker.attention.backend import HeadShape, Refusal, RefusedError
 from engine_worker.attention.cache import KVCache, store_by_torch
 from engine_worker.attention.choice import KERNELS, Site
 from engine_worker.attention.paged import Kernel
@@ -89,7 +89,7 @@ def test_a_wrong_backend_is_found(what, told):
 
 def test_a_backend_that_is_not_here_is_skipped_with_its_reason():
     def refuse(*_):
-        raise Skip("it is not for this machine")
+        raise RefusedError(Refusal.ABSENT, "it is not for this machine")
 
     with pytest.raises(Skip, match="not for this machine"):
         check_attention(refuse)
@@ -104,7 +104,7 @@ def test_a_backend_that_is_not_here_is_skipped_with_its_reason():
 def test_one_that_is_for_some_is_checked_for_these():
     def make(heads, window, size):
         if window:
-            raise Skip("it knows no windows")
+            raise RefusedError(Refusal.ABSENT, "it knows no windows")
         return Wrong(heads, "window")
 
     found = check_attention(make)
@@ -230,7 +230,7 @@ def test_cases_ask_for_few_kernels_to_be_compiled():
     cases = attention.cases(FULL.heads, FULL.pages, FULL.longest, FULL.rounds)
     assert {case.window for case in cases} == set(attention.WINDOWS)
     assert {max(row.context for row in case.rows) for case in cases} == {FULL.longest}
-    assert len({variant(case) for case in cases}) == times.VARIANTS
+    assert len({variant(case) for case in cases}) == VARIANTS
 
 
 CHOICES = {
