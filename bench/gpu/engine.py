@@ -63,11 +63,13 @@ def served(shape: Shape, folder: Path, load: LoadRunner = load_runner, **options
         weight_bytes = sizes[-1] - shape.embedding * dtype.itemsize
         yield Served(shape, checkpoint, config, runner, dtype, weight_bytes)
     finally:
+        # Else this frame would keep its memory in use during the next line.
         del runner
         free_unused()
 
 
 def free_unused() -> None:
+    # `freeze_heap` hid the former runner's objects, some of which form cycles.
     gc.unfreeze()
     gc.collect()
     if torch.cuda.is_available():

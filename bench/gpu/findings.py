@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 RUNS = "runs"
 
@@ -20,18 +20,25 @@ class Skip(Exception):  # noqa: N818 - not an error
     """Something cannot be checked or measured here; the message says why."""
 
 
+class Outcome(NamedTuple):
+    """Of a check."""
+
+    passed: bool
+    detail: str
+
+    @classmethod
+    def of_error(cls, error: Exception) -> "Outcome":
+        return cls(passed=False, detail=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+    def __str__(self) -> str:
+        return f"{'holds' if self.passed else 'DOES NOT HOLD'}: {self.detail}"
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     name: str
     passed: bool
     detail: str
-
-    @classmethod
-    def failed(cls, name: str, error: Exception) -> "Check":
-        return cls(name, passed=False, detail=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-
-    def __str__(self) -> str:
-        return f"{'holds' if self.passed else 'DOES NOT HOLD'}: {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def fastest(device: torch.device, work: Callable[[], object], rounds: int = 5, r
             work()
         synchronize(device)
         found.append((time.perf_counter() - began) / repeats)
-    return min(found)
+    return min(found)  # Whatever else the machine does only adds time.
 
 
 def rates(device: torch.device, dtype: torch.dtype, copied: int, side: int) -> Rates:
@@ -149,6 +149,7 @@ def _settled(served: Served, mode: str, batch: int, prompt: int, steps: int) -> 
     for tokens in random_prompts(batch, prompt, served.shape.vocab_size, seed=batch):
         core.submit(tokens, reading + steps + SPARE)
     core.settle()
+    # After the requests exist: they live as long as the measurement.
     freeze_heap()
     return core
 

@@ -7,7 +7,7 @@ from typing import Any
 from bench.gpu.checks import ranks
 from bench.gpu.checks.engine import check_graphs, check_overlap
 from bench.gpu.engine import Served, served
-from bench.gpu.findings import RUNS, Check
+from bench.gpu.findings import RUNS, Outcome
 from bench.gpu.machine import facts
 from bench.gpu.measures import AS_SERVED, EAGER, FLAT, FREE, PEAKED, SAMPLING, default_path, memory, serve
 from bench.gpu.scale import AGAIN, DEFAULT, LOOPS, PARITY, RANKS, RATES, TRIAL, Scale
@@ -19,7 +19,7 @@ from bench.systems.submits import GREEDY
 from engine_worker.runner.machine import missing_compiler
 from sluice.ring.params import SamplingParams
 
-Recheck = Callable[[Served], Check]
+Recheck = Callable[[Served], Outcome]
 """Repeats a check with another runner."""
 
 WITHOUT: Mapping[str, dict[str, Any]] = {
@@ -31,16 +31,16 @@ WITHOUT: Mapping[str, dict[str, Any]] = {
 }
 
 
-def blame(recheck: Callable[[dict[str, Any]], Check]) -> tuple[str, list[str]]:
+def blame(recheck: Callable[[dict[str, Any]], Outcome]) -> tuple[str, list[str]]:
     """The layer at fault, if found, and the outcome of each trial."""
     told, holds = [], []
     for layer, options in WITHOUT.items():
         try:
-            check = recheck(options)
+            outcome = recheck(options)
         except Exception as error:  # noqa: BLE001 - the other layers must still be tried
-            check = Check.failed(layer, error)
-        told.append(f"without {layer}: {check}")
-        if check.passed:
+            outcome = Outcome.of_error(error)
+        told.append(f"without {layer}: {outcome}")
+        if outcome.passed:
             holds.append(layer)
     return _verdict(holds), told
 
@@ -74,6 +74,7 @@ class Plan(Stages):
         self._do("copy and matrix product", RATES, self._rates)
         with self._runners:
             self._goals(small)
+        # The small runners are gone by now: the large one and its cache need the memory.
         if large is not None:
             large = self._fitting(large)
         if large is not None:
@@ -82,7 +83,7 @@ class Plan(Stages):
             with self._runners:
                 self._large(large)
         self._kernels()
-        self._check(ranks.title(small.name), RANKS, self._ranks)
+        self._check(f"{ranks.RANKS} ranks = one, {small.name}", RANKS, self._ranks)
         with self._runners:
             self._rest(small)
         self._peers(large or small)
@@ -91,6 +92,7 @@ class Plan(Stages):
         self._do("the machine", 0, self._facts)
         for title in subjects():
             self._do(title, TRIAL, partial(self._try, title), needed=True)
+        # Before any kernel runs in this process, which a bad one would end.
         self._avoid()
         self._do("default path", DEFAULT, partial(self._default, shape), needed=True)
         self._known.add(shape.name)
@@ -110,7 +112,7 @@ class Plan(Stages):
         return f"runs on {len(found)} kinds of heads, {slowest:.1f} s at first" if ended == {RUNS} else "; ".join(ended)
 
     def _avoid(self) -> None:
-        """Disable crashed kernels: from here on kernels run in this process."""
+        """Disable crashed kernels."""
         self._forced = avoiding(self._findings.tried)
         self._avoided = frozenset(one.kernel for one in self._findings.tried if one.crashed)
         if self._forced:
@@ -180,7 +182,7 @@ class Plan(Stages):
             if self._scale.large is None:
                 self._side_by_side(fast)
 
-    def _blaming(self, title: str, seconds: float, task: Callable[[], Check], recheck: Recheck) -> None:
+    def _blaming(self, title: str, seconds: float, task: Callable[[], Outcome], recheck: Recheck) -> None:
         """A check of the small shape; if it fails on a new machine, `recheck` finds the layer at fault."""
         name = f"{title}, {self._scale.small.name}"
         self._check(name, seconds, task)
@@ -194,7 +196,7 @@ class Plan(Stages):
 
         self._do(f"{name}: what is at fault", AGAIN, search)
 
-    def _again(self, recheck: Recheck, options: dict[str, Any]) -> Check:
+    def _again(self, recheck: Recheck, options: dict[str, Any]) -> Outcome:
         few = max(len(self._scale.parity_lengths), *self._scale.graph_sizes)
         wanted = self._options(few) | {"overlap": True} | self._forced | options
         with served(self._scale.small, self._session.folder, **wanted) as one:

@@ -12,7 +12,7 @@ import torch
 from bench.gpu.checks import attention, ranks
 from bench.gpu.checks.engine import check_choices, check_parity
 from bench.gpu.engine import Served, free_unused, served
-from bench.gpu.findings import Check, Skip
+from bench.gpu.findings import Check, Outcome, Skip
 from bench.gpu.measures import ROUNDS, SLUICE, SPARE, decode, gaps, prompt_rate, rates, throughput
 from bench.gpu.peers import PEERS, PeerKind, measure_peer
 from bench.gpu.scale import AGAIN, LIBRARY, LOAD, PROFILE, SETTLE, Scale, context_seconds, throughput_seconds
@@ -47,12 +47,14 @@ class Stages:
     def _kernels(self) -> None:
         scale, device, dtype = self._scale, self._device, self._dtype
         if attention.STORE not in self._avoided:
-            self._check(attention.STORE_CHECK, LIBRARY, partial(attention.check_store, scale.heads, dtype, device))
+            self._check(
+                f"{attention.STORE} = torch's", LIBRARY, partial(attention.check_store, scale.heads, dtype, device)
+            )
         cases = attention.cases(scale.heads, scale.pages, scale.longest, scale.rounds)
         for one in attention.candidates(device, dtype):
             if one.title not in self._avoided:
                 check = partial(attention.check, one, cases, dtype, device)
-                self._check(f"attention, {one.title} = reference", scale.attention_seconds(one.compiles), check)
+                self._check(f"{one.title} = reference", scale.attention_seconds(one.compiles), check)
 
     def _fitting(self, shape: Shape) -> Shape | None:
         """None, reported as skipped, if this GPU has no room for it."""
@@ -89,7 +91,7 @@ class Stages:
         self._findings.choices[one.shape.name] = dict(one.runner.choices)
         self._check(f"no fallback, {one.shape.name}", 0, partial(check_choices, one))
 
-    def _ranks(self) -> Check:
+    def _ranks(self) -> Outcome:
         free_unused()  # The memory is needed by other processes.
         session, sizes = self._session, self._scale.graph_sizes
         model = str(self._scale.small.write(session.folder))
@@ -101,7 +103,7 @@ class Stages:
         self._findings.rates = found = rates(self._device, self._dtype, self._scale.copied, self._scale.side)
         return str(found)
 
-    def _parity(self, one: Served) -> Check:
+    def _parity(self, one: Served) -> Outcome:
         return check_parity(one, self._device, self._scale.parity_lengths, self._scale.parity_steps)
 
     def _decode(self, one: Served, mode: str, batches: tuple[int, ...]) -> None:
@@ -152,19 +154,19 @@ class Stages:
 
         self._do(name, seconds, measured)
 
-    def _check(self, name: str, seconds: float, task: Callable[[], Check]) -> None:
-        """A task that returns a Check. Any exception but Skip becomes a failed Check."""
+    def _check(self, name: str, seconds: float, task: Callable[[], Outcome]) -> None:
+        """Any exception but Skip becomes a failed check."""
 
         def checked() -> str:
             try:
-                check = task()
+                outcome = task()
             except Skip:
                 raise
             except Exception as error:
-                self._findings.checks.append(Check.failed(name, error))
+                self._findings.checks.append(Check(name, *Outcome.of_error(error)))
                 raise
-            self._findings.checks.append(check)
-            return str(check)
+            self._findings.checks.append(Check(name, *outcome))
+            return str(outcome)
 
         self._do(name, seconds, checked, needed=True)
 

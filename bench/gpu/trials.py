@@ -91,6 +91,7 @@ def main() -> None:
     device, dtype = torch.device(work["device"]), getattr(torch, work["dtype"])
     for heads, hidden_size, windowed in work["places"]:
         place = TrialPlace(HeadShape(*heads), hidden_size, windowed, dtype, device)
+        # If the process dies in between, this says where.
         report(begun=str(place))
         report(place=str(place), **run(trial, place, work["rounds"]))
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from bench.gpu.findings import Check, Skip
+from bench.gpu.findings import Outcome, Skip
 from engine_worker.attention import flash, varlen
 from engine_worker.attention.backend import AttentionBackend, HeadShape, Refusal, RefusedError
 from engine_worker.attention.cache import KVCache
@@ -36,7 +36,6 @@ GENERATION_FIRST = 0.5
 Make = Callable[[HeadShape, int | None, int], AttentionBackend]
 """(heads, window, tokens per block) → a backend. Raises RefusedError if it is not meant for these, or fails."""
 STORE = "Triton's store"
-STORE_CHECK = f"{STORE} = torch's"
 COMPILED = {kernel.title for kernel in (*flash.KERNELS, varlen.KERNEL)} - {"FlashAttention-4"}
 """Ahead of time; the others compile on first use."""
 
@@ -129,9 +128,9 @@ def _padded(rows: list[Rows], padding: int) -> list[Rows]:
     return [longest, *rest[: count - 1], *[EMPTY] * (len(rows) - count)]
 
 
-def check(candidate: Candidate, given: Sequence[Case], dtype: torch.dtype, device: torch.device) -> Check:
+def check(candidate: Candidate, given: Sequence[Case], dtype: torch.dtype, device: torch.device) -> Outcome:
     """All cases that the backend is meant for. Raises Skip without any, and what the backend raises, with the case."""
-    name, refused, most, count = f"{candidate.title} = reference", "", 0.0, 0
+    refused, most, count = "", 0.0, 0
     for case in given:
         try:
             backend = candidate.make(case.heads, case.window, case.tokens_per_block)
@@ -146,11 +145,11 @@ def check(candidate: Candidate, given: Sequence[Case], dtype: torch.dtype, devic
         most = max(most, off)
         if off > 1 or not stored:
             what = f"off by {off:.1f} of what is allowed" if stored else "keys and values are not in their slots"
-            return Check(name, passed=False, detail=f"{what}: {case}")
+            return Outcome(False, f"{what}: {case}")
     if not count:
         raise Skip(refused)
     some = "" if not refused else f"; {len(given) - count} others: {refused}"
-    return Check(name, passed=True, detail=f"{count} steps, off by {most:.2f} of what is allowed at most{some}")
+    return Outcome(True, f"{count} steps, off by {most:.2f} of what is allowed at most{some}")
 
 
 @torch.inference_mode()
@@ -210,7 +209,7 @@ def _pool(case: Case, blocks: int, dtype: torch.dtype, device: torch.device) -> 
     return pool
 
 
-def check_store(heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) -> Check:
+def check_store(heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) -> Outcome:
     """Raises Skip without Triton or a GPU, and RefusedError if the store is wrong."""
     if device.type == "cpu":
         raise Skip("it needs a CUDA device")
@@ -221,7 +220,7 @@ def check_store(heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.de
     return compare_stores(store, heads, dtype, device)
 
 
-def compare_stores(store: Store, heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) -> Check:
+def compare_stores(store: Store, heads: Sequence[HeadShape], dtype: torch.dtype, device: torch.device) -> Outcome:
     for one in heads:
         verify_store(store, one, dtype, device)
-    return Check(STORE_CHECK, passed=True, detail=f"{len(heads)} shapes of heads")
+    return Outcome(True, f"{len(heads)} shapes of heads")

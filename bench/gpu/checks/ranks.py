@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,7 +16,7 @@ from bench.gpu import standins
 from bench.gpu.checks.engine import fallbacks, same_loops, same_steps
 from bench.gpu.children import Children, Reports, read_work, report
 from bench.gpu.engine import Served, StderrLog, served
-from bench.gpu.findings import Check, Skip
+from bench.gpu.findings import Outcome, Skip
 from bench.gpu.shapes import Shape
 
 RANKS = 2
@@ -37,24 +36,20 @@ class RanksWork(NamedTuple):
     """How many, and how long at most; see `same_loops`."""
 
 
-def title(shape: str) -> str:
-    return f"{RANKS} ranks = one, {shape}"
-
-
-def check_ranks(work: RanksWork, device: torch.device, children: Children) -> Check:
+def check_ranks(work: RanksWork, device: torch.device, children: Children) -> Outcome:
     """Raises Skip with too few GPUs, or without the packages by which ranks communicate."""
     if device.type == "cuda" and (found := torch.cuda.device_count()) < RANKS:
         raise Skip("one GPU" if found == 1 else "no GPU")
     if missing := standins.installed():
         raise Skip(f"no {', '.join(missing)}: ranks communicate by the real ones")
-    return _judge(title(Path(work.model).name), *children.ask(__name__, work._asdict(), SECONDS))
+    return _judge(*children.ask(__name__, work._asdict(), SECONDS))
 
 
-def _judge(name: str, reports: Reports, why: str) -> Check:
+def _judge(reports: Reports, why: str) -> Outcome:
     if not reports:
-        return Check(name, passed=False, detail=why or "the process ended without a result")
-    found = Check(**reports[-1])
-    return replace(found, passed=False, detail=f"{found.detail}; {why}") if found.passed and why else found
+        return Outcome(False, why or "the process ended without a result")
+    found = Outcome(**reports[-1])
+    return Outcome(False, f"{found.detail}; {why}") if found.passed and why else found
 
 
 def main() -> None:
@@ -74,17 +69,16 @@ def main() -> None:
         ranks = stack.enter_context(served(shape, model.parent, load, **work.options))
         one = stack.enter_context(served(shape, model.parent, **work.options))
         found = compare(ranks, one, leader.close, work)
-        report(**asdict(found))
+        report(**found._asdict())
         if not found.passed:
             # Ranks that do not end would block a regular exit.
             os._exit(1)
 
 
-def compare(ranks: Served, one: Served, close: Callable[[], None], work: RanksWork) -> Check:
+def compare(ranks: Served, one: Served, close: Callable[[], None], work: RanksWork) -> Outcome:
     """The same steps, and the same requests through the engine's loop; then `close` within CLOSE_SECONDS."""
-    name = title(ranks.shape.name)
     if missing := fallbacks(ranks.runner.choices):
-        return Check(name, passed=False, detail="; ".join(missing.values()))
+        return Outcome(False, "; ".join(missing.values()))
     count, longest = work.requests
     steps = same_steps(ranks, one, work.sizes, longest, SLACK)
     loops, parted = same_loops(ranks, one, count, longest, SLACK)
@@ -94,7 +88,7 @@ def compare(ranks: Served, one: Served, close: Callable[[], None], work: RanksWo
         f"{count} requests, {parted} part at a near-tie; {loops}; "
         f"{'ended' if ended else 'did not end'} within {CLOSE_SECONDS:.0f} s"
     )
-    return Check(name, steps.passed and loops.passed and ended, detail)
+    return Outcome(steps.passed and loops.passed and ended, detail)
 
 
 def _ends(close: Callable[[], None], seconds: float) -> bool:

@@ -15,7 +15,7 @@ from torch.nn.attention import varlen as torch_varlen
 from torch.torch_version import TorchVersion
 
 from bench.gpu import measures
-from bench.gpu.checks import attention, ranks
+from bench.gpu.checks import attention, engine, ranks
 from bench.gpu.checks.attention import Candidate, candidates
 from bench.gpu.checks.engine import (
     Verdict,
@@ -73,9 +73,7 @@ def check_attention(make):
 
 
 def test_the_reference_is_itself():
-    found = check_attention(lambda heads, window, size: ReferenceAttention(heads))
-    assert found.passed
-    assert found.name == "this = reference"
+    assert check_attention(lambda heads, window, size: ReferenceAttention(heads)).passed
 
 
 @pytest.mark.parametrize(
@@ -333,6 +331,13 @@ def test_a_runner_that_differs_is_found(runners: tuple[Served, Served, Served]):
     assert not check_overlap(ahead, other, 4, 30).passed
     assert check_parity(plain, CPU, (3, 20), 3).passed
     assert not check_parity(other, CPU, (3, 20), 3).passed
+
+
+def test_a_draw_that_failed_is_no_parity():
+    row = [torch.tensor([[0.0, -1.0]]).log_softmax(dim=-1)]
+    likely = Drawn(0, TokenLogprob(float(row[0][0, 0]), 1, list(enumerate(row[0][0].tolist()))))
+    assert engine._judge([[likely]], row, row).passed
+    assert not engine._judge([[Drawn(0)]], row, row).passed
 
 
 WORK = ranks.RanksWork("", {}, (1, 3), (4, 30))

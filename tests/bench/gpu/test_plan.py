@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.gpu import plan
-from bench.gpu.findings import Check, Findings, Tried
+from bench.gpu.findings import Findings, Outcome, Tried
 from bench.gpu.page import markdown
 from bench.gpu.plan import NO_COMPILER, Plan
 from bench.gpu.scale import tiny_scale
@@ -55,21 +55,21 @@ def test_a_check_that_does_not_hold_is_searched_for_the_layer_at_fault(made, fin
 
     def again(_recheck, options):
         asked.append(options)
-        return Check("", options == {"cuda_graphs": False}, "")
+        return Outcome(options == {"cuda_graphs": False}, "")
 
     monkeypatch.setattr(made, "_again", again)
-    made._blaming("graphs = eager", 0, lambda: Check("graphs = eager, tiny", True, ""), _held)
+    made._blaming("graphs = eager", 0, lambda: Outcome(True, ""), _held)
     assert asked == []
-    made._blaming("overlap = none", 0, lambda: Check("overlap = none, tiny", False, ""), _held)
+    made._blaming("overlap = none", 0, lambda: Outcome(False, ""), _held)
     assert findings.blamed["overlap = none, tiny"].startswith("CUDA graphs; ")
     assert "| overlap = none, tiny | CUDA graphs; " in markdown(findings)
 
 
 @pytest.mark.slow
 def test_a_check_is_searched_on_a_real_runner(made, findings):
-    made._blaming("parity", 0, lambda: Check("parity, tiny", False, ""), _held)
+    made._blaming("parity", 0, lambda: Outcome(False, ""), _held)
     assert findings.blamed["parity, tiny"].startswith("one of CUDA graphs, overlap, fused kernels, an attention kernel")
 
 
 def _held(one):
-    return Check("", one.runner.num_blocks > 0, one.runner.choices["attention"])
+    return Outcome(one.runner.num_blocks > 0, one.runner.choices["attention"])

@@ -8,7 +8,7 @@ import torch
 from bench.gpu import children, standins
 from bench.gpu.checks import ranks
 from bench.gpu.children import Children
-from bench.gpu.findings import Check, Skip
+from bench.gpu.findings import Outcome, Skip
 from bench.gpu.scale import tiny_scale
 from bench.gpu.shapes import tiny
 
@@ -16,7 +16,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 OPTIONS = tiny_scale().options(3, 100, device="cpu", overlap=True)
 
 
-def check(folder: Path, device: torch.device = CPU) -> Check:
+def check(folder: Path, device: torch.device = CPU) -> Outcome:
     work = ranks.RanksWork(str(tiny().write(folder)), OPTIONS, (1, 3), (4, 30))
     return ranks.check_ranks(work, device, Children(folder))
 
@@ -26,7 +26,6 @@ def check(folder: Path, device: torch.device = CPU) -> Check:
 def test_two_ranks_are_as_one(tmp_path):
     found = check(tmp_path)
     assert found.passed, found.detail
-    assert found.name == "2 ranks = one, tiny"
     assert "graphs: none: the device is a CPU" in found.detail
     assert "ended within 10 s" in found.detail
 
@@ -50,7 +49,7 @@ def test_they_are_skipped_where_they_cannot_be(tmp_path, monkeypatch):
 
 
 def said(passed: bool) -> dict[str, object]:
-    return {"name": "ranks", "passed": passed, "detail": "so"}
+    return {"passed": passed, "detail": "so"}
 
 
 @pytest.mark.parametrize(
@@ -64,5 +63,5 @@ def said(passed: bool) -> dict[str, object]:
     ],
 )
 def test_what_the_process_said_is_judged(reports, why, passed, told):
-    found = ranks._judge("ranks", reports, why)
+    found = ranks._judge(reports, why)
     assert (found.passed, found.detail) == (passed, told)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.gpu import stages
-from bench.gpu.findings import Check, Findings, Skip
+from bench.gpu.findings import Findings, Outcome, Skip
 from bench.gpu.plan import Plan
 from bench.gpu.scale import FULL, tiny_scale
 from bench.gpu.session import Budget, GpuSession
@@ -65,7 +65,7 @@ def test_a_check_of_what_is_not_here_is_skipped(made, findings):
 
 
 def test_a_check_for_which_there_is_no_time_has_not_passed(made, findings):
-    made._check("one", 1e6, lambda: Check("one", True, ""))
+    made._check("one", 1e6, lambda: Outcome(True, ""))
     assert not findings.passed
 
 
@@ -105,7 +105,7 @@ def test_no_engine_is_held_while_the_large_one_loads(session, monkeypatch):
     made = Plan(session, replace(tiny_scale(), large=tiny()), new=False)
     for name in ("_record", "_rates", "_kernels", "_peers"):
         monkeypatch.setattr(made, name, lambda *_: "")
-    monkeypatch.setattr(made, "_ranks", lambda: Check("ranks", True, ""))
+    monkeypatch.setattr(made, "_ranks", lambda: Outcome(True, ""))
     made.run()
     assert alive == [0, 1, 2, 0, 0, 0]
 
