@@ -10,12 +10,11 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from sluice.ring.weight_files import listed
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import logging
 
 from engine_worker.models.generic.interface import SERVED
-from sluice.ring.checkpoint import CheckpointError
+from sluice.ring.checkpoint import CheckpointError, listed
 
 LOADING = "Loading weights"
 """Title of transformers' progress bar."""
