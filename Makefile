@@ -5,7 +5,7 @@ PROTOS := $(wildcard protos/sluice/v1/*.proto)
 # One thread per process: the workers share the cores. A file's tests stay in one worker, and slow files start first.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run check test lint protos settings bench clean
+.PHONY: run check test lint protos settings manifests bench clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
@@ -34,6 +34,10 @@ protos: $(VENV)/dev.done
 # Rewrites docs/settings.md; tests/settings/test_page.py fails when that was forgotten.
 settings: $(VENV)/dev.done
 	$(BIN)/python -m sluice.settings > docs/settings.md
+
+# Rewrites k8s/manifests and the settings in the chart's schema; tests/k8s fails when that was forgotten.
+manifests: $(VENV)/dev.done
+	$(BIN)/python -m k8s.render
 
 # Everything, or some parts: make bench PARTS="policies host"
 bench: $(VENV)/dev.done
