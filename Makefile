@@ -7,7 +7,7 @@ PROTOS := $(wildcard protos/sluice/v1/*.proto)
 # each run on rewriting the asserts of all test modules.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run check test lint protos settings bench clean
+.PHONY: run check test lint protos settings manifests bench clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
@@ -36,6 +36,10 @@ protos: $(VENV)/dev.done
 # Rewrites docs/settings.md; tests/settings/test_page.py fails when that was forgotten.
 settings: $(VENV)/dev.done
 	$(BIN)/python -m sluice.settings > docs/settings.md
+
+# Rewrites k8s/manifests and the settings in the chart's schema; tests/k8s fails when that was forgotten.
+manifests: $(VENV)/dev.done
+	$(BIN)/python -m k8s.render
 
 # Everything, or some parts: make bench PARTS="policies host"
 bench: $(VENV)/dev.done

@@ -1,0 +1,189 @@
+{{/*
+A pod of a service. Arguments: root, component (router, engine, detok), pool (name of an engine's pool, or ""), spec (its
+values), model, settings (its rendered settings file), file (the key of that file in the ConfigMap), command, env, ports,
+volumes, mounts, resources, startupSeconds; probed: false for processes that listen nowhere (ranks above 0).
+*/}}
+
+{{- define "sluice.podTemplate" -}}
+{{- $root := .root -}}
+{{- $spec := .spec -}}
+metadata:
+  labels:
+    {{- include "sluice.labels" . | nindent 4 }}
+    {{- with $spec.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  annotations:
+    checksum/config: {{ .settings | sha256sum }}
+    {{- with $spec.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  serviceAccountName: {{ include "sluice.serviceAccountName" $root }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ add (default 0 $spec.preStopSeconds) $spec.drainSeconds 15 }}
+  securityContext:
+    runAsNonRoot: true
+    runAsUser: 10001
+    runAsGroup: 10001
+    fsGroup: 10001
+    seccompProfile: {type: RuntimeDefault}
+  {{- with $root.Values.imagePullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $spec.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with $spec.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with $spec.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $spec.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $spec.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if ne .component "engine" }}
+  topologySpreadConstraints:
+    - maxSkew: 1
+      topologyKey: kubernetes.io/hostname
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels:
+          {{- include "sluice.selector" . | nindent 10 }}
+  {{- end }}
+  containers:
+    - name: {{ .component }}
+      image: {{ include "sluice.image" . }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      command:
+        {{- toYaml .command | nindent 8 }}
+      env:
+        {{- include "sluice.podEnv" . | nindent 8 }}
+      {{- if .probed }}
+      ports:
+        {{- toYaml .ports | nindent 8 }}
+      {{- include "sluice.probes" . | nindent 6 }}
+      {{- end }}
+      {{- with .resources }}
+      resources:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- if $spec.preStopSeconds }}
+      lifecycle:
+        # New calls go elsewhere before the drain begins: endpoints are removed while this sleeps.
+        preStop: {sleep: {seconds: {{ $spec.preStopSeconds }}}}
+      {{- end }}
+      securityContext:
+        allowPrivilegeEscalation: false
+        readOnlyRootFilesystem: true
+        capabilities: {drop: [ALL]}
+      volumeMounts:
+        {{- include "sluice.mounts" . | nindent 8 }}
+  volumes:
+    {{- include "sluice.volumes" . | nindent 4 }}
+{{- end -}}
+
+{{- define "sluice.podEnv" -}}
+{{- $prefix := printf "SLUICE_%s" (upper .component) -}}
+- {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+- {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+- {name: {{ $prefix }}_CONFIG, value: /etc/sluice/config/{{ .file }}}
+- {name: {{ $prefix }}_ID, value: $(POD_NAME)}
+- name: {{ $prefix }}_LISTEN
+  value: tcp://{{ ternary "[$(POD_IP)]" "$(POD_IP)" (eq .root.Values.ring.ipFamily "IPv6") }}:{{ .root.Values.ring.port }}
+- {name: HOME, value: /tmp}
+- {name: HF_HOME, value: {{ ternary "/var/cache/huggingface" "/tmp/huggingface" (eq .model.source "hub") }}}
+{{- if and (eq .model.source "hub") .model.hub.tokenSecret }}
+- {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: {{ .model.hub.tokenSecret }}, key: token}}}
+{{- end }}
+{{- with .env }}
+{{ toYaml . }}
+{{- end }}
+{{- with .spec.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "sluice.probes" -}}
+{{- $router := eq .component "router" -}}
+startupProbe:
+  httpGet: {path: /livez, port: metrics}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: {{ max 6 (ceil (divf .startupSeconds 5)) }}
+readinessProbe:
+  httpGet: {path: /readyz, port: metrics}
+  periodSeconds: {{ ternary 2 5 $router }}
+  timeoutSeconds: 5
+livenessProbe:
+  httpGet: {path: /livez, port: metrics}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 3
+{{- end -}}
+
+{{- define "sluice.mounts" -}}
+- {name: config, mountPath: /etc/sluice/config, readOnly: true}
+- {name: tmp, mountPath: /tmp}
+{{- if .root.Values.ring.keys.enabled }}
+# Folders, never subPath: a rotated key must arrive in a running pod.
+- {name: key, mountPath: /etc/sluice/keys/secret, readOnly: true}
+- {name: public-keys, mountPath: /etc/sluice/keys/public, readOnly: true}
+{{- end }}
+{{- if eq .model.source "hub" }}
+- {name: models, mountPath: /var/cache/huggingface}
+{{- else }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- with .mounts }}
+{{ toYaml . }}
+{{- end }}
+{{- with .spec.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "sluice.volumes" -}}
+{{- $root := .root -}}
+- name: config
+  configMap: {name: {{ include "sluice.fullname" $root }}}
+- name: tmp
+  emptyDir: {sizeLimit: {{ .spec.tmpSize }}}
+{{- if $root.Values.ring.keys.enabled }}
+- name: key
+  secret:
+    secretName: {{ include "sluice.keySecret" (dict "root" $root "role" .component) }}
+    defaultMode: 0440
+    items: [{key: {{ .component }}.key, path: {{ .component }}.key}]
+- name: public-keys
+  secret:
+    secretName: {{ include "sluice.keySecret" (dict "root" $root "role" "public") }}
+{{- end }}
+- name: models
+{{- if eq .model.source "pvc" }}
+  persistentVolumeClaim: {claimName: {{ required "model.pvc: a claim is needed with source pvc" .model.pvc }}, readOnly: true}
+{{- else if eq .model.source "image" }}
+  image: {reference: {{ required "model.image: an image is needed with source image" .model.image }}}
+{{- else if eq .model.source "hostPath" }}
+  hostPath: {path: {{ required "model.hostPath: a path is needed with source hostPath" .model.hostPath }}, type: Directory}
+{{- else if .model.hub.cachePvc }}
+  persistentVolumeClaim: {claimName: {{ .model.hub.cachePvc }}}
+{{- else }}
+  emptyDir: {}
+{{- end }}
+{{- with .volumes }}
+{{ toYaml . }}
+{{- end }}
+{{- with .spec.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

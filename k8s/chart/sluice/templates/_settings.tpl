@@ -1,0 +1,60 @@
+{{/* The settings files of the services: what the chart decides, under each service's own `settings`. */}}
+
+{{- define "sluice.anyInterface" -}}
+{{- ternary "::" "0.0.0.0" (eq .Values.ring.ipFamily "IPv6") -}}
+{{- end -}}
+
+{{- define "sluice.commonSettings" -}}
+{{/* As JSON. Arguments: root, spec, model. */ -}}
+{{- $values := .root.Values -}}
+{{- $common := dict
+  "model" (ternary .model.path (printf "/models/%s" (trimPrefix "/" .model.path) | trimSuffix "/") (eq .model.source "hub"))
+  "log_level" $values.logLevel
+  "metrics_host" (include "sluice.anyInterface" .root)
+  "metrics_port" ($values.metrics.port | int)
+  "drain_timeout" (.spec.drainSeconds | int) -}}
+{{- with .model.servedName }}{{- $_ := set $common "name" . -}}{{- end -}}
+{{- with .model.revision }}{{- $_ := set $common "revision" . -}}{{- end -}}
+{{- if $values.ring.keys.enabled -}}
+{{- $_ := set $common "keys" "/etc/sluice/keys" -}}
+{{- else -}}
+{{- $_ := set $common "insecure_ring" true -}}
+{{- end -}}
+{{- $common | toJson -}}
+{{- end -}}
+
+{{- define "sluice.routerSettings" -}}
+{{- $router := .Values.router -}}
+{{- $own := include "sluice.commonSettings" (dict "root" . "spec" $router "model" .Values.model) | fromJson -}}
+{{- $peer := printf "dns://%s-%%s.%s.svc.%s:%d" (include "sluice.fullname" .) .Release.Namespace .Values.clusterDomain (.Values.ring.port | int) -}}
+{{- $any := include "sluice.anyInterface" . -}}
+{{- $_ := mustMergeOverwrite $own (dict "host" $any "port" ($router.port | int) "engines" (list (printf $peer "engine")) "detokenizers" (list (printf $peer "detok"))) -}}
+{{- if $router.tls.secretName -}}
+{{- $_ := mustMergeOverwrite $own (dict "tls_certificate" "/etc/sluice/tls/tls.crt" "tls_key" "/etc/sluice/tls/tls.key") -}}
+{{- if $router.tls.clientCa }}{{- $_ := set $own "tls_client_ca" "/etc/sluice/client-ca/ca.crt" -}}{{- end -}}
+{{- else -}}
+{{- $_ := set $own "insecure" true -}}
+{{- end -}}
+{{- if $router.tokens.secretName }}{{- $_ := set $own "tokens_file" "/etc/sluice/tokens/tokens" -}}{{- end -}}
+{{- if $router.admin.enabled -}}
+{{- $_ := mustMergeOverwrite $own (dict "admin_host" $any "admin_port" ($router.admin.port | int)) -}}
+{{- if $router.admin.tokensSecret }}{{- $_ := set $own "admin_tokens_file" "/etc/sluice/admin-tokens/tokens" -}}{{- end -}}
+{{- end -}}
+{{- mustMergeOverwrite $own (deepCopy $router.settings) | toYaml -}}
+{{- end -}}
+
+{{- define "sluice.engineSettings" -}}
+{{/* Arguments: root, pool. */ -}}
+{{- $spec := .pool.spec -}}
+{{- $gpus := $spec.gpu.count | int -}}
+{{- $own := include "sluice.commonSettings" (dict "root" .root "spec" $spec "model" .pool.model) | fromJson -}}
+{{- $_ := mustMergeOverwrite $own (dict
+  "device" (ternary "cuda" "cpu" (gt $gpus 0))
+  "tensor_parallel" (mul (max 1 $gpus) ($spec.multiNode.size | int) | int)) -}}
+{{- mustMergeOverwrite $own (deepCopy $spec.settings) | toYaml -}}
+{{- end -}}
+
+{{- define "sluice.detokSettings" -}}
+{{- $own := include "sluice.commonSettings" (dict "root" . "spec" .Values.detok "model" .Values.model) | fromJson -}}
+{{- mustMergeOverwrite $own (deepCopy .Values.detok.settings) | toYaml -}}
+{{- end -}}

@@ -1,0 +1,86 @@
+"""Writes what is generated in k8s: the settings in the chart's schema, and manifests/ for those who use no Helm.
+
+    make manifests
+
+tests/k8s fails when that was forgotten.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+from helm_python import Chart
+
+from sluice.settings.describe import Setting, settings_of
+from sluice.settings.services import SERVICES
+
+FOLDER = Path(__file__).parent
+CHART = FOLDER / "chart" / "sluice"
+SCHEMA = CHART / "values.schema.json"
+EXAMPLES = FOLDER / "values"
+MANIFESTS = FOLDER / "manifests"
+NAMESPACE = "llm"
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", tuple: "array"}
+POD_DEPENDENT = {"id", "listen", "config"}
+"""Settings that differ from pod to pod, so the chart gives them by environment."""
+
+
+def schema_with_settings() -> str:
+    """The schema, with the settings that each service has in `$defs`."""
+    schema = json.loads(SCHEMA.read_text())
+    schema["$defs"] = {
+        f"{cls.role}Settings": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                name: {"type": _types(setting), "description": setting.description}
+                for name, setting in settings_of(cls).items()
+                if name not in POD_DEPENDENT and not setting.launcher_only
+            },
+        }
+        for cls in SERVICES.values()
+    }
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _types(setting: Setting) -> list[str]:
+    """Of a value in YAML. Ranges and formats are checked by the service itself when it starts."""
+    origin = get_origin(setting.annotation) or setting.annotation
+    if origin is Literal:
+        origin = type(get_args(setting.annotation)[0])
+    own = TYPES.get(origin, "string")
+    # Sizes may be written with a unit, and a list of one as its element.
+    more = ["string"] if setting.type_name == "bytes" else ["integer", "string"] if own == "array" else []
+    return [own, *more, "null"]
+
+
+def render(values: Mapping[str, Any]) -> str:
+    """All objects of a release `sluice`, hooks apart, as one YAML stream."""
+    with Chart.load(CHART) as chart:
+        rendered = chart.render(dict(values), name="sluice", namespace=NAMESPACE)
+    texts = [text for file, text in sorted(rendered.items()) if file.endswith(".yaml")]
+    objects = [each for text in texts for each in yaml.safe_load_all(text) if each]
+    kept = [each for each in objects if "helm.sh/hook" not in each["metadata"].get("annotations", {})]
+    return "---\n".join(yaml.safe_dump(each, sort_keys=False, width=120) for each in kept)
+
+
+def manifests() -> dict[str, str]:
+    """By file name: the default values, and each example of values/."""
+    found = {"default.yaml": render({})}
+    for file in sorted(EXAMPLES.glob("*.yaml")):
+        found[file.name] = render(yaml.safe_load(file.read_text()))
+    return {name: f"# Rendered from the chart by k8s/render.py.\n{text}" for name, text in found.items()}
+
+
+def main() -> None:
+    SCHEMA.write_text(schema_with_settings())
+    MANIFESTS.mkdir(exist_ok=True)
+    for name, text in manifests().items():
+        (MANIFESTS / name).write_text(text)
+        print(MANIFESTS / name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""NetworkPolicies as a graph: every hop of the ring is allowed, in both directions of a policy, and no other."""
+
+from collections.abc import Iterable
+from itertools import product
+from typing import Any
+
+import pytest
+
+from sluice.ring.keys import SENDERS
+from tests.k8s.chart import VALUE_SETS, Object, Pod, kinds, objects_of, pods, selects, values_of
+
+WITH_POLICIES = [name for name in VALUE_SETS if values_of(name).get("networkPolicy", {}).get("enabled", True)]
+
+
+def allowed(rules: Iterable[Object], side: str, other: dict[str, str], port: int) -> bool:
+    return any(_peer(rule.get(side), other) and _port(rule.get("ports"), port) for rule in rules)
+
+
+def _peer(peers: Any, labels: dict[str, str]) -> bool:
+    if not peers:
+        return True
+    return any(
+        "namespaceSelector" not in each and selects(each["podSelector"]["matchLabels"], labels) for each in peers
+    )
+
+
+def _port(ports: Any, port: int) -> bool:
+    return not ports or any(each["port"] == port for each in ports)
+
+
+def connects(objects: tuple[Object, ...], sender: Pod, receiver: Pod, port: int) -> bool:
+    policies = [each["spec"] for each in kinds(objects, "NetworkPolicy")]
+    (out,) = [each for each in policies if selects(each["podSelector"]["matchLabels"], sender.labels)]
+    (into,) = [each for each in policies if selects(each["podSelector"]["matchLabels"], receiver.labels)]
+    leaves = allowed(out["egress"], "to", receiver.labels, port)
+    return leaves and allowed(into["ingress"], "from", sender.labels, port)
+
+
+def router_policy(name: str) -> Object:
+    policies = kinds(objects_of(name), "NetworkPolicy")
+    return next(each["spec"] for each in policies if each["metadata"]["name"].endswith("router"))
+
+
+@pytest.mark.parametrize("name", WITH_POLICIES)
+def test_the_ring_port_is_open_for_the_hops_of_the_ring_alone(name: str) -> None:
+    objects = objects_of(name)
+    serving = [pod for pod in pods(objects) if pod.ports]
+    for sender, receiver in product(serving, serving):
+        hop = sender.component in SENDERS[receiver.component]  # type: ignore[index]
+        ranks = sender.component == receiver.component == "engine" and name == "multi-node"
+        assert connects(objects, sender, receiver, receiver.ports["ring"]) is (hop or ranks)
+
+
+@pytest.mark.parametrize("name", WITH_POLICIES)
+def test_services_do_not_call_each_other_by_other_ports(name: str) -> None:
+    objects = objects_of(name)
+    serving = [pod for pod in pods(objects) if pod.ports]
+    for sender, receiver in product(serving, serving):
+        if name == "multi-node" and sender.component == receiver.component == "engine":
+            continue
+        for port in set(receiver.ports) - {"ring"}:
+            assert not connects(objects, sender, receiver, receiver.ports[port])
+
+
+def test_ranks_of_an_engine_reach_each_other_on_every_port() -> None:
+    objects = objects_of("multi-node")
+    leader, worker = [pod for pod in pods(objects) if pod.component == "engine"]
+    assert connects(objects, worker, leader, 29500)
+    assert connects(objects, leader, worker, 41234)
+
+
+def test_strangers() -> None:
+    """Anybody may call gRPC and read metrics unless the values name who may; nobody may call AdminService."""
+    stranger = {"app": "another"}
+    for name, open_to_all in (("default", True), ("multi-node", False)):
+        router = router_policy(name)
+        assert allowed(router["ingress"], "from", stranger, 50051) is open_to_all
+        assert allowed(router["ingress"], "from", stranger, 9100) is open_to_all
+        assert not allowed(router["ingress"], "from", stranger, 7000)
+        assert not allowed(router["ingress"], "from", stranger, 50061)
+
+
+def test_the_test_pod_may_call_routers() -> None:
+    (test,) = kinds(objects_of("multi-node"), "Pod")
+    assert allowed(router_policy("multi-node")["ingress"], "from", test["metadata"]["labels"], 50051)

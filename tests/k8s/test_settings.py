@@ -1,0 +1,110 @@
+"""Each pod's environment and settings file, read by the settings class of the service itself."""
+
+from pathlib import Path
+
+import pytest
+
+from sluice.settings.read import read_settings
+from sluice.settings.services import DetokenizerSettings, EngineSettings, RouterSettings, ServiceSettings
+from tests.k8s.chart import VALUE_SETS, Object, Pod, kinds, objects_of, pods
+
+CLASSES: dict[str, type[ServiceSettings]] = {
+    "router": RouterSettings,
+    "engine": EngineSettings,
+    "detok": DetokenizerSettings,
+}
+CONFIG = "/etc/sluice/config/"
+
+
+def read(pod: Pod, objects: tuple[Object, ...], folder: Path) -> ServiceSettings:
+    """As the service would in this pod; its settings file is looked up below `folder`."""
+    (config,) = kinds(objects, "ConfigMap")
+    for name, text in config["data"].items():
+        (folder / name).write_text(text)
+    ipv6 = "[$(POD_IP)]" in str(pod.container["env"])
+    known = {"POD_NAME": "the-pod", "POD_IP": "2001:db8::7" if ipv6 else "10.1.2.3"}
+    environment = {}
+    for each in pod.container["env"]:
+        value = known.get(each["name"], each.get("value", "from elsewhere"))
+        for name, text in known.items():
+            value = value.replace(f"$({name})", text)
+        environment[each["name"]] = value.replace(CONFIG, f"{folder}/")
+    return read_settings(CLASSES[pod.component], [], environment)
+
+
+@pytest.fixture(params=VALUE_SETS)
+def rendered(request: pytest.FixtureRequest, tmp_path: Path) -> list[tuple[Pod, ServiceSettings]]:
+    objects = objects_of(request.param)
+    return [(pod, read(pod, objects, tmp_path)) for pod in pods(objects)]
+
+
+def mounted(pod: Pod, path: str) -> bool:
+    return any(Path(path).is_relative_to(mount["mountPath"]) for mount in pod.container["volumeMounts"])
+
+
+def test_services_read_them_and_agree_on_ports(rendered: list[tuple[Pod, ServiceSettings]]) -> None:
+    for pod, settings in rendered:
+        assert settings.id == "the-pod"
+        if pod.ports:
+            assert settings.listen.endswith(f":{pod.ports['ring']}")
+            assert settings.metrics_port == pod.ports["metrics"]
+        if isinstance(settings, RouterSettings):
+            assert (settings.port, settings.admin_port) == (pod.ports["grpc"], pod.ports.get("admin"))
+
+
+def test_addresses_are_of_one_family(rendered: list[tuple[Pod, ServiceSettings]]) -> None:
+    for _, settings in rendered:
+        any_host = "::" if settings.listen.startswith("tcp://[") else "0.0.0.0"
+        assert settings.metrics_host == any_host
+        if isinstance(settings, RouterSettings):
+            assert settings.host == any_host
+
+
+def test_files_are_mounted(rendered: list[tuple[Pod, ServiceSettings]]) -> None:
+    for pod, settings in rendered:
+        files = [settings.model] if settings.model.startswith("/") else []
+        if settings.keys is not None:
+            files += [str(settings.keys / "secret" / f"{settings.role}.key"), str(settings.keys / "public" / "x.key")]
+        if isinstance(settings, RouterSettings):
+            given = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca, settings.tokens_file)
+            files += [file for file in (*given, settings.admin_tokens_file) if file is not None]
+        assert all(mounted(pod, file) for file in files), files
+
+
+def test_the_grace_period_covers_the_drain(rendered: list[tuple[Pod, ServiceSettings]]) -> None:
+    for pod, settings in rendered:
+        hook = pod.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        assert pod.template["spec"]["terminationGracePeriodSeconds"] >= hook + settings.drain_timeout + 10
+
+
+def test_probes_ask_the_metrics_port(rendered: list[tuple[Pod, ServiceSettings]]) -> None:
+    for pod, _ in rendered:
+        probes = {name: probe["httpGet"] for name, probe in pod.container.items() if name.endswith("Probe")}
+        assert all(probe["port"] == "metrics" for probe in probes.values())
+        if probes:
+            paths = {name: probe["path"] for name, probe in probes.items()}
+            assert paths == {"startupProbe": "/livez", "readinessProbe": "/readyz", "livenessProbe": "/livez"}
+
+
+def test_ranks_are_as_many_as_gpus(rendered: list[tuple[Pod, ServiceSettings]]) -> None:
+    for pod, settings in rendered:
+        if not isinstance(settings, EngineSettings):
+            continue
+        gpus = int(pod.container["resources"]["limits"].get("nvidia.com/gpu", 0))
+        assert settings.device == ("cuda" if gpus else "cpu")
+        nodes = 1
+        if pod.owner["kind"] == "LeaderWorkerSet":
+            nodes = pod.owner["spec"]["leaderWorkerTemplate"]["size"]
+            command = pod.container["command"]
+            assert int(command[command.index("--nproc-per-node") + 1]) == max(1, gpus)
+        assert settings.tensor_parallel == nodes * max(1, gpus)
+
+
+def test_routers_resolve_the_headless_services() -> None:
+    objects = objects_of("default")
+    services = kinds(objects, "Service")
+    headless = {each["metadata"]["name"] for each in services if each["spec"].get("clusterIP") == "None"}
+    (config,) = kinds(objects, "ConfigMap")
+    for component in ("engine", "detok"):
+        assert f"sluice-{component}" in headless
+        assert f"dns://sluice-{component}.llm.svc.cluster.local:7000" in config["data"]["router.yaml"]
