@@ -1,10 +1,10 @@
 """`python -m detok_service`: one detokenizer process."""
 
-from sluice.ring.process import die_with_parent, exit_on_interrupt, on_stop_signal, run_service
+from sluice.ring.process import die_with_parent, exit_on_signals, on_stop_signal, run_service
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
-    exit_on_interrupt()
+    exit_on_signals()
 
 import gc
 import secrets
