@@ -63,7 +63,7 @@ def main() -> None:
         inbox: Inbox[ToDetokenizer] = Inbox(context, settings.listen, ToDetokenizer, security=security)  # type: ignore[arg-type]
     except (KeysError, InsecureError, ListenError) as error:
         raise SystemExit(str(error)) from error
-    address = settings.advertise or inbox.address
+    address = settings.address(inbox.address)
     identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint)
     open_lane = partial(Lane, context, security=security.to("router"))
     service = Detokenizer(identity, decoders, open_lane, settings.max_streams, log)
