@@ -1,7 +1,8 @@
 """How soon a connection ends whose other machine has vanished: that machine sends nothing, not even a refusal.
 
-TCP's own means rather than ZeroMQ's heartbeats: those are not read behind the frames of a lane that is full, so they
-would also end the connection to a receiver that is only slow.
+TCP's own means rather than ZeroMQ's heartbeats, which a stopped process does not answer: its connection would end as
+well, and routers would take that for its death. Either way a connection ends whose receiver has taken nothing for 20 s
+although all buffers are full.
 """
 
 from typing import Any
