@@ -66,7 +66,8 @@ def _watch(handlers: Mapping[int, Handler]) -> None:
     def watch() -> None:
         while number := os.read(reader, 1):
             handler = handlers.get(number[0])
-            if handler is not None and signal.getsignal(number[0]) is handler:
+            replaced = signal.getsignal(number[0]) is not handler
+            if handler is not None and not replaced:
                 handler(number[0], None)
 
     threading.Thread(target=watch, name="signals", daemon=True).start()
