@@ -8,7 +8,7 @@ import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import replace
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bench.harness.load import Load, R, System
 from bench.harness.stats import Figures
@@ -23,11 +23,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     threads: int = 1
 
-    @property
-    def steps(self) -> int:
-        """How often progress is reported."""
-        raise NotImplementedError
-
 
 class Topic(NamedTuple):
     plan: Plan
@@ -40,14 +35,15 @@ class Topic(NamedTuple):
     draw: Callable[[Any], Figure]
 
     def run(self, name: str, plan: Plan, folder: Path, progress: Progress) -> Any:
-        """Measures and shows the progress."""
-        task = progress.add_task(f"{name}: starting", total=plan.steps)
-        return self.measure(plan, folder, lambda done: progress.update(task, advance=1, description=f"{name}: {done}"))
+        """Measures and shows what was done last."""
+        task = progress.add_task(f"{name}: starting", total=None)
+        result = self.measure(plan, folder, lambda done: progress.update(task, description=f"{name}: {done}"))
+        progress.stop_task(task)
+        return result
 
 
-def progress_bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console)
+def progress_lines(console: Console) -> Progress:
+    return Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console)
 
 
 def engine_settings(threads: int, **others: Any) -> dict[str, Any]:

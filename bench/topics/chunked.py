@@ -39,10 +39,6 @@ class ChunkedPlan(Plan, frozen=True):
     tokens_per_step: int = 256
     repeats: int = 15
 
-    @property
-    def steps(self) -> int:
-        return len(MODES) * (1 + self.repeats) + 1
-
     def load(self, seconds: float) -> EngineLoad:
         """The long prompt arrives once all streams run, the newcomers evenly within the `seconds` after it."""
         streams = python_prompts(TINY, self.streams, 32)

@@ -34,10 +34,6 @@ class HostPlan(Plan, frozen=True):
     def host_tokens(self) -> int:
         return 5 * self.pool_tokens // 2
 
-    @property
-    def steps(self) -> int:
-        return 2 * len(self.working_sets) * (1 + self.repeats)
-
     def load(self, working_set: float) -> EngineLoad:
         prompts = python_prompts(TINY, self.prompts(working_set), self.prompt_tokens)
         return EngineLoad([EngineAsk(prompt, self.output_tokens) for prompt in prompts * (1 + self.visits)], 1)

@@ -42,10 +42,6 @@ class PeersPlan(Plan, frozen=True):
     works: list[Work]
     repeats: int
 
-    @property
-    def steps(self) -> int:
-        return 4 * len(self.works) * (1 + self.repeats)
-
 
 class PeerEntry(msgspec.Struct, frozen=True):
     system: str

@@ -75,10 +75,6 @@ class PoliciesPlan(Plan, frozen=True):
     repeats: int = 3
     mixes: tuple[Mix, ...] = MIXES
 
-    @property
-    def steps(self) -> int:
-        return len(self.mixes) * len(POLICIES) * (1 + self.repeats)
-
     def load(self, mix: Mix) -> EngineLoad:
         """Wide enough for all requests: the engine's scheduler decides which of them run."""
         prompts = python_prompts(TINY, self.requests, self.prompt_tokens)

@@ -21,10 +21,6 @@ class PrefixPlan(Plan, frozen=True):
     """Of the prompt, in the cache."""
     repeats: int = 7
 
-    @property
-    def steps(self) -> int:
-        return len(self.prompt_tokens) * (1 + self.repeats)
-
 
 class PrefixPoint(msgspec.Struct, frozen=True):
     prompt_tokens: int

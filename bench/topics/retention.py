@@ -30,10 +30,6 @@ class RetentionPlan(Plan, frozen=True):
     seconds: float = 3600.0
     repeats: int = 1
 
-    @property
-    def steps(self) -> int:
-        return 2 * len(self.floods) * (1 + self.repeats)
-
     def prompts(self, flood: float) -> int:
         return round(flood * self.pool_tokens / PROMPT_TOKENS)
 

@@ -39,10 +39,6 @@ class ModelPlan(msgspec.Struct, frozen=True):
 class RingPlan(Plan, frozen=True):
     models: list[ModelPlan]
 
-    @property
-    def steps(self) -> int:
-        return sum(2 * len(model.shapes) * (1 + model.repeats) for model in self.models)
-
 
 class RingPoint(msgspec.Struct, frozen=True):
     shape: StreamShape

@@ -41,10 +41,6 @@ class SchedulerPlan(Plan, frozen=True):
     samples: int = 200
     repeats: int = 3
 
-    @property
-    def steps(self) -> int:
-        return len(POLICIES) * len(self.running) * len(self.waiting) * self.repeats
-
 
 class StepCosts(msgspec.Struct, frozen=True):
     """Microseconds of a step: p50 and p99 of a round's steps, medians of the rounds."""
