@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from bench.harness.load import Load, R, System
+from bench.harness.load import Load, Run, System
 from bench.harness.stats import Figures
 from bench.harness.tables import Section, number, numbers
 
@@ -60,12 +60,12 @@ def latency_cells(figures: Figures) -> str:
     return f"{first} | {numbers(figures.inter_token_p50, figures.inter_token_p99)}"
 
 
-def interleave(loads: Sequence[tuple[System[R], Load]], repeats: int, step: Step) -> list[list[R]]:
+def interleave(loads: Sequence[tuple[System, Load]], repeats: int, step: Step) -> list[list[Run]]:
     """Runs of each system under its load, after a short uncounted round, each with a prefix-cache domain of its own."""
     for system, load in loads:
         system.run(_brief(load))
         step(f"{system.name}, warming up")
-    runs: list[list[R]] = [[] for _ in loads]
+    runs: list[list[Run]] = [[] for _ in loads]
     for repeat in range(repeats):
         # Every second round goes backwards, so that drift of the machine affects all systems alike.
         order = range(len(loads)) if repeat % 2 == 0 else reversed(range(len(loads)))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.children import SystemProcess, serve
-from bench.harness.load import Arrivals, EngineAsk, EngineLoad, EngineRun, Trace
+from bench.harness.load import Arrivals, Ask, Load, Run, Trace
 from bench.systems.submits import ATTEMPT, submit
 from engine_worker.__main__ import load
 from engine_worker.core.engine import Engine
@@ -67,7 +67,7 @@ class EngineAlone:
         gc.collect()
         gc.freeze()  # As the engine's own process does.
 
-    def answer(self, load: EngineLoad) -> EngineRun:
+    def answer(self, load: Load) -> Run:
         """Rows are only collected while the clock runs, and evaluated afterwards."""
         engine = self._engine if load.settings is None else self._changed(load.settings)
         arrivals, base = Arrivals(load), self._next_number
@@ -98,7 +98,7 @@ class EngineAlone:
         while engine.step():
             pass  # Steps launched ahead must end now: the next load may get a new engine.
         cached = {opened.request - base: opened.cached_tokens for opened in self._opened}
-        return EngineRun(received[-1][0], used, _traces(submitted, cached, received), self._steps)
+        return Run(received[-1][0], used, _traces(submitted, cached, received), self._steps)
 
     def _changed(self, settings: dict[str, Any]) -> Engine:
         changed = replace(self._settings, **settings)
@@ -134,7 +134,7 @@ class EngineAlone:
         self._steps += report.step is not None
 
 
-def _is_enough(ask: EngineAsk, row: TokenRow) -> bool:
+def _is_enough(ask: Ask, row: TokenRow) -> bool:
     return ask.ends_after is not None and row.end is None and row.offset + len(row.tokens) >= ask.ends_after
 
 
@@ -151,13 +151,13 @@ def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], received:
     return traces
 
 
-def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> SystemProcess[EngineRun]:
+def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> SystemProcess:
     """A child process with these engine settings, in the environment of a ring's engine."""
     settings = {"model": model, **engine}
     flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     log = logs / "engine-alone.log"
-    return SystemProcess(NAME, "bench.systems.engine_alone", flags, log, EngineRun, child_environment())
+    return SystemProcess(NAME, "bench.systems.engine_alone", flags, log, child_environment())
 
 
 if __name__ == "__main__":
-    serve(EngineAlone(load_settings(EngineSettings)).answer, EngineLoad)
+    serve(EngineAlone(load_settings(EngineSettings)).answer)

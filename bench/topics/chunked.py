@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
-from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System, Trace
+from bench.harness.load import Ask, Configured, Load, Run, System, Trace
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import percentile
 from bench.harness.style import BLUE, GREY, ORANGE, SOFT, canvas, frame, note, ranks
@@ -39,16 +39,16 @@ class ChunkedPlan(Plan, frozen=True):
     tokens_per_step: int = 256
     repeats: int = 15
 
-    def load(self, seconds: float) -> EngineLoad:
+    def load(self, seconds: float) -> Load:
         """The long prompt arrives once all streams run, the newcomers evenly within the `seconds` after it."""
         streams = python_prompts(TINY, self.streams, 32)
         (long,) = python_prompts(TINY, 1, self.context_tokens)
         brief = python_prompts(TINY, self.newcomers + 1, self.newcomer_tokens)[1:]
         pause = seconds / self.newcomers
-        asks = [EngineAsk(prompt, self.stream_tokens) for prompt in streams]
-        asks.append(EngineAsk(long, self.output_tokens, 0.0))
-        asks += (EngineAsk(prompt, self.output_tokens, (i + 0.5) * pause) for i, prompt in enumerate(brief))
-        return EngineLoad(asks, self.streams)
+        asks = [Ask(prompt, self.stream_tokens) for prompt in streams]
+        asks.append(Ask(long, self.output_tokens, 0.0))
+        asks += (Ask(prompt, self.output_tokens, (i + 0.5) * pause) for i, prompt in enumerate(brief))
+        return Load(asks, self.streams)
 
 
 class Arrival(msgspec.Struct, frozen=True):
@@ -95,14 +95,14 @@ def measure(plan: ChunkedPlan, logs: Path, step: Step) -> ChunkedResult:
     return ChunkedResult(**asdict(plan), entries=entries)
 
 
-def _context_seconds(system: System[EngineRun], plan: ChunkedPlan) -> float:
+def _context_seconds(system: System, plan: ChunkedPlan) -> float:
     prompts = python_prompts(TINY, 2, plan.context_tokens)
     # The first of the two warms up.
-    (*_, trace) = system.run(EngineLoad([EngineAsk(prompt, 1) for prompt in prompts], 1)).traces
+    (*_, trace) = system.run(Load([Ask(prompt, 1) for prompt in prompts], 1)).traces
     return trace.arrivals[0] - trace.submitted
 
 
-def _episode(run: EngineRun, plan: ChunkedPlan) -> Episode:
+def _episode(run: Run, plan: ChunkedPlan) -> Episode:
     streams, (long, *newcomers) = run.traces[: plan.streams], run.traces[plan.streams :]
     zero = long.submitted
 

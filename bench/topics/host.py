@@ -8,7 +8,7 @@ import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
-from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System
+from bench.harness.load import Ask, Configured, Load, Run, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, ORANGE, Series, canvas, dashed, distribution, frame, lines
 from bench.harness.tables import Section, numbers, table
@@ -34,9 +34,9 @@ class HostPlan(Plan, frozen=True):
     def host_tokens(self) -> int:
         return 5 * self.pool_tokens // 2
 
-    def load(self, working_set: float) -> EngineLoad:
+    def load(self, working_set: float) -> Load:
         prompts = python_prompts(TINY, self.prompts(working_set), self.prompt_tokens)
-        return EngineLoad([EngineAsk(prompt, self.output_tokens) for prompt in prompts * (1 + self.visits)], 1)
+        return Load([Ask(prompt, self.output_tokens) for prompt in prompts * (1 + self.visits)], 1)
 
     def prompts(self, working_set: float) -> int:
         return round(working_set * self.pool_tokens / (self.prompt_tokens + self.output_tokens))
@@ -73,7 +73,7 @@ def measure(plan: HostPlan, logs: Path, step: Step) -> HostResult:
     return HostResult(**asdict(plan), points=points)
 
 
-def _point(engine: System[EngineRun], plan: HostPlan, working_set: float, step: Step) -> HostPoint:
+def _point(engine: System, plan: HostPlan, working_set: float, step: Step) -> HostPoint:
     load = plan.load(working_set)
     loads = [
         (Configured(f"{working_set:g} pools, {name}", engine, settings), load)
@@ -88,7 +88,7 @@ def _point(engine: System[EngineRun], plan: HostPlan, working_set: float, step: 
     return HostPoint(working_set, prompts, device, host, same, len(pairs), saved)
 
 
-def _revisits(runs: Sequence[EngineRun], prompts: int, plan: HostPlan) -> Revisits:
+def _revisits(runs: Sequence[Run], prompts: int, plan: HostPlan) -> Revisits:
     visits = [list(run.traces[prompts:]) for run in runs]
     times = [sorted(trace.first_token_ms for trace in of_run) for of_run in visits]
     return Revisits(

@@ -65,12 +65,12 @@ def measure(plan: PeersPlan, logs: Path, step: Step) -> PeersResult:
     engine = engine_settings(plan.threads)
     width = max(work.width for work in plan.works)
 
-    def transformers(name: str, mode: str) -> SystemProcess[Run]:
+    def transformers(name: str, mode: str) -> SystemProcess:
         options = [str(TINY), mode, str(plan.threads), str(width)]
-        return SystemProcess(name, "bench.systems.transformers_peer", options, logs / f"{mode}.log", Run)
+        return SystemProcess(name, "bench.systems.transformers_peer", options, logs / f"{mode}.log")
 
     with ExitStack() as stack:
-        systems: list[System[Run]] = [
+        systems: list[System] = [
             stack.enter_context(transformers(BASE, "generate")),
             stack.enter_context(transformers("transformers continuous batching", "continuous")),
             stack.enter_context(engine_alone(TINY, engine, logs)),
@@ -79,7 +79,7 @@ def measure(plan: PeersPlan, logs: Path, step: Step) -> PeersResult:
         return PeersResult([_measure_work(work, systems, plan.repeats, step) for work in plan.works])
 
 
-def _measure_work(work: Work, systems: Sequence[System[Run]], repeats: int, step: Step) -> PeerTable:
+def _measure_work(work: Work, systems: Sequence[System], repeats: int, step: Step) -> PeerTable:
     load = work.load()
     runs = interleave([(system, load) for system in systems], repeats, step)
     base = runs[0]

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
-from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System
+from bench.harness.load import Ask, Configured, Load, Run, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, FAINT, ORANGE, TEAL, canvas, frame
@@ -42,10 +42,10 @@ class Mix(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     """What each request asks for, though its output ends earlier. None: exactly its output length."""
 
-    def ask(self, prompt: list[int], length: int) -> EngineAsk:
+    def ask(self, prompt: list[int], length: int) -> Ask:
         if self.max_tokens is None:
-            return EngineAsk(prompt, length)
-        return EngineAsk(prompt, self.max_tokens, ends_after=length)
+            return Ask(prompt, length)
+        return Ask(prompt, self.max_tokens, ends_after=length)
 
     def lengths(self, count: int, shortest: int, longest: int) -> list[int]:
         draws = random.Random(0)
@@ -75,12 +75,12 @@ class PoliciesPlan(Plan, frozen=True):
     repeats: int = 3
     mixes: tuple[Mix, ...] = MIXES
 
-    def load(self, mix: Mix) -> EngineLoad:
+    def load(self, mix: Mix) -> Load:
         """Wide enough for all requests: the engine's scheduler decides which of them run."""
         prompts = python_prompts(TINY, self.requests, self.prompt_tokens)
         lengths = mix.lengths(self.requests, self.shortest, self.longest)
         asks = [mix.ask(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
-        return EngineLoad(asks, self.requests)
+        return Load(asks, self.requests)
 
 
 class Life(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ def measure(plan: PoliciesPlan, logs: Path, step: Step) -> PoliciesResult:
     return PoliciesResult(**asdict(plan), outcomes=outcomes)
 
 
-def _outcome(engine: System[EngineRun], plan: PoliciesPlan, mix: Mix, step: Step) -> Outcome:
+def _outcome(engine: System, plan: PoliciesPlan, mix: Mix, step: Step) -> Outcome:
     load = plan.load(mix)
     settings: dict[str, Any] = {"max_batch_size": mix.batch}
     if mix.pool is not None:
@@ -130,7 +130,7 @@ def _outcome(engine: System[EngineRun], plan: PoliciesPlan, mix: Mix, step: Step
     return Outcome(mix, load.tokens, [_entry(policy, own, runs[BASE]) for policy, own in runs.items()])
 
 
-def _entry(policy: str, runs: Sequence[EngineRun], base: Sequence[EngineRun]) -> PolicyEntry:
+def _entry(policy: str, runs: Sequence[Run], base: Sequence[Run]) -> PolicyEntry:
     middle = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
     return PolicyEntry(
         policy,
@@ -143,7 +143,7 @@ def _entry(policy: str, runs: Sequence[EngineRun], base: Sequence[EngineRun]) ->
     )
 
 
-def _longest_pause(run: EngineRun) -> float:
+def _longest_pause(run: Run) -> float:
     pauses = (after - before for trace in run.traces for before, after in pairwise(trace.arrivals))
     return 1000 * max(pauses, default=0.0)
 

@@ -7,7 +7,7 @@ import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
-from bench.harness.load import Ask, Load, Run, System, Trace
+from bench.harness.load import Ask, Load, System, Trace
 from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, ORANGE, Series, canvas, frame, lines
 from bench.harness.tables import Section, table
@@ -42,7 +42,7 @@ def measure(plan: PrefixPlan, logs: Path, step: Step) -> PrefixResult:
     return PrefixResult(**asdict(plan), points=points)
 
 
-def _point(ring: System[Run], plan: PrefixPlan, tokens: int, step: Step) -> PrefixPoint:
+def _point(ring: System, plan: PrefixPlan, tokens: int, step: Step) -> PrefixPoint:
     prompts = python_prompts(TINY, plan.repeats + 1, tokens)
     pairs = []
     for round_, prompt in enumerate(prompts):
@@ -62,7 +62,7 @@ def _point(ring: System[Run], plan: PrefixPlan, tokens: int, step: Step) -> Pref
     )
 
 
-def _one(ring: System[Run], prompt: list[int], salt: str) -> Trace:
+def _one(ring: System, prompt: list[int], salt: str) -> Trace:
     return ring.run(Load([Ask(prompt, 1)], width=1, salt=salt)).traces[0]
 
 

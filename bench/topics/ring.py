@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 from matplotlib.figure import Figure
 
-from bench.harness.load import Ask, Load, Run, System
+from bench.harness.load import Ask, Load, System
 from bench.harness.models import TINY, python_prompts, write_qwen3_06b
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, GREY, ORANGE, TEAL, Series, bars, canvas, frame
@@ -71,7 +71,7 @@ def _measure_model(plan: ModelPlan, threads: int, logs: Path, step: Step) -> Rin
         for shape in plan.shapes:
             prompts = python_prompts(model, shape.streams, shape.prompt_tokens)
             load = Load([Ask(prompt, shape.output_tokens) for prompt in prompts], width=shape.streams)
-            systems: list[System[Run]] = [alone, ring]
+            systems: list[System] = [alone, ring]
             of_alone, of_ring = interleave([(system, load) for system in systems], plan.repeats, step)
             points.append(RingPoint(shape, figures(of_alone), figures(of_ring), ratio(of_ring, of_alone)))
     return RingModel(plan.title, points)
