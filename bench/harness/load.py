@@ -33,8 +33,7 @@ class Load(msgspec.Struct, frozen=True):
     """Most requests in flight; the next is submitted as soon as one ends."""
     salt: str = ""
     """Prefix-cache domain: one load must not find what another computed."""
-    ids: bool = False
-    """Return token ids."""
+    with_ids: bool = False
     settings: dict[str, Any] | None = None
     """If given, a new engine with these settings and an empty cache serves this load, within the process's memory."""
 
@@ -48,7 +47,6 @@ class Trace(msgspec.Struct, frozen=True):
     arrivals: list[float]
     counts: list[int]
     tokens: list[int]
-    """Output token ids, if requested."""
     cached_tokens: int = 0
     """Prompt tokens from the prefix cache, if the system reports them."""
 

@@ -3,7 +3,6 @@
 python -m bench.systems.engine_alone [the engine's own flags, such as --model]
 """
 
-import gc
 import os
 import time
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from typing import Any
 
 from bench.harness.children import SystemProcess, serve
 from bench.harness.load import Arrivals, Ask, Load, Run, Trace
-from bench.systems.submits import ATTEMPT, submit
+from bench.systems.direct import ATTEMPT, Inbox, freeze_heap, raise_faults, submit
 from engine_worker.__main__ import load
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms, longest_sequence
@@ -23,7 +22,7 @@ from engine_worker.parallel.rank_env import read_rank_env
 from engine_worker.step import Runner
 from sluice.launch.plan import child_environment
 from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.wire import Open, Submit, TokenRow
+from sluice.ring.wire import Open, TokenRow
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure
@@ -57,15 +56,13 @@ class EngineAlone:
         rank_env = read_rank_env(settings.tensor_parallel, os.environ)
         self._runner = load(settings, rank_env, self._checkpoint, self._log, ExitStack())
         self._ahead = 0.0
-        self._submitted: list[Submit] = []
-        self._stops: list[Stop] = []
+        self._inbox = Inbox()
         self._opened: list[Open] = []
         self._sent: list[tuple[float, list[TokenRow]]] = []
         self._steps = 0
         self._next_number = 0
         self._engine = self._assemble(settings, self._runner)
-        gc.collect()
-        gc.freeze()  # As the engine's own process does.
+        freeze_heap()
 
     def answer(self, load: Load) -> Run:
         """Rows are only collected while the clock runs, and evaluated afterwards."""
@@ -82,7 +79,7 @@ class EngineAlone:
                 self._ahead += load.asks[i].passed
                 ask = load.asks[i]
                 own = submit(base + i, ask.prompt, ask.max_tokens, salt=load.salt, retention=ask.retention)
-                self._submitted.append(own)
+                self._inbox.submits.append(own)
                 submitted[i] = at
             if arrivals.over:
                 break
@@ -90,7 +87,7 @@ class EngineAlone:
                 time.sleep(IDLE_SECONDS)
             for at, rows in self._sent:
                 some = [(row.request - base, row) for row in rows]
-                self._stops += [Stop(base + i, ATTEMPT) for i, row in some if _is_enough(load.asks[i], row)]
+                self._inbox.stops += [Stop(base + i, ATTEMPT) for i, row in some if _is_enough(load.asks[i], row)]
                 received.append((at - began, some))
                 arrivals.on_rows(at - began, some)
             self._sent.clear()
@@ -112,21 +109,12 @@ class EngineAlone:
             max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
         )
-        hooks = Hooks(self._get_requests, self._keep, self._get_stops, self._count)
+        hooks = Hooks(self._inbox.get_requests, self._keep, self._inbox.get_stops, self._count)
         clock = lambda: time.monotonic() + self._ahead  # noqa: E731
         return Engine(runner, terms, settings, hooks, clock, self._log)
 
-    def _get_requests(self, limit: int) -> list[Submit]:
-        taken, self._submitted = self._submitted[:limit], self._submitted[limit:]
-        return taken
-
-    def _get_stops(self) -> list[Stop]:
-        taken, self._stops = self._stops, []
-        return taken
-
     def _keep(self, responses: Responses) -> None:
-        for _, fault in responses.refused:
-            raise RuntimeError(f"the engine refused: {fault.message}")
+        raise_faults(responses)
         self._opened += responses.opened
         self._sent.append((time.perf_counter(), responses.rows))
 
@@ -142,8 +130,6 @@ def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], received:
     traces = [Trace(at, [], [], [], cached[i]) for i, at in sorted(submitted.items())]
     for at, rows in received:
         for i, row in rows:
-            if row.end is not None and row.end.fault is not None:
-                raise RuntimeError(f"the engine failed: {row.end.fault.message}")
             if row.tokens:
                 traces[i].arrivals.append(at)
                 traces[i].counts.append(len(row.tokens))

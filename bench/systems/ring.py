@@ -87,7 +87,7 @@ async def answer(stream: Any, load: Load) -> Run:
 
 
 def _request(ask: Ask, load: Load) -> bytes:
-    cache, output = pb.KvCacheOptions(salt=load.salt), pb.OutputOptions(token_ids=load.ids)
+    cache, output = pb.KvCacheOptions(salt=load.salt), pb.OutputOptions(token_ids=load.with_ids)
     asked = spec(ask.prompt, ask.max_tokens, kv_cache=cache, output=output)
     return pb.GenerateStreamRequest(spec=asked).SerializeToString()
 

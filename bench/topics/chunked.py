@@ -78,7 +78,6 @@ class ChunkedEntry(msgspec.Struct, frozen=True):
 
 class ChunkedResult(ChunkedPlan, frozen=True, kw_only=True):
     entries: list[ChunkedEntry]
-    """In the order of MODES."""
 
 
 def measure(plan: ChunkedPlan, logs: Path, step: Step) -> ChunkedResult:

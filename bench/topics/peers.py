@@ -35,7 +35,7 @@ class Work(msgspec.Struct, frozen=True):
         lengths = random.Random(0)
         prompts = python_prompts(TINY, self.requests, self.prompt_tokens)
         asks = [Ask(prompt, lengths.randint(self.shortest, self.longest)) for prompt in prompts]
-        return Load(asks, self.width, ids=True)
+        return Load(asks, self.width, with_ids=True)
 
 
 class PeersPlan(Plan, frozen=True):

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from bench.harness.load import Ask, Configured, Load, Run, System
 from bench.harness.models import TINY, python_prompts
@@ -41,11 +41,6 @@ class Mix(msgspec.Struct, frozen=True):
     """Tokens of the KV cache. None: all that the engine has, enough for every request."""
     max_tokens: int | None = None
     """What each request asks for, though its output ends earlier. None: exactly its output length."""
-
-    def ask(self, prompt: list[int], length: int) -> Ask:
-        if self.max_tokens is None:
-            return Ask(prompt, length)
-        return Ask(prompt, self.max_tokens, ends_after=length)
 
     def lengths(self, count: int, shortest: int, longest: int) -> list[int]:
         draws = random.Random(0)
@@ -79,7 +74,9 @@ class PoliciesPlan(Plan, frozen=True):
         """Wide enough for all requests: the engine's scheduler decides which of them run."""
         prompts = python_prompts(TINY, self.requests, self.prompt_tokens)
         lengths = mix.lengths(self.requests, self.shortest, self.longest)
-        asks = [mix.ask(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+        asks = [Ask(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+        if mix.max_tokens is not None:
+            asks = [replace(ask, max_tokens=mix.max_tokens, ends_after=ask.max_tokens) for ask in asks]
         return Load(asks, self.requests)
 
 
@@ -104,7 +101,6 @@ class Outcome(msgspec.Struct, frozen=True):
     mix: Mix
     tokens: int
     entries: list[PolicyEntry]
-    """In the order of POLICIES."""
 
 
 class PoliciesResult(PoliciesPlan, frozen=True, kw_only=True):

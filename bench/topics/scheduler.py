@@ -1,10 +1,7 @@
 """What a step costs the engine besides the model: scheduling, and the whole loop, by the number of sequences."""
 
-import gc
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +15,7 @@ from msgspec.structs import asdict
 from bench.harness.style import Series, canvas, dashed, frame, lines
 from bench.harness.tables import Section, Table, number, numbers, short, table
 from bench.harness.topic import Plan, Step, Topic
-from bench.systems.submits import submit
+from bench.systems.direct import freeze_heap, submit
 from bench.topics.policies import COLOURS, POLICIES
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms
@@ -169,21 +166,10 @@ def measure(plan: SchedulerPlan, _: Path, step: Step) -> SchedulerResult:
 
 
 def _round(engine: ScriptedEngine) -> StepCosts:
-    with _frozen_heap():
-        times = engine.timed_steps()
+    freeze_heap()
+    times = engine.timed_steps()
     schedule, whole = (1e6 * np.array(column) for column in zip(*times, strict=True))
     return StepCosts(*(float(np.percentile(each, percent)) for each in (schedule, whole) for percent in (50, 99)))
-
-
-@contextmanager
-def _frozen_heap() -> Iterator[None]:
-    """The garbage collector ignores existing objects, as in the engine's own process."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _medians(rounds: list[StepCosts]) -> StepCosts:
