@@ -71,18 +71,6 @@ class System(Protocol):
     def run(self, load: Load) -> Run: ...
 
 
-class Configured:
-    """The engine alone under given settings: a new engine per load."""
-
-    def __init__(self, name: str, engine: System, settings: dict[str, Any]) -> None:
-        self.name = name
-        self._engine = engine
-        self._settings = settings
-
-    def run(self, load: Load) -> Run:
-        return self._engine.run(replace(load, settings=self._settings))
-
-
 class Feed:
     """Hands out the requests of a load by index, at most `width` in flight."""
 

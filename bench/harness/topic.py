@@ -1,6 +1,6 @@
 """A topic: one question, from how much is measured over the result to words and a picture; and fair rounds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,20 +60,20 @@ def latency_cells(figures: Figures) -> str:
     return f"{first} | {numbers(figures.inter_token_p50, figures.inter_token_p99)}"
 
 
-def interleave(loads: Sequence[tuple[System, Load]], repeats: int, step: Step) -> list[list[Run]]:
+def interleave(sides: Mapping[str, tuple[System, Load]], repeats: int, step: Step) -> list[list[Run]]:
     """Runs of each system under its load, after a short uncounted round, each with a prefix-cache domain of its own."""
-    for system, load in loads:
+    runs: dict[str, list[Run]] = {}
+    for name, (system, load) in sides.items():
         system.run(_brief(load))
-        step(f"{system.name}, warming up")
-    runs: list[list[Run]] = [[] for _ in loads]
+        runs[name] = []
+        step(f"{name}, warming up")
     for repeat in range(repeats):
         # Every second round goes backwards, so that drift of the machine affects all systems alike.
-        order = range(len(loads)) if repeat % 2 == 0 else reversed(range(len(loads)))
-        for i in order:
-            system, load = loads[i]
-            runs[i].append(system.run(replace(load, salt=f"{load.salt}-{repeat}")))
-            step(f"{system.name}, round {repeat + 1} of {repeats}")
-    return runs
+        for name in sides if repeat % 2 == 0 else reversed(runs):
+            system, load = sides[name]
+            runs[name].append(system.run(replace(load, salt=f"{load.salt}-{repeat}")))
+            step(f"{name}, round {repeat + 1} of {repeats}")
+    return list(runs.values())
 
 
 def _brief(load: Load) -> Load:

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
-from bench.harness.load import Ask, Configured, Load, Run, System, Trace
+from bench.harness.load import Ask, Load, Run, System, Trace
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import percentile
 from bench.harness.style import BLUE, GREY, ORANGE, SOFT, canvas, frame, note, ranks
@@ -84,20 +84,20 @@ def measure(plan: ChunkedPlan, logs: Path, step: Step) -> ChunkedResult:
     """The long prompt is first timed alone, in one piece: the newcomers arrive within that time."""
     common = {"max_tokens_per_step": plan.tokens_per_step, "block_reuse": False}
     with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
-        systems = [Configured(mode, engine, {**common, **settings}) for mode, settings in MODES.items()]
-        seconds = _context_seconds(systems[0], plan)
+        settings = {mode: {**common, **own} for mode, own in MODES.items()}
+        load = plan.load(_context_seconds(engine, plan, settings["in one piece"]))
         step("the long prompt alone")
-        load = plan.load(seconds)
-        runs = interleave([(system, load) for system in systems], plan.repeats, step)
+        sides = {mode: (engine, replace(load, settings=own)) for mode, own in settings.items()}
+        runs = interleave(sides, plan.repeats, step)
     modes = zip(MODES, runs, strict=True)
     entries = [_entry(mode, [_episode(run, plan) for run in own]) for mode, own in modes]
     return ChunkedResult(**asdict(plan), entries=entries)
 
 
-def _context_seconds(system: System, plan: ChunkedPlan) -> float:
+def _context_seconds(engine: System, plan: ChunkedPlan, settings: dict[str, Any]) -> float:
     prompts = python_prompts(TINY, 2, plan.context_tokens)
     # The first of the two warms up.
-    (*_, trace) = system.run(Load([Ask(prompt, 1) for prompt in prompts], 1)).traces
+    (*_, trace) = engine.run(Load([Ask(prompt, 1) for prompt in prompts], 1, settings=settings)).traces
     return trace.arrivals[0] - trace.submitted
 
 

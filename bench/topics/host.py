@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 from matplotlib.figure import Figure
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
-from bench.harness.load import Ask, Configured, Load, Run, System
+from bench.harness.load import Ask, Load, Run, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, ORANGE, Series, canvas, dashed, distribution, frame, lines
 from bench.harness.tables import Section, numbers, table
@@ -75,11 +75,11 @@ def measure(plan: HostPlan, logs: Path, step: Step) -> HostResult:
 
 def _point(engine: System, plan: HostPlan, working_set: float, step: Step) -> HostPoint:
     load = plan.load(working_set)
-    loads = [
-        (Configured(f"{working_set:g} pools, {name}", engine, settings), load)
+    sides = {
+        f"{working_set:g} pools, {name}": (engine, replace(load, settings=settings))
         for (name, _), settings in zip(SIDES, ({"kv_host_memory": 0}, {}), strict=True)
-    ]
-    without, tiered = interleave(loads, plan.repeats, step)
+    }
+    without, tiered = interleave(sides, plan.repeats, step)
     prompts = plan.prompts(working_set)
     device, host = (_revisits(runs, prompts, plan) for runs in (without, tiered))
     pairs = [pair for a, b in zip(without, tiered, strict=True) for pair in zip(a.traces, b.traces, strict=True)]

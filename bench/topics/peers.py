@@ -9,7 +9,7 @@ import msgspec
 from matplotlib.figure import Figure
 
 from bench.harness.children import SystemProcess
-from bench.harness.load import Ask, Load, Run, System
+from bench.harness.load import Ask, Load, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, GREY, canvas, frame, ranks
@@ -81,17 +81,12 @@ def measure(plan: PeersPlan, logs: Path, step: Step) -> PeersResult:
 
 def _measure_work(work: Work, systems: Sequence[System], repeats: int, step: Step) -> PeerTable:
     load = work.load()
-    runs = interleave([(system, load) for system in systems], repeats, step)
-    base = runs[0]
-    entries = [
-        PeerEntry(system.name, figures(own), ratio(own, base), _same(own[0], base[0]))
-        for system, own in zip(systems, runs, strict=True)
-    ]
+    runs = interleave({system.name: (system, load) for system in systems}, repeats, step)
+    base, entries = runs[0], []
+    for system, own in zip(systems, runs, strict=True):
+        same = sum(a.tokens == b.tokens for a, b in zip(own[0].traces, base[0].traces, strict=True))
+        entries.append(PeerEntry(system.name, figures(own), ratio(own, base), same))
     return PeerTable(work, entries)
-
-
-def _same(run: Run, base: Run) -> int:
-    return sum(a.tokens == b.tokens for a, b in zip(run.traces, base.traces, strict=True))
 
 
 def section(result: PeersResult) -> Section:
@@ -121,9 +116,8 @@ def section(result: PeersResult) -> Section:
 
 
 def draw(result: PeersResult) -> Figure:
-    about = (
-        "Output tokens per second: same checkpoint, requests, greedy sampling and threads. In brackets: by generate."
-    )
+    same = "same checkpoint, requests, greedy sampling and threads"
+    about = f"Output tokens per second: {same}. In brackets: by generate."
     columns, title = len(result.tables), "Side by side with transformers on the same CPU"
     figure, (row,) = canvas((1, columns), (1.5 + 5 * columns, 3.2), title, about)
     for axes, peers in zip(row, result.tables, strict=True):

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from msgspec.structs import asdict, replace
 
-from bench.harness.load import Ask, Configured, Load, Run, System
+from bench.harness.load import Ask, Load, Run, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, FAINT, ORANGE, TEAL, canvas, frame
@@ -118,11 +118,11 @@ def _outcome(engine: System, plan: PoliciesPlan, mix: Mix, step: Step) -> Outcom
     settings: dict[str, Any] = {"max_batch_size": mix.batch}
     if mix.pool is not None:
         settings["kv_cache_tokens"] = mix.pool
-    loads = [
-        (Configured(name, engine, {"capacity_scheduler_policy": policy, **settings}), load)
+    sides = {
+        name: (engine, replace(load, settings={"capacity_scheduler_policy": policy, **settings}))
         for policy, name in POLICIES.items()
-    ]
-    runs = dict(zip(POLICIES, interleave(loads, plan.repeats, step), strict=True))
+    }
+    runs = dict(zip(POLICIES, interleave(sides, plan.repeats, step), strict=True))
     return Outcome(mix, load.tokens, [_entry(policy, own, runs[BASE]) for policy, own in runs.items()])
 
 

@@ -82,9 +82,8 @@ def section(result: PrefixResult) -> Section:
 
 
 def draw(result: PrefixResult) -> Figure:
-    about = (
-        f"First-token time through the ring, one stream, with {result.share:.0%} of the prompt cached and with none."
-    )
+    cached = f"with {result.share:.0%} of the prompt cached and with none"
+    about = f"First-token time through the ring, one stream, {cached}."
     figure, ((axes,),) = canvas((1, 1), (8, 4.6), "A cached prefix is not computed again", about)
     times = [
         Series("cold", ORANGE, [point.cold for point in result.points]),

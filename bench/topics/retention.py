@@ -8,7 +8,7 @@ import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
-from bench.harness.load import Ask, Configured, Load, Run, System, Trace
+from bench.harness.load import Ask, Load, Run, System, Trace
 from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, GREY, ORANGE, Series, bars, canvas, frame
 from bench.harness.tables import Section, number, plural, table
@@ -46,7 +46,7 @@ class RetentionPlan(Plan, frozen=True):
                 passed = self.seconds + 1 if i == len(questions) - 1 else 0.0
                 asks += [Ask(next(others), 1, passed=0.0 if j else passed) for j in range(count)]
             asks.append(Ask(system + question, 1, retention=retention))
-        return Load(asks, 1)
+        return Load(asks, 1, settings={})
 
     def visited(self, run: Run, flood: float) -> list[Trace]:
         return list(run.traces[:: self.prompts(flood) + 1])[1:]
@@ -80,11 +80,11 @@ def measure(plan: RetentionPlan, logs: Path, step: Step) -> RetentionResult:
 
 def _point(engine: System, plan: RetentionPlan, flood: float, step: Step) -> RetentionPoint:
     kept = RetentionParams((RangeRetention(0, plan.system_tokens, PRIORITY, plan.seconds),))
-    loads = [
-        (Configured(f"flood of {flood:g} pools, {name}", engine, {}), plan.load(flood, retention))
+    sides = {
+        f"flood of {flood:g} pools, {name}": (engine, plan.load(flood, retention))
         for name, retention in (("plain", RetentionParams()), ("kept", kept))
-    ]
-    return RetentionPoint(flood, *(_hits(runs, plan, flood) for runs in interleave(loads, plan.repeats, step)))
+    }
+    return RetentionPoint(flood, *(_hits(runs, plan, flood) for runs in interleave(sides, plan.repeats, step)))
 
 
 def _hits(runs: Sequence[Run], plan: RetentionPlan, flood: float) -> Hits:

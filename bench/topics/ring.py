@@ -71,8 +71,8 @@ def _measure_model(plan: ModelPlan, threads: int, logs: Path, step: Step) -> Rin
         for shape in plan.shapes:
             prompts = python_prompts(model, shape.streams, shape.prompt_tokens)
             load = Load([Ask(prompt, shape.output_tokens) for prompt in prompts], width=shape.streams)
-            systems: list[System] = [alone, ring]
-            of_alone, of_ring = interleave([(system, load) for system in systems], plan.repeats, step)
+            sides: dict[str, tuple[System, Load]] = {"alone": (alone, load), "ring": (ring, load)}
+            of_alone, of_ring = interleave(sides, plan.repeats, step)
             points.append(RingPoint(shape, figures(of_alone), figures(of_ring), ratio(of_ring, of_alone)))
     return RingModel(plan.title, points)
 

@@ -169,8 +169,7 @@ def check_overlap(ahead: Served, plain: Served, requests: int, longest: int) -> 
 
 
 def check_graphs(graphs: Served, eager: Served, sizes: tuple[int, ...], longest: int) -> Outcome:
-    """Generation steps by CUDA graphs against eager ones, batches that fit a graph and padded ones. Fails on a GPU
-    without graphs."""
+    """Batches that fit a graph, and padded ones. Fails on a GPU without graphs."""
     if missing := fallbacks(graphs.runner.choices).get("cuda_graphs"):
         return Outcome(False, missing)
     found = same_steps(graphs, eager, sizes, longest)
