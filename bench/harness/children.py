@@ -47,19 +47,16 @@ class SystemProcess:
         self._stdin.flush()
         return msgspec.json.decode(self._read(), type=Run)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
         self._stdin.close()
         try:
             self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     def _read(self) -> bytes:
         line = self._stdout.readline()

@@ -121,16 +121,10 @@ def _entry(mode: str, episodes: Sequence[Episode]) -> ChunkedEntry:
         for before, after in pairwise(stream)
         if after > 0 and before < episode.long.first_token
     ]
-    return ChunkedEntry(
-        mode,
-        1000 * percentile(waits, 50),
-        1000 * percentile(waits, 99),
-        1000 * percentile(gaps, 50),
-        1000 * percentile(gaps, 99),
-        1000 * statistics.median(episode.long.first_token for episode in episodes),
-        len(waits),
-        sorted(episodes, key=lambda episode: episode.long.first_token)[len(episodes) // 2],
-    )
+    times = (1000 * percentile(samples, percent) for samples in (waits, gaps) for percent in (50, 99))
+    long = 1000 * statistics.median(episode.long.first_token for episode in episodes)
+    middle = sorted(episodes, key=lambda episode: episode.long.first_token)[len(episodes) // 2]
+    return ChunkedEntry(mode, *times, long, len(waits), middle)
 
 
 def section(result: ChunkedResult) -> Section:
