@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from bench.gpu.shapes import Shape
-from bench.systems.direct import ATTEMPT, GREEDY, Inbox, raise_faults, submit
+from bench.systems.direct import ATTEMPT, GREEDY, Inbox, submit
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms, longest_sequence
 from engine_worker.hooks import Hooks, Responses, Stop
@@ -150,11 +150,14 @@ class Core:
             raise RuntimeError(f"the engine has nothing to do, but {len(self._live)} requests have not ended")
 
     def _on_responses(self, responses: Responses) -> None:
-        raise_faults(responses)
+        for _, fault in responses.refused:
+            raise RuntimeError(f"the engine refused: {fault.message}")
         drawn = 0
         for row in responses.rows:
             if row.end is not None:
                 self._live.discard(row.request)
+                if row.end.fault is not None:
+                    raise RuntimeError(f"the engine failed: {row.end.fault.message}")
             mine = self.drawn[row.request]
             mine += map(Drawn, row.tokens, row.logprobs or repeat(None))
             drawn += len(row.tokens)

@@ -3,7 +3,7 @@
 import gc
 from typing import Any
 
-from engine_worker.hooks import Responses, Stop
+from engine_worker.hooks import Stop
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.wire import Submit
 
@@ -26,13 +26,6 @@ class Inbox:
     def get_stops(self) -> list[Stop]:
         taken, self.stops = self.stops, []
         return taken
-
-
-def raise_faults(responses: Responses) -> None:
-    faults = [fault for _, fault in responses.refused]
-    faults += [row.end.fault for row in responses.rows if row.end is not None and row.end.fault is not None]
-    if faults:
-        raise RuntimeError(f"the engine failed: {faults[0].message}")
 
 
 def freeze_heap() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.harness.children import SystemProcess, serve
 from bench.harness.load import Arrivals, Ask, Load, Run, Trace
-from bench.systems.direct import ATTEMPT, Inbox, freeze_heap, raise_faults, submit
+from bench.systems.direct import ATTEMPT, Inbox, freeze_heap, submit
 from engine_worker.__main__ import load
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms, longest_sequence
@@ -114,7 +114,8 @@ class EngineAlone:
         return Engine(runner, terms, settings, hooks, clock, self._log)
 
     def _keep(self, responses: Responses) -> None:
-        raise_faults(responses)
+        for _, fault in responses.refused:
+            raise RuntimeError(f"the engine refused: {fault.message}")
         self._opened += responses.opened
         self._sent.append((time.perf_counter(), responses.rows))
 
@@ -130,6 +131,8 @@ def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], received:
     traces = [Trace(at, [], [], [], cached[i]) for i, at in sorted(submitted.items())]
     for at, rows in received:
         for i, row in rows:
+            if row.end is not None and row.end.fault is not None:
+                raise RuntimeError(f"the engine failed: {row.end.fault.message}")
             if row.tokens:
                 traces[i].arrivals.append(at)
                 traces[i].counts.append(len(row.tokens))
