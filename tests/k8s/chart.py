@@ -37,14 +37,14 @@ def render(values: Mapping[str, Any]) -> str:
     return "".join(f"---\n{text}\n" for file, text in sorted(rendered.items()) if file.endswith(".yaml"))
 
 
-def objects(values: Mapping[str, Any]) -> tuple[Object, ...]:
+def objects_from(values: Mapping[str, Any]) -> tuple[Object, ...]:
     return tuple(each for each in yaml.safe_load_all(render(values)) if each)
 
 
 @cache
 def objects_of(name: str) -> tuple[Object, ...]:
     """All objects that the chart renders with this set of values."""
-    return objects(values_of(name))
+    return objects_from(values_of(name))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from helm_python import lint
 
 from k8s.render import MANIFESTS, manifests
-from tests.k8s.chart import CHART, NATIVE, VALUE_SETS, kinds, objects, objects_of, pods, render, selects, values_of
+from tests.k8s.chart import CHART, NATIVE, VALUE_SETS, kinds, objects_from, objects_of, pods, render, selects, values_of
 
 VERSIONS = ("1.31", "1.34", "1.37")
 INFO = 1
@@ -132,7 +132,7 @@ def test_no_request_exceeds_its_limit(name: str) -> None:
 
 def test_routers_find_pools_of_one_node_and_of_several() -> None:
     pools = [{"name": "small"}, {"name": "large", "multiNode": {"size": 2}}]
-    rendered = objects({"engines": pools})
+    rendered = objects_from({"engines": pools})
     service = next(each for each in kinds(rendered, "Service") if each["metadata"]["name"] == "sluice-engine")
     found = [pod for pod in pods(rendered) if selects(service["spec"]["selector"], pod.labels)]
     assert [pod.labels["sluice.dev/pool"] for pod in found] == ["small", "large"]
@@ -149,7 +149,7 @@ def test_ranks_have_the_time_to_drain() -> None:
 
 def test_a_digest_belongs_to_its_repository() -> None:
     digest = "sha256:" + "0" * 64
-    images = {pod.component: pod.container["image"] for pod in pods(objects({"image": {"digest": digest}}))}
+    images = {pod.component: pod.container["image"] for pod in pods(objects_from({"image": {"digest": digest}}))}
     assert images == {
         "router": f"sluice@{digest}",
         "detok": f"sluice@{digest}",
