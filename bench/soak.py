@@ -9,23 +9,19 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.deaths.kills import measure, plan, soak_of, soak_summary
+from bench.deaths.kills import SOAK, soak_plan, soak_summary
 from bench.harness.origin import origin
+from bench.harness.topic import progress_bar
 from bench.page import OUT, Measured, load, save, write_page
 
 
 def main(arguments: list[str]) -> None:
     given = _options(arguments)
-    soak = soak_of(
-        given.minutes, given.every, plan(False, given.threads, given.out), streams=given.streams, seed=given.seed
-    )
+    plan = soak_plan(given.minutes, given.every, streams=given.streams, seed=given.seed, threads=given.threads)
     console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("starting", total=soak.steps)
-        result = measure(soak, given.out, lambda what: progress.update(task, advance=1, description=what))
+    with progress_bar(console) as progress:
+        result = SOAK.run("soak", plan, given.out, progress)
     given.out.mkdir(parents=True, exist_ok=True)
     save(given.out, "soak", Measured(origin(arguments, given.threads, "bench.soak"), result))
     write_page(given.out, load(given.out))

@@ -1,6 +1,6 @@
 """`python -m detok_service`: one detokenizer process."""
 
-from sluice.ring.process import exit_on_interrupt
+from sluice.ring.process import die_with_parent, exit_on_interrupt, on_stop_signal, run_service
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
@@ -22,25 +22,22 @@ from detok_service.service import Detokenizer, Identity
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_limit, raise_limit
 from sluice.ring.inbox import Inbox
-from sluice.ring.keys import InsecureError, KeysError, Security
+from sluice.ring.keys import InsecureError, KeysError
 from sluice.ring.lane import Lane
 from sluice.ring.ports import PortError, check_ports
-from sluice.ring.process import die_with_parent, on_stop_signal, run_service
 from sluice.ring.socket_file import ListenError
 from sluice.ring.wire import ToDetokenizer
 from sluice.settings.read import load_settings
 from sluice.settings.services import DetokenizerSettings
 from sluice.telemetry import configure
-from sluice.telemetry.health import Health, ProgressBeacon
-from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.output import protect_stderr
-from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
-from sluice.telemetry.service_status import ServiceStatus, StatusFile
+from sluice.telemetry.server import MAX_CONNECTIONS, serve_status
+from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 
+# Longest wait for a message: the handler of a signal runs during the poll, but the poll goes on after it.
 IDLE_SECONDS = 0.1
-"""Longest wait for a message, so that a signal is noticed."""
+# The same while a lane is full, or while draining: ZeroMQ does not wake us when a lane has room again.
 BUSY_SECONDS = 0.01
-"""The same while a lane is full, or while draining."""
 LINGER_SECONDS = 1.0
 NEEDED_DESCRIPTORS = OWN_DESCRIPTORS + MAX_CONNECTIONS + MAX_LINKS * LANE_DESCRIPTORS
 MAX_MESSAGES = 256
@@ -68,13 +65,12 @@ def main() -> None:
         raise SystemExit(str(error)) from error
     address = settings.advertise or inbox.address
     identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint)
-    service = Detokenizer(
-        identity, decoders, partial(open_lane, context, security.to("router")), settings.max_streams, log
-    )
+    open_lane = partial(Lane, context, security=security.to("router"))
+    service = Detokenizer(identity, decoders, open_lane, settings.max_streams, log)
     status_file = StatusFile()
     beacon = ProgressBeacon(status_file=status_file)
     try:
-        server = serve_status(service, inbox, settings, beacon)
+        server = serve_status(settings, beacon, partial(metrics.read, service, inbox), partial(unready, service))
     except OSError as error:
         raise SystemExit(str(error)) from error
     on_stop_signal(service.drain)
@@ -96,7 +92,6 @@ def serve(
     status_file: StatusFile,
     log: structlog.stdlib.BoundLogger,
 ) -> None:
-    """Until it is drained, or its drain timeout is over."""
     status = ServiceStatus("ready", service.identity.address, service.identity.epoch)
     status_file.report(status)
     while not service.drained(settings.drain_timeout):
@@ -114,32 +109,13 @@ def serve(
     log.info("stopped", unknown_rows=service.decode_loop.unknown_rows, gaps=inbox.gaps, malformed=inbox.malformed)
 
 
-def serve_status(
-    service: Detokenizer, inbox: "Inbox[ToDetokenizer]", settings: DetokenizerSettings, beacon: ProgressBeacon
-) -> StatusServer | None:
-    """None if the settings have no metrics port. Raises OSError."""
-    if not settings.metrics_port:
-        return None
-    registry = registry_of(partial(metrics.read, service, inbox))
-    health = Health(beacon, settings.live_stall, settings.ready_stall, partial(unready, service))
-    return StatusServer(registry, health, settings.metrics_host, settings.metrics_port)
-
-
 def unready(service: Detokenizer) -> str | None:
     """Why it takes no new streams; None if it does."""
     return "it is draining" if service.draining_since is not None else None
 
 
-def open_lane(context: "zmq.Context[zmq.Socket[bytes]]", security: Security, address: str) -> Lane:
-    """Raises ValueError for an invalid address."""
-    try:
-        return Lane(context, address, security=security)
-    except zmq.ZMQError as error:
-        raise ValueError(f"invalid address {address!r}: {error}") from error
-
-
 def wait_seconds(service: Detokenizer) -> float:
-    """How long to wait for a message: 0 while there is work without one."""
+    # Resumed tokens are work that needs no message.
     if service.decode_loop.replaying:
         return 0.0
     busy = service.waiting or service.draining_since is not None

@@ -1,6 +1,6 @@
 """From the rows of engines to text for the routers: begins streams, queues their tokens, and decodes what is queued."""
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 
 import structlog
@@ -9,17 +9,96 @@ from detok_service.decoder import Decoders
 from detok_service.router_links import RouterLinks
 from detok_service.stops import StopSearch, StopStrings
 from detok_service.stream import Engine, Key, TextStream
-from detok_service.table import StreamTable
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import TextParams
 from sluice.ring.wire import End, Open, Started, TokenBatch, TokenLogprob
 
+# Time for resumed tokens between two reads of the inbox: live streams are delayed by this much at most.
 REPLAY_SECONDS = 0.02
-"""Time for resumed tokens between two looks into the inbox."""
 REPLAY_TOKENS = 1024
-"""Resumed tokens of one stream before it is the next one's turn."""
+"""Of one stream before it is the next one's turn."""
 MAX_ROUTER_ROWS = 16_384
 """Rows that wait for a router. Beyond it heartbeats report a loss instead of one error row for each unknown row."""
+
+
+class StreamTable:
+    """The live streams, at most one attempt of each request, and what must be remembered of others.
+
+    A sequence that ended here before the engine's own terminal came is remembered until then, so that its rows are not
+    mistaken for those of a lost stream. So are attempts that were given up, since a Drop may overtake the attempt's
+    Open. At most `capacity` of each are remembered.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.live: dict[Key, TextStream] = {}
+        """Read-only for others."""
+        self._requests: dict[int, list[TextStream]] = {}
+        """The live streams by request."""
+        self._closed: OrderedDict[Key, Engine] = OrderedDict()
+        """Sequences that ended here and not yet at their engine, by key."""
+        self._given_up: OrderedDict[int, int] = OrderedDict()
+        """The last attempt that was given up, by request; the latest requests last."""
+        self._capacity = capacity
+
+    def attempt(self, request: int) -> int | None:
+        """The live attempt of this request."""
+        streams = self._requests.get(request)
+        return streams[0].key[1] if streams else None
+
+    # A scan over all streams: an engine or a router is lost too rarely to pay for an index in every `add`.
+    def of_engine(self, engine: Engine) -> list[TextStream]:
+        return [stream for stream in self.live.values() if stream.engine == engine]
+
+    def of_router(self, address: str) -> list[TextStream]:
+        return [stream for stream in self.live.values() if stream.router == address]
+
+    def add(self, stream: TextStream) -> None:
+        self.live[stream.key] = stream
+        self._requests.setdefault(stream.key[0], []).append(stream)
+
+    def close(self, stream: TextStream) -> None:
+        del self.live[stream.key]
+        request = stream.key[0]
+        streams = self._requests[request]
+        streams.remove(stream)
+        if not streams:
+            del self._requests[request]
+        if not stream.complete:
+            self.remember(stream.key, stream.engine)
+
+    def give_up(self, request: int, last: int) -> int:
+        """Close all attempts of a request up to `last`, and refuse their rows. Returns how many streams that closed."""
+        streams = [stream for stream in self._requests.get(request, ()) if stream.key[1] <= last]
+        for stream in streams:
+            self.close(stream)
+        self._given_up[request] = max(last, self._given_up.pop(request, last))
+        if len(self._given_up) > self._capacity:
+            self._given_up.popitem(last=False)
+        return len(streams)
+
+    def is_late(self, request: int, attempt: int) -> bool:
+        """Whether this attempt was given up, or a later one lives."""
+        live = self.attempt(request)
+        return attempt <= self._given_up.get(request, -1) or (live is not None and live > attempt)
+
+    def remember(self, key: Key, engine: Engine) -> None:
+        """Further rows of this sequence are to be ignored."""
+        self._closed[key] = engine
+        if len(self._closed) > self._capacity:
+            self._closed.popitem(last=False)
+
+    def ignores(self, key: Key, end: End | None) -> bool:
+        """Whether a row of a sequence that does not live can be ignored. Its end clears the memory of the sequence."""
+        if key in self._closed:
+            if end is not None:
+                del self._closed[key]
+            return True
+        return self.is_late(*key[:2])
+
+    def forget(self, engine: Engine) -> None:
+        """No more rows will come from this engine."""
+        for key in [key for key, owner in self._closed.items() if owner == engine]:
+            del self._closed[key]
 
 
 class DecodeLoop:
@@ -36,14 +115,11 @@ class DecodeLoop:
     ) -> None:
         self.tokens = 0
         """Received since the start."""
+        # What these count is described in metrics.py.
         self.unknown_rows = 0
-        """Rows of streams that never began here."""
         self.stale_opens = 0
-        """Opens of attempts that had been given up or replaced."""
         self.failed: Counter[str] = Counter()
-        """Streams ended with an error here, by code."""
         self.dropped = 0
-        """Streams whose attempt was given up by its router."""
         self._table = table
         self._links = links
         self._decoders = decoders
@@ -103,7 +179,7 @@ class DecodeLoop:
                     self._table.close(stream)
 
     def replay(self, now: float) -> None:
-        """Read resumed tokens for REPLAY_SECONDS, each stream a slice in turn, so that live streams are not delayed."""
+        """Read resumed tokens for REPLAY_SECONDS, each stream a slice in turn."""
         until = self._clock() + REPLAY_SECONDS
         while self._replays and self._clock() < until:
             stream = self._replays.popleft()
@@ -119,20 +195,20 @@ class DecodeLoop:
         self.advance(now)
 
     def drop(self, request: int, attempt: int, now: float) -> None:
-        """Close a request's attempts up to this one without another row: the router has given them up."""
+        """Close a request's attempts up to this one without another row."""
         self.advance(now)
         self.dropped += self._table.give_up(request, attempt)
         # Rows that wait for a full lane are dropped at the next flush, all requests in one pass.
         self._given_up[request] = max(attempt, self._given_up.get(request, attempt))
 
     def end_engine_streams(self, engine: Engine, code: ErrorCode, message: str, now: float) -> None:
-        """End the streams of an engine, after what has come of them."""
+        # First decode what has come: tokens that the client gets need not be computed again.
         self.advance(now)
         for stream in self._table.of_engine(engine):
             self.fail(stream, code, message)
 
     def end_router_streams(self, address: str, now: float) -> None:
-        """End the streams to a router that was replaced. The new process resubmits one that is its own."""
+        """End the streams to a router that was replaced. The new process resubmits those that are its own."""
         self.advance(now)
         for stream in self._table.of_router(address):
             self.fail(stream, ErrorCode.ROWS_LOST, "the router has been started again")

@@ -109,19 +109,13 @@ class PieceDecoder:
         return self._stripped(run.end()) if run is not None else ""
 
     def _stripped(self, text: str) -> str:
-        start = 0
-        while start < len(text) and self._strip_left:
-            if text[start] == self._strip:
-                start += 1
-                self._strip_left -= 1
-            else:
-                self._strip_left = 0
-        return text[start:]
+        dropped = min(len(text) - len(text.lstrip(self._strip)), self._strip_left)
+        # Any other character ends the start of the text.
+        self._strip_left = self._strip_left - dropped if dropped == len(text) else 0
+        return text[dropped:]
 
 
 class _ByteRun:
-    """Consecutive byte tokens."""
-
     __slots__ = ("_length", "_rest", "_texts", "_valid")
 
     def __init__(self) -> None:
@@ -151,8 +145,7 @@ class _ByteRun:
 
 
 class WindowDecoder:
-    """For any other tokenizer: decodes a window of the last tokens with and without the new one; the difference is its
-    text.
+    """For any other tokenizer: decodes the last tokens with and without the new one; the difference is its text.
 
     Exact if a token's text depends on the tokens just before it and on no later ones. Text that ends in U+FFFD waits
     for the rest of its character, for at most MAX_UNSETTLED tokens, so the work per token is bounded.

@@ -23,11 +23,7 @@ def read(service: Detokenizer, inbox: "Inbox[ToDetokenizer]") -> Iterator[Metric
     yield counter(P + "streams_failed", "Streams ended with an error here, by code.", loop.failed, ("code",))
     yield counter(P + "rows_unknown", "Rows of streams that never began here.", loop.unknown_rows)
     yield counter(P + "streams_dropped", "Streams whose attempt its router gave up.", loop.dropped)
-    yield counter(
-        P + "opens_stale",
-        "Streams that began after their attempt was given up.",
-        loop.stale_opens,
-    )
+    yield counter(P + "opens_stale", "Streams that began after their attempt was given up.", loop.stale_opens)
     yield counter(P + "frame_gaps", "Gaps in lanes: one or more frames were lost.", inbox.gaps)
     yield counter(P + "frames_malformed", "Malformed frames dropped.", inbox.malformed)
     yield counter(P + "peers_refused", "Connections refused because their key is not admitted.", inbox.refused)

@@ -10,16 +10,15 @@ import structlog
 from detok_service.stream import Engine, Row, TextStream
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Epochs
 from sluice.ring.lane import SendLane
-from sluice.ring.message import Message
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import Started, TextBatch
 
 MAX_LINKS = 256
 """Each takes a lane."""
+# Keeps a batch far below lane.MAX_FRAME_BYTES, also with 20 logprobs per token.
 MAX_BATCH_TOKENS = 16_384
-"""A batch is closed once it holds this many tokens."""
+# More than a ring has: only forged epochs can reach it.
 MAX_LOST_ENGINES = 4096
-"""More than a ring has: only forged epochs can reach it."""
 MAX_LOST = 256
 
 
@@ -39,8 +38,8 @@ class RouterLink:
         """It has sent a hello."""
         self.drain_sent_at: float | None = None
         """When its lane first took a heartbeat that says draining."""
+        self.lane = lane
         self._epochs = Epochs()
-        self._lane = lane
         self._detokenizer = detokenizer
         self._started: list[Started] = []
         self._streams: list[TextStream] = []
@@ -54,7 +53,7 @@ class RouterLink:
     def on_hello(self, epoch: int, now: float) -> bool:
         """Whether the router is a new process, which replaced the one that sent the hellos before."""
         self.last_hello, self.wants_heartbeats = now, True
-        former, self._epochs = self._epochs, self._epochs.met(epoch)
+        former, self._epochs = self._epochs, self._epochs.after(epoch)
         return former.replaced_by(epoch)
 
     def start(self, started: Started) -> None:
@@ -64,10 +63,6 @@ class RouterLink:
         if not stream.in_link:
             stream.in_link = True
             self._streams.append(stream)
-
-    def send(self, message: Message) -> bool:
-        """Now or not at all: for a heartbeat, which is worth nothing later."""
-        return self._lane.send(message)
 
     def count_lost(self, engine: Engine) -> None:
         """A row of this engine will not reach the router."""
@@ -85,12 +80,10 @@ class RouterLink:
         self._streams = [stream for stream in self._streams if wanted(*stream.key[:2])]
 
     def flush(self) -> None:
-        while (self._streams or self._started or self._unsent) and self._lane.ready():
+        while (self._streams or self._started or self._unsent) and self.lane.ready():
+            # A built batch cannot go back into its streams, so it is kept if the lane refuses it after all.
             batch = self._unsent or self._batch()
-            self._unsent = None if self._lane.send(batch) else batch
-
-    def close(self, linger: float = 0.0) -> None:
-        self._lane.close(linger)
+            self._unsent = None if self.lane.send(batch) else batch
 
     def _batch(self) -> TextBatch:
         rows = []
@@ -146,7 +139,7 @@ class RouterLinks:
         return link
 
     def listening(self) -> Iterator[tuple[str, RouterLink]]:
-        """Routers that want heartbeats, by address."""
+        """By address."""
         return ((address, link) for address, link in self.by_address.items() if link.wants_heartbeats)
 
     def add(self, stream: TextStream) -> None:
@@ -155,12 +148,9 @@ class RouterLinks:
     def heartbeat(self, heartbeat: DetokenizerHeartbeat, now: float) -> None:
         """Send it to all routers that want heartbeats, to each with its own losses."""
         for _, link in self.listening():
-            own = (
-                msgspec.structs.replace(heartbeat, missed=dict(link.lost + Counter(heartbeat.missed)))
-                if link.lost
-                else heartbeat
-            )
-            if link.send(own) and heartbeat.draining and link.drain_sent_at is None:
+            own = msgspec.structs.replace(heartbeat, missed=dict(link.lost + Counter(heartbeat.missed)))
+            # Now or not at all: a heartbeat that waits behind a full lane is worth nothing later.
+            if link.lane.send(own) and heartbeat.draining and link.drain_sent_at is None:
                 link.drain_sent_at = now
 
     def drain_noticed(self, now: float) -> bool:
@@ -188,7 +178,7 @@ class RouterLinks:
         If the router lives after all, heartbeats will report a loss for each of these engine epochs.
         """
         link = self.by_address.pop(address)
-        link.close()
+        link.lane.close()
         self._lost[address] = link.lost + Counter(engines)
         if len(self._lost) > MAX_LOST:
             self._lost.popitem(last=False)
@@ -197,7 +187,7 @@ class RouterLinks:
     def close(self, linger: float) -> None:
         """Close all lanes, each after at most `linger` seconds to send what it holds."""
         for link in self.by_address.values():
-            link.close(linger)
+            link.lane.close(linger)
 
 
 def _batch_of(detokenizer: str, started: list[Started], rows: list[Row]) -> TextBatch:

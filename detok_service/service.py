@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from detok_service.decode_loop import DecodeLoop
+from detok_service.decode_loop import DecodeLoop, StreamTable
 from detok_service.decoder import Decoders
 from detok_service.router_links import RouterLinks
 from detok_service.stream import Engine
-from detok_service.table import StreamTable
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, Hello, KeepAlive
 from sluice.ring.inbox import Gap
@@ -25,10 +24,10 @@ from sluice.ring.timing import (
 )
 from sluice.ring.wire import Drop, TokenBatch
 
+# Names and epochs come off the wire: without a bound, forged ones would fill the memory.
 MAX_ENGINES = 4096
-"""Beyond this many, those silent for longest are forgotten."""
+# Counts stay within what the wire can carry.
 MAX_MISSED = 1 << 62
-"""Counts stay within what the wire can carry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +42,10 @@ class Identity:
 
 
 class Engines:
-    """The engines that send to this detokenizer: when the latest frame of each came, and how many were lost."""
+    """When the latest frame of each engine came, and how many were lost."""
 
     def __init__(self) -> None:
-        self._heard: OrderedDict[Engine, float] = OrderedDict()
+        self._last_frame_at: OrderedDict[Engine, float] = OrderedDict()
         """Time of the latest frame; the longest silent first."""
         self._latest: dict[str, int] = {}
         """The newest epoch by name."""
@@ -56,28 +55,24 @@ class Engines:
 
     @property
     def epochs(self) -> set[int]:
-        return {epoch for _, epoch in self._heard}
+        return {epoch for _, epoch in self._last_frame_at}
 
     def on_frame(self, engine: Engine, now: float) -> Engine | None:
-        """A frame came. If it is the first of a new process, returns the engine that this one replaced.
-
-        Late frames of a former epoch may come after the first of the new one: they replace nothing.
-        """
-        known = engine in self._heard
-        self._heard[engine] = now
-        self._heard.move_to_end(engine)
+        """Returns the engine that this one replaced, if the frame is the first of a new process."""
+        known = engine in self._last_frame_at
+        self._last_frame_at[engine] = now
+        self._last_frame_at.move_to_end(engine)
+        # So late frames of a former epoch, after the first of the new one, replace nothing.
         if known:
             return None
         name, epoch = engine
         former = self._latest.get(name)
         self._latest[name] = epoch
-        # Names and epochs come off the wire: without a bound, forged ones would fill the memory.
-        if len(self._heard) > MAX_ENGINES:
-            self.forget(next(iter(self._heard)))
+        if len(self._last_frame_at) > MAX_ENGINES:
+            self.forget(next(iter(self._last_frame_at)))
         return None if former is None else (name, former)
 
     def count_missed(self, engine: Engine, frames: int) -> None:
-        """Frames of a known engine were lost."""
         _, epoch = engine
         self.missed[epoch] = min(self.missed.get(epoch, 0) + frames, MAX_MISSED)
 
@@ -86,19 +81,18 @@ class Engines:
         self._router_gap_at = now
 
     def silent(self, now: float) -> list[Engine]:
-        """Engines that have been silent for too long."""
-        return [engine for engine, heard in self._heard.items() if now - heard > self._patience(engine, heard)]
+        return [engine for engine, at in self._last_frame_at.items() if now - at > self._patience(engine, at)]
 
     def forget(self, engine: Engine) -> None:
         name, epoch = engine
-        del self._heard[engine]
+        del self._last_frame_at[engine]
         self.missed.pop(epoch, None)
         if self._latest.get(name) == epoch:
             del self._latest[name]
 
-    def _patience(self, engine: Engine, heard: float) -> float:
+    def _patience(self, engine: Engine, last_frame_at: float) -> float:
         name, epoch = engine
-        trusted = self._latest.get(name) == epoch and heard > self._router_gap_at
+        trusted = self._latest.get(name) == epoch and last_frame_at > self._router_gap_at
         return ENGINE_SILENCE_SECONDS if trusted else DOUBTFUL_ENGINE_SILENCE_SECONDS
 
 
@@ -138,7 +132,6 @@ class Detokenizer:
 
     @property
     def waiting(self) -> int:
-        """Rows that full lanes hold up."""
         return self._links.waiting
 
     def handle(self, messages: Iterable[Hello | TokenBatch | KeepAlive | Drop | Gap]) -> None:
@@ -188,8 +181,7 @@ class Detokenizer:
             self.draining_since = self.heartbeat_at = self._clock()
 
     def drained(self, timeout: float) -> bool:
-        """Whether a draining service may exit: all routers know of the drain, and no stream is left. After `timeout`
-        seconds it may exit in any case."""
+        """Whether all routers know of the drain and no stream is left; in any case after `timeout` seconds of it."""
         if self.draining_since is None:
             return False
         now = self._clock()
@@ -204,7 +196,7 @@ class Detokenizer:
         self._links.close(linger)
 
     def _log_gap(self, gap: Gap) -> None:
-        if gap.met:
+        if gap.lane_known:
             self._log.warning("frames_lost", lane=gap.lane, missed=gap.missed)
         else:
             self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)

@@ -7,8 +7,8 @@ from detok_service.stops import StopSearch
 from sluice.ring.errors import ErrorCode, Fault, FinishReason
 from sluice.ring.wire import End, Open, Times, TokenLogprob
 
+# At most this many tokens wait for uncertain text: the router needs their ids, to resume the stream after a loss.
 MAX_TEXTLESS = 64
-"""At most this many tokens wait for text that is still uncertain."""
 
 Key = tuple[int, int, int]
 """Request, attempt, sequence."""
@@ -64,15 +64,14 @@ class TextStream:
         self._resumed = opened.resume.get(sequence, [])
         """Tokens that the caller has; emptied once the last of them has been decoded."""
         self._replayed = 0
-        """How many of them have been decoded."""
+        """How many of these have been decoded."""
         self._offset = len(self._resumed)
         """Index of the first waiting token in the continuation."""
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._decoded = 0
-        """How many of the waiting tokens have been decoded."""
+        """How many of the waiting tokens have been decoded, into `_text`."""
         self._text = ""
-        """The text of these."""
         self._last: End | None = None
         """The end after the waiting tokens."""
         self._opened = now
@@ -84,6 +83,7 @@ class TextStream:
         """Queue a row. Known tokens are dropped; a hole ends the stream with ROWS_LOST, after the tokens before it."""
         if end is not None:
             self.complete = True
+        # Rows after the end, or after a hole, add nothing: the stream ends there.
         if self._last is not None:
             return
         seen = self._offset + len(self._tokens)
@@ -103,8 +103,8 @@ class TextStream:
 
     @property
     def replaying(self) -> bool:
-        """Whether `replay` must come before `advance`. It leaves the last resumed token, which is decoded with the next
-        row, because it matters whether an end follows."""
+        """Whether `replay` must come before `advance`."""
+        # It leaves the last resumed token to the next row, because it matters whether an end follows.
         return self.end is None and self._replayed + 1 < len(self._resumed)
 
     def replay(self, count: int, now: float) -> None:
@@ -134,7 +134,7 @@ class TextStream:
         self.end = _failed(code, message)
 
     def row(self) -> Row:
-        """Take what is to be sent. Nothing may be queued."""
+        """What is to be sent, each part once. Nothing may be queued."""
         offset, tokens, logprobs, text = self._offset, self._tokens, self._logprobs, self._text
         self._offset = offset + len(tokens)
         self._tokens = []

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import NoReturn
 
 from structlog.stdlib import BoundLogger
 
@@ -35,13 +34,10 @@ from sluice.telemetry.server import MAX_CONNECTIONS
 
 NEEDED_DESCRIPTORS = OWN_DESCRIPTORS + MAX_CONNECTIONS + (MAX_LANES + MAX_ROUTERS) * LANE_DESCRIPTORS
 PROGRESS_SECONDS = 0.1
-"""Between two lines about loading."""
 
 
 def main() -> None:
-    """Load, serve until SIGTERM or SIGINT, drain. Exit status 0 after a drain, 1 when it cannot start.
-
-    Where torchrun has started several of us, only rank 0 serves."""
+    """Load, serve until SIGTERM or SIGINT, drain. Exit status 0 after a drain, 1 when it cannot start."""
     protect_stderr()
     die_with_parent()
     settings = load_settings(EngineSettings)
@@ -51,7 +47,10 @@ def main() -> None:
         try:
             rank_env = read_rank_env(settings.tensor_parallel, os.environ)
             if rank_env.rank:
-                follow(rank_env, settings, log)
+                # Started by torchrun: only rank 0 serves, the process of any other ends in `follow`.
+                from engine_worker.parallel.follower import follow
+
+                follow(rank_env, settings.rank_start_timeout, log)
             check_ports(settings.ports)
             find_classes(settings)
             settings.security.check(settings.listen)
@@ -76,18 +75,10 @@ def serve(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log:
     worker.serve()
 
 
-def follow(rank_env: RankEnv, settings: EngineSettings, log: BoundLogger) -> NoReturn:
-    """Another rank than 0, that torchrun started: the process ends with it. Raises ChannelError."""
-    from engine_worker.parallel.follower import follow
-
-    follow(rank_env, settings.rank_start_timeout, log)
-
-
 def load(
     settings: EngineSettings, rank_env: RankEnv, checkpoint: Checkpoint, log: BoundLogger, stack: ExitStack
 ) -> Runner:
-    """Load the model. `stack` shuts the other ranks down when it is closed. Raises CheckpointError and ValueError, see
-    `load_runner`, and ChannelError if the other ranks do not connect."""
+    """`stack` will shut the other ranks down. Raises as `load_runner`, and ChannelError if a rank does not connect."""
     # If cores are shared, a thread that spins at a barrier takes the core from the thread it waits for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported here because torch takes seconds to import: invalid settings are reported before that.
@@ -97,13 +88,11 @@ def load(
     config = section_of(settings, RunnerConfig)
     progress, capturing = progress_log(log, "loading"), progress_log(log, "capturing")
     if settings.tensor_parallel == 1:
-        return load_runner(
-            checkpoint,
-            config,
-            progress,
-            capturing=capturing,
-            warn=lambda event, reason: log.warning(event, reason=reason),
-        )
+
+        def warn(event: str, reason: str) -> None:
+            log.warning(event, reason=reason)
+
+        return load_runner(checkpoint, config, progress, capturing=capturing, warn=warn)
     from engine_worker.parallel.leader import Leader
 
     leader = stack.enter_context(
@@ -115,7 +104,7 @@ def load(
 def progress_log(
     log: BoundLogger, event: str, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[int, int], None]:
-    """A callback for (done, in all) that logs the first, the last, and now and then one between them."""
+    """A callback for (done, total) that logs the first, the last, and one each PROGRESS_SECONDS between them."""
     next_at = clock()
 
     def progress(done: int, total: int) -> None:

@@ -25,7 +25,7 @@ class Responses:
     """What a step produced. The receiver owns the lists. A row with an end is the last of its sequence."""
 
     opened: list[Open] = field(default_factory=list)
-    """Requests that were scheduled for the first time, or ended before that. Precede their first row."""
+    """Requests that were first scheduled, or ended before that. Precede their first row."""
     rows: list[TokenRow] = field(default_factory=list)
     refused: list[tuple[Submit, Fault]] = field(default_factory=list)
     """Requests that get no rows. If the number of one is in use, the live request is unaffected."""
@@ -35,8 +35,6 @@ class Responses:
 
 
 class Report(NamedTuple):
-    """Statistics of a step and of requests."""
-
     step: StepStats | None
     """None if nothing was computed."""
     requests: list[RequestStats]
@@ -48,8 +46,6 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The four callables."""
-
     get_requests: Callable[[int], Iterable[Submit]]
     """Returns new requests, oldest first, at most the given number."""
     send_responses: Callable[[Responses], None]

@@ -18,12 +18,10 @@ from sluice.ring.wire import Open, Submit, Times
 
 
 class State(Enum):
-    """Of a sequence."""
-
     AWAITING = "awaiting"
-    """Another sequence of its request computes their prompt; this one does not compete for memory yet."""
+    """Another sequence of its request computes their prompt; this one competes for no memory yet."""
     WAITING = "waiting"
-    """Holds no blocks: never did, or lost them to a failed step."""
+    """Holds no blocks: never did, or a failed step has invalidated them."""
     RUNNING = "running"
     """Holds blocks."""
     PREEMPTED = "preempted"
@@ -62,7 +60,7 @@ class Sequence:
     num_promised: int = 0
     """Output tokens that in-flight steps draw: counted in `num_tokens`, not yet known."""
     promise: int = 0
-    """Index of the draw, in the latest of those steps, that brings the last promised token."""
+    """Index of the draw, in the latest of those steps, that yields the last promised token."""
 
     blocks: list[int] = field(default_factory=list)
     """Block table: block i holds positions from i * tokens_per_block on. Empty: holds no memory."""
@@ -122,7 +120,7 @@ class Sequence:
         return self.num_tokens < self.request.max_tokens and self.num_computed + self.num_inflight < self.num_placed
 
     def expect(self, draw: int) -> None:
-        """Draw number `draw` of the step being launched brings its next token."""
+        """Draw number `draw` of the step being launched yields its next token."""
         self.num_promised += 1
         self.promise = draw
         self.num_tokens += 1
@@ -150,13 +148,10 @@ class Sequence:
         return prompt[start:] + self.output[: end - size]
 
     def finish_reason(self) -> FinishReason:
-        """Why the newest output token ends the sequence; RUNNING if it does not.
-
-        An end or stop token is part of the output and counts like any other; the detokenizer decides whether to show
-        it.
-        """
+        """Why the newest output token ends the sequence; RUNNING if it does not."""
         stopping = self.request.spec.stopping
         token, count = self.output[-1], len(self.output)
+        # The stop token itself is output and counts; whether to show it is up to the detokenizer.
         if count > stopping.min_tokens:
             if token in stopping.eos_token_ids:
                 return FinishReason.EOS
@@ -172,7 +167,6 @@ class Sequence:
 
 
 IN_ORDER = attrgetter("order")
-"""Sort key of sequences."""
 
 
 class Request:
@@ -183,9 +177,7 @@ class Request:
     """
 
     def __init__(self, spec: Submit, root: bytes, number: int, now: float, aging_seconds: float = 0.0) -> None:
-        """`root`: parent of the first block's hash. `number` grows with each arrival. `now`: seconds on the engine's
-        clock. `aging_seconds`: see `place_in_line`.
-        """
+        """`root`: parent of the first block's hash. `number`: of the arrival. `aging_seconds`: see `place_in_line`."""
         self.spec = spec
         self.root = root
         self.num_prompt = len(spec.prompt)
@@ -212,15 +204,12 @@ class Request:
         self.last_token_at: float | None = None
         self.preemptions = 0
         self.blocks_allocated = 0
-        """KV blocks newly allocated for it."""
         self.blocks_reused = 0
-        """KV blocks found in the prefix cache instead."""
+        """Found in the prefix cache instead of allocated."""
         self.blocks_missed = 0
         """Full prompt blocks looked for in the prefix cache and not found."""
         place = place_in_line(spec.priority, now, aging_seconds)
         self.sequences = tuple(self._sequence(index, (place, number, index)) for index in remaining(spec))
-        """By index."""
-        # Sequences without output await the prompt; the first of them computes it.
         for computes_prompt in self.awaiting()[:1]:
             computes_prompt.state = State.WAITING
         self.num_live = len(self.sequences)
@@ -242,7 +231,7 @@ def remaining(spec: Submit) -> list[int]:
 
 
 def opening(spec: Submit, cached_tokens: int = 0, queue: float = 0.0) -> Open:
-    """For the detokenizer, ahead of the request's rows. `queue`: seconds in the queue."""
+    """The request's Open. `queue`: seconds that it waited."""
     return Open(
         request=spec.request,
         attempt=spec.attempt,

@@ -52,14 +52,11 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 class MoveKind(Enum):
-    """Source and target memory of a move."""
-
     COPY = "copy"
-    """Device to device: a forked sequence gets its own copy of a partly filled block."""
+    """Within the device: a forked sequence gets its own copy of a partly filled block."""
     OFFLOAD = "offload"
     """Device to host: an evicted block stays findable."""
     ONLOAD = "onload"
-    """Host to device."""
 
 
 class Move(NamedTuple):
@@ -96,7 +93,6 @@ class Launched(Protocol):
 
     def collect(self) -> list[Drawn]:
         """Wait for one result per draw, in the order of slices and draws. Raises if the step as a whole failed."""
-        ...
 
 
 class Runner(Protocol):
@@ -122,8 +118,6 @@ class Runner(Protocol):
 
     def launch(self, step: Step) -> Launched:
         """Start computing a step after those launched before it. What it refers to may change once it is collected."""
-        ...
 
     def check(self) -> None:
         """Called after a failed step: raises DeviceLostError if all later ones would fail too."""
-        ...

@@ -25,7 +25,7 @@ from sluice.telemetry.output import protect_stderr
 
 
 def main() -> None:
-    """Serve until SIGTERM or SIGINT. Ends the process with a clear message where it cannot start."""
+    """Serve until SIGTERM or SIGINT. Exits with a clear message if it cannot start."""
     protect_stderr()
     settings = load_settings(RouterSettings)
     die_with_parent()
@@ -34,14 +34,7 @@ def main() -> None:
         checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, checkpoint))
-    except (
-        AddressError,
-        CheckpointError,
-        InsecureError,
-        KeysError,
-        OSError,
-        RuntimeError,
-    ) as error:
+    except (AddressError, CheckpointError, InsecureError, KeysError, OSError, RuntimeError) as error:
         raise SystemExit(str(error)) from error
 
 

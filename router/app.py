@@ -4,17 +4,16 @@ import asyncio
 import time
 from collections.abc import Iterator
 
-import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from prometheus_client.metrics_core import Metric
+from structlog.stdlib import BoundLogger
 
 from router import metrics
 from router.access.access import Access
 from router.access.principal import Admit
 from router.api.admin_service import AdminService, ModelService
 from router.api.generation_service import GenerationService
-from router.api.health import SERVICE as HEALTH
-from router.api.health import HealthService
+from router.api.health import HEALTH, HealthService
 from router.api.listener import Listener
 from router.api.reflection import reflection_handlers
 from router.api.rpc import admit_all, handler
@@ -25,10 +24,8 @@ from router.text.tokenizer_pool import TokenizerPool
 from router.validate.model import describe, limits_of
 from sluice.ring.checkpoint import Checkpoint
 from sluice.settings.services import RouterSettings
-from sluice.telemetry.health import Health, ProgressBeacon
-from sluice.telemetry.metrics import registry_of
-from sluice.telemetry.server import StatusServer
-from sluice.telemetry.service_status import ServiceStatus, State, StatusFile
+from sluice.telemetry.server import StatusServer, serve_status
+from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, State, StatusFile
 from sluice.v1 import admin_pb2, generation_pb2
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
@@ -48,10 +45,10 @@ class RouterApp:
     """One router. Create it on a running event loop.
 
     Raises AccessError, AddressError, CheckpointError, InsecureError, KeysError, ListenError; `start` raises
-    RuntimeError where a port cannot be bound.
+    RuntimeError if a port cannot be bound.
     """
 
-    def __init__(self, settings: RouterSettings, checkpoint: Checkpoint, log: structlog.stdlib.BoundLogger) -> None:
+    def __init__(self, settings: RouterSettings, checkpoint: Checkpoint, log: BoundLogger) -> None:
         self.settings = settings
         self._log = log
         self._access = Access(settings, log)
@@ -82,19 +79,14 @@ class RouterApp:
 
     @property
     def admin_port(self) -> int | None:
-        """Of AdminService, where it has its own."""
+        """Of AdminService, if it has its own."""
         return self._listeners[1].port if len(self._listeners) > 1 else None
-
-    @property
-    def address(self) -> str:
-        """Where peers reach its inbox."""
-        return self.ring.address
 
     async def start(self) -> None:
         """Bind every port, then say hello to peers, then take calls."""
         # The status server first: probes get an answer while the rest starts.
-        if self.settings.metrics_port:
-            self._status = self._serve_status()
+        unready = self.ring.not_ready_because
+        self._status = serve_status(self.settings, self._beacon, self._read_metrics, unready)
         for listener in self._listeners:
             listener.bind()
         forever = [self.ring.start(), self._access.reloads.run(RELOAD_SECONDS), self._touch_beacon()]
@@ -107,7 +99,7 @@ class RouterApp:
             "ready",
             address=self._listeners[0].address,
             admin_address=self._listeners[-1].address if has_admin else None,
-            inbox=self.address,
+            inbox=self.ring.address,
             model=self._model.name,
             router=self.settings.id,
         )
@@ -135,7 +127,7 @@ class RouterApp:
         )
 
     def _make_listeners(self) -> list[Listener]:
-        """The main one, then that of AdminService where it has its own port."""
+        """The main one, then that of AdminService if it has its own port."""
         settings, ring, text, log = self.settings, self.ring, self._text, self._log
         pipeline = RequestPipeline(
             self._model, self._limits, text, ring.requests, ring.admission, ring.dispatcher, ring.counters, log
@@ -159,7 +151,7 @@ class RouterApp:
         return [self._listener("", main + administration if settings.admin_on_main else main, caller)]
 
     def _listener(self, prefix: str, services: list[Service], reflect: Admit) -> Listener:
-        """On the host and port whose settings begin with `prefix`; health checks are open to everybody."""
+        """On the host and port whose settings begin with `prefix`; health checks are open to all."""
         services = [*services, (HEALTH, self._health, admit_all)]
         names = [service.full_name for service, _, _ in services]
         counted = self._access.counted
@@ -185,11 +177,6 @@ class RouterApp:
         while True:
             self._beacon.touch()
             await asyncio.sleep(BEACON_SECONDS)
-
-    def _serve_status(self) -> StatusServer:
-        settings = self.settings
-        health = Health(self._beacon, settings.live_stall, settings.ready_stall, self.ring.not_ready_because)
-        return StatusServer(registry_of(self._read_metrics), health, settings.metrics_host, settings.metrics_port)
 
     def _read_metrics(self) -> Iterator[Metric]:
         return metrics.read(self.ring, self._stats_broadcast, self._access)

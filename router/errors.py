@@ -75,11 +75,11 @@ class RequestError(Exception):
 
     @property
     def loggable(self) -> str:
-        """The message, or a placeholder where it is private."""
+        """The message, or a placeholder if it is private."""
         return "not logged: it quotes the request" if self.private else self.message
 
     def status(self) -> status_pb2.Status:
-        """google.rpc.Status with ErrorInfo, and with BadRequest and RetryInfo where they apply."""
+        """google.rpc.Status with ErrorInfo, and with BadRequest and RetryInfo if they apply."""
         status = status_pb2.Status(
             code=code_pb2.Code.Value(self.code.status), message=self.message[:MAX_MESSAGE_CHARACTERS]
         )
@@ -124,11 +124,12 @@ async def abort(call: Call, error: RequestError) -> NoReturn:
 
 
 def _pushback(call: Call, code: ErrorCode) -> list[tuple[str, str]]:
-    """Delay of gRPC's own retries (gRFC A6). It replaces the client's backoff, so it has to grow and be random here."""
+    """Delay of gRPC's own retries (gRFC A6)."""
     if code.retry_after is None:
         # A negative pushback stops retries, but also counts against the channel's retry throttling: hence not for
         # statuses that no policy retries.
         return [(PUSHBACK, "-1")] if code.status in RETRIED_STATUSES else []
+    # It replaces the client's backoff, so it has to grow and be random here.
     delay = code.retry_after * 2 ** _previous_attempts(call) * random.uniform(1.0, 2.0)
     return [(PUSHBACK, str(round(1000 * delay)))]
 
@@ -163,7 +164,8 @@ class Range(NamedTuple):
         """Why the value is out of range, or None. NaN and infinities always are."""
         if math.isfinite(value) and value <= self.high and (value > self.low if self.above else value >= self.low):
             return None
-        return f"is {value:g}, must be in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
+        found = value if isinstance(value, int) else f"{value:g}"
+        return f"is {found}, must be in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
 
 
 class Violations:
@@ -171,12 +173,10 @@ class Violations:
         self.found: list[Violation] = []
 
     def add(self, field: str, description: str, private: bool = False) -> None:
-        """`private`: the description quotes the caller's text and must not be logged."""
         self.found.append(Violation(field, description, private))
 
     def within(self, field: str, value: float, allowed: Range) -> None:
-        problem = allowed.problem(value)
-        if problem:
+        if problem := allowed.problem(value):
             self.add(field, problem)
 
     def at_most(self, field: str, count: int, limit: int, unit: str) -> bool:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import structlog
 import zmq
+from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.discovery import Addresses
@@ -29,27 +29,23 @@ from sluice.settings.services import RouterSettings
 
 CACHED_BLOCKS = 1 << 16
 """Block hashes remembered per engine for placement: about 10 MiB, a million tokens."""
-RESOLVE_SECONDS = 5.0
-"""Between two look-ups of the peers' names: a new replica takes part about this soon."""
 MAX_SOCKETS = 8192
 """Of ZeroMQ, whose default of 1023 suffices for only 341 peers."""
 BATCH_MESSAGES = 32
+"""Handled in one go; then other tasks get their turn."""
 HAND_BACK_SECONDS = 2.0
 """For the answers of requests that are handed back to reach their clients."""
 
 
 class RouterInbox(Inbox[Any]):
-    """Read by the event loop: woken by ZeroMQ's descriptor, drained in batches so that other tasks get turns.
-
-    Passes every message and gap to `handle`, in order.
-    """
+    """Read by the event loop when ZeroMQ's descriptor wakes it. Passes every message and gap to `handle`, in order."""
 
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         address: str,
         handle: Callable[[ToRouter | Gap], None],
-        log: structlog.stdlib.BoundLogger,
+        log: BoundLogger,
         security: Security = PLAIN,
     ) -> None:
         self._handle = handle
@@ -92,10 +88,7 @@ class RouterInbox(Inbox[Any]):
 
 
 class RingSide:
-    """Knows no gRPC. Create it on a running event loop.
-
-    Raises AddressError, InsecureError, KeysError, ListenError.
-    """
+    """Knows no gRPC. Create it on a running event loop. Raises AddressError, InsecureError, KeysError, ListenError."""
 
     def __init__(
         self,
@@ -104,12 +97,9 @@ class RingSide:
         tokenizer: str,
         on_engine_heartbeat: Callable[[EngineHeartbeat], None],
         on_ready: Callable[[bool], None],
-        log: structlog.stdlib.BoundLogger,
+        log: BoundLogger,
     ) -> None:
-        """`context_tokens` of the model; `tokenizer`: its fingerprint, which all peers must share.
-
-        `on_ready` is told, after every change, whether new requests can be served.
-        """
+        """`tokenizer`: fingerprint that peers must share. `on_ready`: called with whether requests can be served."""
         self._settings = settings
         self._log = log
         self._on_engine_heartbeat = on_engine_heartbeat
@@ -121,25 +111,20 @@ class RingSide:
         self.admission = Admission(settings, time.monotonic)
         self.counters = RequestCounters()
         # Half of the time: the other half is left for a suspect to run like any other request.
-        self.suspects = Suspects(settings.recovery_timeout / 2)
+        self.suspects = Suspects(settings.recovery_timeout / 2, time.monotonic)
         self.serving = ServingModel(settings.allow_mixed_models, log)
         self.dispatcher = self._make_dispatcher(context_tokens)
 
     def start(self) -> Coroutine[Any, Any, None]:
         """Read messages; returns what follows the peers, which runs until it is cancelled."""
         self.inbox.start()
-        return self.membership.run(
-            self.dispatcher.on_peer_lost,
-            self.dispatcher.on_messages_lost_between,
-            self.on_change,
-            RESOLVE_SECONDS,
-        )
+        dispatcher = self.dispatcher
+        return self.membership.run(dispatcher.on_peer_lost, dispatcher.on_frames_lost_between, self.on_change)
 
     async def drain(self, seconds: float) -> int:
         """Take no new requests, wait until all have ended, and hand back those that are open after `seconds`.
 
-        Irreversible. Returns the number of those handed back: their clients get DRAINING after all that has come, and
-        resume at another router.
+        Irreversible. Returns the number of those handed back: their clients get DRAINING and resume at another router.
         """
         self.requests.close()
         # Health says NOT_SERVING before anything ends, so that load balancers send new calls elsewhere.
@@ -189,7 +174,8 @@ class RingSide:
         settings, security = self._settings, self._settings.security
         for address in (*settings.engines, *settings.detokenizers):
             security.check(address)
-        engines, detokenizers = Addresses(settings.engines), Addresses(settings.detokenizers)
+        # Before the inbox is bound, since an address may be invalid.
+        addresses = Addresses(settings.engines), Addresses(settings.detokenizers)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self.inbox = RouterInbox(self._context, settings.listen, self._on_message, self._log, security)
@@ -198,10 +184,8 @@ class RingSide:
         self.membership = Membership(
             self._context,
             Hello(settings.id, self.address, epoch=secrets.randbits(63)),
-            engines,
-            detokenizers,
-            settings.peer_timeout,
-            settings.stall_timeout,
+            addresses,
+            settings,
             tokenizer,
             self.placement.cache_version,
             self._log,
@@ -229,17 +213,17 @@ class RingSide:
                 self._on_engine_heartbeat(message)
             return
         if gap is not None:
-            # The frame after a gap is of the same lane, so it tells whose messages were lost.
-            requests = self.dispatcher.on_messages_lost(message.detokenizer)
-            if gap.met or requests:
-                self._log.warning("messages_lost", detokenizer=message.detokenizer, requests=requests)
+            # The frame after a gap is of the same lane, so it shows whose frames were lost.
+            requests = self.dispatcher.on_frames_lost(message.detokenizer)
+            if gap.lane_known or requests:
+                self._log.warning("frames_lost", detokenizer=message.detokenizer, requests=requests)
         if isinstance(message, TextBatch):
             self.dispatcher.on_text_batch(message)
         elif isinstance(message, DetokenizerHeartbeat) and self.membership.on_heartbeat(message):
             self.placement.on_detokenizer_heartbeat(message)
 
     def _catch_up(self) -> None:
-        """Apply cache events piece by piece: all of a large cache at once would hold up every stream."""
+        # Piece by piece: all events of a large cache at once would hold up every stream.
         if self._catching_up is None and self.placement.update_cache():
             self._catching_up = asyncio.get_running_loop().call_soon(self._go_on)
 

@@ -23,23 +23,6 @@ def write_line(text: str) -> None:
     os.write(STDOUT, f"{text}\n".encode())
 
 
-class EngineLines:
-    """Statistics that engines write to their logs. Called from the threads that read the logs."""
-
-    def __init__(self) -> None:
-        self._lines: list[tuple[str, dict[str, Any]]] = []
-
-    def __call__(self, line: LogLine) -> None:
-        if line.fields.get("type") in ("step", "request"):
-            self._lines.append((line.child, line.fields))
-
-    def clear(self) -> None:
-        self._lines = []
-
-    def of(self, service: str, kind: str) -> list[dict[str, Any]]:
-        return [fields for child, fields in self._lines if child == service and fields["type"] == kind]
-
-
 class Frozen(msgspec.Struct, frozen=True):
     """One engine that received SIGSTOP, and SIGCONT later."""
 
@@ -53,11 +36,11 @@ class Frozen(msgspec.Struct, frozen=True):
 
 
 async def freeze(
-    ring: Ring, lines: EngineLines, service: str, seconds: float, after_seconds: float, on_continue: Callable[[], None]
+    ring: Ring, log: list[LogLine], service: str, seconds: float, after: float, on_continue: Callable[[], None]
 ) -> Frozen:
-    """`on_continue` is called when it continues. Raises RuntimeError if it was restarted meanwhile."""
+    """The ring appends to `log`. `on_continue` is called when it continues. Raises RuntimeError if it was restarted."""
     pid = ring.pids[service]
-    lines.clear()
+    log.clear()
     await asyncio.sleep(BEFORE_SECONDS)
     stopped = time.time()
     os.kill(pid, signal.SIGSTOP)
@@ -68,10 +51,11 @@ async def freeze(
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     on_continue()
-    await asyncio.sleep(after_seconds)
+    await asyncio.sleep(after)
     if ring.pids[service] != pid:
         raise RuntimeError(f"{service} was restarted within {seconds:g} s without progress")
-    steps, requests = lines.of(service, "step"), lines.of(service, "request")
+    own = [line.fields for line in log if line.child == service]
+    steps, requests = ([fields for fields in own if fields.get("type") == kind] for kind in ("step", "request"))
     held = [step["active_requests"] for step in steps if step["time"] <= stopped]
     late = [each for each in requests if each["arrival"] < stopped and (each["last_token"] or 0.0) > continued]
     new = [each for each in requests if each["arrival"] > continued]

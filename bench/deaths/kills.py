@@ -12,21 +12,10 @@ from pathlib import Path
 
 import msgspec
 from matplotlib.figure import Figure
-from msgspec.structs import replace
 
-from bench.deaths.streams import (
-    ENGINE,
-    MIXED,
-    PEER_SECONDS,
-    StreamCounter,
-    StreamTotals,
-    connect,
-    mixed,
-    undisturbed,
-    without_pause,
-)
+from bench.deaths import streams
 from bench.harness.memory import MemoryWatch, Trail, before_and_after, slope
-from bench.harness.stats import percentile, thinned
+from bench.harness.stats import thinned
 from bench.harness.style import BLUE, FAINT, GREY, ORANGE, ROLES, Series, canvas, distribution, frame, trails
 from bench.harness.tables import Section, Table, number, table
 from bench.harness.topic import Step, Topic
@@ -35,16 +24,10 @@ from sluice.launch import Ring
 POLL_SECONDS = 0.05
 
 
-class KillPlan(msgspec.Struct, frozen=True):
-    streams: int = 64
+class KillPlan(streams.StreamsPlan, frozen=True):
     kills: int = 50
     seconds_between: float = 2.0
-    max_tokens: int = 200
-    routers: int = 2
-    engines: int = 2
-    detokenizers: int = 3
     seed: int = 0
-    threads: int = 1
 
     @property
     def steps(self) -> int:
@@ -61,7 +44,7 @@ class Death(msgspec.Struct, frozen=True):
         return self.service.partition("-")[0]
 
 
-class KillResult(StreamTotals, frozen=True, kw_only=True):
+class KillResult(streams.StreamTotals, frozen=True, kw_only=True):
     plan: KillPlan
     deaths: list[Death]
     quiet_seconds: float
@@ -76,18 +59,9 @@ class KillResult(StreamTotals, frozen=True, kw_only=True):
         return dict(sorted(Counter(death.role for death in self.deaths).items()))
 
 
-def plan(quick: bool, threads: int, _: Path) -> KillPlan:
-    made = KillPlan(8, 3, max_tokens=60) if quick else KillPlan()
-    return replace(made, threads=max(1, threads // made.engines))
-
-
-def soak_plan(quick: bool, threads: int, folder: Path) -> KillPlan:
-    return soak_of(0.1 if quick else 30.0, 5.0 if quick else 20.0, plan(quick, threads, folder))
-
-
-def soak_of(minutes: float, every: float, plan: KillPlan, **others: int) -> KillPlan:
-    """A death every `every` seconds; the rest as in `plan`, except for `others`."""
-    return replace(plan, **others, kills=max(1, round(60 * minutes / every)), seconds_between=every)
+def soak_plan(minutes: float, every: float, **others: int) -> KillPlan:
+    """A death every `every` seconds on average."""
+    return KillPlan(**others, kills=max(1, round(60 * minutes / every)), seconds_between=every)
 
 
 async def kill(ring: Ring, plan: KillPlan, on_kill: Callable[[], None]) -> list[Death]:
@@ -109,39 +83,30 @@ async def kill(ring: Ring, plan: KillPlan, on_kill: Callable[[], None]) -> list[
 
 
 def measure(plan: KillPlan, _: Path, step: Step) -> KillResult:
-    with Ring(
-        engines=plan.engines,
-        detokenizers=plan.detokenizers,
-        routers=plan.routers,
-        engine_args={**ENGINE, "threads": plan.threads},
-        router_args={"peer_timeout": PEER_SECONDS},
-    ) as ring:
+    with plan.ring({}) as ring:
         return asyncio.run(_measure(ring, plan, step))
 
 
 async def _measure(ring: Ring, plan: KillPlan, step: Step) -> KillResult:
-    asked = mixed(plan.streams, plan.max_tokens)
-    watch, counter = MemoryWatch(ring), StreamCounter()
-    async with connect(ring.addresses) as client:
+    asked, watch, counter = plan.requests, MemoryWatch(ring), streams.StreamCounter()
+    async with streams.connect(ring.addresses) as client:
         watching = asyncio.create_task(watch.run())
-        quiet = await undisturbed(client, asked, lambda: step("undisturbed"))
+        quiet = await streams.undisturbed(client, asked, lambda: step("undisturbed"))
         began = time.monotonic()
         killing = asyncio.create_task(kill(ring, plan, lambda: step("streams run, services die")))
-        await without_pause(client, asked, quiet, killing, counter.add)
-        deaths = await killing
-        seconds = time.monotonic() - began
+        await streams.without_pause(client, asked, quiet, killing, counter.add)
         watching.cancel()
         watch.sample()
-    return KillResult(
-        plan=plan,
-        deaths=deaths,
-        quiet_seconds=began - watch.began,
-        seconds=seconds,
-        quiet_first=thinned([found.first_token for found in quiet]),
-        quiet_stall=thinned([found.stall for found in quiet]),
-        memory=watch.trails,
-        **counter.totals(),
-    )
+        return KillResult(
+            plan=plan,
+            deaths=await killing,
+            quiet_seconds=began - watch.began,
+            seconds=time.monotonic() - began,
+            quiet_first=thinned([found.first_token for found in quiet]),
+            quiet_stall=thinned([found.stall for found in quiet]),
+            memory=watch.trails,
+            **counter.totals(),
+        )
 
 
 WARM_SECONDS: Mapping[str, float] = {"router": 30.0, "engine": 180.0, "detok": 30.0}
@@ -153,8 +118,7 @@ def section(result: KillResult) -> Section:
     plan = result.plan
     return Section(
         "Streams while services die",
-        f"{plan.streams} streams without pause: {MIXED}, through {plan.routers} routers, {plan.engines} engines "
-        f"and {plan.detokenizers} detokenizers, of which a random one gets SIGKILL every {plan.seconds_between:g} s. "
+        f"{plan.text}, of which a random one gets SIGKILL every {plan.seconds_between:g} s. "
         "Each is compared with its undisturbed run: text, token ids, logprobs, finish reason, usage.",
         [_answer(result)],
         [_pauses(result), _memory(result)],
@@ -171,18 +135,6 @@ def soak_section(result: KillResult) -> Section:
         [_answer(result), *([_growth(result)] if _slopes(result) else [])],
         [_pauses(result), _memory(result)],
     )
-
-
-def summary(result: KillResult) -> str:
-    waits = "; ".join(
-        f"{name} p50 {percentile(times, 50):.2f} s, p99 {percentile(times, 99):.2f} s "
-        f"(undisturbed {percentile(quiet, 50):.2f}, {percentile(quiet, 99):.2f})"
-        for name, times, quiet in (
-            ("first token", result.first, result.quiet_first),
-            ("longest pause", result.stall, result.quiet_stall),
-        )
-    )
-    return f"{_answer(result)} {waits}"
 
 
 def soak_summary(result: KillResult) -> str:
@@ -208,13 +160,8 @@ def _growth(result: KillResult) -> str:
 
 
 def _pauses(result: KillResult) -> Table:
-    rows = []
-    for name, first, stall in (
-        ("undisturbed", result.quiet_first, result.quiet_stall),
-        ("services die", result.first, result.stall),
-    ):
-        cells = [number(1000 * percentile(times, p)) for times in (first, stall) for p in (50, 99)]
-        rows.append(" | ".join([name, *cells]))
+    quiet = f"undisturbed | {streams.wait_cells(result.quiet_first, result.quiet_stall)}"
+    rows = (quiet, f"services die | {streams.wait_cells(result.first, result.stall)}")
     return table("ms | first token p50 | first token p99 | longest pause p50 | longest pause p99", rows)
 
 
@@ -264,5 +211,6 @@ def draw_soak(result: KillResult) -> Figure:
     return figure
 
 
-TOPIC = Topic(plan, measure, KillResult, section, draw)
-SOAK = Topic(soak_plan, measure, KillResult, soak_section, draw_soak)
+TOPIC = Topic(KillPlan(), KillPlan(8, 60, kills=3), measure, KillResult, section, draw)
+QUICK_SOAK = soak_plan(0.1, 5.0, streams=8, max_tokens=60)
+SOAK = Topic(soak_plan(30.0, 20.0), QUICK_SOAK, measure, KillResult, soak_section, draw_soak)

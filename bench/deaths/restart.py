@@ -5,26 +5,13 @@ from pathlib import Path
 
 import msgspec
 from matplotlib.figure import Figure
-from msgspec.structs import replace
 
-from bench.deaths.freeze import CALLBACK, EngineLines, Frozen, Leftovers, freeze, leftovers
-from bench.deaths.streams import (
-    ENGINE,
-    MIXED,
-    PEER_SECONDS,
-    StreamCounter,
-    StreamSeen,
-    StreamTotals,
-    connect,
-    mixed,
-    undisturbed,
-    without_pause,
-)
-from bench.harness.stats import percentile
+from bench.deaths import streams
+from bench.deaths.freeze import CALLBACK, Frozen, Leftovers, freeze, leftovers
 from bench.harness.style import BLUE, FAINT, GREY, ORANGE, TEAL, Series, canvas, dashed, distribution, frame, note
 from bench.harness.tables import Section, Table, number, short, table
 from bench.harness.topic import Step, Topic
-from sluice.launch import Ring
+from sluice.launch import LogLine, Ring
 
 QUIET, RESTARTS, STOPPED, GOES_ON = "undisturbed", "rolling restart", "an engine stands still", "it goes on"
 LOOKS = {QUIET: GREY, RESTARTS: ORANGE, STOPPED: BLUE, GOES_ON: TEAL}
@@ -32,16 +19,10 @@ MOST_SECONDS = 5.0
 POLL_SECONDS = 0.01
 
 
-class RestartPlan(msgspec.Struct, frozen=True):
-    streams: int = 32
-    max_tokens: int = 200
-    routers: int = 2
-    engines: int = 2
-    detokenizers: int = 3
+class RestartPlan(streams.StreamsPlan, frozen=True):
     drain_timeout: float = 3.0
     stopped_seconds: float = 30.0
     after_seconds: float = 10.0
-    threads: int = 1
 
     @property
     def steps(self) -> int:
@@ -57,7 +38,7 @@ class Restart(msgspec.Struct, frozen=True):
     ending: str
 
 
-class RestartPhase(StreamTotals, frozen=True, kw_only=True):
+class RestartPhase(streams.StreamTotals, frozen=True, kw_only=True):
     name: str
     seconds: float
 
@@ -65,35 +46,17 @@ class RestartPhase(StreamTotals, frozen=True, kw_only=True):
 class RestartResult(msgspec.Struct, frozen=True):
     plan: RestartPlan
     peer_seconds: float
-    """Silence after which routers consider a peer dead."""
     phases: list[RestartPhase]
+    """In the order of LOOKS."""
     restarts: list[Restart]
     frozen: Frozen
     left: Leftovers
 
-    def phase(self, name: str) -> RestartPhase:
-        return next(phase for phase in self.phases if phase.name == name)
-
-
-def plan(quick: bool, threads: int, _: Path) -> RestartPlan:
-    made = RestartPlan()
-    if quick:
-        made = replace(made, streams=6, max_tokens=60, stopped_seconds=5.0, after_seconds=3.0)
-    return replace(made, threads=max(1, threads // made.engines))
-
 
 def measure(plan: RestartPlan, _: Path, step: Step) -> RestartResult:
     """In one ring. Raises ValueError if the launcher would restart the frozen engine."""
-    lines = EngineLines()
-    with Ring(
-        engines=plan.engines,
-        detokenizers=plan.detokenizers,
-        routers=plan.routers,
-        drain_timeout=plan.drain_timeout,
-        engine_args={**ENGINE, "threads": plan.threads, "stats_callback": CALLBACK},
-        router_args={"peer_timeout": PEER_SECONDS},
-        observe=lines,
-    ) as ring:
+    lines: list[LogLine] = []
+    with plan.ring({"stats_callback": CALLBACK}, drain_timeout=plan.drain_timeout, observe=lines.append) as ring:
         if plan.stopped_seconds >= ring.plan.freeze_timeout:
             raise ValueError(
                 f"stopped_seconds is {plan.stopped_seconds:g}, but the launcher restarts an engine after "
@@ -102,30 +65,29 @@ def measure(plan: RestartPlan, _: Path, step: Step) -> RestartResult:
         return asyncio.run(_measure(ring, lines, plan, step))
 
 
-async def _measure(ring: Ring, lines: EngineLines, plan: RestartPlan, step: Step) -> RestartResult:
-    asked = mixed(plan.streams, plan.max_tokens)
-    phases = _Phases()
+async def _measure(ring: Ring, lines: list[LogLine], plan: RestartPlan, step: Step) -> RestartResult:
+    asked, phases = plan.requests, _Phases()
 
     def on_continue() -> None:
         phases.begin(GOES_ON)
         step(STOPPED)
 
-    async with connect(ring.addresses) as client:
-        quiet = await undisturbed(client, asked, lambda: step(QUIET))
+    async with streams.connect(ring.addresses) as client:
+        quiet = await streams.undisturbed(client, asked, lambda: step(QUIET))
         for found in quiet:
             phases.add(found, found)
         phases.begin(RESTARTS)
         restarting = asyncio.create_task(_restart_all(ring, step))
-        await without_pause(client, asked, quiet, restarting, phases.add)
+        await streams.without_pause(client, asked, quiet, restarting, phases.add)
         phases.begin(STOPPED)
         name = next(name for name, child in ring.children.items() if child.role == "engine")
         seconds = (plan.stopped_seconds, plan.after_seconds)
         freezing = asyncio.create_task(freeze(ring, lines, name, *seconds, on_continue))
-        await without_pause(client, asked, quiet, freezing, phases.add)
+        await streams.without_pause(client, asked, quiet, freezing, phases.add)
         ended = phases.end()
         step(GOES_ON)
         left = await leftovers(client, ring)
-        return RestartResult(plan, PEER_SECONDS, ended, await restarting, await freezing, left)
+        return RestartResult(plan, streams.PEER_SECONDS, ended, await restarting, await freezing, left)
 
 
 async def _restart_all(ring: Ring, step: Step) -> list[Restart]:
@@ -151,13 +113,13 @@ class _Phases:
     """One after the other, each with the streams that ended in it."""
 
     def __init__(self) -> None:
-        self._begun: list[tuple[str, float, StreamCounter]] = []
+        self._begun: list[tuple[str, float, streams.StreamCounter]] = []
         self.begin(QUIET)
 
     def begin(self, name: str) -> None:
-        self._begun.append((name, asyncio.get_running_loop().time(), StreamCounter()))
+        self._begun.append((name, asyncio.get_running_loop().time(), streams.StreamCounter()))
 
-    def add(self, found: StreamSeen, truth: StreamSeen) -> None:
+    def add(self, found: streams.StreamSeen, truth: streams.StreamSeen) -> None:
         self._begun[-1][2].add(found, truth)
 
     def end(self) -> list[RestartPhase]:
@@ -170,21 +132,21 @@ class _Phases:
 
 def section(result: RestartResult) -> Section:
     plan = result.plan
+    drains = (f"{r.service} | {number(r.drain)} | {number(r.back)} | {r.ending}" for r in result.restarts)
     return Section(
         "Streams while services are restarted, and while an engine is stopped",
-        f"{plan.streams} streams without pause: {MIXED}, through {plan.routers} routers, {plan.engines} engines and "
-        f"{plan.detokenizers} detokenizers; routers consider a peer dead after {result.peer_seconds:g} s of silence. "
+        f"{plan.text}; routers consider a peer dead after {result.peer_seconds:g} s of silence. "
         f"Every service is restarted, one after the other, with a drain timeout of {plan.drain_timeout:g} s; then "
         f"{result.frozen.service} gets SIGSTOP, and SIGCONT {plan.stopped_seconds:g} s later. Each stream is compared "
         "with its undisturbed run, and counted in the phase in which it ended. *Serves again*: when all routers know.",
         [_restart_answer(result), _freeze_answer(result)],
-        [_phases_table(result), _drains_table(result)],
+        [_phases_table(result), table("restarted | drain, s | serves again after, s | the process", drains)],
     )
 
 
 def _restart_answer(result: RestartResult) -> str:
     longest = max(result.restarts, key=lambda restart: restart.drain)
-    phase = result.phase(RESTARTS)
+    phase = result.phases[1]
     return (
         f"{len(result.restarts)} services restarted in {phase.seconds:.0f} s: {_streams(phase)}. The longest drain "
         f"took **{longest.drain:.2f} s** ({longest.service}; limit: {MOST_SECONDS:g} s)."
@@ -193,11 +155,12 @@ def _restart_answer(result: RestartResult) -> str:
 
 def _freeze_answer(result: RestartResult) -> str:
     frozen, left = result.frozen, result.left
+    _, _, stopped, afterwards = result.phases
     unheard = f"; no heartbeat of {', '.join(left.unheard)}" if left.unheard else ""
     return (
-        f"{frozen.service} is stopped for {frozen.seconds:g} s: {_streams(result.phase(STOPPED))}. It held "
+        f"{frozen.service} is stopped for {frozen.seconds:g} s: {_streams(stopped)}. It held "
         f"{frozen.held} requests; when it continued it drew late tokens of {frozen.late} of them, and received "
-        f"{frozen.new} new ones: {_streams(result.phase(GOES_ON))}. At the end {left.requests} requests, {left.blocks} "
+        f"{frozen.new} new ones: {_streams(afterwards)}. At the end {left.requests} requests, {left.blocks} "
         f"blocks and {left.streams} streams are left in the ring{unheard}."
     )
 
@@ -209,31 +172,18 @@ def _streams(phase: RestartPhase) -> str:
 def _phases_table(result: RestartResult) -> Table:
     rows = []
     for p in result.phases:
-        waits = (number(1000 * percentile(times, percent)) for times in (p.first, p.stall) for percent in (50, 99))
         counts = map(str, (p.streams, p.failed, p.wrong, p.repeated, p.resumed))
-        rows.append(" | ".join([p.name, *counts, *waits]))
-    return table(
-        "| streams | failed | wrong | repeated | at another router | first token p50, ms | first token p99 | "
-        "longest pause p50 | longest pause p99",
-        rows,
-    )
-
-
-def _drains_table(result: RestartResult) -> Table:
-    rows = (f"{r.service} | {number(r.drain)} | {number(r.back)} | {r.ending}" for r in result.restarts)
-    return table("restarted | drain, s | serves again after, s | the process", rows)
+        rows.append(" | ".join([p.name, *counts, streams.wait_cells(p.first, p.stall)]))
+    waits = "first token p50, ms | first token p99 | longest pause p50 | longest pause p99"
+    return table(f"| streams | failed | wrong | repeated | at another router | {waits}", rows)
 
 
 def draw(result: RestartResult) -> Figure:
-    figure, ((restarts, pauses),) = canvas(
-        (1, 2),
-        (12, 4.8),
-        "Services are restarted, an engine is stopped, streams go on",
-        f"{sum(phase.streams for phase in result.phases[1:]):,} streams. Each stream's longest wait.",
-    )
-    names, drains = ([getattr(restart, name) for restart in result.restarts] for name in ("service", "drain"))
+    title = "Services are restarted, an engine is stopped, streams go on"
+    about = f"{sum(phase.streams for phase in result.phases[1:]):,} streams. Each stream's longest wait."
+    figure, ((restarts, pauses),) = canvas((1, 2), (12, 4.8), title, about)
+    names, drains, backs = zip(*((each.service, each.drain, each.back) for each in result.restarts), strict=True)
     restarts.barh(names, drains, 0.6, color=ORANGE, label="drains")
-    backs = [restart.back for restart in result.restarts]
     restarts.barh(names, backs, 0.6, left=drains, color=FAINT, label="starts again")
     for row, drain in enumerate(drains):
         note(restarts, f"{short(drain)} s", (drain, row), (4, 0), ha="left", va="center")
@@ -245,4 +195,5 @@ def draw(result: RestartResult) -> Figure:
     return figure
 
 
-TOPIC = Topic(plan, measure, RestartResult, section, draw)
+QUICK = RestartPlan(6, 60, stopped_seconds=5.0, after_seconds=3.0)
+TOPIC = Topic(RestartPlan(32), QUICK, measure, RestartResult, section, draw)

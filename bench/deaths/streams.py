@@ -8,9 +8,12 @@ from typing import Any
 
 import msgspec
 
-from bench.harness.stats import thinned
+from bench.harness.stats import percentile, thinned
+from bench.harness.tables import number
+from bench.harness.topic import Plan
 from sluice import AsyncClient
 from sluice.client import SluiceError
+from sluice.launch import Ring
 
 PROMPTS = (
     "def fibonacci(n):\n",
@@ -44,15 +47,41 @@ class StreamRequest(msgspec.Struct, frozen=True):
     options: dict[str, Any]
 
 
-def mixed(count: int, max_tokens: int) -> list[StreamRequest]:
-    """Kinds and prompts in turns, each with its own seed, so that no two are the same."""
-    kinds = list(KINDS.items())
-    found = []
-    for i in range(count):
-        kind, options = kinds[i % len(kinds)]
-        common = {"max_tokens": max_tokens, "ignore_eos": True, "seed": 1000 + i, "token_ids": True}
-        found.append(StreamRequest(kind, PROMPTS[i // len(kinds) % len(PROMPTS)], {**common, **options}))
-    return found
+class StreamsPlan(Plan, frozen=True):
+    """Streams through a ring; `threads`: of all engines together."""
+
+    streams: int = 64
+    max_tokens: int = 200
+    routers: int = 2
+    engines: int = 2
+    detokenizers: int = 3
+
+    @property
+    def text(self) -> str:
+        services = f"{self.routers} routers, {self.engines} engines and {self.detokenizers} detokenizers"
+        return f"{self.streams} streams without pause: {MIXED}, through {services}"
+
+    @property
+    def requests(self) -> list[StreamRequest]:
+        """Kinds and prompts in turns, each with its own seed, so that no two are the same."""
+        kinds = list(KINDS.items())
+        found = []
+        for i in range(self.streams):
+            kind, options = kinds[i % len(kinds)]
+            common = {"max_tokens": self.max_tokens, "ignore_eos": True, "seed": 1000 + i, "token_ids": True}
+            found.append(StreamRequest(kind, PROMPTS[i // len(kinds) % len(PROMPTS)], {**common, **options}))
+        return found
+
+    def ring(self, engine: Mapping[str, Any], **options: Any) -> Ring:
+        """`engine`: further settings of the engines."""
+        return Ring(
+            engines=self.engines,
+            detokenizers=self.detokenizers,
+            routers=self.routers,
+            engine_args={**ENGINE, "threads": max(1, self.threads // self.engines), **engine},
+            router_args={"peer_timeout": PEER_SECONDS},
+            **options,
+        )
 
 
 def connect(addresses: Sequence[str]) -> AsyncClient:
@@ -81,8 +110,8 @@ class StreamSeen(msgspec.Struct, frozen=True):
     outputs: tuple[OutputSeen, ...]
     faults: tuple[str, ...]
     """Violations of the protocol: repeated or skipped offsets, two ends, an error."""
-    prompt_tokens: int
-    completion_tokens: int
+    usage: tuple[int, int]
+    """Prompt and completion tokens."""
     first_token: float
     stall: float
     """Longest time between two chunks, in seconds."""
@@ -98,24 +127,24 @@ class StreamSeen(msgspec.Struct, frozen=True):
         for index, (output, other) in enumerate(zip(self.outputs, truth.outputs, strict=True)):
             if found := output.difference(other):
                 return f"{self.kind}: output {index} differs in {found}"
-        counts = [(each.prompt_tokens, each.completion_tokens) for each in (self, truth)]
-        return "" if counts[0] == counts[1] else f"{self.kind}: (prompt, completion) tokens {counts[0]} for {counts[1]}"
+        if self.usage != truth.usage:
+            return f"{self.kind}: (prompt, completion) tokens {self.usage} for {truth.usage}"
+        return ""
 
 
 def _output(index: int, chunks: Sequence[Any], faults: list[str]) -> tuple[OutputSeen, bool]:
     """One output from all its chunks, and whether some token arrived twice; adds to the faults."""
     counted, repeated = 0, False
     ends = [chunk for chunk in chunks if chunk.finish_reason is not None]
+    given = [chunk for chunk in chunks if chunk.finish_reason is None]
     if len(ends) != 1 or chunks[-1] is not ends[0]:
         faults.append(f"output {index} has {len(ends)} ends, or goes on after its end")
         repeated = bool(ends) and chunks[-1] is not ends[0]
-    for chunk in chunks:
-        if chunk.finish_reason is None:
-            if chunk.token_offset != counted:
-                faults.append(f"output {index}: offset {chunk.token_offset} after {counted} tokens")
-            repeated |= chunk.token_offset < counted
-            counted += chunk.token_count
-    given = [chunk for chunk in chunks if chunk.finish_reason is None]
+    for chunk in given:
+        if chunk.token_offset != counted:
+            faults.append(f"output {index}: offset {chunk.token_offset} after {counted} tokens")
+        repeated |= chunk.token_offset < counted
+        counted += chunk.token_count
     logprobs = [found for chunk in given for found in chunk.logprobs]
     seen = OutputSeen(
         "".join(chunk.text for chunk in given),
@@ -148,8 +177,7 @@ async def read_stream(client: AsyncClient, asked: StreamRequest) -> StreamSeen:
         asked.kind,
         tuple(seen for seen, _ in outputs),
         tuple(faults),
-        usage.prompt_tokens if usage else 0,
-        usage.completion_tokens if usage else 0,
+        (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0),
         first,
         stall,
         stream.resumed,
@@ -192,7 +220,7 @@ async def without_pause(
 
 
 class StreamTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Of ended streams. Times in seconds; lists of them are sorted and thinned to a thousand."""
+    """Of ended streams; times in seconds, thinned."""
 
     streams: int
     failed: int = 0
@@ -217,13 +245,8 @@ class StreamCounter:
 
     def add(self, found: StreamSeen, truth: StreamSeen) -> None:
         difference = found.difference(truth)
-        self._counts.update(
-            streams=1,
-            failed=bool(found.faults),
-            wrong=bool(difference),
-            resumed=bool(found.resumed),
-            repeated=found.repeated,
-        )
+        seen = {"failed": found.faults, "wrong": difference, "resumed": found.resumed, "repeated": found.repeated}
+        self._counts.update(streams=1, **{name: bool(value) for name, value in seen.items()})
         self._first.append(found.first_token)
         self._stall.append(found.stall)
         if difference:
@@ -231,3 +254,8 @@ class StreamCounter:
 
     def totals(self) -> dict[str, Any]:
         return {**self._counts, "first": thinned(self._first), "stall": thinned(self._stall), "faults": self._faults}
+
+
+def wait_cells(first: Sequence[float], stall: Sequence[float]) -> str:
+    """p50 and p99 of first tokens, then of longest pauses, in milliseconds."""
+    return " | ".join(number(1000 * percentile(times, p)) for times in (first, stall) for p in (50, 99))

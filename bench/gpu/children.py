@@ -1,23 +1,54 @@
-"""Child processes, each with a session of its own, so that it can be killed together with its descendants."""
+"""Child processes, which get work as JSON and report results as lines of JSON.
 
+Each has a session of its own, so that it can be killed together with its descendants.
+"""
+
+import json
 import os
 import signal
 import subprocess
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 LAST_CHARS = 1500
+MARK = "result: "
+"""Prefix of a report: libraries print too."""
+
+Reports = list[dict[str, Any]]
+
+
+def read_work() -> dict[str, Any]:
+    """In a child process."""
+    work: dict[str, Any] = json.loads(sys.argv[1])
+    return work
+
+
+def report(**result: Any) -> None:
+    """In a child process. Whatever happens to it later, its parent gets this result."""
+    print(MARK + json.dumps(result), flush=True)
 
 
 class Children:
     """One thread runs them, one after the other; any thread may kill the current one."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        """`folder`: scratch space."""
+        self.folder = folder
         self._running: subprocess.Popen[str] | None = None
 
-    def run(self, command: list[str], log: Path, seconds: float) -> tuple[str, str]:
+    def ask(self, module: str, work: Mapping[str, Any], seconds: float) -> tuple[Reports, str]:
+        """What `python -m module` reported, and how it ended, as `run` returns it."""
+        output, why = self.run([sys.executable, "-m", module, json.dumps(work)], seconds)
+        lines = [line.removeprefix(MARK) for line in output.splitlines() if line.startswith(MARK)]
+        return [json.loads(line) for line in lines], why
+
+    def run(self, command: list[str], seconds: float) -> tuple[str, str]:
         """Standard output, and how it ended with the tail of its standard error; "" on success."""
+        log = self.folder / "child.log"
         with log.open("wb") as errors:
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT, text=True, start_new_session=True
@@ -31,6 +62,7 @@ class Children:
                 output, _ = process.communicate()
                 ended = f"not through after {seconds:.0f} s"
             finally:
+                # What it has started may outlive it.
                 self.kill()
                 self._running = None
         said = log.read_text(errors="replace")[-LAST_CHARS:]

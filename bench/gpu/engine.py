@@ -5,7 +5,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
@@ -63,20 +63,17 @@ def served(shape: Shape, folder: Path, load: LoadRunner = load_runner, **options
         weight_bytes = sizes[-1] - shape.embedding * dtype.itemsize
         yield Served(shape, checkpoint, config, runner, dtype, weight_bytes)
     finally:
+        # Else this frame would keep its memory in use during the next line.
         del runner
         free_unused()
 
 
 def free_unused() -> None:
+    # `freeze_heap` hid the former runner's objects, some of which form cycles.
     gc.unfreeze()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-class CoreAsk(NamedTuple):
-    prompt: list[int]
-    max_tokens: int
 
 
 class StepWindow(NamedTuple):
@@ -112,21 +109,18 @@ class Core:
         self._sampling = sampling
         self._inbox: list[Submit] = []
         self._stops: list[Stop] = []
-        self._prompts: dict[int, int] = {}
+        self._prompt_tokens: list[int] = []
         self._live: set[int] = set()
-        self._number = 0
         self._ticks = self._drawn = self._context = 0
-        self.drawn: dict[int, list[Drawn]] = {}
+        self.drawn: list[list[Drawn]] = []
+        """By request."""
 
-    def submit(self, asks: Sequence[CoreAsk]) -> range:
-        numbers = range(self._number, self._number + len(asks))
-        self._number = numbers.stop
-        for number, ask in zip(numbers, asks, strict=True):
-            self._inbox.append(submit(number, ask.prompt, ask.max_tokens, self._sampling))
-            self._prompts[number] = len(ask.prompt)
-            self.drawn[number] = []
-        self._live.update(numbers)
-        return numbers
+    def submit(self, prompt: list[int], max_tokens: int) -> None:
+        number = len(self.drawn)
+        self._inbox.append(submit(number, prompt, max_tokens, self._sampling))
+        self._prompt_tokens.append(len(prompt))
+        self.drawn.append([])
+        self._live.add(number)
 
     def settle(self) -> None:
         """Until all live requests generate, and some steps longer."""
@@ -143,15 +137,12 @@ class Core:
         seconds = time.perf_counter() - began
         return StepWindow(steps, seconds, self._drawn - drawn, self._context - context)
 
-    def finish(self) -> float:
-        """Until every request has ended; returns seconds."""
-        began = time.perf_counter()
+    def finish(self) -> None:
+        """Until every request has ended."""
         while self._live:
             self._step()
-        seconds = time.perf_counter() - began
         while self._engine.step():
             pass  # Steps that were launched ahead.
-        return seconds
 
     def stop(self) -> None:
         self._stops += [Stop(number, ATTEMPT) for number in self._live]
@@ -181,7 +172,7 @@ class Core:
             mine = self.drawn[row.request]
             mine += map(Drawn, row.tokens, row.logprobs or repeat(None))
             drawn += len(row.tokens)
-            self._context += self._prompts[row.request] + len(mine)
+            self._context += self._prompt_tokens[row.request] + len(mine)
         self._drawn += drawn
         self._ticks += bool(drawn)
 

@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 RUNS = "runs"
 
@@ -18,6 +18,20 @@ def write_whole(file: Path, text: str) -> None:
 
 class Skip(Exception):  # noqa: N818 - not an error
     """Something cannot be checked or measured here; the message says why."""
+
+
+class Outcome(NamedTuple):
+    """Of a check."""
+
+    passed: bool
+    detail: str
+
+    @classmethod
+    def of_error(cls, error: Exception) -> "Outcome":
+        return cls(passed=False, detail=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+    def __str__(self) -> str:
+        return f"{'holds' if self.passed else 'DOES NOT HOLD'}: {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +167,8 @@ class Findings:
     @classmethod
     def load(cls, file: Path) -> "Findings":
         data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        lists = {
-            "checks": Check,
-            "decode": Decode,
-            "context": PromptRate,
-            "gaps": Gaps,
-            "throughput": Throughput,
-            "tried": Tried,
-            "memory": DeviceMemory,
-        }
+        tasks = {"checks": Check, "decode": Decode, "context": PromptRate, "gaps": Gaps, "throughput": Throughput}
+        lists: dict[str, type[Any]] = tasks | {"tried": Tried, "memory": DeviceMemory}
         made = {name: [kind(**entry) for entry in data[name]] for name, kind in lists.items()}
         rates = None if data["rates"] is None else Rates(**data["rates"])
         return cls(**(data | made | {"rates": rates}))

@@ -9,7 +9,7 @@ import torch
 
 from bench.gpu import standins
 from bench.harness.origin import command, now, packages_text, versions
-from engine_worker.runner.machine import missing_compiler
+from engine_worker.runner.fusing import missing_compiler
 
 PACKAGES = ("torch", "triton", "transformers", "flash-attn", "flash-attn-3", "flash-attn-4", "numpy", "safetensors")
 OPTIONAL = ("msgspec", "structlog", "matplotlib", "vllm", "sglang", "nanovllm")

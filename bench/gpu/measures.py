@@ -1,17 +1,22 @@
 """What is measured: generation, prompts, idle time and throughput, beside what the device can do in the same run."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bench.gpu.engine import Core, CoreAsk, Served, StepWindow, freeze_heap, random_prompts
-from bench.gpu.findings import Decode, Gaps, PromptRate, Rates, Skip, Throughput
-from bench.gpu.shapes import Workload
+from bench.gpu.engine import Core, Served, StepWindow, freeze_heap, random_prompts, served
+from bench.gpu.findings import Decode, DeviceMemory, Gaps, PromptRate, Rates, Skip, Throughput
+from bench.gpu.shapes import Shape, Workload
 from bench.systems.submits import GREEDY
+from engine_worker.attention.backend import synchronize
+from engine_worker.runner.load import load_runner
+from engine_worker.runner.memory import free_memory
 from sluice.ring.params import SamplingParams
 
 SLUICE = "Sluice"
@@ -36,54 +41,80 @@ def fastest(device: torch.device, work: Callable[[], object], rounds: int = 5, r
     work()
     found = []
     for _ in range(rounds):
-        wait(device)
+        synchronize(device)
         began = time.perf_counter()
         for _ in range(repeats):
             work()
-        wait(device)
+        synchronize(device)
         found.append((time.perf_counter() - began) / repeats)
-    return min(found)
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return min(found)  # Whatever else the machine does only adds time.
 
 
 def rates(device: torch.device, dtype: torch.dtype, copied: int, side: int) -> Rates:
-    return Rates(2 * copied / _copy(device, copied), 2 * side**3 / _product(device, dtype, side))
-
-
-def _copy(device: torch.device, size: int) -> float:
-    source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
-    return fastest(device, lambda: target.copy_(source))
-
-
-def _product(device: torch.device, dtype: torch.dtype, side: int) -> float:
+    source, target = (torch.zeros(copied, dtype=torch.uint8, device=device) for _ in range(2))
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    return fastest(device, lambda: left @ right)
+    copy, product = fastest(device, lambda: target.copy_(source)), fastest(device, lambda: left @ right)
+    return Rates(2 * copied / copy, 2 * side**3 / product)
 
 
-def _serve(served: Served, count: int, tokens: int, output: int, seed: int) -> float:
-    prompts = random_prompts(count, tokens, served.shape.vocab_size, seed)
-    core = Core(served)
+def serve(served: Served, work: Workload, seed: int, sampling: SamplingParams = GREEDY) -> float:
+    """Seconds of all requests at once, to their ends. Raises RuntimeError if one fails or tokens are missing."""
+    prompts = random_prompts(work.batch, work.prompt_tokens, served.shape.vocab_size, seed)
+    core = Core(served, sampling)
     freeze_heap()
     began = time.perf_counter()
-    core.submit([CoreAsk(prompt, output) for prompt in prompts])
+    for prompt in prompts:
+        core.submit(prompt, work.output_tokens)
     core.finish()
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    if short := sum(len(drawn) != work.output_tokens for drawn in core.drawn):
+        raise RuntimeError(f"{short} of {work.batch} requests have fewer than {work.output_tokens} tokens")
+    return seconds
 
 
 def prompt_rate(served: Served, count: int, tokens: int) -> PromptRate:
     """`count` prompts at once, one token after each; the second of two rounds."""
-    _, seconds = [_serve(served, count, tokens, 1, seed) for seed in (1, 2)]
+    _, seconds = [serve(served, Workload(count, tokens, 1), seed) for seed in (1, 2)]
     flops = count * (2 * served.shape.matrices * tokens + 2 * served.shape.head_sizes * tokens**2)
     return PromptRate(served.shape.name, count, tokens, count * tokens / seconds, flops / seconds)
 
 
 def throughput(served: Served, work: Workload) -> Throughput:
-    times = [_serve(served, work.batch, work.prompt_tokens, work.output_tokens, seed) for seed in work.seeds]
-    return work.result(SLUICE, served.shape.name, min(times))
+    return work.result(SLUICE, served.shape.name, min(serve(served, work, seed) for seed in work.seeds))
+
+
+@contextmanager
+def default_path(
+    shape: Shape, folder: Path, device: torch.device, record: Callable[[DeviceMemory], None], **options: Any
+) -> Iterator[Served]:
+    """As users get it, without a KV cache size; `record` gets the memory after each phase of the start."""
+
+    def load(checkpoint: Any, config: Any, progress: Any) -> Any:
+        def loading(done: int, total: int) -> None:
+            progress(done, total)
+            if done >= total:
+                record(memory("weights", device))
+
+        def capturing(done: int, total: int) -> None:
+            if done == 0:
+                record(memory("KV cache", device))
+            elif done >= total:
+                record(memory(f"{total} graphs", device))
+
+        return load_runner(checkpoint, config, loading, capturing=capturing)
+
+    with served(shape, folder, load, device=device.type, **options) as found:
+        record(memory("ready", device))
+        yield found
+
+
+def memory(phase: str, device: torch.device) -> DeviceMemory:
+    """Now. On a CPU only the free memory is known."""
+    allocated = reserved = 0
+    if device.type == "cuda":
+        synchronize(device)
+        allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    return DeviceMemory(phase, allocated, reserved, free_memory(device))
 
 
 def decode(served: Served, mode: str, batch: int, prompt: int, steps: int) -> Decode:
@@ -115,9 +146,10 @@ def _settled(served: Served, mode: str, batch: int, prompt: int, steps: int) -> 
     core = Core(served, SAMPLING.get(mode, GREEDY))
     # Early sequences generate while the prompts of later ones are read, so they need that many tokens more.
     reading = -(-batch * prompt // served.config.max_tokens_per_step) + batch // served.config.max_batch_size
-    prompts = random_prompts(batch, prompt, served.shape.vocab_size, seed=batch)
-    core.submit([CoreAsk(tokens, reading + steps + SPARE) for tokens in prompts])
+    for tokens in random_prompts(batch, prompt, served.shape.vocab_size, seed=batch):
+        core.submit(tokens, reading + steps + SPARE)
     core.settle()
+    # After the requests exist: they live as long as the measurement.
     freeze_heap()
     return core
 
@@ -135,7 +167,7 @@ def idle(device: torch.device, work: Callable[[], object]) -> Idle:
     threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     with profile(activities=[watched], experimental_config=None if cuda else threads) as profiler:
         work()
-        wait(device)
+        synchronize(device)
     kind = DeviceType.CUDA if cuda else DeviceType.CPU
     events = profiler.profiler.kineto_results.events()
     spans = [(event.start_ns(), event.end_ns()) for event in events if event.device_type() == kind]
@@ -146,11 +178,11 @@ def idle(device: torch.device, work: Callable[[], object]) -> Idle:
 
 def uncovered(spans: Iterable[tuple[int, int]]) -> Idle:
     """Gaps between spans given in nanoseconds, in any order."""
-    total = longest = 0.0
-    reached: int | None = None
-    for start, end in sorted(spans):
-        gap = 0.0 if reached is None else (start - reached) * 1e-9
+    gaps = [0.0]
+    (_, reached), *rest = sorted(spans)
+    for start, end in rest:
+        gap = (start - reached) * 1e-9
         if gap >= SHORTEST_GAP:
-            total, longest = total + gap, max(longest, gap)
-        reached = end if reached is None else max(reached, end)
-    return Idle(total, longest)
+            gaps.append(gap)
+        reached = max(reached, end)
+    return Idle(sum(gaps), max(gaps))

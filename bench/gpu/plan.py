@@ -1,27 +1,28 @@
 """All tasks in order: does it run, is it right, is it fast."""
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from bench.gpu import default, times
 from bench.gpu.checks import ranks
 from bench.gpu.checks.engine import check_graphs, check_overlap
 from bench.gpu.engine import Served, served
-from bench.gpu.findings import RUNS, Check
+from bench.gpu.findings import RUNS, Outcome
 from bench.gpu.machine import facts
-from bench.gpu.measures import AS_SERVED, EAGER
-from bench.gpu.scale import Scale
+from bench.gpu.measures import AS_SERVED, EAGER, FLAT, FREE, PEAKED, SAMPLING, default_path, memory, serve
+from bench.gpu.scale import AGAIN, DEFAULT, LOOPS, PARITY, RANKS, RATES, TRIAL, Scale
 from bench.gpu.session import GpuSession
-from bench.gpu.shapes import Shape
+from bench.gpu.shapes import Shape, Workload
 from bench.gpu.stages import Stages
 from bench.gpu.trials import avoiding, places, subjects, try_in_child
-from engine_worker.runner.machine import missing_compiler
+from bench.systems.submits import GREEDY
+from engine_worker.runner.fusing import missing_compiler
+from sluice.ring.params import SamplingParams
 
-Recheck = Callable[[Mapping[str, Any]], Check]
+Recheck = Callable[[Served], Outcome]
+"""Repeats a check with another runner."""
 
-WITHOUT: Mapping[str, Mapping[str, Any]] = {
+WITHOUT: Mapping[str, dict[str, Any]] = {
     "CUDA graphs": {"cuda_graphs": False},
     "overlap": {"overlap": False},
     "fused kernels": {"fused_kernels": False},
@@ -30,17 +31,16 @@ WITHOUT: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def blame(recheck: Recheck) -> tuple[str, list[str]]:
+def blame(recheck: Callable[[dict[str, Any]], Outcome]) -> tuple[str, list[str]]:
     """The layer at fault, if found, and the outcome of each trial."""
     told, holds = [], []
     for layer, options in WITHOUT.items():
         try:
-            check = recheck(options)
+            outcome = recheck(options)
         except Exception as error:  # noqa: BLE001 - the other layers must still be tried
-            told.append(f"without {layer}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-            continue
-        told.append(f"without {layer}: {'holds' if check.passed else 'does not hold'}: {check.detail}")
-        if check.passed:
+            outcome = Outcome.of_error(error)
+        told.append(f"without {layer}: {outcome}")
+        if outcome.passed:
             holds.append(layer)
     return _verdict(holds), told
 
@@ -54,9 +54,10 @@ def _verdict(holds: list[str]) -> str:
     return "more than one layer" if holds else "something else: it does not hold without any of them"
 
 
-TRIAL, DEFAULT = 20.0, 45.0
-"""Estimated seconds of a kernel's trials, and of loading and using the default path."""
 TRIAL_LIMIT = 60.0
+REQUESTS = 64
+KINDS: Mapping[str, SamplingParams] = {"greedy": GREEDY, "top-p": SAMPLING[PEAKED]}
+"""Of requests through the default path."""
 NO_COMPILER = "**Triton cannot compile here: the speeds of this run mean nothing.**"
 
 
@@ -65,32 +66,36 @@ class Plan(Stages):
         """`new`: on an unknown machine first try what may not run at all, and search for the layer at fault."""
         super().__init__(session, scale)
         self._new = new
-        self._avoided: frozenset[str] = frozenset()
 
     def run(self) -> None:
         small, large = self._scale.small, self._scale.large
         if self._new:
             self._start(small)
-        self._measure("copy and matrix product", times.RATES, self._rates)
-        with ExitStack() as stack:
-            self._goals(stack, small)
+        self._do("copy and matrix product", RATES, self._rates)
+        with self._runners:
+            self._goals(small)
+        # The small runners are gone by now: the large one and its cache need the memory.
         if large is not None:
             large = self._fitting(large)
         if large is not None:
-            self._alone(large)
-            self._large(large)
-        self._kernels(self._avoided)
-        self._check(ranks.title(small.name), times.RANKS, self._ranks)
-        with ExitStack() as stack:
-            self._rest(stack, small)
+            with self._runners:
+                self._alone(large)
+            with self._runners:
+                self._large(large)
+        self._kernels()
+        self._check(f"{ranks.RANKS} ranks = one, {small.name}", RANKS, self._ranks)
+        with self._runners:
+            self._rest(small)
         self._peers(large or small)
 
     def _start(self, shape: Shape) -> None:
-        self._measure("the machine", 0, self._facts)
+        self._do("the machine", 0, self._facts)
         for title in subjects():
-            self._session.do(title, TRIAL * self._scale.pace, partial(self._try, title), needed=True)
+            self._do(title, TRIAL, partial(self._try, title), needed=True)
+        # Before any kernel runs in this process, which a bad one would end.
         self._avoid()
-        self._default(shape)
+        self._do("default path", DEFAULT, partial(self._default, shape), needed=True)
+        self._known.add(shape.name)
 
     def _facts(self) -> str:
         self._findings.facts = facts(self._device)
@@ -99,17 +104,15 @@ class Plan(Stages):
         return "; ".join(f"{name}: {value}" for name, value in self._findings.facts.items())
 
     def _try(self, title: str) -> str:
-        session = self._session
-        seconds = min(TRIAL_LIMIT, max(1.0, session.budget.left))
-        given = places(self._scale, self._dtype, self._device)
-        found = try_in_child(title, given, session.children, session.folder / "trial.log", seconds)
+        seconds = min(TRIAL_LIMIT, max(1.0, self._session.budget.left))
+        found = try_in_child(title, places(self._scale, self._dtype, self._device), self._session.children, seconds)
         self._findings.tried += found
         ended = {one.ended for one in found}
         slowest = max((one.first for one in found), default=0.0)
         return f"runs on {len(found)} kinds of heads, {slowest:.1f} s at first" if ended == {RUNS} else "; ".join(ended)
 
     def _avoid(self) -> None:
-        """Disable crashed kernels: from here on kernels run in this process."""
+        """Disable crashed kernels."""
         self._forced = avoiding(self._findings.tried)
         self._avoided = frozenset(one.kernel for one in self._findings.tried if one.crashed)
         if self._forced:
@@ -117,74 +120,84 @@ class Plan(Stages):
             self._findings.notes.append(f"**A kernel crashed its process; everything else ran with {said}.**")
             self._session.say(self._findings.notes[-1])
 
-    def _default(self, shape: Shape) -> None:
-        def load() -> str:
-            opened = default.loaded(
-                shape, self._session.folder, self._device, self._findings.memory.append, **self._forced
-            )
-            with opened as found:
-                self._findings.choices["default path"] = dict(found.runner.choices)
-                told = [f"{kind}: {self._serve(found, kind)}" for kind in default.KINDS]
-            return f"{found.runner.num_blocks} blocks of {found.runner.tokens_per_block}; {'; '.join(told)}"
+    def _default(self, shape: Shape) -> str:
+        record, work = self._findings.memory.append, Workload(REQUESTS, *self._scale.peer_work)
+        with default_path(shape, self._session.folder, self._device, record, **self._forced) as found:
+            self._findings.choices["default path"] = dict(found.runner.choices)
+            told = [f"{found.runner.num_blocks} blocks of {found.runner.tokens_per_block}"]
+            for kind, sampling in KINDS.items():
+                seconds = serve(found, work, len(told), sampling)
+                told.append(f"{kind}: {REQUESTS} requests, {work.tokens / seconds:,.0f} tokens/s")
+                record(memory(f"{REQUESTS} {kind}", self._device))
+        return "; ".join(told)
 
-        self._session.do("default path", DEFAULT * self._scale.pace, load, needed=True)
-        self._known.add(shape.name)
-
-    def _serve(self, found: Served, kind: str) -> str:
-        told = default.serve(found, kind, *self._scale.peer_work)
-        self._findings.memory.append(default.memory(f"{default.REQUESTS} {kind}", self._device))
-        return told
-
-    def _goals(self, stack: ExitStack, shape: Shape) -> None:
-        batch, few = max(self._scale.batches), max(*self._scale.gap_batches, *self._scale.graph_sizes)
-        fast = self._enter(stack, AS_SERVED, shape, batch, overlap=True)
+    def _goals(self, shape: Shape) -> None:
+        scale, batch = self._scale, max(self._scale.batches)
+        few = max(*scale.few_batches, *scale.graph_sizes)
+        fast = self._enter(AS_SERVED, shape, batch, overlap=True)
         if fast is None:
             return
         self._chosen(fast)
-        self._blaming(
-            f"greedy = transformers, {shape.name}",
-            times.PARITY,
-            partial(self._parity, fast),
-            partial(self._again, shape, self._parity),
-        )
+        self._blaming("greedy = transformers", PARITY, partial(self._parity, fast), self._parity)
         self._decode(fast, AS_SERVED, (1,))
-        eager = self._enter(stack, EAGER, shape, few, overlap=True, cuda_graphs=False)
+        eager = self._enter(EAGER, shape, few, overlap=True, cuda_graphs=False)
         if eager is not None:
             self._decode(eager, EAGER, (1,))
-            check = partial(check_graphs, fast, eager, self._scale.graph_sizes, self._scale.requests[1])
-            again = partial(self._again, shape, self._parity)
-            self._blaming(f"graphs = eager, {shape.name}", times.LOOPS, check, again)
-        plain = self._enter(stack, "no overlap", shape, few, overlap=False)
+            check = partial(check_graphs, fast, eager, scale.graph_sizes, scale.requests[1])
+            self._blaming("graphs = eager", LOOPS, check, self._parity)
+        plain = self._enter("no overlap", shape, few, overlap=False)
         if plain is not None:
             self._gaps(AS_SERVED, fast, plain)
-            check = partial(check_overlap, fast, plain, *self._scale.requests)
-            again = partial(self._again, shape, lambda one: check_overlap(one, plain, *self._scale.requests))
-            self._blaming(f"overlap = none, {shape.name}", times.LOOPS, check, again)
+            self._blaming(
+                "overlap = none",
+                LOOPS,
+                lambda: check_overlap(fast, plain, *scale.requests),
+                lambda one: check_overlap(one, plain, *scale.requests),
+            )
 
-    def _rest(self, stack: ExitStack, shape: Shape) -> None:
-        fast = self._enter(stack, f"{AS_SERVED}, again", shape, max(self._scale.batches), overlap=True)
-        if fast is None:
-            return
-        self._decode(fast, AS_SERVED, tuple(batch for batch in self._scale.batches if batch > 1))
-        self._sampled(fast)
+    def _alone(self, shape: Shape) -> None:
+        """Parity with no other runner in memory: transformers in float32 takes twice the memory of the weights."""
+        few = len(self._scale.parity_lengths)
+        one = self._enter("parity", shape, few, cuda_graphs=False, kv_cache_tokens=4096)
+        if one is not None:
+            self._check(f"greedy = transformers, {shape.name}", PARITY, partial(self._parity, one))
 
-    def _blaming(
-        self, name: str, seconds: float, task: Callable[[], Check], again: Callable[[Mapping[str, Any]], Check]
-    ) -> None:
-        """A check; if it fails on a new machine, find the layer at fault."""
+    def _large(self, shape: Shape) -> None:
+        fast = self._enter(AS_SERVED, shape, max(self._scale.batches), overlap=True)
+        if fast is not None:
+            self._chosen(fast)
+            self._decode(fast, AS_SERVED, self._scale.batches)
+            self._side_by_side(fast)
+            self._gaps(AS_SERVED, fast)
+            for mode in (FREE, PEAKED):
+                self._decode(fast, mode, self._scale.few_batches[-1:])
+
+    def _rest(self, shape: Shape) -> None:
+        fast = self._enter(f"{AS_SERVED}, again", shape, max(self._scale.batches), overlap=True)
+        if fast is not None:
+            self._decode(fast, AS_SERVED, tuple(batch for batch in self._scale.batches if batch > 1))
+            for mode in (FREE, PEAKED, FLAT):
+                self._decode(fast, mode, self._scale.sampled_batches)
+            self._gaps(PEAKED, fast)
+            if self._scale.large is None:
+                self._side_by_side(fast)
+
+    def _blaming(self, title: str, seconds: float, task: Callable[[], Outcome], recheck: Recheck) -> None:
+        """A check of the small shape; if it fails on a new machine, `recheck` finds the layer at fault."""
+        name = f"{title}, {self._scale.small.name}"
         self._check(name, seconds, task)
         if not self._new or all(check.passed for check in self._findings.checks if check.name == name):
             return
 
         def search() -> str:
-            found, told = blame(again)
+            found, told = blame(partial(self._again, recheck))
             self._findings.blamed[name] = "; ".join([found, *told])
             return f"at fault: {found}"
 
-        self._session.do(f"{name}: what is at fault", times.AGAIN * self._scale.pace, search)
+        self._do(f"{name}: what is at fault", AGAIN, search)
 
-    def _again(self, shape: Shape, check: Callable[[Served], Check], options: Mapping[str, Any]) -> Check:
-        few = len(self._scale.parity_lengths)
-        wanted = self._options(max(few, max(self._scale.graph_sizes))) | {"device": self._device.type, "overlap": True}
-        with served(shape, self._session.folder, **(wanted | self._forced | dict(options))) as one:
-            return check(one)
+    def _again(self, recheck: Recheck, options: dict[str, Any]) -> Outcome:
+        few = max(len(self._scale.parity_lengths), *self._scale.graph_sizes)
+        wanted = self._options(few) | {"overlap": True} | self._forced | options
+        with served(self._scale.small, self._session.folder, **wanted) as one:
+            return recheck(one)

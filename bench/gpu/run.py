@@ -10,10 +10,12 @@ import torch
 from bench.gpu import page
 from bench.gpu.findings import Findings, Skip
 from bench.gpu.machine import origin
-from bench.gpu.peers.child import OFFLINE
 from bench.gpu.plan import Plan
 from bench.gpu.scale import FULL, tiny_scale
 from bench.gpu.session import Budget, GpuSession
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+"""Environment of this process and of its children, whose libraries read it when they are imported."""
 
 
 def draw(folder: Path) -> None:

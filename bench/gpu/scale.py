@@ -1,10 +1,39 @@
-"""How much is checked and measured."""
+"""How much is checked and measured, and estimates of how long that takes.
+
+The constants are seconds on an H100 with cold kernel caches: a task is skipped if the remaining budget is smaller. With
+one GPU and only torch, Triton and transformers they add up to some 390 s before the first peer.
+"""
 
 from dataclasses import dataclass
 from typing import Any
 
-from bench.gpu.shapes import LARGE, SMALL, Shape, tiny
+from bench.gpu.shapes import LARGE, SMALL, Shape, Workload, tiny
 from engine_worker.attention.backend import HeadShape
+
+COMPILE = 1.5
+VARIANTS = 6
+"""Kernels compiled per head shape and block size in the attention checks: generation with split keys, generation
+without, and context; each with a window and without."""
+RATES = 5.0
+"""Mostly to create a CUDA context."""
+LIBRARY = 10.0
+"""A check of a precompiled kernel: some 70 steps of one layer, and as many by the reference."""
+LOAD = 30.0
+"""Weights are drawn on the GPU, some sixty steps are captured into graphs, and some ten kernels compiled for the sizes
+of a model: attention, between matrix products, sampling."""
+AGAIN = 10.0
+PARITY = 25.0
+RANKS = 75.0
+"""Two processes import torch and connect; kernels are compiled for half the number of heads."""
+LOOPS = 15.0
+"""Some 600 steps of 10 ms, twice."""
+PRODUCT = 2e14
+SETTLE = 2.0
+"""Around a measurement: requests submitted and stopped, garbage collected."""
+PROFILE = 2.0
+STEP = 0.01
+TRIAL, DEFAULT = 20.0, 45.0
+"""A kernel's trials; loading and using the default path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +55,8 @@ class Scale:
     side: int = 8192
     batches: tuple[int, ...] = (1, 16, 64, 256)
     sampled_batches: tuple[int, ...] = (1, 64, 256)
-    gap_batches: tuple[int, ...] = (1, 64)
-    peer_batches: tuple[int, ...] = (1, 64)
+    few_batches: tuple[int, ...] = (1, 64)
+    """To measure gaps, and requests side by side."""
     prompt: int = 512
     steps: int = 32
     prompts: tuple[int, int] = (8, 4096)
@@ -43,10 +72,28 @@ class Scale:
     pace: float = 1.0
     """Factor on the estimated times of tasks."""
 
+    @property
+    def works(self) -> list[Workload]:
+        return [Workload(batch, *self.peer_work) for batch in self.few_batches]
+
     def options(self, batch: int, tokens: int, **others: Any) -> dict[str, Any]:
         """Of a runner for `batch` sequences of `tokens`, with room for requests that begin or end meanwhile."""
         sizes = {"max_batch_size": batch, "max_tokens_per_step": self.tokens_per_step}
         return sizes | {"kv_cache_tokens": (batch + 1) * (tokens + 256)} | others
+
+    def attention_seconds(self, compiles: bool) -> float:
+        return LIBRARY + compiles * COMPILE * VARIANTS * len(self.heads) * len(self.pages)
+
+    def generation_seconds(self, shape: Shape, batch: int) -> float:
+        return SETTLE + context_seconds(shape, batch, self.prompt) + 100 * STEP
+
+
+def context_seconds(shape: Shape, prompts: int, tokens: int) -> float:
+    return 2 * shape.matrices * prompts * tokens / PRODUCT
+
+
+def throughput_seconds(work: Workload) -> float:
+    return SETTLE + 2 * work.output_tokens * STEP
 
 
 FULL = Scale()
@@ -64,8 +111,7 @@ def tiny_scale() -> Scale:
         side=512,
         batches=(1, 4),
         sampled_batches=(1, 4),
-        gap_batches=(1, 4),
-        peer_batches=(1, 4),
+        few_batches=(1, 4),
         prompt=24,
         steps=6,
         prompts=(2, 128),

@@ -45,7 +45,7 @@ class GpuSession:
         self.budget = budget
         self.device = device
         self.folder = folder
-        self.children = Children()
+        self.children = Children(folder)
         self._file = file
         self._doing = "the start"
 
@@ -57,10 +57,16 @@ class GpuSession:
         self.say(f"{name}: skipped: {why}")
 
     def do(self, name: str, seconds: float, task: Callable[[], str], *, needed: bool = False) -> None:
-        """Run a task that takes about `seconds` and returns a line on its result. Without time for it, it is skipped;
-        skipping a `needed` task fails the run."""
+        """Run a task that takes about `seconds` and returns a line on its result.
+
+        Without enough time or memory it is skipped, unless it is `needed`: then the run has failed.
+        """
         if self.budget.left < seconds:
-            self._no_time(name, f"takes about {seconds:.0f} s, and {max(0.0, self.budget.left):.0f} are left", needed)
+            why = f"takes about {seconds:.0f} s, and {max(0.0, self.budget.left):.0f} are left"
+            if needed:
+                self._fail(name, why, why)
+            else:
+                self.skip(name, why)
             return
         self._doing = self.findings.doing = name
         self.keep()
@@ -70,7 +76,10 @@ class GpuSession:
         except Skip as reason:
             self.skip(name, str(reason))
         except Exception as error:  # noqa: BLE001 - later tasks must still run
-            self._fail(name, traceback.format_exc(), f"{type(error).__name__}: {error}")
+            if isinstance(error, torch.OutOfMemoryError) and not needed:
+                self.skip(name, f"out of memory: {str(error).splitlines()[0]}")
+            else:
+                self._fail(name, traceback.format_exc(), f"{type(error).__name__}: {error}")
         finally:
             self.findings.doing = ""
             self.keep()
@@ -91,12 +100,6 @@ class GpuSession:
             self.say(f"cut off by {signal.Signals(number).name} during {self._doing}")
         # A thread that waits for a device cannot be interrupted.
         os._exit(128 + number)
-
-    def _no_time(self, name: str, why: str, needed: bool) -> None:
-        if needed:
-            self._fail(name, why, why)
-        else:
-            self.skip(name, why)
 
     def _fail(self, name: str, how: str, short: str) -> None:
         self.findings.failed[name] = how

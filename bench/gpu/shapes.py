@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,13 +76,17 @@ class Workload(NamedTuple):
         """Of each round's prompts, so that no round finds those of another in a cache; the fastest round counts."""
         return range(1000 + self.batch, 1002 + self.batch)
 
+    @property
+    def tokens(self) -> int:
+        """Of all outputs."""
+        return self.batch * self.output_tokens
+
     def result(self, system: str, shape: str, seconds: float) -> Throughput:
-        rate = self.batch * self.output_tokens / seconds
-        return Throughput(system, shape, self.batch, self.prompt_tokens, self.output_tokens, rate)
+        return Throughput(system, shape, *self, self.tokens / seconds)
 
 
 def tiny() -> Shape:
-    return Shape("tiny", json.loads((TINY / "config.json").read_text(encoding="utf-8")))
+    return replace(Shape.read(TINY), name="tiny")
 
 
 SMALL = Shape(

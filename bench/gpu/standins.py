@@ -56,19 +56,20 @@ class BoundLogger:
 
 
 def msgspec() -> list[ModuleType]:
-    package, structs = ModuleType("msgspec"), ModuleType("msgspec.structs")
-    package.Struct, package.Meta, package.structs = Struct, Meta, structs  # type: ignore[attr-defined]
-    structs.replace, structs.asdict = replace, asdict  # type: ignore[attr-defined]
-    return [package, structs]
+    structs = _module("msgspec.structs", replace=replace, asdict=asdict)
+    return [_module("msgspec", Struct=Struct, Meta=Meta, structs=structs), structs]
 
 
 def structlog() -> list[ModuleType]:
-    package, stdlib, typing = (ModuleType(name) for name in ("structlog", "structlog.stdlib", "structlog.typing"))
-    package.stdlib, package.typing = stdlib, typing  # type: ignore[attr-defined]
-    stdlib.BoundLogger = BoundLogger  # type: ignore[attr-defined]
-    for name in ("EventDict", "ExcInfo", "Processor", "WrappedLogger"):
-        setattr(typing, name, Any)
-    return [package, stdlib, typing]
+    stdlib = _module("structlog.stdlib", BoundLogger=BoundLogger)
+    typing = _module("structlog.typing", EventDict=Any, ExcInfo=Any, Processor=Any, WrappedLogger=Any)
+    return [_module("structlog", stdlib=stdlib, typing=typing), stdlib, typing]
+
+
+def _module(name: str, **values: Any) -> ModuleType:
+    module = ModuleType(name)
+    module.__dict__.update(values)
+    return module
 
 
 MAKERS: Mapping[str, Callable[[], list[ModuleType]]] = {"msgspec": msgspec, "structlog": structlog}

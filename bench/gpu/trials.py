@@ -1,30 +1,27 @@
 """Each kernel tried in its own process: one that breaks the CUDA context, or crashes, affects no other.
 
-python -m bench.gpu.trials WORK: tries one in this process and prints a line of JSON per place.
+python -m bench.gpu.trials WORK: tries one in this process and reports each place, when it begins and how it ended.
 """
 
-import json
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import torch
 
-from bench.gpu.checks.kernels import STORE
-from bench.gpu.children import Children
+from bench.gpu.checks.attention import STORE
+from bench.gpu.children import Children, Reports, read_work, report
 from bench.gpu.findings import RUNS, Tried
 from bench.gpu.scale import Scale
-from engine_worker.attention.backend import HeadShape, Refusal, RefusedError
-from engine_worker.attention.choice import KERNELS, Site, try_kernel
+from engine_worker.attention.backend import HeadShape, Refusal, RefusedError, Site, capability_of
+from engine_worker.attention.choice import KERNELS, try_kernel
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.paged import Kernel, triton_store
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.attention.trial import WINDOW, verify_backend, verify_store
 from engine_worker.runner.fusing import by_triton, verify_gumbel_max, verify_layers
 
-BEGUN, MARK = "begun: ", "tried: "
 PAGE = 16
 
 
@@ -34,6 +31,10 @@ class TrialPlace(NamedTuple):
     windowed: bool
     dtype: torch.dtype
     device: torch.device
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return (None, WINDOW) if self.windowed else (None,)
 
     def __str__(self) -> str:
         heads, window = self.heads, "with a window" if self.windowed else "no window"
@@ -56,42 +57,48 @@ def subjects() -> Mapping[str, Trial]:
 
 def _paged(kernel: Kernel) -> Trial:
     def trial(place: TrialPlace) -> None:
-        windows = (None, WINDOW) if place.windowed else (None,)
-        try_kernel(kernel, Site.of(place.device, place.dtype, place.heads, windows, 0, fused=False))
+        try_kernel(kernel, _site(place))
 
     return trial
 
 
+def _site(place: TrialPlace) -> Site:
+    capability = capability_of(place.device)
+    return Site(place.device, capability, place.dtype, place.heads, place.windows, 0, fused=False)
+
+
 def _cpu(place: TrialPlace) -> None:
-    if place.device.type != "cpu":
-        raise RefusedError(Refusal.ABSENT, "it needs a CPU")
-    windows = (None, WINDOW) if place.windowed else (None,)
-    verify_backend(CpuAttention(place.heads, windows), place.heads, windows, PAGE, place.dtype, place.device)
+    _require("cpu", place)
+    backend = CpuAttention(place.heads, place.windows)
+    verify_backend(backend, _site(place), PAGE)
 
 
 def _store(place: TrialPlace) -> None:
-    if place.device.type != "cuda":
-        raise RefusedError(Refusal.ABSENT, "it needs a CUDA device")
-    verify_store(triton_store(), place.heads, place.dtype, place.device)
+    _require("cuda", place)
+    verify_store(triton_store(), _site(place))
 
 
 def _fused(place: TrialPlace) -> None:
-    if place.device.type != "cuda":
-        raise RefusedError(Refusal.ABSENT, "it needs a CUDA device")
+    _require("cuda", place)
     kernels, gumbel_max = by_triton(place.device)
     verify_gumbel_max(gumbel_max, place.device)
     verify_layers(kernels, place.hidden_size, place.heads, place.dtype, place.device)
 
 
-def main(arguments: list[str]) -> None:
-    work = json.loads(arguments[0])
+def _require(kind: str, place: TrialPlace) -> None:
+    if place.device.type != kind:
+        raise RefusedError(Refusal.ABSENT, f"it needs a {kind.upper()} device")
+
+
+def main() -> None:
+    work = read_work()
     trial = subjects()[work["title"]]
     device, dtype = torch.device(work["device"]), getattr(torch, work["dtype"])
     for heads, hidden_size, windowed in work["places"]:
         place = TrialPlace(HeadShape(*heads), hidden_size, windowed, dtype, device)
-        print(BEGUN + str(place), flush=True)
-        told = {"place": str(place), **run(trial, place, work["rounds"])}
-        print(MARK + json.dumps(told), flush=True)
+        # If the process dies in between, this says where.
+        report(begun=str(place))
+        report(place=str(place), **run(trial, place, work["rounds"]))
 
 
 @torch.inference_mode()
@@ -101,10 +108,9 @@ def run(trial: Trial, place: TrialPlace, rounds: int) -> dict[str, str | float |
         began = time.perf_counter()
         try:
             trial(place)
-        except RefusedError as error:
-            return {"ended": str(error), "absent": error.kind is Refusal.ABSENT}
         except Exception as error:  # noqa: BLE001 - a foreign package may raise anything, and this is the result
-            return {"ended": str(RefusedError.of(error)), "absent": isinstance(error, ModuleNotFoundError)}
+            refused = error if isinstance(error, RefusedError) else RefusedError.of(error)
+            return {"ended": str(refused), "absent": refused.kind is Refusal.ABSENT}
         seconds.append(time.perf_counter() - began)
     return {"ended": RUNS, "absent": False, "first": seconds[0], "fastest": min(seconds)}
 
@@ -118,20 +124,24 @@ def places(scale: Scale, dtype: torch.dtype, device: torch.device) -> list[Trial
     return [TrialPlace(heads, size, windowed, dtype, device) for windowed in (False, True) for heads in scale.heads]
 
 
-def try_in_child(title: str, given: Iterable[TrialPlace], children: Children, log: Path, seconds: float) -> list[Tried]:
-    work = _work(title, list(given))
-    command = [sys.executable, "-m", "bench.gpu.trials", json.dumps(work)]
-    return judge(title, *children.run(command, log, seconds))
+def try_in_child(title: str, given: Sequence[TrialPlace], children: Children, seconds: float) -> list[Tried]:
+    work = {
+        "title": title,
+        "rounds": ROUNDS,
+        "device": str(given[0].device),
+        "dtype": str(given[0].dtype).removeprefix("torch."),
+        "places": [(astuple(one.heads), one.hidden_size, one.windowed) for one in given],
+    }
+    return judge(title, *children.ask(__name__, work, seconds))
 
 
-def judge(title: str, output: str, why: str) -> list[Tried]:
+def judge(title: str, reports: Reports, why: str) -> list[Tried]:
     found, begun = [], "its start"
-    for line in output.splitlines():
-        if line.startswith(BEGUN):
-            begun = line.removeprefix(BEGUN)
-        elif line.startswith(MARK):
-            told = json.loads(line.removeprefix(MARK))
-            found.append(Tried(title, **told))
+    for one in reports:
+        if "begun" in one:
+            begun = one["begun"]
+        else:
+            found.append(Tried(title, **one))
             begun = "its end"
     if why:
         found.append(Tried(title, begun, f"its process {why}", crashed=True))
@@ -153,16 +163,5 @@ def avoiding(tried: Iterable[Tried]) -> dict[str, Any]:
     return options
 
 
-def _work(title: str, given: list[TrialPlace]) -> dict[str, Any]:
-    heads = ((one.heads.num_heads, one.heads.num_kv_heads, one.heads.head_dim) for one in given)
-    return {
-        "title": title,
-        "rounds": ROUNDS,
-        "device": str(given[0].device),
-        "dtype": str(given[0].dtype).removeprefix("torch."),
-        "places": [(shape, one.hidden_size, one.windowed) for shape, one in zip(heads, given, strict=True)],
-    }
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

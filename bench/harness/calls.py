@@ -62,24 +62,14 @@ POLL_SECONDS = 0.05
 TIMEOUT_SECONDS = 30.0
 
 
-class RequestLines:
-    """What routers log of requests. Called from the threads that read the logs."""
-
-    def __init__(self) -> None:
-        self._lines: list[dict[str, Any]] = []
-
-    def __call__(self, line: LogLine) -> None:
-        if line.event in (REQUEST, GIVEN_UP):
-            self._lines.append(line.fields)
-
-    def of(self, event: str, name: str) -> list[dict[str, Any]]:
-        return [line for line in self._lines if line["event"] == event and line["request_id"].startswith(f"{name}-")]
-
-    async def until(self, event: str, name: str, count: int) -> list[dict[str, Any]]:
-        """As soon as there are `count` of them. Raises TimeoutError."""
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while len(found := self.of(event, name)) < count:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{len(found)} of {count} lines: {event}, {name}")
-            await asyncio.sleep(POLL_SECONDS)
-        return found
+async def until_logged(lines: Sequence[LogLine], event: str, name: str, count: int) -> list[dict[str, Any]]:
+    """Fields of the lines about requests called `name-…`, as soon as there are `count` of them. Raises TimeoutError."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while True:
+        own = [line.fields for line in lines if line.event == event]
+        found = [fields for fields in own if fields["request_id"].startswith(f"{name}-")]
+        if len(found) >= count:
+            return found
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(found)} of {count} lines: {event}, {name}")
+        await asyncio.sleep(POLL_SECONDS)

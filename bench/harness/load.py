@@ -26,10 +26,6 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ids: bool = False
     """Return token ids."""
 
-    @property
-    def tokens(self) -> int:
-        return sum(ask.max_tokens for ask in self.asks)
-
 
 class EngineAsk(Ask, frozen=True):
     """A request with what only the engine alone understands."""
@@ -109,11 +105,6 @@ class Feed:
         self._next = 0
         self._live = 0
 
-    @property
-    def live(self) -> bool:
-        """Some submitted request has not ended."""
-        return self._live > 0
-
     def due(self) -> range:
         due = range(self._next, min(self._next + self._load.width - self._live, len(self._load.asks)))
         self._next = due.stop
@@ -128,40 +119,37 @@ class Arrivals:
     """A feed whose load ends with timed requests: these are submitted at their time, whatever else is in flight."""
 
     def __init__(self, load: EngineLoad) -> None:
-        self._times = [ask.arrives for ask in load.asks if ask.arrives is not None]
-        self._untimed = len(load.asks) - len(self._times)
+        self._asks = load.asks
+        self._untimed = sum(ask.arrives is None for ask in load.asks)
         self._feed = Feed(replace(load, asks=load.asks[: self._untimed]))
+        self._next = self._untimed
         self._silent = self._untimed
         """Initial requests without a token so far."""
         self._zero = 0.0
         """When the last of them got its first token: timed requests count from here."""
-        self._submitted = 0
-        self._live = 0
+        self._unfinished = len(load.asks)
 
     @property
     def over(self) -> bool:
-        """Every request was submitted and has ended."""
-        return not self._feed.live and not self._live and self._submitted == len(self._times)
+        """Every request has ended."""
+        return not self._unfinished
 
     def due(self, now: float) -> Iterator[tuple[int, float]]:
         """Requests to submit now, and when each of them arrived; seconds since the load began."""
         for i in self._feed.due():
             yield i, now
-        while not self._silent and self._submitted < len(self._times):
-            at = self._zero + self._times[self._submitted]
+        while not self._silent and self._next < len(self._asks):
+            at = self._zero + (self._asks[self._next].arrives or 0.0)
             if at > now:
                 break
-            self._submitted += 1
-            self._live += 1
-            yield self._untimed + self._submitted - 1, at
+            self._next += 1
+            yield self._next - 1, at
 
     def on_rows(self, now: float, rows: Iterable[tuple[int, TokenRow]]) -> None:
         for i, row in rows:
-            if i >= self._untimed:
-                self._live -= row.end is not None
-                continue
-            if row.offset == 0 and row.tokens:
+            self._unfinished -= row.end is not None
+            if i < self._untimed and row.end is not None:
+                self._feed.on_ended()
+            if i < self._untimed and row.offset == 0 and row.tokens:
                 self._silent -= 1
                 self._zero = now
-            if row.end is not None:
-                self._feed.on_ended()

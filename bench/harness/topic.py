@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import replace
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.harness.load import Load, R, System
 from bench.harness.stats import Figures
@@ -16,14 +18,36 @@ Step = Callable[[str], None]
 """Progress: called once per run with what was done."""
 
 
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is measured."""
+
+    threads: int = 1
+
+    @property
+    def steps(self) -> int:
+        """How often progress is reported."""
+        raise NotImplementedError
+
+
 class Topic(NamedTuple):
-    plan: Callable[[bool, int, Path], Any]
-    """(quick, threads, folder for model files) → how much is measured; has `steps`, the number of progress steps."""
-    measure: Callable[[Any, Path, Step], msgspec.Struct]
-    """(plan, folder for logs, step) → the result."""
+    plan: Plan
+    quick: Plan
+    """The least that shows whether it works."""
+    measure: Callable[[Any, Path, Step], Any]
+    """(plan, folder for logs and model files, step) → the result."""
     result: type[msgspec.Struct]
     section: Callable[[Any], Section]
     draw: Callable[[Any], Figure]
+
+    def run(self, name: str, plan: Plan, folder: Path, progress: Progress) -> Any:
+        """Measures and shows the progress."""
+        task = progress.add_task(f"{name}: starting", total=plan.steps)
+        return self.measure(plan, folder, lambda done: progress.update(task, advance=1, description=f"{name}: {done}"))
+
+
+def progress_bar(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)
 
 
 def engine_settings(threads: int, **others: Any) -> dict[str, Any]:

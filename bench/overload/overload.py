@@ -7,26 +7,23 @@ from pathlib import Path
 import msgspec
 from matplotlib.figure import Figure
 
-from bench.harness.calls import RequestLines
 from bench.harness.models import TINY
 from bench.harness.stats import percentile
 from bench.harness.style import BLUE, GREY, INK, ORANGE, TEAL, Series, canvas, distribution
-from bench.harness.tables import Section, Table, number, numbers, table
-from bench.harness.topic import Step, Topic, engine_settings
-from bench.overload.refusals import Burst, Retried, Volley, measure_burst, measure_retries
-from bench.overload.tenants import TenantPlan, Tenants, measure_tenants
-from sluice.launch import Ring
+from bench.harness.tables import Section, number, numbers, table
+from bench.harness.topic import Plan, Step, Topic, engine_settings
+from bench.overload import floods
+from sluice.launch import LogLine, Ring
 
 MOST_TIMES_SLOWER = 2.0
 
 
-class OverloadPlan(msgspec.Struct, frozen=True):
-    threads: int
-    volleys: list[Volley]
+class OverloadPlan(Plan, frozen=True):
+    volleys: list[floods.Volley]
     retried: int
     first_backoff: float
-    """Seconds, of that client, where the server does not say when to retry."""
-    tenants: TenantPlan
+    """Seconds, of that client, if the server does not say when to retry."""
+    tenants: floods.TenantPlan
     batch: int
     max_live: int = 8
     max_waiting: int = 16
@@ -39,63 +36,56 @@ class OverloadPlan(msgspec.Struct, frozen=True):
 class OverloadResult(msgspec.Struct, frozen=True):
     max_live: int
     max_waiting: int
-    bursts: list[Burst]
-    retried: Retried
-    tenants: Tenants
-
-
-def plan(quick: bool, threads: int, _: Path) -> OverloadPlan:
-    requests = 100 if quick else 1000
-    paced = [Volley(requests, seconds) for seconds in ((0.0, 1.0) if quick else (0.0, 1.0, 5.0))]
-    return OverloadPlan(
-        threads,
-        volleys=[*paced, Volley(4 * requests, connections=8)],
-        retried=requests,
-        first_backoff=1.0 if quick else 4.0,
-        tenants=TenantPlan(1, 3, 16, 100) if quick else TenantPlan(5, 40, 64, 400),
-        batch=8 if quick else 16,
-    )
+    bursts: list[floods.Burst]
+    retried: floods.Retried
+    tenants: floods.Tenants
 
 
 def measure(plan: OverloadPlan, _: Path, step: Step) -> OverloadResult:
     """A ring with a small queue, then one with a large one."""
-    lines = RequestLines()
+    lines: list[LogLine] = []
     small = {"max_live": plan.max_live, "max_waiting": plan.max_waiting}
-    with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=small, observe=lines) as ring:
-        bursts, again = asyncio.run(_measure_refusals(ring, lines, plan, step))
+    with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=small, observe=lines.append) as ring:
+        bursts = []
+        for volley in plan.volleys:
+            bursts.append(asyncio.run(floods.measure_burst(ring, lines, volley)))
+            step(f"{volley.requests} requests in {volley.seconds:g} s")
+        again = asyncio.run(floods.measure_retries(ring.address, plan.retried, plan.first_backoff))
+        step(f"{plan.retried} at once with a retry policy")
     engine = engine_settings(plan.threads, max_batch_size=plan.batch)
-    with Ring(TINY, engine_args=engine, observe=lines) as ring:
-        shared = asyncio.run(measure_tenants(ring.address, lines, plan.tenants, plan.batch))
+    with Ring(TINY, engine_args=engine, observe=lines.append) as ring:
+        shared = asyncio.run(floods.measure_tenants(ring.address, lines, plan.tenants, plan.batch))
         step("two tenants")
     return OverloadResult(plan.max_live, plan.max_waiting, bursts, again, shared)
 
 
-async def _measure_refusals(
-    ring: Ring, lines: RequestLines, plan: OverloadPlan, step: Step
-) -> tuple[list[Burst], Retried]:
-    bursts = []
-    for volley in plan.volleys:
-        bursts.append(await measure_burst(ring, lines, volley))
-        step(f"{volley.requests} requests in {volley.seconds:g} s")
-    again = await measure_retries(ring.address, plan.retried, plan.first_backoff)
-    step(f"{plan.retried} at once with a retry policy")
-    return bursts, again
-
-
 def section(result: OverloadResult) -> Section:
-    plan = result.tenants.plan
+    plan, tenants = result.tenants.plan, result.tenants
+    refusals = (
+        f"{each.requests:,} {_within(each)} | {each.served} | {each.refused} | {_percentiles(each.client)} | "
+        f"{_percentiles(each.router)} | {numbers(each.cpu['client'], each.cpu['router'])}"
+        for each in result.bursts
+    )
+    waits = (
+        f"{name} | {_percentiles(asked.first_token)} | {_percentiles(asked.queue)} | {_percentiles(asked.gaps)}"
+        for name, asked in (("alone", tenants.alone), ("in the flood", tenants.flooded))
+    )
+    cells = "at the client p50 · p99, ms | in the router p50 · p99, ms | CPU of client · router, ms each"
     return Section(
         "Overload",
         f"A router with {result.max_live} live and {result.max_waiting} waiting requests at most. *At the client*: "
         "from call to rejection, in one Python event loop that makes all the calls; *in the router*: from when it has "
-        f"read the message. Then an engine that runs {result.tenants.batch} requests at once, where one tenant always "
+        f"read the message. Then an engine that runs {tenants.batch} requests at once, where one tenant always "
         f"has {plan.flood} requests of {plan.flood_tokens} tokens and another sends one small request after the other.",
-        [*map(_refused, result.bursts), _retried(result), _flooded(result.tenants)],
-        [_refusals_table(result.bursts), _tenants_table(result.tenants)],
+        [*map(_refused, result.bursts), _retried(result.retried), _flooded(tenants)],
+        [
+            table(f"requests | served | rejected | {cells}", refusals),
+            table("p50 · p99, ms | first token | of that in the router | between two tokens", waits),
+        ],
     )
 
 
-def _refused(burst: Burst) -> str:
+def _refused(burst: floods.Burst) -> str:
     unexplained = f" **{_statuses(burst.unexplained)}** without an answer of the router." if burst.unexplained else ""
     return (
         f"{burst.requests:,} requests {_within(burst)}: {burst.refused} rejected, {burst.told_when} of them with "
@@ -104,19 +94,17 @@ def _refused(burst: Burst) -> str:
     )
 
 
-def _retried(result: OverloadResult) -> str:
-    errors = f" (others: {_statuses(result.retried.errors)})" if result.retried.errors else ""
-    return (
-        f"Through gRPC's own retries {result.retried.served:,} of {result.retried.requests:,} at once are answered"
-        f"{errors}, in {result.retried.seconds:.0f} s."
-    )
+def _retried(retried: floods.Retried) -> str:
+    errors = f" (others: {_statuses(retried.errors)})" if retried.errors else ""
+    answered = f"{retried.served:,} of {retried.requests:,} at once are answered{errors}"
+    return f"Through gRPC's own retries {answered}, in {retried.seconds:.0f} s."
 
 
 def _statuses(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
 
 
-def _flooded(tenants: Tenants) -> str:
+def _flooded(tenants: floods.Tenants) -> str:
     ratios = [percentile(tenants.flooded.first_token, p) / percentile(tenants.alone.first_token, p) for p in (50, 99)]
     return (
         f"In the other's flood a tenant's first token takes {ratios[0]:.1f} times as long as alone (p50), and "
@@ -124,31 +112,9 @@ def _flooded(tenants: Tenants) -> str:
     )
 
 
-def _within(burst: Burst) -> str:
+def _within(burst: floods.Burst) -> str:
     when = f"within {burst.seconds:g} s" if burst.seconds else "at once"
     return when if burst.connections == 1 else f"{when} over {burst.connections} connections"
-
-
-def _refusals_table(bursts: Sequence[Burst]) -> Table:
-    return table(
-        "requests | served | rejected | at the client p50 · p99, ms | in the router p50 · p99, ms | "
-        "CPU of client · router, ms each",
-        (
-            f"{each.requests:,} {_within(each)} | {each.served} | {each.refused} | {_percentiles(each.client)} | "
-            f"{_percentiles(each.router)} | {numbers(each.cpu['client'], each.cpu['router'])}"
-            for each in bursts
-        ),
-    )
-
-
-def _tenants_table(tenants: Tenants) -> Table:
-    return table(
-        "p50 · p99, ms | first token | of that in the router | between two tokens",
-        (
-            f"{name} | {_percentiles(asked.first_token)} | {_percentiles(asked.queue)} | {_percentiles(asked.gaps)}"
-            for name, asked in (("alone", tenants.alone), ("in the flood", tenants.flooded))
-        ),
-    )
 
 
 def _percentiles(times: Sequence[float]) -> str:
@@ -157,13 +123,9 @@ def _percentiles(times: Sequence[float]) -> str:
 
 def draw(result: OverloadResult) -> Figure:
     tenants = result.tenants
-    figure, ((left, right),) = canvas(
-        (1, 2),
-        (12, 4.8),
-        "Too much at once",
-        f"{result.max_live} live and {result.max_waiting} waiting requests at most; then two tenants, one of which "
-        f"floods with {tenants.plan.flood} requests at a time.",
-    )
+    limits = f"{result.max_live} live and {result.max_waiting} waiting requests at most"
+    about = f"{limits}; then two tenants, one of which floods with {tenants.plan.flood} requests at a time."
+    figure, ((left, right),) = canvas((1, 2), (12, 4.8), "Too much at once", about)
     refusals = [Series("in the router", TEAL, result.bursts[0].router)]
     for burst, colour in zip(result.bursts, (GREY, ORANGE, BLUE, INK), strict=False):
         refusals.append(Series(f"{burst.requests:,} {_within(burst)}", colour, burst.client))
@@ -173,4 +135,8 @@ def draw(result: OverloadResult) -> Figure:
     return figure
 
 
-TOPIC = Topic(plan, measure, OverloadResult, section, draw)
+VOLLEYS = [floods.Volley(1000), floods.Volley(1000, 1.0), floods.Volley(1000, 5.0), floods.Volley(4000, connections=8)]
+QUICK_VOLLEYS = [floods.Volley(100), floods.Volley(100, 1.0), floods.Volley(400, connections=8)]
+FULL = OverloadPlan(VOLLEYS, 1000, 4.0, floods.TenantPlan(5, 40, 64, 400), 16)
+QUICK = OverloadPlan(QUICK_VOLLEYS, 100, 1.0, floods.TenantPlan(1, 3, 16, 100), 8)
+TOPIC = Topic(FULL, QUICK, measure, OverloadResult, section, draw)

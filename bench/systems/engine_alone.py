@@ -31,8 +31,7 @@ from sluice.telemetry import configure
 NAME = "Sluice, engine alone"
 IDLE_SECONDS = 0.001
 
-IndexedRows = tuple[float, list[tuple[int, TokenRow]]]
-"""When rows came out of the engine, each with the index of its request in the load."""
+IndexedRows = tuple[float, list[tuple[int, TokenRow]]]  # When they came out, and each with its request's index.
 
 
 class RunnerShare:
@@ -74,14 +73,16 @@ class EngineAlone:
         arrivals, base = Arrivals(load), self._next_number
         self._next_number += len(load.asks)
         submitted: dict[int, float] = {}
-        heard: list[IndexedRows] = []
+        received: list[IndexedRows] = []
         self._opened.clear()
         self._steps = 0
         cpu, began = time.process_time(), time.perf_counter()
         while True:
             for i, at in arrivals.due(time.perf_counter() - began):
                 self._ahead += load.asks[i].passed
-                self._submitted.append(_submit(base + i, load.asks[i], load.salt))
+                ask = load.asks[i]
+                own = submit(base + i, ask.prompt, ask.max_tokens, salt=load.salt, retention=ask.retention)
+                self._submitted.append(own)
                 submitted[i] = at
             if arrivals.over:
                 break
@@ -90,14 +91,14 @@ class EngineAlone:
             for at, rows in self._sent:
                 some = [(row.request - base, row) for row in rows]
                 self._stops += [Stop(base + i, ATTEMPT) for i, row in some if _is_enough(load.asks[i], row)]
-                heard.append((at - began, some))
+                received.append((at - began, some))
                 arrivals.on_rows(at - began, some)
             self._sent.clear()
         used = {"engine": time.process_time() - cpu}
         while engine.step():
             pass  # Steps launched ahead must end now: the next load may get a new engine.
         cached = {opened.request - base: opened.cached_tokens for opened in self._opened}
-        return EngineRun(heard[-1][0], used, _traces(submitted, cached, heard), self._steps)
+        return EngineRun(received[-1][0], used, _traces(submitted, cached, received), self._steps)
 
     def _changed(self, settings: dict[str, Any]) -> Engine:
         changed = replace(self._settings, **settings)
@@ -137,9 +138,9 @@ def _is_enough(ask: EngineAsk, row: TokenRow) -> bool:
     return ask.ends_after is not None and row.end is None and row.offset + len(row.tokens) >= ask.ends_after
 
 
-def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], heard: list[IndexedRows]) -> list[Trace]:
+def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], received: list[IndexedRows]) -> list[Trace]:
     traces = [Trace(at, [], [], [], cached[i]) for i, at in sorted(submitted.items())]
-    for at, rows in heard:
+    for at, rows in received:
         for i, row in rows:
             if row.end is not None and row.end.fault is not None:
                 raise RuntimeError(f"the engine failed: {row.end.fault.message}")
@@ -148,10 +149,6 @@ def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], heard: li
                 traces[i].counts.append(len(row.tokens))
                 traces[i].tokens.extend(row.tokens)
     return traces
-
-
-def _submit(number: int, ask: EngineAsk, salt: str) -> Submit:
-    return submit(number, ask.prompt, ask.max_tokens, salt=salt, retention=ask.retention)
 
 
 def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> SystemProcess[EngineRun]:

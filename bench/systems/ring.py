@@ -1,18 +1,29 @@
-"""The whole ring on this machine: a router, an engine, detokenizers and a gRPC client, each a process."""
+"""The whole ring on this machine: a router, an engine, detokenizers and a gRPC client, each a process.
 
-from collections import defaultdict
+python -m bench.systems.ring ADDRESS is the client. Messages stay bytes while the clock runs and are parsed afterwards,
+so that only Python's gRPC is measured.
+"""
+
+import asyncio
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import uvloop
+from grpc import aio
 from msgspec.structs import replace
 
-from bench.harness.children import SystemProcess, cpu_seconds
-from bench.harness.load import Load, Run
+from bench.harness.calls import spec
+from bench.harness.children import SystemProcess, cpu_seconds, serve
+from bench.harness.load import Ask, Feed, Load, Run, Trace
 from sluice.launch import Ring
+from sluice.v1 import generation_pb2 as pb
 
 NAME = "Sluice, through the ring"
+METHOD = "/sluice.v1.GenerationService/GenerateStream"
 
 
 class ThroughRing:
@@ -32,10 +43,11 @@ class ThroughRing:
         return replace(run, cpu=used | run.cpu)
 
     def _cpu(self) -> dict[str, float]:
-        found: defaultdict[str, float] = defaultdict(float)
+        found: dict[str, float] = {}
         for name, pid in self._pids.items():
-            found[name.partition("-")[0]] += cpu_seconds(pid)
-        return dict(found)
+            role = name.partition("-")[0]
+            found[role] = found.get(role, 0.0) + cpu_seconds(pid)
+        return found
 
 
 @contextmanager
@@ -43,6 +55,63 @@ def through_ring(model: Path, engine: Mapping[str, Any], logs: Path) -> Iterator
     with (
         (logs / "ring.log").open("a", encoding="utf-8") as log,
         Ring(model, engine_args=engine, observe=lambda line: print(line.text, file=log, flush=True)) as ring,
-        SystemProcess("client", "bench.systems.ring_client", [ring.address], logs / "client.log", Run) as client,
+        SystemProcess("client", "bench.systems.ring", [ring.address], logs / "client.log", Run) as client,
     ):
         yield ThroughRing(ring.pids, client)
+
+
+async def answer(stream: Any, load: Load) -> Run:
+    """One connection for all streams, in one event loop."""
+    requests = [_request(ask, load) for ask in load.asks]
+    seen: list[list[tuple[float, bytes]]] = [[] for _ in requests]
+    submitted = [0.0] * len(requests)
+    cpu, began = time.process_time(), time.perf_counter()
+
+    async def ask(i: int) -> None:
+        submitted[i] = time.perf_counter()
+        async for message in stream(requests[i]):
+            seen[i].append((time.perf_counter(), message))
+
+    feed, pending = Feed(load), set[asyncio.Task[None]]()
+    while True:
+        pending |= {asyncio.create_task(ask(i)) for i in feed.due()}
+        if not pending:
+            break
+        ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+        feed.on_ended(len(ended))
+    used = {"client": time.process_time() - cpu}
+    traces = [_trace(began, at, messages) for at, messages in zip(submitted, seen, strict=True)]
+    return Run(max(trace.arrivals[-1] for trace in traces), used, traces)
+
+
+def _request(ask: Ask, load: Load) -> bytes:
+    cache, output = pb.KvCacheOptions(salt=load.salt), pb.OutputOptions(token_ids=load.ids)
+    asked = spec(ask.prompt, ask.max_tokens, kv_cache=cache, output=output)
+    return pb.GenerateStreamRequest(spec=asked).SerializeToString()
+
+
+def _trace(began: float, submitted: float, messages: list[tuple[float, bytes]]) -> Trace:
+    events = [(at - began, pb.GenerateStreamResponse.FromString(message)) for at, message in messages]
+    deltas = [(at, event.delta) for at, event in events if event.delta.token_count]
+    return Trace(
+        submitted - began,
+        [at for at, _ in deltas],
+        [delta.token_count for _, delta in deltas],
+        [token for _, delta in deltas for token in delta.token_ids],
+        max((event.started.cached_tokens for _, event in events), default=0),
+    )
+
+
+def main() -> None:
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    channel = aio.insecure_channel(sys.argv[1])
+    stream: Any = channel.unary_stream(METHOD)
+    serve(lambda load: loop.run_until_complete(answer(stream, load)), Load)
+    loop.run_until_complete(channel.close())
+
+
+if __name__ == "__main__":
+    main()

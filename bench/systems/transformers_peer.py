@@ -1,12 +1,11 @@
 """The transformers library on the same checkpoint: `generate` on padded batches, or its continuous batching.
 
-python -m bench.systems.transformers_peer MODEL {generate,continuous} --threads N --width N
+python -m bench.systems.transformers_peer MODEL {generate,continuous} THREADS WIDTH
 """
 
-import argparse
+import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,19 +81,14 @@ def run_continuous(manager: Any, load: Load, clock: Clock) -> list[Trace]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model", type=Path)
-    parser.add_argument("mode", choices=["generate", "continuous"])
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--width", type=int, required=True)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    folder, mode, threads, width = sys.argv[1:]
+    torch.set_num_threads(int(threads))
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     # An EOS id that is never sampled: every output runs to max_tokens.
     model.generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=PAD)
-    manager = start_manager(model, arguments.width) if arguments.mode == "continuous" else None
+    manager = start_manager(model, int(width)) if mode == "continuous" else None
 
     def run(load: Load, clock: Clock) -> list[Trace]:
         if manager is not None:

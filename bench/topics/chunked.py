@@ -9,26 +9,25 @@ from typing import Any
 import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from msgspec.structs import asdict
 
 from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System, Trace
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import percentile
 from bench.harness.style import BLUE, GREY, ORANGE, SOFT, canvas, frame, note, ranks
 from bench.harness.tables import Section, number, numbers, short, table
-from bench.harness.topic import Step, Topic, engine_settings, interleave
+from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
 
-WHOLE, ORDERED, EQUAL = "in one piece", "chunked, first come first served", "chunked, equal progress"
 MODES: Mapping[str, Mapping[str, Any]] = {
-    WHOLE: {"chunked_context": False},
-    ORDERED: {"context_chunking_policy": "first_come_first_served"},
-    EQUAL: {"context_chunking_policy": "equal_progress"},
+    "in one piece": {"chunked_context": False},
+    "chunked, first come first served": {"context_chunking_policy": "first_come_first_served"},
+    "chunked, equal progress": {"context_chunking_policy": "equal_progress"},
 }
 BEFORE = 60.0
 
 
-class ChunkedPlan(msgspec.Struct, frozen=True):
-    threads: int
+class ChunkedPlan(Plan, frozen=True):
     streams: int = 8
     stream_tokens: int = 96
     context_tokens: int = 2000
@@ -81,22 +80,9 @@ class ChunkedEntry(msgspec.Struct, frozen=True):
     episode: Episode
 
 
-class ChunkedResult(msgspec.Struct, frozen=True):
-    streams: int
-    context_tokens: int
-    newcomer_tokens: int
-    tokens_per_step: int
+class ChunkedResult(ChunkedPlan, frozen=True, kw_only=True):
     entries: list[ChunkedEntry]
-
-    def of(self, mode: str) -> ChunkedEntry:
-        return next(entry for entry in self.entries if entry.mode == mode)
-
-
-def plan(quick: bool, threads: int, _: Path) -> ChunkedPlan:
-    if not quick:
-        return ChunkedPlan(threads)
-    sizes = {"streams": 2, "stream_tokens": 16, "context_tokens": 300, "newcomers": 2}
-    return ChunkedPlan(threads, **sizes, tokens_per_step=64, repeats=1)
+    """In the order of MODES."""
 
 
 def measure(plan: ChunkedPlan, logs: Path, step: Step) -> ChunkedResult:
@@ -110,7 +96,7 @@ def measure(plan: ChunkedPlan, logs: Path, step: Step) -> ChunkedResult:
         runs = interleave([(system, load) for system in systems], plan.repeats, step)
     modes = zip(MODES, runs, strict=True)
     entries = [_entry(mode, [_episode(run, plan) for run in own]) for mode, own in modes]
-    return ChunkedResult(plan.streams, plan.context_tokens, plan.newcomer_tokens, plan.tokens_per_step, entries)
+    return ChunkedResult(**asdict(plan), entries=entries)
 
 
 def _context_seconds(system: System[EngineRun], plan: ChunkedPlan) -> float:
@@ -153,12 +139,13 @@ def _entry(mode: str, episodes: Sequence[Episode]) -> ChunkedEntry:
 
 
 def section(result: ChunkedResult) -> Section:
-    whole, ordered, equal = (result.of(mode) for mode in MODES)
+    whole, ordered, equal = result.entries
     rows = (
         f"{entry.mode} | {numbers(entry.newcomer_p50, entry.newcomer_p99)} | "
         f"{numbers(entry.stream_p50, entry.stream_p99)} | {number(entry.long)} | {entry.newcomers}"
         for entry in result.entries
     )
+    cells = "newcomers: first token p50 · p99, ms | streams: inter-token p50 · p99, ms"
     return Section(
         "A long prompt among others, chunked and in one piece",
         f"A prompt of {result.context_tokens:,} tokens arrives while {result.streams} streams generate; newcomers of "
@@ -170,13 +157,7 @@ def section(result: ChunkedResult) -> Section:
             f"Between two tokens of a running stream, p99: {number(ordered.stream_p99)} ms chunked instead of "
             f"{number(whole.stream_p99)} ms, **{whole.stream_p99 / ordered.stream_p99:.1f}×** less.",
         ],
-        [
-            table(
-                "the long prompt | newcomers: first token p50 · p99, ms | streams: inter-token p50 · p99, ms | "
-                "its own first token, ms | newcomers measured",
-                rows,
-            )
-        ],
+        [table(f"the long prompt | {cells} | its own first token, ms | newcomers measured", rows)],
     )
 
 
@@ -215,4 +196,5 @@ def _draw_episode(axes: Axes, episode: Episode) -> None:
     axes.set_yticks([])
 
 
-TOPIC = Topic(plan, measure, ChunkedResult, section, draw)
+QUICK = ChunkedPlan(2, 16, 300, newcomers=2, tokens_per_step=64, repeats=1)
+TOPIC = Topic(ChunkedPlan(), QUICK, measure, ChunkedResult, section, draw)

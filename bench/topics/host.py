@@ -6,12 +6,13 @@ from pathlib import Path
 
 import msgspec
 from matplotlib.figure import Figure
+from msgspec.structs import asdict
 
 from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, ORANGE, Series, canvas, dashed, distribution, frame, lines
 from bench.harness.tables import Section, numbers, table
-from bench.harness.topic import Step, Topic, engine_settings, interleave
+from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
 
 SIDES = (("device alone", ORANGE), ("with host tier", BLUE))
@@ -19,8 +20,7 @@ BYTES_PER_TOKEN = 6 * 2 * 2 * 64 * 4
 """Of the tiny model's KV cache: layers, keys and values, heads, head size, float32."""
 
 
-class HostPlan(msgspec.Struct, frozen=True):
-    threads: int
+class HostPlan(Plan, frozen=True):
     pool_tokens: int = 4096
     prompt_tokens: int = 504
     output_tokens: int = 8
@@ -49,7 +49,6 @@ class HostPlan(msgspec.Struct, frozen=True):
 class Revisits(msgspec.Struct, frozen=True):
     prompt_tokens: int
     recomputed_tokens: int
-    """Of these."""
     first_token_p50: float
     first_token_p99: float
     times: list[float]
@@ -67,24 +66,15 @@ class HostPoint(msgspec.Struct, frozen=True):
     """Share of the recomputed tokens that the host tier saves; 0 if there were none."""
 
 
-class HostResult(msgspec.Struct, frozen=True):
-    pool_tokens: int
-    host_tokens: int
-    prompt_tokens: int
-    visits: int
-    repeats: int
+class HostResult(HostPlan, frozen=True, kw_only=True):
     points: list[HostPoint]
-
-
-def plan(quick: bool, threads: int, _: Path) -> HostPlan:
-    return HostPlan(threads, 512, 120, working_sets=(3.0,), visits=1, repeats=1) if quick else HostPlan(threads)
 
 
 def measure(plan: HostPlan, logs: Path, step: Step) -> HostResult:
     settings = {"kv_cache_tokens": plan.pool_tokens, "kv_host_memory": plan.host_tokens * BYTES_PER_TOKEN}
     with engine_alone(TINY, engine_settings(plan.threads, **settings), logs) as engine:
         points = [_point(engine, plan, working_set, step) for working_set in plan.working_sets]
-    return HostResult(plan.pool_tokens, plan.host_tokens, plan.prompt_tokens, plan.visits, plan.repeats, points)
+    return HostResult(**asdict(plan), points=points)
 
 
 def _point(engine: System[EngineRun], plan: HostPlan, working_set: float, step: Step) -> HostPoint:
@@ -121,6 +111,8 @@ def section(result: HostResult) -> Section:
         f"{p.same}/{p.outputs}"
         for p in result.points
     )
+    tokens = "prompt tokens of revisits | computed again | with host tier | saved"
+    times = "first token p50 · p99, ms | with host tier | same outputs"
     return Section(
         "Evicted blocks in host memory",
         f"A pool of {result.pool_tokens:,} tokens and a host tier of {result.host_tokens:,}. Prompts of "
@@ -133,13 +125,7 @@ def section(result: HostResult) -> Section:
             for p in result.points
             if p.saved
         ],
-        [
-            table(
-                "working set, in pools | prompt tokens of revisits | computed again | with host tier | saved | "
-                "first token p50 · p99, ms | with host tier | same outputs",
-                rows,
-            )
-        ],
+        [table(f"working set, in pools | {tokens} | {times}", rows)],
     )
 
 
@@ -148,13 +134,9 @@ def _times(revisits: Revisits) -> str:
 
 
 def draw(result: HostResult) -> Figure:
-    figure, ((again, first),) = canvas(
-        (1, 2),
-        (12, 4.8),
-        "Evicted blocks wait in host memory",
-        f"Prompts of {result.prompt_tokens} tokens, revisited in order; a pool of {result.pool_tokens:,} tokens, "
-        f"{result.host_tokens:,} more on the host.",
-    )
+    memory = f"a pool of {result.pool_tokens:,} tokens, {result.host_tokens:,} more on the host"
+    about = f"Prompts of {result.prompt_tokens} tokens, revisited in order; {memory}."
+    figure, ((again, first),) = canvas((1, 2), (12, 4.8), "Evicted blocks wait in host memory", about)
     sides = [(name, colour, [(p.device, p.host)[i] for p in result.points]) for i, (name, colour) in enumerate(SIDES)]
     shares = [
         Series(name, colour, [100 * own.recomputed_tokens / own.prompt_tokens for own in found])
@@ -171,4 +153,5 @@ def draw(result: HostResult) -> Figure:
     return figure
 
 
-TOPIC = Topic(plan, measure, HostResult, section, draw)
+QUICK = HostPlan(512, 120, working_sets=(3.0,), visits=1, repeats=1)
+TOPIC = Topic(HostPlan(), QUICK, measure, HostResult, section, draw)

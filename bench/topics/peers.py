@@ -14,7 +14,7 @@ from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, GREY, canvas, frame, ranks
 from bench.harness.tables import Section, short, table
-from bench.harness.topic import Step, Topic, engine_settings, interleave, latency_cells, rate_text
+from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave, latency_cells, rate_text
 from bench.systems.engine_alone import NAME as ALONE
 from bench.systems.engine_alone import engine_alone
 from bench.systems.ring import NAME as RING
@@ -38,10 +38,9 @@ class Work(msgspec.Struct, frozen=True):
         return Load(asks, self.width, ids=True)
 
 
-class PeersPlan(msgspec.Struct, frozen=True):
+class PeersPlan(Plan, frozen=True):
     works: list[Work]
     repeats: int
-    threads: int
 
     @property
     def steps(self) -> int:
@@ -66,23 +65,12 @@ class PeersResult(msgspec.Struct, frozen=True):
     tables: list[PeerTable]
 
 
-def plan(quick: bool, threads: int, _: Path) -> PeersPlan:
-    works = [
-        Work("32 requests at once, 128 tokens in, 128 out", 32, 32, 128, 128, 128),
-        Work("32 requests, 8 at a time, 32 tokens in, 8 to 256 out", 32, 8, 32, 8, 256),
-        Work("one stream, 128 tokens in, 128 out", 1, 1, 128, 128, 128),
-    ]
-    if quick:
-        works = [Work("4 requests, 2 at a time, 16 tokens in, 2 to 8 out", 4, 2, 16, 2, 8)]
-    return PeersPlan(works, 1 if quick else 3, threads)
-
-
 def measure(plan: PeersPlan, logs: Path, step: Step) -> PeersResult:
     engine = engine_settings(plan.threads)
     width = max(work.width for work in plan.works)
 
     def transformers(name: str, mode: str) -> SystemProcess[Run]:
-        options = [str(TINY), mode, "--threads", str(plan.threads), "--width", str(width)]
+        options = [str(TINY), mode, str(plan.threads), str(width)]
         return SystemProcess(name, "bench.systems.transformers_peer", options, logs / f"{mode}.log", Run)
 
     with ExitStack() as stack:
@@ -137,12 +125,11 @@ def section(result: PeersResult) -> Section:
 
 
 def draw(result: PeersResult) -> Figure:
-    figure, (row,) = canvas(
-        (1, len(result.tables)),
-        (1.5 + 5 * len(result.tables), 3.2),
-        "Side by side with transformers on the same CPU",
-        "Output tokens per second: same checkpoint, requests, greedy sampling and threads. In brackets: by generate.",
+    about = (
+        "Output tokens per second: same checkpoint, requests, greedy sampling and threads. In brackets: by generate."
     )
+    columns, title = len(result.tables), "Side by side with transformers on the same CPU"
+    figure, (row,) = canvas((1, columns), (1.5 + 5 * columns, 3.2), title, about)
     for axes, peers in zip(row, result.tables, strict=True):
         names = [entry.system for entry in peers.entries]
         rates = [entry.figures.tokens_per_second for entry in peers.entries]
@@ -153,4 +140,10 @@ def draw(result: PeersResult) -> Figure:
     return figure
 
 
-TOPIC = Topic(plan, measure, PeersResult, section, draw)
+WORKS = [
+    Work("32 requests at once, 128 tokens in, 128 out", 32, 32, 128, 128, 128),
+    Work("32 requests, 8 at a time, 32 tokens in, 8 to 256 out", 32, 8, 32, 8, 256),
+    Work("one stream, 128 tokens in, 128 out", 1, 1, 128, 128, 128),
+]
+QUICK = PeersPlan([Work("4 requests, 2 at a time, 16 tokens in, 2 to 8 out", 4, 2, 16, 2, 8)], 1)
+TOPIC = Topic(PeersPlan(WORKS, 3), QUICK, measure, PeersResult, section, draw)

@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from msgspec.structs import asdict
 
 from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, FAINT, ORANGE, TEAL, canvas, frame
 from bench.harness.tables import Section, Table, number, short, table
-from bench.harness.topic import Step, Topic, engine_settings, interleave, latency_cells, rate_text
+from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave, latency_cells, rate_text
 from bench.systems.engine_alone import engine_alone
 
 POLICIES = {
@@ -28,8 +29,7 @@ BASE = "static_batch"
 COLOURS = {"max_utilization": BLUE, "guaranteed_no_evict": TEAL, BASE: ORANGE}
 GROUP = 8
 """Requests of which one is long, if few are."""
-SHORT = 4
-"""Longest short output, in multiples of the shortest."""
+SHORT = 4  # Longest short output, in multiples of the shortest.
 
 
 class Mix(msgspec.Struct, frozen=True):
@@ -41,10 +41,6 @@ class Mix(msgspec.Struct, frozen=True):
     """Tokens of the KV cache. None: all that the engine has, enough for every request."""
     max_tokens: int | None = None
     """What each request asks for, though its output ends earlier. None: exactly its output length."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"max_batch_size": self.batch} | ({} if self.pool is None else {"kv_cache_tokens": self.pool})
 
     def ask(self, prompt: list[int], length: int) -> EngineAsk:
         if self.max_tokens is None:
@@ -62,14 +58,22 @@ class Mix(msgspec.Struct, frozen=True):
         return found[:count]
 
 
-class PoliciesPlan(msgspec.Struct, frozen=True):
-    threads: int
-    mixes: list[Mix]
+MIXES = (
+    Mix("lengths spread evenly, 8 at a time", False, 8),
+    Mix("one in eight is long, 8 at a time", True, 8),
+    Mix("one in eight is long, 16 at a time", True, 16),
+    Mix("spread, 16 at a time, cache of 1,536 tokens", False, 16, pool=1536),
+    Mix("max_tokens unset, 16 at a time, cache of 4,096", False, 16, pool=4096, max_tokens=2016),
+)
+
+
+class PoliciesPlan(Plan, frozen=True):
     requests: int = 32
     prompt_tokens: int = 32
     shortest: int = 8
     longest: int = 256
     repeats: int = 3
+    mixes: tuple[Mix, ...] = MIXES
 
     @property
     def steps(self) -> int:
@@ -104,47 +108,29 @@ class Outcome(msgspec.Struct, frozen=True):
     mix: Mix
     tokens: int
     entries: list[PolicyEntry]
-
-    def of(self, policy: str) -> PolicyEntry:
-        return next(entry for entry in self.entries if entry.policy == policy)
+    """In the order of POLICIES."""
 
 
-class PoliciesResult(msgspec.Struct, frozen=True):
-    requests: int
-    prompt_tokens: int
-    shortest: int
-    longest: int
+class PoliciesResult(PoliciesPlan, frozen=True, kw_only=True):
     outcomes: list[Outcome]
-
-
-def plan(quick: bool, threads: int, _: Path) -> PoliciesPlan:
-    if quick:
-        mixes = [Mix("one in eight is long, 4 at a time", True, 4)]
-        mixes.append(Mix("max_tokens unset, 4 at a time, cache of 128", True, 4, pool=128, max_tokens=64))
-        return PoliciesPlan(threads, mixes, requests=16, shortest=2, longest=16, repeats=1)
-    mixes = [
-        Mix("lengths spread evenly, 8 at a time", False, 8),
-        Mix("one in eight is long, 8 at a time", True, 8),
-        Mix("one in eight is long, 16 at a time", True, 16),
-        Mix("spread, 16 at a time, cache of 1,536 tokens", False, 16, pool=1536),
-        Mix("max_tokens unset, 16 at a time, cache of 4,096", False, 16, pool=4096, max_tokens=2016),
-    ]
-    return PoliciesPlan(threads, mixes)
 
 
 def measure(plan: PoliciesPlan, logs: Path, step: Step) -> PoliciesResult:
     with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
         outcomes = [_outcome(engine, plan, mix, step) for mix in plan.mixes]
-    return PoliciesResult(plan.requests, plan.prompt_tokens, plan.shortest, plan.longest, outcomes)
+    return PoliciesResult(**asdict(plan), outcomes=outcomes)
 
 
 def _outcome(engine: System[EngineRun], plan: PoliciesPlan, mix: Mix, step: Step) -> Outcome:
     load = plan.load(mix)
-    systems = [
-        Configured(name, engine, {"capacity_scheduler_policy": policy, **mix.settings})
+    settings: dict[str, Any] = {"max_batch_size": mix.batch}
+    if mix.pool is not None:
+        settings["kv_cache_tokens"] = mix.pool
+    loads = [
+        (Configured(name, engine, {"capacity_scheduler_policy": policy, **settings}), load)
         for policy, name in POLICIES.items()
     ]
-    runs = dict(zip(POLICIES, interleave([(system, load) for system in systems], plan.repeats, step), strict=True))
+    runs = dict(zip(POLICIES, interleave(loads, plan.repeats, step), strict=True))
     return Outcome(mix, load.tokens, [_entry(policy, own, runs[BASE]) for policy, own in runs.items()])
 
 
@@ -179,7 +165,7 @@ def section(result: PoliciesResult) -> Section:
 
 
 def _answer(outcome: Outcome) -> str:
-    packed, promised, static = (outcome.of(policy) for policy in POLICIES)
+    packed, promised, static = outcome.entries
     title = outcome.mix.title.capitalize()
     if outcome.mix.pool is not None:
         return (
@@ -205,23 +191,23 @@ def _table(outcome: Outcome) -> Table:
 
 
 def draw(result: PoliciesResult) -> Figure:
+    requests = f"{result.requests} requests of {result.shortest} to {result.longest} output tokens"
     figure, grid = canvas(
         (len(POLICIES), len(result.outcomes)),
         (1 + 4.6 * len(result.outcomes), 7.6),
         "In-flight batching: a finished request frees its place at once",
-        f"{result.requests} requests of {result.shortest} to {result.longest} output tokens. A bar is a request, a row "
-        "a place in the batch, pale is an empty place.",
+        f"{requests}. A bar is a request, a row a place in the batch, pale is an empty place.",
     )
     for column, outcome in enumerate(result.outcomes):
         end = max(life.last_token for entry in outcome.entries for life in entry.lives)
-        for row, policy in enumerate(POLICIES):
-            axes, entry = grid[row][column], outcome.of(policy)
-            _draw_lives(axes, entry.lives, outcome.mix.batch, COLOURS[policy])
+        for row, entry in enumerate(outcome.entries):
+            axes = grid[row][column]
+            _draw_lives(axes, entry.lives, outcome.mix.batch, COLOURS[entry.policy])
             axes.set_xlim(0, end * 1.02)
             rate = f"{short(entry.figures.tokens_per_second)} tokens/s ({entry.ratio:.2f}×)"
             mix = "" if row else f"{outcome.mix.title}\n\n"
             below = f"{entry.steps} steps of {short(entry.step_milliseconds)} ms"
-            frame(axes, f"{mix}{policy.upper()}: {rate}", below, x="seconds")
+            frame(axes, f"{mix}{entry.policy.upper()}: {rate}", below, x="seconds")
     return figure
 
 
@@ -238,4 +224,9 @@ def _draw_lives(axes: Axes, lives: Sequence[Life], places: int, colour: str) -> 
     axes.set_yticks([])
 
 
-TOPIC = Topic(plan, measure, PoliciesResult, section, draw)
+QUICK_MIXES = (
+    Mix("one in eight is long, 4 at a time", True, 4),
+    Mix("max_tokens unset, 4 at a time, cache of 128", True, 4, pool=128, max_tokens=64),
+)
+QUICK = PoliciesPlan(16, shortest=2, longest=16, repeats=1, mixes=QUICK_MIXES)
+TOPIC = Topic(PoliciesPlan(), QUICK, measure, PoliciesResult, section, draw)

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import msgspec
 from matplotlib.figure import Figure
+from msgspec.structs import asdict
 
 from bench.harness.load import Ask, Load, Run, System, Trace
 from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, ORANGE, Series, canvas, frame, lines
 from bench.harness.tables import Section, table
-from bench.harness.topic import Step, Topic, engine_settings
+from bench.harness.topic import Plan, Step, Topic, engine_settings
 from bench.systems.ring import through_ring
 
 
-class PrefixPlan(msgspec.Struct, frozen=True):
-    threads: int
+class PrefixPlan(Plan, frozen=True):
     prompt_tokens: tuple[int, ...] = (256, 512, 1024, 1920)
     share: float = 0.9
     """Of the prompt, in the cache."""
@@ -36,20 +36,14 @@ class PrefixPoint(msgspec.Struct, frozen=True):
     """Cold by cached: median of the rounds' ratios."""
 
 
-class PrefixResult(msgspec.Struct, frozen=True):
-    share: float
-    repeats: int
+class PrefixResult(PrefixPlan, frozen=True, kw_only=True):
     points: list[PrefixPoint]
-
-
-def plan(quick: bool, threads: int, _: Path) -> PrefixPlan:
-    return PrefixPlan(threads, (128,), repeats=1) if quick else PrefixPlan(threads)
 
 
 def measure(plan: PrefixPlan, logs: Path, step: Step) -> PrefixResult:
     with through_ring(TINY, engine_settings(plan.threads), logs) as ring:
         points = [_point(ring, plan, tokens, step) for tokens in plan.prompt_tokens]
-    return PrefixResult(plan.share, plan.repeats, points)
+    return PrefixResult(**asdict(plan), points=points)
 
 
 def _point(ring: System[Run], plan: PrefixPlan, tokens: int, step: Step) -> PrefixPoint:
@@ -92,12 +86,10 @@ def section(result: PrefixResult) -> Section:
 
 
 def draw(result: PrefixResult) -> Figure:
-    figure, ((axes,),) = canvas(
-        (1, 1),
-        (8, 4.6),
-        "A cached prefix is not computed again",
-        f"First-token time through the ring, one stream, with {result.share:.0%} of the prompt cached and with none.",
+    about = (
+        f"First-token time through the ring, one stream, with {result.share:.0%} of the prompt cached and with none."
     )
+    figure, ((axes,),) = canvas((1, 1), (8, 4.6), "A cached prefix is not computed again", about)
     times = [
         Series("cold", ORANGE, [point.cold for point in result.points]),
         Series(f"{result.share:.0%} cached", BLUE, [point.cached for point in result.points]),
@@ -107,4 +99,4 @@ def draw(result: PrefixResult) -> Figure:
     return figure
 
 
-TOPIC = Topic(plan, measure, PrefixResult, section, draw)
+TOPIC = Topic(PrefixPlan(), PrefixPlan((128,), repeats=1), measure, PrefixResult, section, draw)

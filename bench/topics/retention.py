@@ -6,12 +6,13 @@ from pathlib import Path
 
 import msgspec
 from matplotlib.figure import Figure
+from msgspec.structs import asdict
 
 from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System, Trace
 from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, GREY, ORANGE, Series, bars, canvas, frame
 from bench.harness.tables import Section, number, plural, table
-from bench.harness.topic import Step, Topic, engine_settings, interleave
+from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
 from bench.systems.engine_alone import engine_alone
 from sluice.ring.params import RangeRetention, RetentionParams
 
@@ -20,8 +21,7 @@ PROMPT_TOKENS = 256
 """Of each prompt of a flood."""
 
 
-class RetentionPlan(msgspec.Struct, frozen=True):
-    threads: int
+class RetentionPlan(Plan, frozen=True):
     pool_tokens: int = 4096
     system_tokens: int = 512
     question_tokens: int = 32
@@ -71,24 +71,15 @@ class RetentionPoint(msgspec.Struct, frozen=True):
     kept: Hits
 
 
-class RetentionResult(msgspec.Struct, frozen=True):
-    pool_tokens: int
-    system_tokens: int
-    visits: int
-    seconds: float
-    repeats: int
+class RetentionResult(RetentionPlan, frozen=True, kw_only=True):
     points: list[RetentionPoint]
-
-
-def plan(quick: bool, threads: int, _: Path) -> RetentionPlan:
-    return RetentionPlan(threads, 1024, 128, floods=(2.0,), visits=1) if quick else RetentionPlan(threads)
 
 
 def measure(plan: RetentionPlan, logs: Path, step: Step) -> RetentionResult:
     settings = {"max_tokens_per_step": PROMPT_TOKENS, "kv_cache_tokens": plan.pool_tokens}
     with engine_alone(TINY, engine_settings(plan.threads, **settings), logs) as engine:
         points = [_point(engine, plan, flood, step) for flood in plan.floods]
-    return RetentionResult(plan.pool_tokens, plan.system_tokens, plan.visits, plan.seconds, plan.repeats, points)
+    return RetentionResult(**asdict(plan), points=points)
 
 
 def _point(engine: System[EngineRun], plan: RetentionPlan, flood: float, step: Step) -> RetentionPoint:
@@ -115,6 +106,8 @@ def section(result: RetentionResult) -> Section:
         f"{number(p.kept.first_token_after)}"
         for p in result.points
     )
+    shares = "plain: found | kept: found | kept: found after its time"
+    times = "plain: first token, ms | kept: first token, ms | after its time, ms"
     return Section(
         "A system prompt kept by priority",
         f"A pool of {result.pool_tokens:,} tokens. A system prompt of {result.system_tokens} tokens comes with a new "
@@ -124,24 +117,15 @@ def section(result: RetentionResult) -> Section:
             f"Floods of {worst.flood:g} pools leave **{worst.plain.before:.0%}** of a plain system prompt and "
             f"**{worst.kept.before:.0%}** of a kept one, **{worst.kept.after:.0%}** once the priority has expired.",
         ],
-        [
-            table(
-                "flood, in pools | plain: found | kept: found | kept: found after its time | plain: first token, ms | "
-                "kept: first token, ms | after its time, ms",
-                rows,
-            )
-        ],
+        [table(f"flood, in pools | {shares} | {times}", rows)],
     )
 
 
 def draw(result: RetentionResult) -> Figure:
-    figure, ((found, first),) = canvas(
-        (1, 2),
-        (12, 4.6),
-        "A kept system prompt survives the flood until its time is over",
-        f"{result.system_tokens} tokens in a pool of {result.pool_tokens:,}, priority {PRIORITY} for "
-        f"{result.seconds / 3600:g} h; other prompts come between two visits.",
-    )
+    title = "A kept system prompt survives the flood until its time is over"
+    kept = f"{result.system_tokens} tokens in a pool of {result.pool_tokens:,}, priority {PRIORITY}"
+    about = f"{kept} for {result.seconds / 3600:g} h; other prompts come between two visits."
+    figure, ((found, first),) = canvas((1, 2), (12, 4.6), title, about)
     shares = [(100 * p.plain.before, 100 * p.kept.before, 100 * p.kept.after) for p in result.points]
     times = [(p.plain.first_token_before, p.kept.first_token_before, p.kept.first_token_after) for p in result.points]
     names = (("plain", GREY), ("kept", BLUE), ("kept, after its time", ORANGE))
@@ -156,4 +140,5 @@ def draw(result: RetentionResult) -> Figure:
     return figure
 
 
-TOPIC = Topic(plan, measure, RetentionResult, section, draw)
+QUICK = RetentionPlan(1024, 128, floods=(2.0,), visits=1)
+TOPIC = Topic(RetentionPlan(), QUICK, measure, RetentionResult, section, draw)

@@ -1,8 +1,6 @@
 """What the ring costs: the engine alone against the same engine behind router, detokenizers and gRPC."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from matplotlib.figure import Figure
@@ -12,7 +10,7 @@ from bench.harness.models import TINY, python_prompts, write_qwen3_06b
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, GREY, ORANGE, TEAL, Series, bars, canvas, frame
 from bench.harness.tables import Section, Table, plural, short, span, table
-from bench.harness.topic import Step, Topic, engine_settings, interleave, latency_cells, rate_text
+from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave, latency_cells, rate_text
 from bench.systems.engine_alone import engine_alone
 from bench.systems.ring import through_ring
 
@@ -32,13 +30,13 @@ class StreamShape(msgspec.Struct, frozen=True):
 
 class ModelPlan(msgspec.Struct, frozen=True):
     title: str
-    model: Path
     shapes: list[StreamShape]
     repeats: int
-    engine: Mapping[str, Any]
+    random_weights: bool = False
+    """In the shape of Qwen3-0.6B; otherwise the tiny model."""
 
 
-class RingPlan(msgspec.Struct, frozen=True):
+class RingPlan(Plan, frozen=True):
     models: list[ModelPlan]
 
     @property
@@ -63,33 +61,19 @@ class RingResult(msgspec.Struct, frozen=True):
     models: list[RingModel]
 
 
-def plan(quick: bool, threads: int, folder: Path) -> RingPlan:
-    shapes = [(1, 16, 8), (4, 16, 8)] if quick else [(1, 64, 256), (16, 64, 128), (64, 64, 128)]
-    engine = engine_settings(threads)
-    tiny = ModelPlan(
-        "tiny model (5M parameters)", TINY, [StreamShape(*size) for size in shapes], 1 if quick else 5, engine
-    )
-    if quick:
-        return RingPlan([tiny])
-    large = ModelPlan(
-        "Qwen3-0.6B shape, random weights",
-        write_qwen3_06b(folder / "qwen3-0.6b-shape"),
-        [StreamShape(1, 8, 12), StreamShape(16, 8, 10), StreamShape(64, 4, 6)],
-        3,
-        engine | {"weights": "random", "kv_cache_tokens": 4096},
-    )
-    return RingPlan([tiny, large])
-
-
 def measure(plan: RingPlan, logs: Path, step: Step) -> RingResult:
-    return RingResult([_measure_model(model, logs, step) for model in plan.models])
+    return RingResult([_measure_model(model, plan.threads, logs, step) for model in plan.models])
 
 
-def _measure_model(plan: ModelPlan, logs: Path, step: Step) -> RingModel:
-    with engine_alone(plan.model, plan.engine, logs) as alone, through_ring(plan.model, plan.engine, logs) as ring:
+def _measure_model(plan: ModelPlan, threads: int, logs: Path, step: Step) -> RingModel:
+    model, engine = TINY, engine_settings(threads)
+    if plan.random_weights:
+        model = write_qwen3_06b(logs / "qwen3-0.6b-shape")
+        engine = engine_settings(threads, weights="random", kv_cache_tokens=4096)
+    with engine_alone(model, engine, logs) as alone, through_ring(model, engine, logs) as ring:
         points = []
         for shape in plan.shapes:
-            prompts = python_prompts(plan.model, shape.streams, shape.prompt_tokens)
+            prompts = python_prompts(model, shape.streams, shape.prompt_tokens)
             load = Load([Ask(prompt, shape.output_tokens) for prompt in prompts], width=shape.streams)
             systems: list[System[Run]] = [alone, ring]
             of_alone, of_ring = interleave([(system, load) for system in systems], plan.repeats, step)
@@ -145,22 +129,17 @@ def _costs(model: RingModel) -> Table:
 
 
 def draw(result: RingResult) -> Figure:
-    figure, grid = canvas(
-        (len(result.models), 4),
-        (18, 0.8 + 3.4 * len(result.models)),
-        "What the ring costs",
-        "Grey: the engine driven in process. Blue: the same engine behind router, detokenizers and gRPC.",
-    )
+    about = "Grey: the engine driven in process. Blue: the same engine behind router, detokenizers and gRPC."
+    rows = len(result.models)
+    figure, grid = canvas((rows, 4), (18, 0.8 + 3.4 * rows), "What the ring costs", about)
     for (rates, first, inter, cpu), model in zip(grid, result.models, strict=True):
         streams = [plural(point.shape.streams, "stream") for point in model.points]
         sides = [(name, colour, [getattr(p, name) for p in model.points]) for name, colour in SIDES.items()]
         shown = [Series(name, colour, [found.tokens_per_second for found in own]) for name, colour, own in sides]
         bars(rates, [f"{name}\n{p.ratio:.0%}" for name, p in zip(streams, model.points, strict=True)], shown)
         frame(rates, model.title, "output tokens per second; %: of the engine alone")
-        for axes, heading, what in (
-            (first, "First token", "first_token"),
-            (inter, "Between two deltas", "inter_token"),
-        ):
+        latencies = ((first, "First token", "first_token"), (inter, "Between two deltas", "inter_token"))
+        for axes, heading, what in latencies:
             shown = [
                 Series(f"{name} p{p}", (colour, p / 100), [getattr(found, f"{what}_p{p}") or 0.0 for found in own])
                 for name, colour, own in sides
@@ -182,4 +161,9 @@ def draw(result: RingResult) -> Figure:
     return figure
 
 
-TOPIC = Topic(plan, measure, RingResult, section, draw)
+TINY_TITLE = "tiny model (5M parameters)"
+TINY_PLAN = ModelPlan(TINY_TITLE, [StreamShape(1, 64, 256), StreamShape(16, 64, 128), StreamShape(64, 64, 128)], 5)
+LARGE_SHAPES = [StreamShape(1, 8, 12), StreamShape(16, 8, 10), StreamShape(64, 4, 6)]
+LARGE_PLAN = ModelPlan("Qwen3-0.6B shape, random weights", LARGE_SHAPES, 3, random_weights=True)
+QUICK = RingPlan([ModelPlan(TINY_TITLE, [StreamShape(1, 16, 8), StreamShape(4, 16, 8)], 1)])
+TOPIC = Topic(RingPlan([TINY_PLAN, LARGE_PLAN]), QUICK, measure, RingResult, section, draw)

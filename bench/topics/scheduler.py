@@ -2,27 +2,40 @@
 
 import gc
 import statistics
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import structlog
 from matplotlib.figure import Figure
+from msgspec.structs import asdict
 
 from bench.harness.style import Series, canvas, dashed, frame, lines
 from bench.harness.tables import Section, Table, number, numbers, short, table
-from bench.harness.topic import Step, Topic
-from bench.systems.scripted_engine import ScriptedEngine
+from bench.harness.topic import Plan, Step, Topic
+from bench.systems.submits import submit
 from bench.topics.policies import COLOURS, POLICIES
+from engine_worker.core.engine import Engine
+from engine_worker.core.intake import Terms
+from engine_worker.hooks import Hooks
+from engine_worker.step import Drawn
+from engine_worker.step import Step as EngineStep
+from sluice.ring.wire import Submit
+from sluice.settings.engine import Batching
 
-LIMIT = 1000.0
-"""Microseconds that a step of 256 sequences may take."""
+TOKENS_PER_BLOCK = 16
+PROMPT_TOKENS = 64
+SETTLING_STEPS = 20
 LIMIT_AT = 256
+LIMIT = 1000.0  # Microseconds that a step of LIMIT_AT sequences may take.
 
 
-class SchedulerPlan(msgspec.Struct, frozen=True):
+class SchedulerPlan(Plan, frozen=True):
     running: tuple[int, ...] = (1, 64, 256, 1024)
     waiting: tuple[int, ...] = (0, 1000)
     samples: int = 200
@@ -51,9 +64,7 @@ class SchedulerPoint(msgspec.Struct, frozen=True):
     costs: StepCosts
 
 
-class SchedulerResult(msgspec.Struct, frozen=True):
-    samples: int
-    repeats: int
+class SchedulerResult(SchedulerPlan, frozen=True, kw_only=True):
     points: list[SchedulerPoint]
 
     @property
@@ -69,8 +80,85 @@ class SchedulerResult(msgspec.Struct, frozen=True):
         return [point for point in self.points if (point.policy, point.waiting) == (policy, waiting)]
 
 
-def plan(quick: bool, _threads: int, _: Path) -> SchedulerPlan:
-    return SchedulerPlan((1, 8), (0, 10), samples=5, repeats=1) if quick else SchedulerPlan()
+class ScriptedRunner:
+    """Draws the same token for every sequence, and records when it was called and when it returned."""
+
+    tokens_per_block = TOKENS_PER_BLOCK
+    num_host_blocks = 0
+    window: int | None = None
+    dtype = "none"
+    overlap = False
+    called = returned = 0.0
+    slices = 0
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.choices = {"device": "none"}
+        self._drawn = Drawn(1)
+
+    def launch(self, step: EngineStep) -> "Done":
+        self.called = time.thread_time()
+        self.slices = len(step.slices)
+        drawn = [self._drawn] * sum(len(part.draws) for part in step.slices)
+        self.returned = time.thread_time()
+        return Done(drawn)
+
+    def check(self) -> None:
+        """There is no device."""
+
+
+class Done(NamedTuple):
+    drawn: list[Drawn]
+
+    def collect(self) -> list[Drawn]:
+        return self.drawn
+
+
+class ScriptedEngine:
+    """The engine's core without a model: sequences that generate while others wait for a slot."""
+
+    def __init__(self, policy: str, running: int, waiting: int, samples: int) -> None:
+        self._running = running
+        self._samples = samples
+        self._taken = 0.0
+        max_tokens = SETTLING_STEPS + samples + TOKENS_PER_BLOCK
+        self._requests = [submit(number, _prompt(number), max_tokens) for number in range(running + waiting)]
+        blocks = running * -(-(PROMPT_TOKENS + max_tokens) // TOKENS_PER_BLOCK)
+        self._runner = ScriptedRunner(2 * blocks + TOKENS_PER_BLOCK)
+        self._engine = Engine(
+            self._runner,
+            Terms("", 1 << 20, PROMPT_TOKENS + max_tokens, len(self._requests)),
+            Batching(running, running * PROMPT_TOKENS, capacity_scheduler_policy=policy),
+            Hooks(self._get_requests, lambda _: None, lambda: (), lambda _: None),
+            time.monotonic,
+            structlog.get_logger(),
+        )
+
+    def timed_steps(self) -> list[tuple[float, float]]:
+        """For each step, CPU seconds of scheduling, and of everything but the runner.
+
+        Raises RuntimeError if a step runs more or fewer sequences than planned."""
+        for _ in range(SETTLING_STEPS):
+            self._engine.step()
+        return [self._timed_step() for _ in range(self._samples)]
+
+    def _timed_step(self) -> tuple[float, float]:
+        # CPU time of this thread: other processes on the machine must not count.
+        began = time.thread_time()
+        self._engine.step()
+        ended, runner = time.thread_time(), self._runner
+        if runner.slices != self._running:
+            raise RuntimeError(f"{runner.slices} sequences ran instead of {self._running}")
+        return runner.called - self._taken, ended - began - (runner.returned - runner.called)
+
+    def _get_requests(self, limit: int) -> list[Submit]:
+        self._taken = time.thread_time()
+        taken, self._requests = self._requests[:limit], self._requests[limit:]
+        return taken
+
+
+def _prompt(number: int) -> list[int]:
+    return list(range(number * PROMPT_TOKENS, (number + 1) * PROMPT_TOKENS))
 
 
 def measure(plan: SchedulerPlan, _: Path, step: Step) -> SchedulerResult:
@@ -80,9 +168,8 @@ def measure(plan: SchedulerPlan, _: Path, step: Step) -> SchedulerResult:
             costs = _round(ScriptedEngine(policy, running, waiting, plan.samples))
             found.setdefault((policy, running, waiting), []).append(costs)
             step(f"{running:,} run, {waiting:,} wait, round {round_ + 1} of {plan.repeats}")
-    return SchedulerResult(
-        plan.samples, plan.repeats, [SchedulerPoint(*key, _medians(rounds)) for key, rounds in found.items()]
-    )
+    points = [SchedulerPoint(*key, _medians(rounds)) for key, rounds in found.items()]
+    return SchedulerResult(**asdict(plan), points=points)
 
 
 def _round(engine: ScriptedEngine) -> StepCosts:
@@ -148,13 +235,9 @@ def _queue(waiting: int) -> str:
 
 
 def draw(result: SchedulerResult) -> Figure:
-    figure, ((schedule, whole),) = canvas(
-        (1, 2),
-        (12, 5.2),
-        "What a step costs besides the model",
-        "Median µs of a step by the number of generating sequences. Solid: empty queue; dashed: "
-        f"{result.queues[-1]:,} requests wait as well.",
-    )
+    styles = f"Solid: empty queue; dashed: {result.queues[-1]:,} requests wait as well."
+    about = f"Median µs of a step by the number of generating sequences. {styles}"
+    figure, ((schedule, whole),) = canvas((1, 2), (12, 5.2), "What a step costs besides the model", about)
     for axes, name, what in ((schedule, "Scheduling", "schedule"), (whole, "The whole step", "whole")):
         shown = [
             Series(
@@ -173,4 +256,5 @@ def draw(result: SchedulerResult) -> Figure:
     return figure
 
 
-TOPIC = Topic(plan, measure, SchedulerResult, section, draw)
+QUICK = SchedulerPlan((1, 8), (0, 10), samples=5, repeats=1)
+TOPIC = Topic(SchedulerPlan(), QUICK, measure, SchedulerResult, section, draw)

@@ -3,21 +3,22 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 from grpc import aio
 from matplotlib.figure import Figure
+from msgspec.structs import asdict
 
-from bench.harness.calls import GIVEN_UP, RequestLines, deltas, spec
+from bench.harness.calls import GIVEN_UP, deltas, spec, until_logged
 from bench.harness.memory import MemoryWatch, Trail, before_and_after
 from bench.harness.models import TINY
 from bench.harness.style import BLUE, GREY, Series, bars, canvas, dashed, frame, trails
 from bench.harness.tables import Section, number, span, table
-from bench.harness.topic import Step, Topic, engine_settings
-from sluice.launch import Ring
+from bench.harness.topic import Plan, Step, Topic, engine_settings
+from sluice.launch import LogLine, Ring
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -26,8 +27,7 @@ SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 <<
 MOST_SLOWER = 0.05
 
 
-class SlowReaderPlan(msgspec.Struct, frozen=True):
-    threads: int
+class SlowReaderPlan(Plan, frozen=True):
     neighbours: int = 32
     neighbour_tokens: int = 200
     slow_tokens: int = 1500
@@ -42,16 +42,11 @@ class SlowReaderPlan(msgspec.Struct, frozen=True):
         return 2 * self.rounds + 2
 
 
-class SlowReaderResult(msgspec.Struct, frozen=True):
+class SlowReaderResult(SlowReaderPlan, frozen=True, kw_only=True):
     """Speeds in tokens per second of all neighbours together, one of each per round."""
 
-    neighbours: int
-    undelivered_tokens: int
-    seconds: float
-    long_seconds: float
     without: list[float]
     beside: list[float]
-    slow_tokens: int
     read_later: int
     slow_from: float
     """When the last slow reader's stream paused, on the memory trails' clock."""
@@ -67,25 +62,21 @@ class SlowReaderResult(msgspec.Struct, frozen=True):
         return median(self.ratios)
 
 
-def plan(quick: bool, threads: int, _: Path) -> SlowReaderPlan:
-    return SlowReaderPlan(threads, 4, 60, 900, 64, 1, 2.0, 2.0) if quick else SlowReaderPlan(threads)
-
-
 def measure(plan: SlowReaderPlan, _: Path, step: Step) -> SlowReaderResult:
-    lines = RequestLines()
+    lines: list[LogLine] = []
     bound = {"max_undelivered_tokens": plan.undelivered_tokens}
-    with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=bound, observe=lines) as ring:
+    with Ring(TINY, engine_args=engine_settings(plan.threads), router_args=bound, observe=lines.append) as ring:
         return asyncio.run(_Turns(ring, lines, plan, step).run())
 
 
+@dataclass
 class _Turns:
-    def __init__(self, ring: Ring, lines: RequestLines, plan: SlowReaderPlan, step: Step) -> None:
-        self._ring = ring
-        self._lines = lines
-        self._plan = plan
-        self._step = step
-        self._tokens = 0
-        """Received by the neighbours."""
+    _ring: Ring
+    _lines: list[LogLine]
+    _plan: SlowReaderPlan
+    _step: Step
+    _tokens: int = 0
+    """Received by the neighbours."""
 
     async def run(self) -> SlowReaderResult:
         plan = self._plan
@@ -109,8 +100,14 @@ class _Turns:
                 watch.sample()
                 read = await _read_rest(stream)
                 self._step("it reads on")
-        counts = (plan.neighbours, plan.undelivered_tokens, plan.seconds, plan.long_seconds)
-        return SlowReaderResult(*counts, without, beside, plan.slow_tokens, read, slow_from, watch.trails)
+        return SlowReaderResult(
+            **asdict(plan),
+            without=without,
+            beside=beside,
+            read_later=read,
+            slow_from=slow_from,
+            memory=watch.trails,
+        )
 
     @asynccontextmanager
     async def _neighbours(self) -> AsyncIterator[None]:
@@ -140,7 +137,7 @@ class _Turns:
         async with aio.insecure_channel(self._ring.address, options=SMALL_WINDOW) as channel:
             stream: Any = GenerationServiceStub(channel).GenerateStream(pb.GenerateStreamRequest(spec=asked))
             await stream.read()
-            await self._lines.until(GIVEN_UP, name, 1)
+            await until_logged(self._lines, GIVEN_UP, name, 1)
             yield stream
             stream.cancel()
 
@@ -179,13 +176,10 @@ def section(result: SlowReaderResult) -> Section:
 
 
 def draw(result: SlowReaderResult) -> Figure:
-    figure, ((speeds, memory),) = canvas(
-        (1, 2),
-        (12, 4.8),
-        "One client stops reading, the others do not notice",
-        f"{result.neighbours} neighbours keep {result.ratio:.1%} of their speed; its stream pauses once "
-        f"{result.undelivered_tokens} tokens are undelivered.",
-    )
+    pauses = f"its stream pauses once {result.undelivered_tokens} tokens are undelivered"
+    about = f"{result.neighbours} neighbours keep {result.ratio:.1%} of their speed; {pauses}."
+    title = "One client stops reading, the others do not notice"
+    figure, ((speeds, memory),) = canvas((1, 2), (12, 4.8), title, about)
     shown = [Series("all read", GREY, result.without), Series("one reads nothing", BLUE, result.beside)]
     bars(speeds, [str(round_) for round_ in range(1, len(result.without) + 1)], shown)
     frame(speeds, "Tokens per second", "all neighbours together", x="round")
@@ -195,4 +189,4 @@ def draw(result: SlowReaderResult) -> Figure:
     return figure
 
 
-TOPIC = Topic(plan, measure, SlowReaderResult, section, draw)
+TOPIC = Topic(SlowReaderPlan(), SlowReaderPlan(4, 60, 900, 64, 1, 2.0, 2.0), measure, SlowReaderResult, section, draw)

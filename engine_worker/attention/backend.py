@@ -1,14 +1,13 @@
-"""What an attention backend is, and how one is refused on a machine where it cannot be used."""
+"""What an attention backend is, what it needs of a step, and how one is refused on a machine that cannot use it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from engine_worker.attention.cache import KVCache, LayerCache
-from engine_worker.attention.inputs import AttentionInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,41 @@ class HeadShape:
         return float(self.head_dim**-0.5) if self.scaling is None else self.scaling
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """T tokens of B sequences. A sequence's tokens are adjacent; its query is the end of its context.
+
+    Tokens from `query_start[B]` on are padding: they belong to no sequence, their slots are -1 and their output is
+    undefined. Every sequence has at least one token. A sequence with context length 0 is padding too.
+    """
+
+    slots: Tensor
+    """[T] int64: where each token's key and value go, block * tokens_per_block + offset; -1: nowhere."""
+    block_tables: Tensor
+    """[B, M] int32: each sequence's blocks in order. Entries past its context are never read, nor are those wholly
+    behind the window of its first query token."""
+    query_start: Tensor
+    """[B + 1] int32: index of each sequence's first token, and the end of the last."""
+    context_lengths: Tensor
+    """[B] int32: tokens of the sequence in its block table, its last query token included. Without a window that is
+    the whole sequence."""
+    generation_rows: int
+    """Leading sequences that have one token each."""
+    max_query: int
+    """At least the longest query."""
+    max_context: int
+    """At least the longest context; in a captured graph the most that its block tables can hold."""
+
+    @property
+    def generation(self) -> bool:
+        """Every sequence has one token and no padding follows: B = T. Known without reading tensors."""
+        return self.generation_rows == len(self.slots)
+
+    def shared(self) -> dict[str, Any]:
+        """The fields by name, for a backend's own kind of inputs."""
+        return {field.name: getattr(self, field.name) for field in fields(AttentionInputs)}
+
+
 class AttentionBackend(Protocol):
     """Causal attention over the paged cache, created for a model's heads and the windows of its layers."""
 
@@ -42,16 +76,9 @@ class AttentionBackend(Protocol):
 
     def prepare(self, inputs: AttentionInputs, cache: KVCache) -> AttentionInputs:
         """Once per step: the inputs plus whatever all layers share, as `attend` expects them."""
-        ...
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: LayerCache,
-        inputs: AttentionInputs,
-        window: int | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs, window: int | None
     ) -> Tensor:
         """Store key and value [T, kv_heads, head_dim] in the cache, then attend: query [T, heads, head_dim] -> the same
         shape.
@@ -60,7 +87,26 @@ class AttentionBackend(Protocol):
         Block table entries that lie wholly behind the window of a sequence's first query token are never read. Raises
         TypeError if `inputs` did not come from `prepare`.
         """
-        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The device and the model that attention is needed for."""
+
+    device: torch.device
+    capability: tuple[int, int] | None
+    dtype: torch.dtype
+    heads: HeadShape
+    windows: tuple[int | None, ...]
+    tokens_per_block: int
+    """0: what the backend prefers."""
+    fused: bool = True
+    """Whether a Triton kernel may store keys and values (the setting `fused_kernels`)."""
+
+
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """CUDA compute capability; None on a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 class Refusal(StrEnum):
@@ -81,7 +127,6 @@ class RefusedError(Exception):
         super().__init__(f"{kind}: {reason}")
         self.kind = kind
         self.reason = reason
-        """One line."""
 
     @classmethod
     def of(cls, error: Exception) -> "RefusedError":
@@ -113,6 +158,6 @@ def first_line(error: Exception) -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the work queued on a GPU; on a CPU there is none. Raises RuntimeError if the GPU has failed."""
+    """Wait for the work queued on a GPU. Raises RuntimeError if the GPU has failed."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,51 +1,21 @@
 """Chooses the attention backend for a machine and a model, and says why."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from engine_worker.attention import flash, varlen
-from engine_worker.attention.backend import AttentionBackend, HeadShape, Refusal, RefusedError, check_device
+from engine_worker.attention import flash
+from engine_worker.attention.backend import AttentionBackend, Refusal, RefusedError, Site, check_device
 from engine_worker.attention.cache import store_by_torch
 from engine_worker.attention.cpu import CpuAttention
 from engine_worker.attention.paged import TRITON, Kernel, PagedAttention, Store, triton_store
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.attention.trial import verify_backend, verify_store
 
-KERNELS: tuple[Kernel, ...] = (*flash.KERNELS, varlen.KERNEL, TRITON)
+KERNELS: tuple[Kernel, ...] = (*flash.KERNELS, TRITON)
 """Best first."""
+# Small blocks waste little memory at a sequence's end, and share prefixes at a fine grain.
 TOKENS_PER_BLOCK = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """The device and the model that attention is needed for."""
-
-    device: torch.device
-    capability: tuple[int, int] | None
-    """CUDA compute capability; None on a CPU."""
-    dtype: torch.dtype
-    heads: HeadShape
-    windows: tuple[int | None, ...]
-    """One per layer."""
-    tokens_per_block: int
-    """0: what the backend prefers."""
-    fused: bool = True
-    """Whether a Triton kernel may store keys and values (the setting `fused_kernels`)."""
-
-    @classmethod
-    def of(
-        cls,
-        device: torch.device,
-        dtype: torch.dtype,
-        heads: HeadShape,
-        windows: Sequence[int | None],
-        tokens_per_block: int,
-        fused: bool = True,
-    ) -> "Site":
-        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-        return cls(device, capability, dtype, heads, tuple(windows), tokens_per_block, fused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +69,7 @@ def try_kernel(kernel: Kernel, site: Site) -> ChosenBackend:
     store, notes = _choose_store(site)
     try:
         backend = PagedAttention(kernel, site.heads, store)
-        verify_backend(backend, site.heads, site.windows, size, site.dtype, site.device)
+        verify_backend(backend, site, size)
     except RefusedError:
         raise
     except Exception as error:  # a third-party package may raise anything
@@ -117,7 +87,7 @@ def _choose_store(site: Site) -> tuple[Store, list[str]]:
         return store_by_torch, ["Triton's store is not used: fused_kernels = false"]
     try:
         store = triton_store()
-        verify_store(store, site.heads, site.dtype, site.device)
+        verify_store(store, site)
     except RefusedError as error:
         return store_by_torch, [f"Triton's store {error}"]
     except Exception as error:  # noqa: BLE001 - without a C compiler Triton may raise anything

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine_worker.attention.cache import LayerCache
-from engine_worker.attention.inputs import PagedInputs
+from engine_worker.attention.paged import PagedInputs
 from engine_worker.attention.split import LONG, SPLITS, UNSPLIT, Split, plan_split
 
 TILE_BYTES = 1 << 15

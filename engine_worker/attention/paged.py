@@ -7,9 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.backend import AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
-from engine_worker.attention.inputs import AttentionInputs, PagedInputs
+
+
+@dataclass(frozen=True, slots=True)
+class PagedInputs(AttentionInputs):
+    """`AttentionInputs` with what some kernels need in addition."""
+
+    key_start: Tensor | None
+    """[B + 1] int32: where each sequence's keys would begin if they were contiguous. In a generation step only its
+    shape is right. None if the kernel does not need it."""
+
 
 Splits = Callable[[HeadShape, tuple[int | None, ...]], bool]
 """(heads, windows of the layers) -> whether long contexts of generation rows are split over the GPU."""
@@ -31,7 +40,6 @@ class Kernel:
     name: str
     """The value of the setting `attention` that selects it."""
     title: str
-    """For messages."""
     load: Callable[[], Attend]
     """Raises ModuleNotFoundError or RefusedError if it is not available, other errors if it is broken."""
     majors: frozenset[int]
@@ -88,13 +96,7 @@ class PagedAttention:
         return PagedInputs(**inputs.shared(), key_start=_key_start(inputs) if self._key_start else None)
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: LayerCache,
-        inputs: AttentionInputs,
-        window: int | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs, window: int | None
     ) -> Tensor:
         if not isinstance(inputs, PagedInputs):
             raise TypeError("prepare() comes before attend()")

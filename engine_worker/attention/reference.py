@@ -4,9 +4,8 @@ against it."""
 import torch
 from torch import Tensor
 
-from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.backend import AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache, store_by_torch
-from engine_worker.attention.inputs import AttentionInputs
 
 
 class ReferenceAttention:
@@ -22,13 +21,7 @@ class ReferenceAttention:
         return inputs
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: LayerCache,
-        inputs: AttentionInputs,
-        window: int | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, inputs: AttentionInputs, window: int | None
     ) -> Tensor:
         store_by_torch(cache, key, value, inputs.slots)
         out = torch.zeros_like(query)

@@ -1,13 +1,11 @@
 """Tests a backend against the reference, on the machine and for the model that it is to serve."""
 
-from collections.abc import Iterable
 from itertools import takewhile
 
 import torch
 
-from engine_worker.attention.backend import AttentionBackend, HeadShape, Refusal, RefusedError
+from engine_worker.attention.backend import AttentionBackend, AttentionInputs, Refusal, RefusedError, Site
 from engine_worker.attention.cache import KVCache, store_by_torch
-from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.attention.paged import Store
 from engine_worker.attention.reference import ReferenceAttention
 
@@ -16,28 +14,23 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 STEPS = (((0, 1), (699, 1), (400, 1)), ((0, 1), (5, 1)), ((700, 1), (0, 5), (300, 40), (650, 1)))
 """(tokens in the cache, tokens of the step) of each sequence: a generation step long enough to be split over a GPU, a
 short one, and one with context. They also compile every kernel variant that serving needs."""
+# Narrower than the longest test context, and no multiple of a block or a tile.
 WINDOW = 100
 
 
-def verify_backend(
-    backend: AttentionBackend,
-    heads: HeadShape,
-    windows: Iterable[int | None],
-    tokens_per_block: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
+def verify_backend(backend: AttentionBackend, site: Site, tokens_per_block: int) -> None:
     """Raises RefusedError if it does not agree with the reference, and anything the backend raises."""
+    heads, dtype = site.heads, site.dtype
     reference = ReferenceAttention(heads)
     for sequences in STEPS:
-        pool, inputs = _step(sequences, heads, tokens_per_block, dtype, device)
+        pool, inputs = _step(sequences, site, tokens_per_block)
         random = torch.Generator().manual_seed(0)
         query, key, value = (
-            torch.randn(len(inputs.slots), count, heads.head_dim, generator=random).to(device, dtype)
+            torch.randn(len(inputs.slots), count, heads.head_dim, generator=random).to(site.device, dtype)
             for count in (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
         )
         prepared = backend.prepare(inputs, pool)
-        for window in {None if window is None else WINDOW for window in windows}:
+        for window in {None if window is None else WINDOW for window in site.windows}:
             expected = reference.attend(query, key, value, pool.layers[0].copy(), inputs, window)
             found = backend.attend(query, key, value, pool.layers[0].copy(), prepared, window)
             error = float((found.float() - expected.float()).abs().max())
@@ -47,30 +40,25 @@ def verify_backend(
                 raise RefusedError(Refusal.WRONG, reason)
 
 
-def verify_store(store: Store, heads: HeadShape, dtype: torch.dtype, device: torch.device) -> None:
+def verify_store(store: Store, site: Site) -> None:
     """Raises RefusedError if it does not do what `store_by_torch` does, and anything the store raises."""
-    shape = (3, heads.num_kv_heads, heads.head_dim)
-    key, value = torch.randn(2, *shape, generator=torch.Generator().manual_seed(2)).to(device, dtype)
+    shape, device = (3, site.heads.num_kv_heads, site.heads.head_dim), site.device
+    key, value = torch.randn(2, *shape, generator=torch.Generator().manual_seed(2)).to(device, site.dtype)
     slots = torch.tensor([2, 0, -1], device=device)
     pools = []
     for one in (store, store_by_torch):
-        cache = KVCache(1, 2, 2, *shape[1:], dtype, device).layers[0]
+        cache = KVCache(1, 2, 2, *shape[1:], site.dtype, device).layers[0]
         one(cache, key, value, slots)
         pools.append(torch.stack((cache.keys, cache.values)))
     if not torch.equal(*pools):
         raise RefusedError(Refusal.WRONG, "in a test, keys and values are not in their slots")
 
 
-def _step(
-    sequences: tuple[tuple[int, int], ...],
-    heads: HeadShape,
-    tokens_per_block: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[KVCache, AttentionInputs]:
+def _step(sequences: tuple[tuple[int, int], ...], site: Site, tokens_per_block: int) -> tuple[KVCache, AttentionInputs]:
     """A step over random blocks in reverse order, so that no sequence is contiguous in the pool."""
+    heads, device = site.heads, site.device
     needed = [-(-(past + query) // tokens_per_block) for past, query in sequences]
-    pool = KVCache(1, sum(needed), tokens_per_block, heads.num_kv_heads, heads.head_dim, dtype, device)
+    pool = KVCache(1, sum(needed), tokens_per_block, heads.num_kv_heads, heads.head_dim, site.dtype, device)
     random = torch.Generator().manual_seed(1)
     for blocks in (pool.layers[0].keys, pool.layers[0].values):
         blocks.copy_(torch.randn(blocks.shape, generator=random))

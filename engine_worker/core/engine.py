@@ -1,8 +1,7 @@
-"""The step loop: ingest, schedule, launch, collect, commit, emit, in one thread. Knows no socket, address or tensor.
+"""The step loop: ingest, schedule, launch, collect, commit, emit, in one thread.
 
-With overlap, a step is launched before the previous one's results are looked at: while the device computes, the engine
-commits and emits the previous step and plans the next. Without overlap each step is collected at once; everything else
-is the same.
+With overlap, a step is launched before the previous one is collected: while the device computes, the engine commits and
+emits the previous step and plans the next. Without overlap each step is collected at once; all else is the same.
 """
 
 import time
@@ -30,8 +29,6 @@ STEP_FAILED = Fault(ErrorCode.STEP_FAILED.name, "the engine failed while computi
 
 
 class Engine:
-    """The loop. Its parts are attributes: `intake`, `live`, `cache`, `stats`."""
-
     def __init__(
         self,
         runner: Runner,
@@ -41,8 +38,7 @@ class Engine:
         clock: Callable[[], float],
         log: BoundLogger,
     ) -> None:
-        """`clock`: monotonic seconds. Raises ValueError on inconsistent batching limits, and on a user's scheduler that
-        cannot be used."""
+        """`clock`: monotonic seconds. Raises ValueError on inconsistent limits and on an unusable custom scheduler."""
         self.cache = KvCacheManager(
             runner.num_blocks,
             runner.tokens_per_block,
@@ -81,8 +77,7 @@ class Engine:
         self._collected_at = clock()
 
     def step(self) -> bool:
-        """One iteration of the loop; False if there was nothing to compute. After DeviceLostError it must not be called
-        again."""
+        """One iteration; False if there was nothing to compute. Must not be called again after DeviceLostError."""
         now, busy = self._ingest(), bool(self._in_flight)
         # Sequences that await a prompt become schedulable only with that step's results.
         if busy and self._in_flight[-1].forks:
@@ -97,6 +92,7 @@ class Engine:
 
     def end_where(self, condition: Callable[[Submit], bool], fault: Fault) -> int:
         """End the requests that meet `condition` with an error; returns their number."""
+        # A list, because requests leave `live` as they end.
         requests, now = [r for r in self.live.requests.values() if condition(r.spec)], self._clock()
         for request in requests:
             self.live.end_request(request, FinishReason.ERROR, now, fault=fault)
@@ -112,12 +108,13 @@ class Engine:
     def _ingest(self) -> float:
         now = self._clock()
         self.intake.ingest(self._hooks.get_requests(self.intake.free_slots), now)
+        # After the requests, so that a request and its stop may arrive together.
         self.intake.stop(self._hooks.poll_stop_ids(), now)
         self.live.expire(now)
         return now
 
     def _launch(self, now: float) -> bool:
-        """Plan and launch the next step; False if nothing is scheduled."""
+        """False if nothing is scheduled."""
         if self.intake.quarantine.is_holding(now):
             return False
         schedule = self._schedule()
@@ -132,10 +129,11 @@ class Engine:
         return True
 
     def _begin(self, sequence: Sequence, now: float) -> None:
-        """The first step of a request. A resumed one may find even generated tokens in the cache."""
+        """The first step of its request."""
         request = sequence.request
+        # A resumed sequence may find even generated tokens in the cache.
         cached = min(sequence.num_computed, request.num_prompt)
-        self.live.schedule(request, cached, now)
+        self.live.mark_scheduled(request, cached, now)
         self.cache.prompt_tokens += request.num_prompt
         self.cache.cached_tokens += cached
 
@@ -147,10 +145,7 @@ class Engine:
             return self._scheduler.schedule(self.live.active)
 
     def _collect(self, restarting: Container[Sequence] = ()) -> None:
-        """Wait for the oldest in-flight step and commit its results, except those of sequences in `restarting`.
-
-        If it failed, sequences that rely on blocks it should have brought restart once the step behind it has ended.
-        """
+        """Wait for the oldest in-flight step and commit its results, except those of sequences in `restarting`."""
         step = self._in_flight.popleft()
         drawn = self._results(step)
         now = self._clock()
@@ -162,6 +157,7 @@ class Engine:
             num_drawn, lost = self._commit(step.entries, drawn, now, restarting), []
         self._report(self.stats.record_step(step.schedule, num_drawn, start, now))
         if lost:
+            # The steps behind it still use these sequences' blocks, so they restart only when those have ended.
             while self._in_flight:
                 self._collect(restarting=set(lost))
             self.live.restart(lost)
@@ -178,10 +174,7 @@ class Engine:
             return None
 
     def _commit(self, entries: list[StepEntry], drawn: list[Drawn], now: float, restarting: Container[Sequence]) -> int:
-        """Advance the sequences of a step; returns the number of tokens appended.
-
-        Results of sequences that have ended in the meantime are dropped.
-        """
+        """Advance the sequences of a step, except those that have ended since; returns the number of new tokens."""
         # Local names, because the loop runs for every sequence in every step.
         results, live, commit, ended = iter(drawn), self.live, self.cache.commit, State.ENDED
         num_drawn = 0
@@ -205,10 +198,7 @@ class Engine:
         return num_drawn
 
     def _fail(self, step: InFlightStep, now: float) -> list[Sequence]:
-        """End the sequences of a failed step, and those that await a prompt computed in it.
-
-        Returns the other sequences that hold blocks which the step's moves should have filled.
-        """
+        """End the sequences of a failed step; returns others that hold blocks which its moves should have filled."""
         for sequence, num_tokens, drawers in step.entries:
             sequence.num_inflight -= num_tokens
             if sequence.state is State.ENDED:
@@ -217,7 +207,7 @@ class Engine:
                     drawer.drop_promise()
                 continue
             awaiting = [] if sequence.output else sequence.request.awaiting()
-            # The awaiting ones first: otherwise the end of this one would activate the next.
+            # Those that await this one's prompt first: otherwise its end would activate the next of them.
             for failed in reversed([sequence, *awaiting]):
                 self.live.end(failed, FinishReason.ERROR, now, fault=STEP_FAILED)
         if not step.moves:

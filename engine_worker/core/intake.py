@@ -1,4 +1,4 @@
-"""Accepts or refuses new requests, carries out stops, and keeps the quarantine."""
+"""Where requests and stops enter the core; the quarantine of suspect requests."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import msgspec
 
 from engine_worker.core.live import LiveRequests
 from engine_worker.hooks import Stop
-from engine_worker.kvcache.geometry import Geometry
+from engine_worker.kvcache.pool import Geometry
 from engine_worker.request import Request, remaining
 from engine_worker.step import Runner
 from sluice.ring.checkpoint import Checkpoint
@@ -27,8 +27,6 @@ QUARANTINED = Fault(ErrorCode.QUARANTINE.name, "the engine is running a suspect 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What this engine accepts."""
-
     fingerprint: str
     """Of the model as computed here; the root of all block hashes."""
     vocab_size: int
@@ -38,11 +36,9 @@ class Terms:
 
 
 def fingerprint(checkpoint: Checkpoint, weights: str, dtype: str, max_attention_window: tuple[int, ...]) -> str:
-    """Identifies the model as this engine computes it, in hex: a stream may continue on an engine with the same one.
-
-    Made of the checkpoint's files and the settings that change its function. Device, attention backend, number of ranks
-    and batch sizes change no more than rounding and are left out, so a stream may move from a GPU to a CPU.
-    """
+    """Identifies the model as this engine computes it, in hex: a stream may continue on an engine with the same one."""
+    # Device, attention backend, number of ranks and batch sizes change no more than rounding and are left out, so a
+    # stream may move from a GPU to a CPU.
     parts = (checkpoint.fingerprint, weights, dtype, max_attention_window)
     return blake2b(msgspec.msgpack.encode(parts), digest_size=8, person=b"sluice-model").hexdigest()
 
@@ -55,10 +51,7 @@ def longest_sequence(runner: Runner, batching: Batching, max_context: int) -> in
 
 
 class Quarantine:
-    """Lets a request under which an engine died run alone, until it ends or has drawn some tokens.
-
-    Held by at most one request at a time.
-    """
+    """Lets one request under which an engine died run alone, until it ends or has drawn some tokens."""
 
     def __init__(self, live: LiveRequests) -> None:
         self.holder: int | None = None
@@ -68,7 +61,7 @@ class Quarantine:
         self._starts_at = -inf
 
     def refresh(self) -> int | None:
-        """The current holder. The quarantine ends by itself, with the request or with its first tokens."""
+        """End the quarantine if its time has come; returns the current holder."""
         request = self._request
         if request is not None:
             # Identity, not number: a later attempt may be live under the same number.
@@ -93,8 +86,6 @@ class Quarantine:
 
 
 class Intake:
-    """Where requests and stops enter the core."""
-
     def __init__(self, live: LiveRequests, terms: Terms, aging_seconds: float = 0.0) -> None:
         """`aging_seconds`: time in which a waiting request gains one priority class; 0: never."""
         self.unknown_stops = 0
@@ -107,7 +98,6 @@ class Intake:
 
     @property
     def free_slots(self) -> int:
-        """Number of requests that would be accepted now."""
         return max(0, self._terms.max_requests - len(self._live.requests))
 
     def ingest(self, requests: Iterable[Submit], now: float) -> None:

@@ -4,6 +4,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from itertools import count
 from math import inf
 
 from engine_worker.hooks import Responses
@@ -32,7 +33,7 @@ class LiveRequests:
         self._changed: dict[Request, None] = {}
 
     def begin(self, request: Request, now: float) -> None:
-        """Add a request whose number is not live. Resumed sequences that are already complete end at once."""
+        """Add a request whose number is not live. Resumed sequences that are complete end at once."""
         self.requests[request.spec.request] = request
         self.num_begun += 1
         self._changed[request] = None
@@ -46,25 +47,22 @@ class LiveRequests:
     def refuse(self, spec: Submit, fault: Fault) -> None:
         self._responses.refused.append((spec, fault))
 
-    def schedule(self, request: Request, cached_tokens: int, now: float) -> None:
+    def mark_scheduled(self, request: Request, cached_tokens: int, now: float) -> None:
         """A request's first step was scheduled, with `cached_tokens` of its prompt from the prefix cache."""
         request.scheduled_at, request.cached_tokens = now, cached_tokens
         self._changed[request] = None
         self._open(request, now)
 
     def take_responses(self) -> Responses:
-        """Responses since the last call."""
         responses, self._responses = self._responses, Responses()
         return responses
 
     def take_changed(self) -> list[Request]:
         """Requests that arrived, were first scheduled or ended since the last call."""
-        changed = list(self._changed)
-        self._changed.clear()
+        changed, self._changed = list(self._changed), {}
         return changed
 
     def append(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> None:
-        """Append a drawn token, which may end the sequence."""
         request, output = sequence.request, sequence.output
         spec = request.spec
         if sequence.first_token_at is None:
@@ -73,11 +71,10 @@ class LiveRequests:
         sequence.append(token)
         logprobs = [] if logprob is None else [logprob]
         # A cheap test first: most tokens end nothing.
-        if token in request.stops or len(output) >= spec.stopping.max_tokens:
-            reason = sequence.finish_reason()
-            if reason is not FinishReason.RUNNING:
-                self.end(sequence, reason, now, tokens=[token], logprobs=logprobs)
-                return
+        may_end = token in request.stops or len(output) >= spec.stopping.max_tokens
+        if may_end and (reason := sequence.finish_reason()) is not FinishReason.RUNNING:
+            self.end(sequence, reason, now, tokens=[token], logprobs=logprobs)
+            return
         row = TokenRow(spec.request, spec.attempt, sequence.index, len(output) - 1, [token], logprobs, None)
         self._responses.rows.append(row)
         if sequence.state is State.AWAITING:
@@ -92,10 +89,7 @@ class LiveRequests:
         logprobs: list[TokenLogprob] | None = None,
         fault: Fault | None = None,
     ) -> None:
-        """End a sequence, with its newest `tokens` in the terminal row. No effect on an ended one.
-
-        Its blocks are released now or, if in-flight steps use them, by `release_ended`.
-        """
+        """End a sequence, with its newest `tokens` in the terminal row. No effect on an ended one."""
         if sequence.state is State.ENDED:
             return
         request = sequence.request
@@ -119,10 +113,7 @@ class LiveRequests:
             self._cache.release(sequence)
 
     def restart(self, sequences: Iterable[Sequence]) -> None:
-        """Have these compute their tokens again: their blocks' content was lost. No in-flight step may use them.
-
-        Not counted as preemption.
-        """
+        """Have these compute their tokens again: their blocks' content was lost. No in-flight step may use them."""
         for sequence in sequences:
             if sequence.blocks:
                 self._cache.release(sequence)
@@ -147,47 +138,43 @@ class LiveRequests:
         insort(self.active, sequence, key=IN_ORDER)
 
     def _withdraw(self, sequence: Sequence) -> None:
-        """Remove from `active` and from the cache. If it was to compute the prompt for others, the next one takes
-        over."""
-        computes_prompt = sequence.state is not State.AWAITING and not sequence.output
-        if sequence.state is not State.AWAITING:
+        was_active = sequence.state is not State.AWAITING
+        if was_active:
             # Orders are unique, so this is its index.
             del self.active[bisect_left(self.active, sequence.order, key=IN_ORDER)]
+        # Blocks that in-flight steps use are released later, by `release_ended`.
         if sequence.num_inflight:
             self._cache.retire(sequence)
         else:
             self._cache.release(sequence)
         sequence.state = State.ENDED
-        if computes_prompt:
+        # If it was to compute the prompt for the others, the next of them takes over.
+        if was_active and not sequence.output:
             for successor in sequence.request.awaiting()[:1]:
                 self._activate(successor)
 
 
 class Deadlines:
-    """A heap of requests by deadline.
-
-    Requests that end early leave their entry behind; pruning keeps the heap within about twice the live requests.
-    """
+    """A heap of requests by deadline."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
-        self._count = 0
-        """Breaks ties, as requests cannot be compared."""
+        self._numbers = count()
+        """Break ties, as requests cannot be compared."""
         self._prune_at = PRUNE_MIN_ENTRIES
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, request: Request) -> None:
-        """Watch a live request, if it has a deadline."""
         if request.deadline == inf:
             return
+        # Requests that end early leave their entry behind: pruned, the heap has about twice as many as are live.
         if len(self._heap) >= self._prune_at:
             self._heap = [entry for entry in self._heap if entry[2].num_live]
             heapify(self._heap)
             self._prune_at = PRUNE_MIN_ENTRIES + 2 * len(self._heap)
-        self._count += 1
-        heappush(self._heap, (request.deadline, self._count, request))
+        heappush(self._heap, (request.deadline, next(self._numbers), request))
 
     def pop_expired(self, now: float) -> list[Request]:
         """Remove and return the live requests whose deadline has passed."""

@@ -1,7 +1,4 @@
-"""Turns a schedule into the step that the runner computes, and launches it.
-
-This runs for every sequence in every step, so it makes one pass and few objects.
-"""
+"""Turns a schedule into the step that the runner computes, and launches it."""
 
 from dataclasses import dataclass
 
@@ -29,7 +26,6 @@ class InFlightStep:
     num_draws: int
     moves: tuple[Move, ...]
     launched: Launched | Exception
-    """The exception if launching failed."""
     start: float
     """When its planning began, in seconds on the engine's clock."""
 
@@ -63,14 +59,13 @@ def plan(schedule: Schedule) -> tuple[list[StepEntry], list[Slice], int]:
 
     Marks what will be computed as in flight and what will be drawn as promised.
     """
+    # For every sequence in every step: one pass, and few objects.
     entries: list[StepEntry] = []
     slices: list[Slice] = []
     draw = 0
-    drawers: tuple[Sequence, ...]
     for sequence in schedule.generation:
-        drawers = (sequence,)
-        entries.append((sequence, 1, drawers))
-        slices.append(_slice(sequence, 1, drawers))
+        entries.append((sequence, 1, (sequence,)))
+        slices.append(_slice(sequence, 1, (sequence,)))
         sequence.num_inflight += 1
         sequence.expect(draw)
         draw += 1
@@ -92,9 +87,7 @@ def _drawers(chunk: Chunk) -> tuple[Sequence, ...]:
     # In the middle of a context there is nothing to draw.
     if chunk.num_tokens < sequence.num_pending:
         return ()
-    if sequence.output:
-        return (sequence,)
-    return (sequence, *sequence.request.awaiting())
+    return (sequence,) if sequence.output else (sequence, *sequence.request.awaiting())
 
 
 def _slice(sequence: Sequence, num_tokens: int, drawers: tuple[Sequence, ...]) -> Slice:

@@ -41,10 +41,7 @@ class Rate:
 
 
 class Stats:
-    """Public members may be read from any thread: `latest` is replaced whole, never modified.
-
-    `active_requests` counts requests; the queued, paused and scheduled counts are of sequences.
-    """
+    """Public members may be read from any thread: `latest` is replaced whole, never modified."""
 
     def __init__(
         self,
@@ -59,9 +56,8 @@ class Stats:
         self.step_seconds = Histogram(STEP_SECONDS)
         self.step_sequences = Histogram(STEP_SEQUENCES)
         self.context_tokens = 0
-        """Computed since the start, including again after preemption."""
+        """Includes those computed again after preemption."""
         self.generated_tokens = 0
-        """Since the start."""
         self._cache = cache
         self._live = live
         self._scheduler = scheduler
@@ -127,6 +123,7 @@ class Stats:
     def _memory(self) -> dict[str, int]:
         cache, host = self._cache, self._cache.tiers.host
         preempted, free = len(cache.preempted), cache.pool.available
+        # active_requests counts requests; what is queued, paused or scheduled, sequences.
         return {
             "active_requests": len(self._live.requests),
             "queued_requests": len(self._live.active) - len(cache.holders) - preempted,

@@ -5,8 +5,7 @@ from time import monotonic
 
 from engine_worker.kvcache.eviction import higher, requested
 from engine_worker.kvcache.forecast import Forecast, NextBlocks
-from engine_worker.kvcache.geometry import Geometry
-from engine_worker.kvcache.pool import CacheCorruptError
+from engine_worker.kvcache.pool import CacheCorruptError, Geometry
 from engine_worker.kvcache.prefix import UNUSED, Prefix, PrefixFinder
 from engine_worker.kvcache.tiers import Tiers
 from engine_worker.request import Sequence
@@ -14,11 +13,8 @@ from engine_worker.step import Move
 
 
 class KvCacheManager:
-    """Allocates and releases the blocks of sequences.
-
-    A holder has blocks for all its tokens; with an attention window, for those that the next step may compute and those
-    that they attend to.
-    """
+    """A holder has blocks for all its tokens; with an attention window, for those that the next step may compute and
+    those that they attend to."""
 
     def __init__(
         self,
@@ -58,7 +54,6 @@ class KvCacheManager:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def forecast(self) -> Forecast:
-        """To find out which sequences would fit, without moving a block."""
         return Forecast(self.pool, self._finder, self.geometry, self._next_blocks)
 
     def allocate(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
@@ -77,7 +72,7 @@ class KvCacheManager:
         start, size = sequence.num_computed, self.tokens_per_block
         end = sequence.num_computed = start + count
         if start // size < end // size:
-            # At least one block was filled.
+            # Findable only now: until a block is full and computed, another sequence would read wrong values from it.
             self._finder.publish(sequence, range(start // size, end // size))
             self._next_blocks.set(sequence, self._finder.next_block(sequence, end))
         if self.geometry.window is not None and sequence.first_block < (first := self.geometry.first_needed(end)):
@@ -88,19 +83,18 @@ class KvCacheManager:
             sequence.first_block = first
 
     def retire(self, sequence: Sequence) -> None:
-        """A holder has ended, but an in-flight step uses its blocks: keep them until `release`."""
+        """Keep the blocks of a holder that has ended until `release`: an in-flight step uses them."""
         del self.holders[sequence]
         self.retired[sequence] = None
         self._next_blocks.set(sequence, None)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Release a holder's blocks to make room for others."""
         self.release(sequence)
         self.preempted[sequence] = None
         self.preemptions += 1
 
     def release(self, sequence: Sequence) -> None:
-        """Release a sequence's blocks. It may hold none."""
+        """The sequence may hold no blocks."""
         self._release_blocks(sequence, range(sequence.first_block, len(sequence.blocks)))
         self._next_blocks.set(sequence, None)
         self.holders.pop(sequence, None)
@@ -110,14 +104,12 @@ class KvCacheManager:
         sequence.first_block = sequence.num_found = sequence.num_placed = sequence.num_computed = 0
 
     def undo(self, moves: abc.Iterable[Move]) -> list[Sequence]:
-        """A step that should have carried out these moves failed: forget the content they should have brought.
+        """Forget the content that these moves, of a failed step and all later ones, should have copied.
 
-        Returns the holders that rely on that content; they must be released before anything else is done. Pass the
-        moves of all later steps too, which may build on these.
+        Returns the holders that rely on that content; they must be released before anything else is done.
         """
         lost = self.tiers.undo(moves)
-        if not lost:
-            return []
+        # Blocks behind the computed tokens were still to be written, so they have lost nothing.
         return [
             holder
             for holder in self.holders
@@ -125,7 +117,7 @@ class KvCacheManager:
         ]
 
     def check(self) -> None:
-        """Raise CacheCorruptError unless the books balance and every block still being written is in one table only."""
+        """Raise CacheCorruptError unless the books balance and each block still being written is in one table only."""
         holding = [*self.holders, *self.retired]
         tables = Counter(block for holder in holding for block in holder.blocks[holder.first_block :])
         self.tiers.check(tables)
@@ -160,10 +152,12 @@ class KvCacheManager:
             self.tiers.host.release(block)
 
     def _begin(self, sequence: Sequence, prefix: Prefix) -> bool:
-        """Give a sequence its first blocks; if there are too few, unpin its prefix."""
+        """Allocate a sequence's first blocks; if there are too few, unpin its prefix."""
         length = self.geometry.table_length(prefix.num_computed, sequence.num_tokens)
-        # Prefix blocks on the device are held already; those on the host need a device block each.
-        if length - len(prefix.blocks) + self._to_load(sequence, prefix) > self.pool.available:
+        # Prefix blocks on the device are held already; those on the host need a device block each, except those that
+        # another sequence has loaded since they were pinned.
+        to_load = sum(self.pool.find(sequence.chain[index]) is None for index, _ in prefix.on_host)
+        if length - len(prefix.blocks) + to_load > self.pool.available:
             self._unpin(prefix)
             return False
         self._load(sequence, prefix)
@@ -194,11 +188,6 @@ class KvCacheManager:
         sequence.num_placed = len(sequence.blocks) * self.tokens_per_block
         sequence.request.blocks_allocated += len(new)
 
-    def _to_load(self, sequence: Sequence, prefix: Prefix) -> int:
-        """Number of blocks still on the host only."""
-        # Another sequence may have loaded some since they were pinned.
-        return sum(self.pool.find(sequence.chain[index]) is None for index, _ in prefix.on_host)
-
     def _load(self, sequence: Sequence, prefix: Prefix) -> None:
         for index, source in prefix.on_host:
             block = self.pool.find(sequence.chain[index])
@@ -210,7 +199,6 @@ class KvCacheManager:
             self.tiers.host.release(source)
 
     def _count(self, sequence: Sequence) -> None:
-        """Update the request's statistics: reused and missed blocks."""
         request = sequence.request
         request.blocks_reused += sequence.num_found - sequence.first_block
         looked_for = min(request.num_prompt // self.tokens_per_block, self._finder.usable_blocks(sequence.num_tokens))

@@ -4,11 +4,12 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import count
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from sluice.ring.params import DEFAULT_RETENTION, RangeRetention, RetentionParams
+from sluice.ring.params import DEFAULT_RETENTION, RetentionParams
 
 COMPACT_AT = 64
 """Stale heap entries, beyond as many as there are blocks, that trigger their removal."""
@@ -28,16 +29,16 @@ DEFAULT: Retention = (Phase(inf, DEFAULT_RETENTION),)
 
 
 def requested(params: RetentionParams, position: int, num_prompt: int, now: float) -> Retention | None:
-    """What a request asks for the block that begins at `position`; None: nothing.
-
-    The range with the block's first token counts, as in TensorRT-LLM; generated blocks get the decode priority.
-    """
+    """What a request asks for the block that begins at `position`; None: nothing."""
     if position >= num_prompt:
         if params.decode_priority == DEFAULT_RETENTION:
             return None
         return _from(now, params.decode_priority, params.decode_seconds)
-    part = _range_at(params.prompt, position)
-    return None if part is None else _from(now, part.priority, part.seconds)
+    # As in TensorRT-LLM, the range with the block's first token counts.
+    index = bisect_right(params.prompt, position, key=attrgetter("start")) - 1
+    if index < 0 or position >= params.prompt[index].end:
+        return None
+    return _from(now, params.prompt[index].priority, params.prompt[index].seconds)
 
 
 def higher(a: Retention, b: Retention) -> Retention:
@@ -70,16 +71,10 @@ def _priority(retention: Iterable[Phase], until: float) -> int:
     return next(phase.priority for phase in retention if phase.until >= until)
 
 
-def _range_at(ranges: tuple[RangeRetention, ...], position: int) -> RangeRetention | None:
-    index = bisect_right(ranges, position, key=attrgetter("start")) - 1
-    return ranges[index] if index >= 0 and position < ranges[index].end else None
-
-
 class EvictionOrder:
     """The evictable blocks: lowest priority first, among equals the least recently used.
 
-    A phase that has ended is noticed only when a block is asked for; the block then joins its new priority as the most
-    recently used.
+    The end of a phase is noticed when a block is asked for; its block then counts as just used at its new priority.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -89,8 +84,8 @@ class EvictionOrder:
         """Blocks by priority, the least recently used first."""
         self._endings: list[tuple[float, int, int]] = []
         """Heap of (end of a phase, number, block). Stale if the block has left or got another retention."""
-        self._numbers = 0
-        """Breaks ties in the order of `add`."""
+        self._numbers = count()
+        """Break ties in the order of `add`."""
 
     def __len__(self) -> int:
         return len(self._retentions)
@@ -104,13 +99,11 @@ class EvictionOrder:
         until, priority = retention[0]
         self._levels.setdefault(priority, OrderedDict())[block] = None
         if until < inf:
-            self._numbers += 1
-            heappush(self._endings, (until, self._numbers, block))
+            heappush(self._endings, (until, next(self._numbers), block))
             if len(self._endings) > 2 * len(self._retentions) + COMPACT_AT:
                 self._compact()
 
     def remove(self, block: int) -> None:
-        """The block is in use again, or its content was forgotten."""
         priority = self._retentions.pop(block)[0].priority
         level = self._levels[priority]
         del level[block]
@@ -149,8 +142,6 @@ class EvictionOrder:
                 self.add(block, remaining_phases(retention, now))
 
     def _compact(self) -> None:
-        endings = ((block, retention[0].until) for block, retention in self._retentions.items())
-        ending = enumerate((block, until) for block, until in endings if until < inf)
-        self._endings = [(until, number, block) for number, (block, until) in ending]
-        self._numbers = len(self._endings)
+        first = ((retention[0].until, block) for block, retention in self._retentions.items())
+        self._endings = [(until, next(self._numbers), block) for until, block in first if until < inf]
         heapify(self._endings)

@@ -2,17 +2,13 @@
 
 from collections.abc import Iterable
 
-from engine_worker.kvcache.geometry import Geometry
-from engine_worker.kvcache.pool import BlockPool
+from engine_worker.kvcache.pool import BlockPool, Geometry
 from engine_worker.kvcache.prefix import Prefix, PrefixFinder
 from engine_worker.request import Sequence
 
 
 class NextBlocks:
-    """Which full block each holder computes next, so that no other sequence computes the same one beside it.
-
-    At most one block per holder: its first uncomputed one, if all tokens of it are known.
-    """
+    """The block that each holder computes next, if all tokens of it are known: no other should compute it too."""
 
     def __init__(self) -> None:
         self._holders: dict[bytes, Sequence] = {}
@@ -22,7 +18,7 @@ class NextBlocks:
         return len(self._holders)
 
     def set(self, sequence: Sequence, digest: bytes | None) -> None:
-        """The sequence computes the block with this hash next; None: no full block, or it holds no memory any more."""
+        """The sequence computes the block with this hash next; None: no full block, or it no longer holds memory."""
         before = self._digests.pop(sequence, None)
         if before is not None and self._holders.get(before) is sequence:
             del self._holders[before]
@@ -31,6 +27,7 @@ class NextBlocks:
             self._holders.setdefault(digest, sequence)
 
     def holder_of(self, digest: bytes) -> Sequence | None:
+        """The sequence that computes this block next."""
         return self._holders.get(digest)
 
 
@@ -54,7 +51,7 @@ class Forecast:
         self._released: set[Sequence] = set()
 
     def grow(self, sequence: Sequence) -> bool:
-        """Take the blocks for what a holder may compute next; False, with no effect, if there are too few."""
+        """Allocate for what a holder may compute next; False, with no effect, if there are too few blocks."""
         if sequence.num_tokens <= sequence.num_placed or sequence.complete:
             return True
         lacking = self._geometry.table_length(sequence.num_computed, sequence.num_tokens) - len(sequence.blocks)
@@ -64,7 +61,7 @@ class Forecast:
         return True
 
     def admit(self, sequence: Sequence, headroom: int) -> bool:
-        """Take the blocks for a sequence without memory; False, with no effect, unless `headroom` more are left."""
+        """Allocate for a sequence without memory; False, with no effect, unless `headroom` more blocks are left."""
         prefix = self._find(sequence)
         held, loading = prefix.held, [block for _, block in prefix.on_host if block not in self._loading]
         taken = self._geometry.table_length(prefix.num_computed, sequence.num_tokens) - len(prefix.blocks)
@@ -82,11 +79,9 @@ class Forecast:
         return True
 
     def awaits(self, sequence: Sequence) -> bool:
-        """Whether a sequence ahead of this one, which holds no memory, is computing the next block that it lacks.
-
-        Waiting pays off: the block will then be in the cache. No deadlock is possible, because sequences wait only for
-        those ahead of them in order that hold memory.
-        """
+        """Whether a sequence ahead is computing the next block that this one, which holds no memory, lacks."""
+        # Waiting pays off, as the block will be in the cache. It cannot deadlock, because sequences wait only for those
+        # ahead of them in order that hold memory.
         if sequence.awaited is not None and self._is_ahead(sequence.awaited, sequence):
             return True
         sequence.awaited = None
@@ -104,16 +99,13 @@ class Forecast:
         self._released.add(sequence)
 
     def growth(self, sequence: Sequence, tokens: int) -> int:
-        """Blocks that `tokens` more tokens (at most up to max_tokens) need, beyond those that the sequence has or would
-        get now.
-        """
+        """Blocks beyond those that the sequence has or would get now, for `tokens` more tokens, up to max_tokens."""
         geometry = self._geometry
         most = geometry.max_blocks(min(sequence.num_tokens + tokens, sequence.request.max_tokens))
         if not geometry.bounded:
             return most - geometry.blocks_for(sequence.num_tokens)
         if sequence.blocks:
-            # Blocks that came from the cache do not count as its own: when it gives them back others may still hold
-            # them.
+            # Blocks from the cache do not count as its own: when it gives them back others may still hold them.
             first, num_computed = max(sequence.first_block, sequence.num_found), sequence.num_computed
         else:
             prefix = self._find(sequence)
@@ -122,7 +114,6 @@ class Forecast:
         return max(0, most - held)
 
     def growth_to_end(self, sequence: Sequence) -> int:
-        """Blocks that a sequence may still need, beyond those that it has or would get now."""
         return self.growth(sequence, sequence.request.max_tokens)
 
     def blocks_to_end(self, sequence: Sequence) -> int:

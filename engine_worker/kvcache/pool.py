@@ -1,6 +1,7 @@
 """The blocks of one memory: free, held or cached, and the index that finds full ones by the hash of their tokens."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
 
@@ -8,13 +9,63 @@ from engine_worker.kvcache.eviction import DEFAULT, EvictionOrder, Retention
 from engine_worker.request import Content
 
 
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How many blocks a number of tokens needs. Sizes are in tokens."""
+
+    tokens_per_block: int
+    window: int | None = None
+    """Tokens that a token attends to at most, itself included; None: all."""
+    chunk: int | None = None
+    """Limit on tokens of one sequence in a step; None: no limit, or no window."""
+
+    @classmethod
+    def fit(cls, num_blocks: int, tokens_per_block: int, window: int | None, chunk: int | None) -> "Geometry":
+        """For a pool of `num_blocks`: a window that exceeds it is ignored, chunks are cut to the room beside it."""
+        if window is None:
+            return cls(tokens_per_block)
+        # A window rarely starts at a block boundary, so it may touch one block more than it fills.
+        room = num_blocks * tokens_per_block - tokens_per_block - (window - 1) + 1
+        if room < 1:
+            return cls(tokens_per_block)
+        return cls(tokens_per_block, window, None if chunk is None else min(chunk, room))
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the blocks of a sequence are bounded, however long it gets."""
+        return self.chunk is not None
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.tokens_per_block)
+
+    def first_needed(self, position: int) -> int:
+        """Index of the first block that tokens from `position` on attend to."""
+        if self.window is None or position < self.window:
+            return 0
+        return (position - self.window + 1) // self.tokens_per_block
+
+    def table_length(self, num_computed: int, num_tokens: int) -> int:
+        """Length of a block table before the next step: for all tokens, or as many as that step can reach."""
+        reached = num_tokens if self.chunk is None else min(num_tokens, num_computed + self.chunk)
+        return self.blocks_for(reached)
+
+    def max_blocks(self, num_tokens: int) -> int:
+        """Blocks that a sequence holds at once, at most, on its way to `num_tokens`."""
+        blocks = self.blocks_for(num_tokens)
+        if self.window is None or self.chunk is None:
+            return blocks
+        return min(blocks, self.blocks_for(self.window - 1 + self.chunk + self.tokens_per_block - 1))
+
+    def longest(self, num_blocks: int) -> int | None:
+        """Tokens that a sequence with the pool to itself can reach; None: any number."""
+        return None if self.bounded else num_blocks * self.tokens_per_block
+
+
 class CacheCorruptError(RuntimeError):
-    """The books do not balance: a bug in the engine."""
+    """The books do not balance: a bug of the engine."""
 
 
 class Stored(NamedTuple):
-    """What a findable block holds."""
-
     content: Content
     retention: Retention
 
@@ -43,7 +94,6 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Free blocks, without cached ones."""
         return len(self._free)
 
     def lowest_priority(self) -> int:
@@ -68,7 +118,7 @@ class BlockPool:
         self.references[block] += 1
 
     def release(self, block: int) -> None:
-        """Hold it once less. After the last release it is cached if findable, else free."""
+        """Hold it once less."""
         left = self.references[block] = self.references[block] - 1
         if left > 0:
             return
@@ -108,7 +158,7 @@ class BlockPool:
             self._stored[block] = stored._replace(retention=retention)
 
     def forget(self, block: int) -> Stored | None:
-        """Make a block unfindable; returns what it held, None if it was not findable."""
+        """Make a block unfindable; returns what it held."""
         stored = self._clear(block)
         if stored is not None and self.references[block] == 0:
             self._cached.remove(block)
@@ -134,8 +184,7 @@ class BlockPool:
         return ((block, stored.content) for block, stored in enumerate(self._stored) if stored is not None)
 
     def check(self, held: Mapping[int, int]) -> None:
-        """Raise CacheCorruptError unless reference counts are as `held` says, each block has one state, and the index
-        is consistent."""
+        """Raise CacheCorruptError unless `held` is the reference counts, and states and index are consistent."""
         for block, references in enumerate(self.references):
             if held.get(block, 0) != references:
                 raise CacheCorruptError(f"block {block} is held {held.get(block, 0)} times, counted {references}")
@@ -143,10 +192,11 @@ class BlockPool:
         if sorted([*free, *cached, *held]) != list(range(self.num_blocks)):
             states = f"free {len(free)} + cached {len(cached)} + held {len(held)}"
             raise CacheCorruptError(f"{states} do not add up to the {self.num_blocks} blocks")
-        for block, content in self.contents():
+        contents = list(self.contents())
+        for block, content in contents:
             if self._index.get(content.hash) != block:
                 raise CacheCorruptError(f"block {block} is not in the index under its content's hash")
-        if len(self._index) != sum(1 for _ in self.contents()):
+        if len(self._index) != len(contents):
             raise CacheCorruptError("the index names a block without content")
         if any(self._stored[block] is None for block in cached) or any(self._stored[block] for block in free):
             raise CacheCorruptError("a cached block has no content, or a free block has some")

@@ -2,13 +2,13 @@
 
 from typing import NamedTuple
 
-from engine_worker.kvcache.geometry import Geometry
+from engine_worker.kvcache.pool import Geometry
 from engine_worker.kvcache.tiers import Tiers
 from engine_worker.request import Content, Sequence, State
 from sluice.ring.hashing import block_hash
 
 UNUSED = 0
-"""Entry of a block table that is never read: any block number will do."""
+"""Entry of a block table that is never read: any valid block number will do."""
 
 
 class Prefix(NamedTuple):
@@ -63,14 +63,13 @@ class PrefixFinder:
                 self._tiers.publish(sequence.blocks[index], self._content(sequence, index))
 
     def next_block(self, sequence: Sequence, num_computed: int) -> bytes | None:
-        """Hash of the block that a sequence fills next after `num_computed` tokens; None if it has no tokens to fill
-        one."""
+        """Hash of the block that a sequence fills after `num_computed` tokens; None if it has too few tokens."""
         index = num_computed // self._geometry.tokens_per_block
         full = (index + 1) * self._geometry.tokens_per_block <= sequence.num_known
         return self._content(sequence, index).hash if self.reuse and full else None
 
     def missing(self, sequence: Sequence, prefix: Prefix) -> bytes | None:
-        """Hash of the first block after `prefix` that the sequence could use if it were cached; None: there is none."""
+        """Hash of the first block after `prefix` that the sequence could use if it were cached, if any."""
         index = len(prefix.blocks)
         return self._content(sequence, index).hash if index < self.usable_blocks(sequence.num_tokens) else None
 
@@ -115,22 +114,20 @@ class PrefixFinder:
         return Prefix(blocks, first, num_prompt, [], source.blocks[whole] if rest else None)
 
     def _fork_source(self, sequence: Sequence) -> Sequence | None:
-        """A sequence of the same request that holds the needed part of the prompt; None if this one has no output yet.
-
-        Ended sequences are excluded: after a failed step their blocks may lack the content they should have.
-        """
+        """A sequence of the same request that holds the needed part of the prompt; None if this one has no output."""
         request = sequence.request
         if not sequence.output or len(request.sequences) == 1:
             return None
         first = self._geometry.first_needed(request.num_prompt)
         for other in request.sequences:
             holds = other.blocks and other.num_computed >= request.num_prompt and other.first_block <= first
+            # After a failed step the blocks of ended ones may lack the content they should have.
             if holds and other.state is not State.ENDED:
                 return other
         return None
 
     def _content(self, sequence: Sequence, index: int) -> Content:
-        """Of the sequence's full block `index`; extends its hash chain that far."""
+        """Of the sequence's full block `index`."""
         size, chain = self._geometry.tokens_per_block, sequence.chain
         while len(chain) <= index:
             start = len(chain) * size

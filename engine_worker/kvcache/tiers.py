@@ -15,8 +15,7 @@ from sluice.ring.heartbeats import CacheNews
 class Tiers:
     """Two pools and the pending moves. Findable content is in one of the pools only.
 
-    The next step carries out the moves, in order, before it computes. So a block counts as moved as soon as the move is
-    decided: every later read or write comes after it.
+    The next step carries out the moves, in order, before it computes: so a block counts as moved once that is decided.
     """
 
     def __init__(self, num_blocks: int, num_host_blocks: int, clock: Callable[[], float]) -> None:
@@ -25,12 +24,11 @@ class Tiers:
         self.journal = Journal()
         self.moves: list[Move] = []
         self.evictions = 0
-        """Device blocks that lost findable content since the start, offloaded or not."""
+        """Device blocks whose findable content was replaced, since the start, offloaded or not."""
         self.offloads = 0
         self.onloads = 0
 
     def holds(self, content: Content) -> bool:
-        """Whether it is findable in either pool."""
         return self.device.find(content) is not None or self.host.find(content) is not None
 
     def allocate(self) -> int:
@@ -44,7 +42,6 @@ class Tiers:
     def onload(self, source: int) -> int:
         """A device block, held once, with the content of a held host block, which becomes unfindable."""
         block = self.allocate()
-        # Content is findable in one place only.
         stored = self.host.forget(source)
         if stored is None:
             raise CacheCorruptError(f"host block {source} has no content to load")
@@ -64,12 +61,12 @@ class Tiers:
             self.journal.store(content.hash)
 
     def take_moves(self) -> tuple[Move, ...]:
-        """Pending moves, for the next step to carry out. If that step fails, `undo` them."""
+        """For the next step to carry out. If that step fails, `undo` them."""
         moves, self.moves = tuple(self.moves), []
         return moves
 
     def undo(self, moves: Iterable[Move]) -> set[int]:
-        """Forget the content these moves should have brought; returns the device blocks whose content is undefined."""
+        """Forget the content these moves should have copied; returns the device blocks whose content is undefined."""
         lost: set[int] = set()
         for kind, _, target in moves:
             pool = self.host if kind is MoveKind.OFFLOAD else self.device
@@ -115,7 +112,7 @@ JOURNAL_CAPACITY = 1 << 16
 
 
 class Journal:
-    """Numbered changes of what is findable, for routers that place requests by it. Thread-safe."""
+    """Numbered changes of which blocks are findable, for routers that place requests by it. Thread-safe."""
 
     def __init__(self, capacity: int = JOURNAL_CAPACITY) -> None:
         self._lock = Lock()
@@ -125,22 +122,20 @@ class Journal:
         self._findable: set[int] = set()
 
     def store(self, digest: bytes) -> None:
-        """The block with this hash became findable."""
         self._record(short_hash(digest), findable=True)
 
     def remove(self, digest: bytes) -> None:
-        """The block with this hash became unfindable."""
         self._record(short_hash(digest), findable=False)
 
     def clear(self) -> None:
         with self._lock:
             self._findable.clear()
-            # With no changes kept, every router that is behind gets the full state.
+            # Without changes every router that is behind gets the full state.
             self._changes.clear()
             self._last += 1
 
     def since(self, known: int) -> CacheNews | None:
-        """What changed after change number `known`; None: nothing."""
+        """What changed after change number `known`, if anything."""
         with self._lock:
             last, behind = self._last, self._last - known
             if not behind:

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import LayerCache
-from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.linear import FusedLinear, SummedLinear
 from engine_worker.layers.norm import Normalize, RMSNorm

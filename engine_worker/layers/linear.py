@@ -1,4 +1,4 @@
-"""Linear layers: plain, fused and row-parallel."""
+"""Linear layers, plain, fused and row-parallel; token embedding and output head, by rows of the vocabulary."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,9 +30,7 @@ class Linear(Layer):
 
 class FusedLinear(Linear):
     """Several linear maps of the same input as one product; their outputs (this rank's share of them) concatenated.
-
-    Checkpoints store the maps separately, as siblings of this layer: `targets` gives a view for each.
-    """
+    Checkpoints store the maps separately, as siblings of this layer: `targets` gives a view for each."""
 
     def __init__(self, inputs: int, outputs: dict[str, Span], place: Place, *, bias: bool = False) -> None:
         super().__init__(inputs, sum(span.size for span in outputs.values()), place, bias=bias)
@@ -55,10 +53,8 @@ class FusedLinear(Linear):
 
 
 class SummedLinear(Linear):
-    """A row-parallel linear map: each rank has some of the inputs, and the ranks' products are summed.
-
-    [T, this rank's inputs] -> [T, outputs], the same on every rank.
-    """
+    """A row-parallel linear map: each rank has some of the inputs, and the ranks' products are summed. [T, this rank's
+    inputs] -> [T, outputs], the same on every rank."""
 
     def __init__(self, inputs: Span, outputs: int, place: Place, *, bias: bool = False) -> None:
         super().__init__(inputs.size, outputs, place, bias=bias)
@@ -76,3 +72,49 @@ class SummedLinear(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._shard.all_reduce(super().__call__(x))
+
+
+class Embedding(Layer):
+    """[T] int64 -> [T, hidden], a copy."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, place: Place) -> None:
+        self._shard = place.shard
+        self._rows = place.shard.padded_span(vocab_size)
+        self.weight = place.empty(self._rows.size, hidden_size)
+        # No checkpoint fills the padding, and `empty` may contain NaN.
+        self.weight[self._rows.filled :].zero_()
+
+    def targets(self, prefix: str = "") -> dict[str, Tensor]:
+        return {f"{prefix}weight": self.weight[: self._rows.filled]}
+
+    def cuts(self, prefix: str = "") -> dict[str, Cut]:
+        return {f"{prefix}weight": Cut(0, self._rows)}
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        if self._shard.size == 1:
+            return self.weight.index_select(0, token_ids)
+        # Every token is on exactly one rank; the others contribute zeros to the sum.
+        rows = token_ids - self._rows.start
+        elsewhere = (rows < 0) | (rows >= self._rows.size)
+        found = self.weight.index_select(0, rows.masked_fill_(elsewhere, 0))
+        return self._shard.all_reduce(found.masked_fill_(elsewhere.unsqueeze(1), 0))
+
+
+class LMHead(Linear):
+    """[R, hidden] -> logits [R, vocab] on rank 0; undefined on other ranks."""
+
+    def __init__(self, hidden_size: int, vocab_size: int, place: Place) -> None:
+        self._shard = place.shard
+        self._rows = place.shard.padded_span(vocab_size)
+        super().__init__(hidden_size, self._rows.size, place)
+        self.weight[self._rows.filled :].zero_()
+
+    def targets(self, prefix: str = "") -> dict[str, Tensor]:
+        return {f"{prefix}weight": self.weight[: self._rows.filled]}
+
+    def cuts(self, prefix: str = "") -> dict[str, Cut]:
+        return {f"{prefix}weight": Cut(0, self._rows)}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # Only the last ranks have padding rows, so they end up behind the vocabulary.
+        return self._shard.gather(super().__call__(x))[:, : self._rows.total]

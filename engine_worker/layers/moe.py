@@ -26,8 +26,6 @@ def waits_for_device(dtype: torch.dtype, device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """The experts of a layer."""
-
     num_experts: int
     num_chosen: int
     """Experts per token."""

@@ -34,7 +34,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class Normalize:
-    """RMSNorm of [..., size] by a weight of any shape [..., size] that broadcasts to it, as fast as the device can."""
+    """RMSNorm of [..., size] by a weight [..., size] that broadcasts to it, as fast as the device can."""
 
     def __init__(self, size: int, eps: float, device: torch.device) -> None:
         self._size = size

@@ -79,7 +79,7 @@ LIBRARIES = (MKL, ONEDNN)
 
 
 class Packer:
-    """Packs each weight by the first library that is batch invariant for its shape, or by the first one if none is."""
+    """Packs each weight by the first library that is batch invariant for its shape, or else by the first one."""
 
     def __init__(self, libraries: Sequence[Library] = LIBRARIES) -> None:
         self._libraries = [library for library in libraries if library.exists()]
@@ -116,7 +116,8 @@ class Packer:
 
 
 def is_batch_invariant(product: Product, inputs: int) -> bool:
-    """Whether rows come out the same, bit for bit, in smaller batches, at other offsets in the batch."""
+    """Whether rows come out the same, bit for bit, in smaller batches."""
+    # The last rows of the whole batch are the first of the smaller one, so their offset differs too.
     x = torch.randn(TESTED_ROWS, inputs, generator=torch.Generator().manual_seed(0))
     whole = product(x, None)
     return all(torch.equal(product(x[-rows:], None), whole[-rows:]) for rows in TESTED_BATCHES)

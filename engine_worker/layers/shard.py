@@ -41,6 +41,11 @@ class Cut(NamedTuple):
     dim: int
     span: Span
 
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Indices into the whole tensor."""
+        return (slice(None),) * self.dim + (slice(self.span.end - self.span.filled, self.span.end),)
+
 
 class Shard:
     """A rank's share of a model, and its collectives. This base class is a single rank: nothing is exchanged."""

@@ -8,12 +8,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from engine_worker.attention.backend import AttentionBackend
+from engine_worker.attention.backend import AttentionBackend, AttentionInputs
 from engine_worker.attention.cache import KVCache, LayerCache
-from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.layers.attention import SelfAttention
-from engine_worker.layers.embedding import Embedding, LMHead
 from engine_worker.layers.layer import Layer
+from engine_worker.layers.linear import Embedding, LMHead
 from engine_worker.layers.mlp import SwiGLU
 from engine_worker.layers.moe import SparseMoE
 from engine_worker.layers.norm import RMSNorm

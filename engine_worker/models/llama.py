@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from engine_worker.models.config import DecoderConfig, read_decoder
+from engine_worker.models.config import DecoderConfig, mistral_windows, qwen_windows, read_decoder
 from engine_worker.models.decoder import CausalLM
-from engine_worker.models.windows import mistral_windows, qwen_windows
 
 
 class Llama(CausalLM):

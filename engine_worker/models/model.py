@@ -6,11 +6,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache
-from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.layers.shard import Cut, Place
-from engine_worker.models.windows import Windows
+from engine_worker.models.config import Windows
 
 
 class ModelConfig(Protocol):
@@ -45,19 +44,15 @@ class Model(Protocol):
 
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
         """token_ids [T] int64, positions [T] int64 -> hidden states [T, hidden], before the head."""
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab] float32; undefined on ranks other than 0."""
-        ...
 
     def targets(self) -> dict[str, Tensor]:
         """Views to load the weights into, by the checkpoint's tensor names."""
-        ...
 
     def cuts(self) -> Mapping[str, Cut]:
         """Which slice of the checkpoint's tensor a target holds; targets not listed hold all of it."""
-        ...
 
     def freeze(self) -> None:
         """The weights are final. Raises CheckpointError if the model turns out not to be servable."""
@@ -77,10 +72,8 @@ class Architecture(Protocol):
     def __call__(self, config: Any, backend: AttentionBackend, place: Place) -> Model:
         """`config`: from `read_config`, possibly with narrower windows. Raises ValueError if the ranks cannot share the
         model."""
-        ...
 
     @staticmethod
     def read_config(raw: Mapping[str, Any]) -> Any:
         """A ModelConfig from config.json. Raises CheckpointError, or NotNativeError if another implementation might
         serve it."""
-        ...

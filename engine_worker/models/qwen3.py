@@ -8,9 +8,8 @@ from engine_worker.attention.backend import AttentionBackend
 from engine_worker.layers.mlp import SwiGLU
 from engine_worker.layers.moe import ALIGNED, ExpertShape, SparseMoE, waits_for_device
 from engine_worker.layers.shard import Place
-from engine_worker.models.config import DecoderConfig, read_decoder, size
+from engine_worker.models.config import DecoderConfig, qwen_moe_windows, qwen_windows, read_decoder, size
 from engine_worker.models.decoder import CausalLM, FeedForward
-from engine_worker.models.windows import qwen_moe_windows, qwen_windows
 from sluice.ring.checkpoint import CheckpointError
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts")

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from engine_worker.models.config import NotNativeError
 from engine_worker.models.llama import Llama, Mistral, Qwen2
 from engine_worker.models.model import Architecture
 from engine_worker.models.qwen3 import Qwen3, Qwen3Moe
-from engine_worker.models.windows import NotNativeError
 from sluice.ring.checkpoint import CheckpointError
 
 MODELS: Mapping[str, Architecture] = {
@@ -29,7 +29,7 @@ class ResolvedModel(NamedTuple):
 
 
 def model_class(raw: Mapping[str, Any]) -> Architecture:
-    """Our own class for `architectures` of config.json. Raises NotNativeError if there is none."""
+    """Our own class for `architectures` of config.json. Raises NotNativeError if we have none."""
     names = [str(name) for name in raw.get("architectures") or []]
     for name in names:
         if name in MODELS:

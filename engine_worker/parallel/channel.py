@@ -2,10 +2,8 @@
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Protocol
 
-Chunk = bytes | bytearray | memoryview
 EXIT_GROUP_LOST = 1
 """Exit status of a rank whose group is lost."""
 HEADER = struct.Struct("!QQ")
@@ -28,29 +26,24 @@ class RankGoneError(ChannelError):
 
 
 class ChannelSender(Protocol):
-    """Rank 0's end. Several threads may send; only one may call the rest. Other ranks are numbered from 1."""
+    """Rank 0's end. Several threads may send; only one may call the rest. Ranks are numbered from 1."""
 
     @property
     def sent(self) -> int:
         """Commands sent so far."""
-        ...
 
-    def send(self, chunks: Sequence[Chunk]) -> None:
-        """Send the concatenated chunks as one command. Raises ChannelError if a rank has disconnected, or does not make
-        room in time; the channel is unusable then."""
-        ...
+    def send(self, message: bytes) -> None:
+        """Raises ChannelError if a rank has disconnected, or does not make room in time; the channel is unusable
+        then."""
 
     def idle(self) -> bool:
         """Whether no thread is sending at the moment."""
-        ...
 
     def completed(self, rank: int) -> int:
         """Commands that this rank has completed."""
-        ...
 
     def disconnected(self, rank: int) -> bool:
         """Whether this rank has closed its end, or died."""
-        ...
 
     def close(self) -> None: ...
 

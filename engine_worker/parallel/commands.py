@@ -22,7 +22,6 @@ class LoadModel(Command, frozen=True):
     model: str
     """Folder or hub id."""
     fingerprint: str
-    """Of rank 0's model files."""
     config: RunnerConfig
     store: str | None
     """host:port of the group's store; None: as given in the environment."""
@@ -31,7 +30,6 @@ class LoadModel(Command, frozen=True):
     silent_seconds: float
     """After so long without a command rank 0 counts as dead."""
     revision: str | None = None
-    """Of a hub id."""
 
 
 class ComputeStep(Command, frozen=True):

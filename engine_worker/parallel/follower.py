@@ -24,13 +24,15 @@ from engine_worker.parallel.group import RankGroup, connect_store, store_errors,
 from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.parallel.shm_channel import SharedMemory, ShmReceiver, Wakeup
 from engine_worker.parallel.tcp import ENDPOINT_KEY, connect
+from engine_worker.runner.config import find_device
 from engine_worker.runner.forward import Forward
-from engine_worker.runner.load import find_device, load_forward
+from engine_worker.runner.load import load_forward
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.ring.process import die_with_parent
 from sluice.telemetry import configure
 from sluice.telemetry.output import leave, protect_stderr
 
+# POLLHUP needs both directions closed; Linux can also report that only the peer has closed.
 HANGUP = getattr(select, "POLLRDHUP", select.POLLHUP)
 GRACE_SECONDS = 5.0
 """After rank 0 has disconnected: to read its last commands, and to let it log the cause first if it failed likewise."""
@@ -41,6 +43,7 @@ FIRST_SECONDS = 600.0
 def main() -> None:
     """A child process of rank 0. Exit status 0 after a Shutdown."""
     protect_stderr()
+    # Not SIGTERM, which `run` ignores.
     die_with_parent(signal.SIGKILL)
     rank, size, memory, wakeup = map(int, sys.argv[1:5])
     end = socket.socket(fileno=wakeup)

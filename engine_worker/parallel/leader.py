@@ -19,8 +19,8 @@ from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.parallel.tcp import ENDPOINT_KEY, RankListener, TcpSender
 from engine_worker.parallel.watchdog import Watchdog
 from engine_worker.runner.batch import StepArrays
-from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.load import find_device, load_runner
+from engine_worker.runner.config import RunnerConfig, find_device
+from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
 from engine_worker.step import Move, Runner
@@ -69,6 +69,7 @@ class Leader:
             self._store, self._address = open_store(rank_env.size, start_seconds)
             sender = self._processes.sender
         self._sender = sender
+        # From the start: a rank may already die while it loads.
         self._watchdog = Watchdog(
             sender, rank_env.size, self._exit_reason, self._end_group, self._waiting_since, start_seconds, step_seconds
         )
@@ -109,8 +110,10 @@ class Leader:
 
     def close(self) -> None:
         """Shut the other ranks down and wait for them, with a time limit; kill them if the model was never loaded."""
+        # First, since ranks that end on purpose would look lost.
         self._watchdog.stop()
         if self._runner is not None:
+            # In a thread, since a collective with a rank that hangs never returns.
             shutdown = threading.Thread(target=self._shut_down, args=(self._runner,), name="shutdown", daemon=True)
             shutdown.start()
             shutdown.join(END_SECONDS)
@@ -123,7 +126,7 @@ class Leader:
     def _shut_down(self, runner: ModelRunner) -> None:
         """All ranks leave the group, each after it has dropped its graphs: see `Forward.close`."""
         try:
-            self._sender.send([encode(Shutdown())])
+            self._sender.send(encode(Shutdown()))
             runner.close()
             if self._group is not None:
                 self._group.close()
@@ -132,7 +135,7 @@ class Leader:
 
     def _send(self, command: Command) -> None:
         try:
-            self._sender.send([encode(command)])
+            self._sender.send(encode(command))
         except RankGoneError as error:
             self._end_group(f"rank {error.rank} {self._exit_reason(error.rank) or 'has disconnected'}")
         except ChannelError as error:

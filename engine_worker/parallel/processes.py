@@ -57,11 +57,6 @@ class Processes:
         finally:
             os.close(descriptor)
 
-    @property
-    def pids(self) -> list[int]:
-        """Of ranks 1 and up."""
-        return [child.pid for child in self._children]
-
     def exit_reason(self, rank: int) -> str | None:
         """How this rank's process has ended, or is about to; None if it runs on."""
         with suppress(subprocess.TimeoutExpired):
@@ -80,6 +75,7 @@ class Processes:
 
     def kill(self) -> None:
         """SIGKILL, which ends stopped processes too."""
+        # All of them before the first wait: none shall go on without the others.
         for child in self._children:
             child.kill()
         for child in self._children:

@@ -19,14 +19,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from engine_worker.parallel.channel import (
-    HEADER,
-    SLICE_SECONDS,
-    ChannelError,
-    ChannelReceiver,
-    Chunk,
-    RankGoneError,
-)
+from engine_worker.parallel.channel import HEADER, SLICE_SECONDS, ChannelError, ChannelReceiver, RankGoneError
 
 CAPACITY = 4 << 20
 LINE = 64
@@ -146,11 +139,10 @@ class ShmSender:
         self._fence = Fence()
         self._sending = threading.Lock()
 
-    def send(self, chunks: Sequence[Chunk]) -> None:
+    def send(self, message: bytes) -> None:
         with self._sending:
-            size = sum(len(chunk) for chunk in chunks)
-            for chunk in (HEADER.pack(self.sent + 1, size), *chunks):
-                self._write(memoryview(chunk).cast("B"))
+            self._write(memoryview(HEADER.pack(self.sent + 1, len(message))))
+            self._write(memoryview(message))
             self.sent += 1
             for rank, wakeup in enumerate(self._wakeups, 1):
                 if not wakeup.wake():
@@ -170,17 +162,17 @@ class ShmSender:
             wakeup.close()
         self._fence.close()
 
-    def _write(self, chunk: memoryview) -> None:
+    def _write(self, rest: memoryview) -> None:
         data = self._memory.data
-        while chunk:
+        while rest:
             begin = self._written % len(data)
-            piece = chunk[: min(self._room(), len(data) - begin)]
+            piece = rest[: min(self._room(), len(data) - begin)]
             data[begin : begin + len(piece)] = piece
             # The bytes must be visible before the cursor that publishes them.
             self._fence()
             self._written += len(piece)
             self._memory.head[HEAD] = self._written
-            chunk = chunk[len(piece) :]
+            rest = rest[len(piece) :]
 
     def _room(self) -> int:
         """Bytes that all readers have read, at least one; waits for it."""
@@ -193,6 +185,7 @@ class ShmSender:
                 return room
             if time.monotonic() > end:
                 raise ChannelError(f"rank {read.index(min(read)) + 1} has read nothing for {self._seconds:g} s")
+            # Readers must drain a command longer than the ring before its end, when `send` would wake them.
             for wakeup in self._wakeups:
                 wakeup.wake()
             time.sleep(FULL_SECONDS)
@@ -233,6 +226,7 @@ class ShmReceiver(ChannelReceiver):
         """Unread bytes, at least one; waits for it."""
         while True:
             if unread := self._memory.head[HEAD] - self._read:
+                # The cursor must be read before the bytes that it publishes.
                 self._fence()
                 return unread
             try:

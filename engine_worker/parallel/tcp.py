@@ -15,10 +15,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from engine_worker.parallel.channel import HEADER, SLICE_SECONDS, ChannelError, ChannelReceiver, Chunk
+from engine_worker.parallel.channel import HEADER, SLICE_SECONDS, ChannelError, ChannelReceiver
 
 HANDSHAKE = struct.Struct("!16sI")
 """Token and rank."""
+# More than there are ranks, and well below the 1024 descriptors that select() supports.
 MAX_PENDING = 256
 """Connections without a complete handshake; beyond it the oldest is closed."""
 ENDPOINT_KEY = "sluice/commands"
@@ -31,8 +32,9 @@ class RankListener:
 
     def __init__(self, host: str) -> None:
         """`host`: this machine's address for the others. Raises OSError."""
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
         # Bound to all interfaces, since on its own machine the host's name may resolve to loopback.
-        self._socket = socket.create_server(("", 0), family=_family(host), backlog=128)
+        self._socket = socket.create_server(("", 0), family=family, backlog=128)
         self._token = secrets.token_bytes(16)
         self._host = host
 
@@ -102,9 +104,9 @@ class TcpSender:
         for ack_socket in self._ack_sockets:
             ack_socket.setblocking(False)
 
-    def send(self, chunks: Sequence[Chunk]) -> None:
+    def send(self, message: bytes) -> None:
         with self._sending:
-            frame = b"".join((HEADER.pack(self.sent + 1, sum(map(len, chunks))), *chunks))
+            frame = HEADER.pack(self.sent + 1, len(message)) + message
             for rank, connection in enumerate(self._connections, 1):
                 try:
                     connection.sendall(frame)
@@ -200,10 +202,6 @@ def _read_handshake(connection: socket.socket, pending: dict[socket.socket, byte
         return handshake
     pending[connection] = handshake
     return None
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
 
 
 def _disable_nagle(connection: socket.socket) -> None:

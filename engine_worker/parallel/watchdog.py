@@ -9,7 +9,7 @@ from engine_worker.parallel.commands import Heartbeat, encode
 
 TICK_SECONDS = 0.1
 HEARTBEAT_SECONDS = 1.0
-"""Between two heartbeats, so that neither idle ranks nor rank 0 are taken for dead."""
+"""Between two heartbeats, which keep idle ranks and rank 0 from being taken for dead."""
 HEARTBEAT = encode(Heartbeat())
 
 
@@ -60,7 +60,7 @@ class Watchdog(threading.Thread):
                     since_heartbeat = 0.0
                     # The first command must be the one that loads.
                     if self._sender.sent and self._sender.idle():
-                        self._sender.send([HEARTBEAT])
+                        self._sender.send(HEARTBEAT)
                 reason = self._check(passed)
             except ChannelError as error:
                 reason = self._check(0.0) or str(error)

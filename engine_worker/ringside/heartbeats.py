@@ -13,7 +13,7 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.ringside.stats_log import Cursor, StatsLog
 from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Epochs, Hello
-from sluice.ring.keys import PLAIN, InsecureError, Security
+from sluice.ring.keys import PLAIN, Security
 from sluice.ring.lane import Lane
 from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
 
@@ -26,18 +26,15 @@ MAX_ROUTERS = 256
 
 
 class LastHello(NamedTuple):
-    """Of a router."""
-
     at: float
-    cache_heard: int
+    cache_known: int
     """Number of the last prefix cache change that the router knows."""
     epochs: Epochs = Epochs()
     """Of the routers at this address; the latest sent this hello."""
 
 
 class RouterTable:
-    """The routers that said hello, by address. Written by one thread, read by others: `last_hellos` is replaced
-    whole."""
+    """The routers that said hello, by address. The heartbeats' thread reads it: `last_hellos` is replaced whole."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.last_hellos: dict[str, LastHello] = {}
@@ -50,13 +47,14 @@ class RouterTable:
             return False
         known = live.get(hello.address)
         epochs = known.epochs if known else Epochs()
+        # A late hello of a replaced router must not undo what its successor has said.
         if not epochs.is_former(hello.epoch):
-            last = LastHello(self._clock(), hello.cache_heard, epochs.met(hello.epoch))
+            last = LastHello(self._clock(), hello.cache_known, epochs.after(hello.epoch))
             self.last_hellos = live | {hello.address: last}
         return True
 
     def is_replacement(self, hello: Hello) -> bool:
-        """Whether its router has replaced a known one at the same address."""
+        """Whether its router has replaced another at the same address."""
         known = self.last_hellos.get(hello.address)
         return known is not None and known.epochs.replaced_by(hello.epoch)
 
@@ -94,7 +92,7 @@ class Heartbeats(threading.Thread):
         self._invalid: set[str] = set()
         """Addresses to which no lane can be opened."""
         self._wakeups: SimpleQueue[bool] = SimpleQueue()
-        """True: the last one."""
+        """True: send a last heartbeat and end."""
 
     def run(self) -> None:
         last, pause = False, HEARTBEAT_SECONDS
@@ -110,12 +108,12 @@ class Heartbeats(threading.Thread):
         self._wakeups.put(False)
 
     def stop(self) -> None:
-        """Send a last heartbeat and join the thread."""
+        """Send a last heartbeat, with which routers learn that this engine has drained, and join the thread."""
         self._wakeups.put(True)
         self.join()
 
     def _send(self) -> bool:
-        """To all routers; returns whether a lane was opened."""
+        """To all live routers; returns whether a lane was opened."""
         routers = self._routers.live()
         for address in self._lanes.keys() - routers.keys():
             self._lanes.pop(address).close()
@@ -132,7 +130,7 @@ class Heartbeats(threading.Thread):
                 heartbeat,
                 steps=stats.steps,
                 requests=stats.latest_requests,
-                cache=self._cache_changes(last_hello.cache_heard),
+                cache=self._cache_changes(last_hello.cache_known),
             )
             if lane.send(message):
                 self._cursors[address] = stats.cursor
@@ -146,7 +144,7 @@ class Heartbeats(threading.Thread):
             try:
                 self._lanes[address] = Lane(self._context, address, LANE_CAPACITY, self._security)
                 self._cursors[address] = self._stats_log.cursor()
-            except (zmq.ZMQError, InsecureError) as error:
+            except ValueError as error:
                 self._invalid.add(address)
                 self._log.warning("bad_address", router=address, error=str(error))
         return self._lanes.get(address)

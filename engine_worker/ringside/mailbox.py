@@ -23,15 +23,12 @@ class Mailbox:
     def __init__(
         self, epoch: int, receive: Callable[[], Iterable[Submit | Cancel | Hello]], outbox: Outbox, log: BoundLogger
     ) -> None:
-        """`receive` returns the next messages, a bounded number, without waiting; of hellos only those of routers that
-        replaced another.
-        """
+        """`receive` returns some messages without waiting; of hellos only those of routers that replaced another."""
         self.dropped: Counter[str] = Counter()
         """Messages without an answer, by reason."""
         self.refused: Counter[str] = Counter()
         """Requests, by error code."""
         self.draining = False
-        """Refuse new requests."""
         self._epoch = epoch
         self._receive = receive
         self._outbox = outbox
@@ -50,15 +47,12 @@ class Mailbox:
         return bool(self._messages)
 
     def get_requests(self, limit: int) -> list[Submit]:
-        """New requests, at most `limit`; the rest is refused.
-
-        A request that needs the place or the number of one about to be stopped waits until that has ended, and so do
-        all messages behind it.
-        """
+        """New requests, at most `limit`; the rest is refused."""
         if not self._messages:
             self._messages.extend(self._receive())
         found: list[Submit] = []
-        # In order of arrival: a message that has to wait holds up those behind it.
+        # In order of arrival: a request that needs the place or the number of one about to be stopped waits until that
+        # has ended, and holds up the messages behind it.
         while self._messages:
             message, room = self._messages[0], len(found) < limit
             if isinstance(message, Hello):
@@ -76,17 +70,15 @@ class Mailbox:
         return found
 
     def poll_stop_ids(self) -> list[Stop]:
-        """Cancelled and superseded requests."""
         stops, self._stops = self._stops, []
         return stops
 
     def take_orphans(self) -> set[tuple[int, int]]:
-        """(request, attempt) of requests whose router was replaced."""
+        """(request, attempt) of requests whose router was replaced, each returned once."""
         orphans, self._orphans = self._orphans, set()
         return orphans
 
     def send_responses(self, responses: Responses) -> None:
-        """Put everything into the outbox, and send what the lanes accept."""
         for spec, fault in responses.refused:
             self._refuse(spec, fault)
         for opened in responses.opened:
@@ -99,7 +91,7 @@ class Mailbox:
         # Only now, because the end of a request's last sequence forgets its address.
         for row in responses.rows:
             if row.end is not None:
-                self._end(self._submits[row.request])
+                self._end_sequence(self._submits[row.request])
         self._outbox.flush()
 
     def _must_wait(self, spec: Submit, room: bool) -> bool:
@@ -149,10 +141,9 @@ class Mailbox:
         rows = [TokenRow(spec.request, spec.attempt, index, offset, [], [], end) for index, offset in offsets.items()]
         self._outbox.put(spec.detokenizer, rows)
         for _ in rows:
-            self._end(spec)
+            self._end_sequence(spec)
 
-    def _end(self, spec: Submit) -> None:
-        """One sequence has ended."""
+    def _end_sequence(self, spec: Submit) -> None:
         self._num_live[spec.request] -= 1
         if not self._num_live[spec.request]:
             del self._submits[spec.request], self._num_live[spec.request]
@@ -160,11 +151,6 @@ class Mailbox:
 
     def _drop(self, reason: str, message: Submit | Cancel) -> bool:
         self.dropped[reason] += 1
-        self._log.warning(
-            "message_dropped",
-            reason=reason,
-            kind=type(message).__name__,
-            request=message.request,
-            attempt=message.attempt,
-        )
+        kind, request, attempt = type(message).__name__, message.request, message.attempt
+        self._log.warning("message_dropped", reason=reason, kind=kind, request=request, attempt=attempt)
         return False

@@ -1,48 +1,31 @@
-"""Metrics for Prometheus, listed in docs/metrics.md, and the HTTP server that shows them with the health of the
-loop."""
+"""Metrics for Prometheus, listed in docs/metrics.md."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 
 from engine_worker.core.engine import Engine
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
-from engine_worker.ringside.stats_callback import StatsCallback
+from engine_worker.ringside.stats_log import StatsCallback
 from sluice.ring.inbox import Inbox
 from sluice.ring.wire import ToEngine
-from sluice.settings.services import EngineSettings
-from sluice.telemetry.health import Health, ProgressBeacon
-from sluice.telemetry.metrics import counter, gauge, histogram, registry_of
+from sluice.telemetry.metrics import counter, gauge, histogram
 from sluice.telemetry.output import lines_lost
-from sluice.telemetry.server import StatusServer
 
 P = "sluice_engine_"
-
-
-def serve(
-    settings: EngineSettings,
-    beacon: ProgressBeacon,
-    draining: Callable[[], bool],
-    read_metrics: Callable[[], Iterator[Metric]],
-) -> StatusServer | None:
-    """None without a metrics_port. Raises OSError if it cannot listen."""
-    if not settings.metrics_port:
-        return None
-    health = Health(beacon, settings.live_stall, settings.ready_stall, lambda: "it is draining" if draining() else None)
-    return StatusServer(registry_of(read_metrics), health, settings.metrics_host, settings.metrics_port)
 
 
 def read(
     engine: Engine, inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox, stats_callback: StatsCallback | None
 ) -> Iterator[Metric]:
-    """All metrics, in the thread of the scrape."""
+    """All metrics. Called from the thread of the scrape."""
     yield from requests(engine, mailbox)
     yield from steps(engine)
     yield from memory(engine)
     yield from ring(inbox, mailbox, outbox)
     yield from callback(stats_callback)
-    yield from log()
+    yield counter(P + "log_lines_lost", "Log lines that could not be written.", lines_lost())
 
 
 def requests(engine: Engine, mailbox: Mailbox) -> Iterator[Metric]:
@@ -64,8 +47,8 @@ def steps(engine: Engine) -> Iterator[Metric]:
     yield gauge(P + "sequences_scheduled", "Sequences in the latest step; 0 while idle.", running, ("phase",))
     text = "Static batching: tokens generated since the batch began."
     yield gauge(P + "static_batch_tokens", text, latest.total_generation_tokens)
-    text = "Static batching: slots of ended sequences."
-    yield gauge(P + "static_batch_empty_slots", text, latest.empty_generation_slots)
+    slots = latest.empty_generation_slots
+    yield gauge(P + "static_batch_empty_slots", "Static batching: slots of ended sequences.", slots)
     yield histogram(P + "step_seconds", "Duration of a step.", stats.step_seconds)
     yield histogram(P + "step_sequences", "Sequences in a step.", stats.step_sequences)
     yield counter(P + "context_tokens", "Context tokens computed, recomputation included.", stats.context_tokens)
@@ -73,8 +56,7 @@ def steps(engine: Engine) -> Iterator[Metric]:
     yield gauge(P + "tokens_per_second", "Tokens generated, over the last second.", latest.tokens_per_second)
     yield counter(P + "prompt_tokens", "Prompt tokens of scheduled requests.", cache.prompt_tokens)
     yield counter(P + "cached_tokens", "Prompt tokens served from the prefix cache.", cache.cached_tokens)
-    ratio = latest.prefix_cache_hit_ratio
-    yield gauge(P + "prefix_cache_hit_ratio", "Cached tokens over prompt tokens, since the start.", ratio)
+    yield gauge(P + "prefix_cache_hit_ratio", "Cached tokens over prompt tokens, since the start.", cache.hit_ratio)
 
 
 def memory(engine: Engine) -> Iterator[Metric]:
@@ -94,8 +76,8 @@ def memory(engine: Engine) -> Iterator[Metric]:
 
 
 def ring(inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox) -> Iterator[Metric]:
-    text = "Messages dropped without an answer, by reason."
-    yield counter(P + "messages_dropped", text, mailbox.dropped, ("reason",))
+    dropped = mailbox.dropped
+    yield counter(P + "messages_dropped", "Messages dropped without an answer, by reason.", dropped, ("reason",))
     yield counter(P + "frames_malformed", "Malformed frames dropped.", inbox.malformed)
     yield counter(P + "peers_refused", "Connections refused for want of an admitted key.", inbox.refused)
     yield counter(P + "frame_gaps", "Gaps in the frame numbers of a lane.", inbox.gaps)
@@ -107,7 +89,3 @@ def callback(found: StatsCallback | None) -> Iterator[Metric]:
     yield counter(P + "stats_callback_errors", "Exceptions raised by the stats_callback.", errors)
     yield counter(P + "stats_callback_steps_lost", "Steps missed by a slow stats_callback.", steps)
     yield counter(P + "stats_callback_requests_lost", "Request reports missed by a slow stats_callback.", requests)
-
-
-def log() -> Iterator[Metric]:
-    yield counter(P + "log_lines_lost", "Log lines that could not be written.", lines_lost())

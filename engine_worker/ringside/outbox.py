@@ -1,6 +1,7 @@
 """Rows for the detokenizers, by address; joined while a lane is full. Nothing here blocks."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from structlog.stdlib import BoundLogger
 
@@ -14,19 +15,17 @@ TOKENS_PER_MESSAGE = 8192
 MAX_LANES = 256
 
 
+@dataclass(slots=True)
 class _Peer:
-    """A detokenizer: its lane, and what waits for it."""
-
-    def __init__(self, lane: SendLane, now: float) -> None:
-        self.lane = lane
-        self.users = 0
-        """Live requests that send to it."""
-        self.used_at = now
-        """When its last user ended."""
-        self.accepted_at = now
-        """When its lane last accepted a message."""
-        self.opens: list[Open] = []
-        self.rows: dict[tuple[int, int, int], TokenRow] = {}
+    lane: SendLane
+    used_at: float
+    """When its last user ended."""
+    accepted_at: float
+    """When its lane last accepted a message."""
+    users: int = 0
+    """Live requests that send to it."""
+    opens: list[Open] = field(default_factory=list)
+    rows: dict[tuple[int, int, int], TokenRow] = field(default_factory=dict)
 
     @property
     def waiting(self) -> bool:
@@ -63,7 +62,6 @@ class Outbox:
 
     @property
     def waiting(self) -> bool:
-        """Whether something waits for a full lane."""
         return any(peer.waiting for peer in self._peers.values())
 
     def flowing(self, seconds: float) -> bool:
@@ -76,25 +74,25 @@ class Outbox:
         peer = self._peers.get(address)
         if peer is None:
             self._make_room()
-            peer = self._peers[address] = _Peer(self._open_lane(address), self._clock())
+            peer = self._peers[address] = _Peer(self._open_lane(address), self._clock(), self._clock())
         peer.users += 1
         if address not in self.cut_off and not self.reaches(address):
-            # Now and not at the next tick, so that the next heartbeat tells the routers.
+            # Now and not at the next tick, so that routers learn of it with the next heartbeat.
             self.cut_off = [*self.cut_off, address]
 
     def reaches(self, address: str) -> bool:
-        """Whether the lane to this address, which must be in use, has got a file descriptor."""
+        """Whether the lane to this address, which must be in use, has a file descriptor."""
         lane = self._peers[address].lane
         return lane.open or lane.ready()
 
     def disconnect(self, address: str) -> None:
-        """A request that uses this address has put its last row."""
+        """The last row of a request that uses this address was put."""
         peer = self._peers[address]
         peer.users -= 1
         peer.used_at = self._clock()
 
     def open(self, address: str, opened: Open) -> None:
-        """Open a request's stream, before its first row."""
+        """To be called before the request's first row is put."""
         self._peers[address].opens.append(opened)
 
     def put(self, address: str, new_rows: Iterable[TokenRow]) -> None:
@@ -104,12 +102,11 @@ class Outbox:
             # (request, attempt, sequence)
             key = row[:3]
             held = rows.setdefault(key, row)
-            if held is row:
-                continue
-            held.tokens.extend(row.tokens)
-            held.logprobs.extend(row.logprobs)
-            if row.end is not None:
-                rows[key] = held._replace(end=row.end)
+            if held is not row:
+                held.tokens.extend(row.tokens)
+                held.logprobs.extend(row.logprobs)
+                if row.end is not None:
+                    rows[key] = held._replace(end=row.end)
 
     def flush(self) -> None:
         for peer in self._peers.values():
@@ -134,7 +131,7 @@ class Outbox:
         self.cut_off = [address for address, peer in self._peers.items() if self._is_cut_off(peer, now)]
 
     def close(self, linger: float = 0.0) -> None:
-        """Close every lane, each after at most `linger` seconds for what was sent."""
+        """Each lane gets `linger` seconds for what was sent."""
         for address in list(self._peers):
             self._close(address, linger)
 
@@ -154,7 +151,7 @@ class Outbox:
         self._close(idle)
 
     def _send_oldest(self, peer: _Peer) -> bool:
-        """Send the oldest of what waits, up to TOKENS_PER_MESSAGE; False if the lane was full after all."""
+        """Send the oldest opens and rows, up to TOKENS_PER_MESSAGE; False if the lane was full after all."""
         opens, keys, tokens = 0, [], 0
         for opened in peer.opens:
             if tokens >= TOKENS_PER_MESSAGE:
@@ -170,21 +167,17 @@ class Outbox:
         batch = TokenBatch.of(self._engine, self._epoch, peer.opens[:opens], [peer.rows[key] for key in keys])
         if not peer.lane.send(batch):
             return False
-        peer.opens = peer.opens[opens:]
+        del peer.opens[:opens]
+        for key in keys:
+            del peer.rows[key]
         peer.accepted_at = self._clock()
-        if len(keys) == len(peer.rows):
-            peer.rows = {}
-        else:
-            for key in keys:
-                del peer.rows[key]
         return True
 
     def _drop(self, address: str, peer: _Peer) -> None:
-        if not peer.waiting:
-            return
-        self.lost += len(peer.rows)
-        self._log.error("rows_lost", detokenizer=address, rows=len(peer.rows), opens=len(peer.opens))
-        peer.rows, peer.opens = {}, []
+        if peer.waiting:
+            self.lost += len(peer.rows)
+            self._log.error("rows_lost", detokenizer=address, rows=len(peer.rows), opens=len(peer.opens))
+            peer.rows, peer.opens = {}, []
 
     def _close(self, address: str, linger: float = 0.0) -> None:
         peer = self._peers.pop(address)

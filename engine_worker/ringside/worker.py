@@ -16,8 +16,7 @@ from engine_worker.ringside import metrics
 from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
-from engine_worker.ringside.stats_callback import StatsCallback, find_function
-from engine_worker.ringside.stats_log import StatsLog
+from engine_worker.ringside.stats_log import StatsCallback, StatsLog, find_function
 from engine_worker.step import DeviceLostError, Runner
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
@@ -27,8 +26,8 @@ from sluice.ring.lane import Lane
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
 from sluice.settings.services import EngineSettings
-from sluice.telemetry.health import ProgressBeacon
-from sluice.telemetry.service_status import ServiceStatus, StatusFile
+from sluice.telemetry.server import serve_status
+from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 
 IDLE_SECONDS = 0.25
 """Longest wait for messages while there is nothing to compute."""
@@ -46,18 +45,14 @@ class Worker:
     """`serve` runs the step loop in the caller's thread until `stop` has let it drain."""
 
     def __init__(self, settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log: BoundLogger) -> None:
-        """Binds the inbox. Raises ListenError or OSError if that fails, ValueError on a bad stats_callback or
-        scheduler, KeysError and InsecureError."""
+        """Binds the inbox. Raises ListenError, OSError, KeysError, InsecureError; ValueError on an unusable
+        stats_callback or scheduler."""
         self._settings = settings
         self._log = log
         self._security = settings.security
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._inbox: Inbox[ToEngine] = Inbox(
-            self._context,
-            settings.listen,
-            ToEngine,  # type: ignore[arg-type]
-            security=self._security,
-        )
+        messages: type[ToEngine] = ToEngine  # type: ignore[assignment]
+        self._inbox = Inbox(self._context, settings.listen, messages, security=self._security)
         self.address = settings.advertise or self._inbox.address
         self.epoch = secrets.randbits(63)
         self.terms = Terms(
@@ -69,23 +64,20 @@ class Worker:
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
         self._mailbox = Mailbox(self.epoch, self._receive, self._outbox, log)
         self._stats_log = StatsLog()
-        mailbox, report = self._mailbox, self._stats_log.append
-        hooks = Hooks(mailbox.get_requests, mailbox.send_responses, mailbox.poll_stop_ids, report)
+        box = self._mailbox
+        hooks = Hooks(box.get_requests, box.send_responses, box.poll_stop_ids, self._stats_log.append)
         self._engine = Engine(runner, self.terms, settings, hooks, time.monotonic, log)
         self._routers = RouterTable(time.monotonic)
+        cache_changes, to_router = self._engine.cache.tiers.journal.since, self._security.to("router")
         self._heartbeats = Heartbeats(
-            self._context,
-            self._routers,
-            self._heartbeat,
-            self._stats_log,
-            self._engine.cache.tiers.journal.since,
-            log,
-            self._security.to("router"),
+            self._context, self._routers, self._heartbeat, self._stats_log, cache_changes, log, to_router
         )
         self._callback = self._make_callback()
         self._status_file = StatusFile()
         self._beacon = ProgressBeacon(time.monotonic, self._status_file)
-        self._status = metrics.serve(settings, self._beacon, lambda: self._stopping, self._read_metrics)
+        self._status = serve_status(
+            settings, self._beacon, self._read_metrics, lambda: "it is draining" if self._stopping else None
+        )
         # The heartbeats' thread reads these two, so they are replaced whole, never modified.
         self._flushes: list[tuple[int, int]] = []
         """(number, blocks freed) of the latest cache flushes."""
@@ -112,17 +104,13 @@ class Worker:
         }
 
     def stop(self) -> None:
-        """Accept nothing new, let live requests end or move elsewhere within drain_timeout, then let `serve` return.
-
-        Signal-safe.
-        """
+        """Drain: refuse new requests, let live ones end within drain_timeout, then let `serve` return. Signal-safe."""
         if not self._stopping:
             self._stopping = True
             self._heartbeats.send_now()
 
     def serve(self) -> None:
-        """Raises DeviceLostError, and RuntimeError if the heartbeats' thread died: then routers consider this engine
-        lost."""
+        """Raises DeviceLostError, and RuntimeError if the heartbeats' thread died."""
         self._heartbeats.start()
         if self._callback is not None:
             self._callback.start()
@@ -140,6 +128,7 @@ class Worker:
                 self._outbox.tick()
                 self._end_orphans()
                 self._beacon.touch(stepped or not self._engine.live.requests)
+                # Without heartbeats the routers consider this engine lost: exit and be restarted instead.
                 if not self._heartbeats.is_alive():
                     raise RuntimeError("the thread that sends heartbeats has died")
         except DeviceLostError as error:
@@ -149,7 +138,7 @@ class Worker:
             self._close()
 
     def _wait(self) -> None:
-        """Wait for messages; check the cache if there are none and no requests."""
+        """Wait for messages. If there is nothing else to do, check the cache."""
         soon = self._outbox.waiting or self._quarantined is not None
         if self._mailbox.waiting or self._inbox.wait(FULL_LANE_SECONDS if soon else IDLE_SECONDS):
             return
@@ -161,7 +150,7 @@ class Worker:
                 self._log.error("cache_corrupt", error=str(error))
 
     def _end_orphans(self) -> None:
-        """End requests whose router was replaced or has been silent for long."""
+        """End requests whose router was replaced or has fallen silent."""
         if orphans := self._mailbox.take_orphans():
             self._end_where("restarted", lambda spec: (spec.request, spec.attempt) in orphans)
         now = time.monotonic()
@@ -184,7 +173,7 @@ class Worker:
             self._heartbeats.send_now()
 
     def _drained(self) -> bool:
-        """Whether `serve` may return. Requests that arrive until routers know of the drain are refused."""
+        """Whether `serve` may return."""
         if not self._stopping:
             return False
         now = time.monotonic()
@@ -199,6 +188,7 @@ class Worker:
             self._log.info("drain_timed_out", ended=self._engine.end_all(fault))
             return True
         left = self._engine.live.requests or self._outbox.flowing(STUCK_SECONDS)
+        # Routers send requests here until they know of the drain, and each of these must be answered.
         return not left and seconds >= DRAIN_NOTICE_SECONDS
 
     def _close(self) -> None:
@@ -221,17 +211,17 @@ class Worker:
         self._context.term()
 
     def _make_callback(self) -> StatsCallback | None:
-        name = self._settings.stats_callback
-        if not name:
+        settings, model = self._settings, self.terms.fingerprint
+        if not settings.stats_callback:
             return None
-        function, model = find_function(name), self.terms.fingerprint
-        return StatsCallback(function, self._settings.id, model, lambda: self._stopping, self._stats_log, self._log)
+        function = find_function(settings.stats_callback)
+        return StatsCallback(function, settings.id, model, lambda: self._stopping, self._stats_log, self._log)
 
     def _read_metrics(self) -> Iterator[Metric]:
         return metrics.read(self._engine, self._inbox, self._mailbox, self._outbox, self._callback)
 
     def _receive(self) -> list[Submit | Cancel | Hello]:
-        """Handle hellos, gaps and flushes; returns the messages for the mailbox."""
+        """Handle hellos, gaps and flushes; return the messages for the mailbox."""
         found: list[Submit | Cancel | Hello] = []
         for message in self._inbox.receive():
             if isinstance(message, Hello):
@@ -249,7 +239,7 @@ class Worker:
         return found
 
     def _on_gap(self, gap: Gap) -> None:
-        if gap.met:
+        if gap.lane_known:
             self._log.warning("frames_lost", lane=gap.lane, missed=gap.missed)
         else:
             self._log.info("lane_taken_over", lane=gap.lane, frames=gap.missed)
@@ -265,10 +255,7 @@ class Worker:
             self._log.info("cache_flushed", blocks=blocks)
 
     def _open_lane(self, address: str) -> Lane:
-        try:
-            return Lane(self._context, address, security=self._security.to("detok"))
-        except zmq.ZMQError as error:
-            raise ValueError(f"invalid address {address!r}: {error}") from error
+        return Lane(self._context, address, security=self._security.to("detok"))
 
     def _heartbeat(self) -> EngineHeartbeat:
         """Called from the heartbeats' thread: reads only what is replaced whole."""

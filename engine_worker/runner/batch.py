@@ -1,33 +1,39 @@
 """A step's slices as arrays: what every rank computes from, and what rank 0 samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from engine_worker.attention.backend import AttentionInputs
 from engine_worker.sampling.sampler import SamplingPlan
 from engine_worker.step import Draw, Slice
+
+# Bytes. Triton compiles another variant of a kernel for addresses that are no multiple of 16.
+ALIGNED = 16
+
+Tree = TypeVar("Tree", bound=tuple[Any, ...])
+
+DTYPES = {np.dtype(name): getattr(torch, name) for name in ("int64", "int32", "float64", "float32", "bool")}
 
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """T tokens of B slices; plain data that can be sent to other ranks. Attention's are described in
-    `AttentionInputs`."""
+    """T tokens of B slices; plain data that can be sent to other ranks. Without a note: see `AttentionInputs`."""
 
     token_ids: NDArray[np.int64]
     """[T]. Arbitrary where the previous step still has to draw the token; see `follow_tokens`."""
     positions: NDArray[np.int64]
     """[T]."""
     slots: NDArray[np.int64]
-    """[T]."""
     block_tables: NDArray[np.int32]
-    """[B, M]."""
     query_start: NDArray[np.int32]
-    """[B + 1]."""
     context_lengths: NDArray[np.int32]
-    """[B]."""
     last_tokens: NDArray[np.int64] | None
     """[R]: the tokens whose logits are needed; None: all."""
     follow_tokens: NDArray[np.int64]
@@ -57,9 +63,38 @@ class Batch:
         return SamplingPlan.of(self.draws, self.draw_rows, self.num_rows, vocab_size, self.follows)
 
 
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """`StepArrays` on a device, of the same shapes and types."""
+
+    token_ids: Tensor
+    """Complete only after `follow`."""
+    positions: Tensor
+    attention: AttentionInputs
+    last_tokens: Tensor | None
+    follow_tokens: Tensor
+    follow_draws: Tensor
+
+    @classmethod
+    def of(cls, arrays: StepArrays, device: torch.device) -> "StepTensors":
+        own = (arrays.token_ids, arrays.positions, arrays.follow_tokens, arrays.follow_draws)
+        layout = (arrays.slots, arrays.block_tables, arrays.query_start, arrays.context_lengths)
+        rows = () if arrays.last_tokens is None else (arrays.last_tokens,)
+        token_ids, positions, tokens, draws, *rest = arrays_to_device([*own, *layout, *rows], device)
+        slots, tables, query_start, lengths, *last = rest
+        attention = AttentionInputs(
+            slots, tables, query_start, lengths, arrays.generation_rows, arrays.max_query, arrays.max_context
+        )
+        return cls(token_ids, positions, attention, last[0] if last else None, tokens, draws)
+
+    def follow(self, sampled: Tensor) -> None:
+        """Fill in the tokens that the previous step drew: `sampled` [D] int64."""
+        if len(self.follow_tokens):
+            self.token_ids.index_copy_(0, self.follow_tokens, sampled.index_select(0, self.follow_draws))
+
+
 def build_batch(slices: Sequence[Slice], tokens_per_block: int, window: int | None) -> Batch:
-    """`window` is the widest of any layer: block tables are cut to begin there, so that what lies behind costs
-    nothing."""
+    """Block tables are cut to begin with `window`, the widest of any layer, so that what lies behind costs nothing."""
     size = len(slices)
     counts = np.fromiter((len(part.tokens) for part in slices), np.int64, size)
     starts = np.fromiter((part.start for part in slices), np.int64, size)
@@ -70,6 +105,7 @@ def build_batch(slices: Sequence[Slice], tokens_per_block: int, window: int | No
     # One token per slice, as in most steps, needs no repeating.
     positions = starts if total == size else np.arange(total) + np.repeat(starts - ends + counts, counts)
     rows = np.arange(size) if total == size else np.repeat(np.arange(size), counts)
+    # Attention counts a sequence from the first block that it is given; positions still count from its start.
     lengths = starts + counts - skipped * tokens_per_block
     block_tables = _padded([part.block_table for part in slices], skipped, -(-lengths // tokens_per_block))
     slots = block_tables[rows, positions // tokens_per_block - skipped[rows]].astype(np.int64)
@@ -122,3 +158,62 @@ def _padded(tables: list[Sequence[int]], skipped: NDArray[np.int64], used: NDArr
     blocks = chain.from_iterable(table[first : first + count] for table, first, count in parts)
     out[inside] = np.fromiter(blocks, np.int32, int(used.sum()))
     return out
+
+
+def to_device(tree: Tree, device: torch.device) -> Tree:
+    """A tree of (named) tuples, with its CPU tensors copied to the device as by `arrays_to_device`."""
+    if device.type == "cpu":
+        return tree
+    sent = iter(arrays_to_device([tensor.numpy() for tensor in _tensors(tree)], device))
+    found: Tree = _with(tree, sent)
+    return found
+
+
+def arrays_to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
+    """The arrays as tensors. On a CPU they share the arrays' memory; to CUDA they travel in one asynchronous copy,
+    which work queued later on the same stream waits for."""
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    if not arrays:
+        return []
+    # Dropping the pinned buffer here is safe: torch's allocator reuses it only after the copy is done.
+    return unpack(pack(arrays, pinned=device.type == "cuda").to(device, non_blocking=True), arrays)
+
+
+def pack(arrays: Sequence[NDArray[Any]], *, pinned: bool = False) -> Tensor:
+    """All arrays in one buffer: [bytes] uint8."""
+    starts = _starts(arrays)
+    buffer = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=pinned)
+    for array, start in zip(arrays, starts, strict=False):
+        buffer.numpy()[start : start + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
+    return buffer
+
+
+def unpack(buffer: Tensor, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
+    """Views of a packed buffer, on any device, with the dtypes and shapes of `arrays`."""
+    return [
+        buffer[start : start + array.nbytes].view(DTYPES[array.dtype]).view(array.shape)
+        for array, start in zip(arrays, _starts(arrays), strict=False)
+    ]
+
+
+def _starts(arrays: Sequence[NDArray[Any]]) -> list[int]:
+    return list(accumulate((-(-array.nbytes // ALIGNED) * ALIGNED for array in arrays), initial=0))
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, tuple):
+        for part in tree:
+            yield from _tensors(part)
+
+
+def _with(tree: Any, tensors: Iterator[Tensor]) -> Any:
+    """The tree with its tensors replaced, in order."""
+    if isinstance(tree, Tensor):
+        return next(tensors)
+    if not isinstance(tree, tuple):
+        return tree
+    parts = [_with(part, tensors) for part in tree]
+    return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)

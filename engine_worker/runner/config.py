@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass
 
+import torch
+
+from sluice.ring.checkpoint import Checkpoint, CheckpointError
 from sluice.settings.engine import BatchSize, Compute, KvCacheSize
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -14,4 +19,27 @@ class RunnerConfig(BatchSize, KvCacheSize, Compute):
     ranks_here: int = 1
     """Processes on this machine that compute this model together, and share its cores and its memory."""
     weights_seed: int = 0
-    """Of random weights."""
+
+
+def find_device(config: RunnerConfig) -> torch.device:
+    """Raises ValueError if the machine does not have it."""
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device == "cpu" or (config.device == "auto" and not found):
+        return torch.device("cpu")
+    if not found:
+        raise ValueError("device = cuda, but torch finds no CUDA device")
+    if config.device_index >= found:
+        raise ValueError(f"{config.ranks_here} ranks need a GPU each, but torch finds {found}")
+    return torch.device("cuda", config.device_index)
+
+
+def find_dtype(config: RunnerConfig, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    if device.type == "cpu":
+        return torch.float32
+    # transformers 5 writes dtype, older versions torch_dtype.
+    name = str(checkpoint.config.get("dtype", checkpoint.config.get("torch_dtype", "bfloat16")))
+    if name not in DTYPES:
+        raise CheckpointError(f"config.json: dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
+    return DTYPES[name]

@@ -6,14 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine_worker.attention.backend import AttentionBackend, synchronize
+from engine_worker.attention.backend import AttentionBackend, AttentionInputs, synchronize
 from engine_worker.attention.cache import KVCache
-from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.models.model import Model
-from engine_worker.runner.batch import StepArrays
+from engine_worker.runner.batch import StepArrays, StepTensors
 from engine_worker.runner.graphs import Graphs, pad
-from engine_worker.runner.transfer import StepTensors
 from engine_worker.step import Move
 
 

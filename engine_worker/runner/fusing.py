@@ -4,7 +4,11 @@ The number of rows is not a compile-time constant of any kernel, so these tests 
 that serving needs.
 """
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,12 +21,14 @@ from engine_worker.layers.norm import rms_norm
 from engine_worker.layers.rotary import Rope, Rotary, rotate
 from engine_worker.layers.shard import Shard
 from engine_worker.models.model import Model
-from engine_worker.sampling.gumbel_max import GumbelMax, torch_gumbel_max
+from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 
+COMPILERS = ("gcc", "clang")
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Relative to 1 + |expected|: a sum in another order may round the other way."""
 NOISE_TOLERANCE = 1e-9
 ROWS = (1, 3, 70)
+# Not a multiple of a kernel's part, so that the last one is partly filled.
 VOCAB = 3001
 EPS = 1e-6
 
@@ -36,6 +42,22 @@ class Fused(NamedTuple):
     gumbel_max: GumbelMax
     summary: str
     """For the log."""
+
+
+def missing_compiler() -> str | None:
+    """What Triton needs to compile but does not find, with the remedy, in one line; None if it has everything."""
+    # Triton builds a small C extension before its first kernel.
+    absent = []
+    if not os.environ.get("CC") and not any(map(shutil.which, COMPILERS)):
+        absent.append(f"a C compiler ({', '.join(COMPILERS)} or the variable CC)")
+    if not (_headers() / "Python.h").is_file():
+        absent.append(f"Python's headers ({_headers()}/Python.h)")
+    if not absent:
+        return None
+    return (
+        f"Triton needs {' and '.join(absent)}: "
+        "install gcc and python3-dev, or Sluice's kernels run only from a filled Triton cache"
+    )
 
 
 def by_triton(device: torch.device) -> tuple[FusedKernels, GumbelMax]:
@@ -128,3 +150,9 @@ def _compare(what: str, found: Tensor, expected: Tensor, tolerance: float | None
     # Not `error > allowed`: a NaN must fail too.
     if not error <= allowed:
         raise ValueError(f"in a test, the {what} is off by {error:.2g}")
+
+
+def _headers() -> Path:
+    # Where Triton looks: Debian's own scheme for `pip install`, posix_local, has no headers.
+    scheme = sysconfig.get_default_scheme()
+    return Path(sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"])

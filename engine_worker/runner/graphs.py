@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_worker.attention.inputs import AttentionInputs
-from engine_worker.runner.batch import StepArrays
-from engine_worker.runner.transfer import StepTensors
+from engine_worker.attention.backend import AttentionInputs, first_line
+from engine_worker.runner.batch import StepArrays, StepTensors
 from engine_worker.runner.weights import Progress
 
 LARGEST = 512
@@ -31,23 +30,17 @@ Compute = Callable[[Tensor, Tensor, AttentionInputs], Tensor]
 
 
 class Graph(Protocol):
-    """Captured work."""
-
     def replay(self) -> None:
         """Queue it again, on the current stream."""
-        ...
 
 
 class CaptureError(RuntimeError):
     """The work runs, but cannot be captured."""
 
 
-class Capture(Protocol):
-    """Creates graphs that share one memory pool for intermediate results."""
-
-    def __call__(self, work: Work) -> Graph:
-        """Run the work a few times, then capture it. Raises CaptureError."""
-        ...
+Capture = Callable[[Work], Graph]
+"""Runs the work a few times, then captures it. Raises CaptureError. All graphs share one memory pool for intermediate
+results."""
 
 
 class CudaCapture:
@@ -90,7 +83,7 @@ class CudaCapture:
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
         if isinstance(failed, torch.OutOfMemoryError):
             raise failed
-        raise CaptureError(str(failed).partition("\n")[0]) from failed
+        raise CaptureError(first_line(failed)) from failed
 
 
 def pad(arrays: StepArrays, size: int) -> StepArrays:

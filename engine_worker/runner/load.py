@@ -6,46 +6,37 @@ from typing import NamedTuple
 
 import torch
 
-from engine_worker.attention.backend import AttentionBackend
+from engine_worker.attention.backend import AttentionBackend, Site, capability_of
 from engine_worker.attention.cache import KVCache
-from engine_worker.attention.choice import ChosenBackend, Site, choose
+from engine_worker.attention.choice import ChosenBackend, choose
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.layer import Layer
 from engine_worker.layers.packing import Packer
 from engine_worker.layers.shard import UNSHARDED, Place, Shard
+from engine_worker.models.config import narrow_windows
 from engine_worker.models.model import Model, SelfLoading
 from engine_worker.models.registry import find_model
-from engine_worker.models.windows import narrow_windows
-from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.config import RunnerConfig, find_device, find_dtype
 from engine_worker.runner.forward import Forward
-from engine_worker.runner.fusing import by_triton, fuse, none
+from engine_worker.runner.fusing import by_triton, fuse, missing_compiler, none
 from engine_worker.runner.graphs import CaptureError, CudaCapture, Graphs
-from engine_worker.runner.machine import missing_compiler
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of
 from engine_worker.runner.runner import Followers, ModelRunner
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
 from engine_worker.runner.weights import Progress, load_weights, random_weights
-from engine_worker.sampling.gumbel_max import GumbelMax
-from sluice.ring.checkpoint import Checkpoint, CheckpointError
+from engine_worker.sampling.noise import GumbelMax
+from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.cores import usable_cores
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Warn = Callable[[str, str], None]
 """(log event, reason)."""
 
 
-def _no_progress(_done: int, _total: int) -> None:
-    pass
-
-
-def _no_warning(_event: str, _reason: str) -> None:
-    pass
+def _ignore(*_: object) -> None:
+    """Progress, or a warning."""
 
 
 class RankSetup(NamedTuple):
-    """How this rank runs a model."""
-
     config: RunnerConfig
     """With `tokens_per_block` set."""
     max_context: int
@@ -60,8 +51,8 @@ def load_runner(
     progress: Progress,
     shard: Shard = UNSHARDED,
     followers: Followers | None = None,
-    capturing: Progress = _no_progress,
-    warn: Warn = _no_warning,
+    capturing: Progress = _ignore,
+    warn: Warn = _ignore,
 ) -> ModelRunner:
     """Load the weights, allocate the KV cache, capture CUDA graphs.
 
@@ -80,7 +71,7 @@ def load_runner(
 
 def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> Forward:
     """As `load_runner`, for ranks other than 0: the same model, without a runner."""
-    return load(checkpoint, config, progress, shard, _no_progress, _no_warning)[0]
+    return load(checkpoint, config, progress, shard, _ignore, _ignore)[0]
 
 
 def load(
@@ -90,13 +81,16 @@ def load(
     device = find_device(config)
     config = _share_of_rank(config, device)
     _use_device(device, config, warn)
-    dtype, context = _dtype(config, checkpoint, device), checkpoint.max_context_tokens
+    dtype, context = find_dtype(config, checkpoint, device), checkpoint.max_context_tokens
     found = find_model(checkpoint.config)
     shape = replace(found.config, windows=narrow_windows(found.config.windows, config.max_attention_window, context))
     heads = shard.heads(shape.heads)
     with torch.inference_mode():
-        site = Site.of(device, dtype, heads, shape.windows, config.tokens_per_block, config.fused_kernels)
+        site = Site(
+            device, capability_of(device), dtype, heads, shape.windows, config.tokens_per_block, config.fused_kernels
+        )
         chosen = choose(config.attention, site)
+        # One scheduler allocates the blocks of all ranks.
         if chosen.tokens_per_block != shard.all_min(chosen.tokens_per_block):
             raise ValueError(f"ranks disagree on tokens_per_block: {chosen.tokens_per_block} suits this one")
         _warn_if_slow(chosen, device, warn)
@@ -123,13 +117,9 @@ def _use_device(device: torch.device, config: RunnerConfig, warn: Warn) -> None:
         torch.set_num_threads(config.threads or 1)
     else:
         torch.cuda.set_device(device)
-        _check_compiler(warn)
-
-
-def _check_compiler(warn: Warn) -> None:
-    # Before the kernels are tested: each would report it on its own, at length.
-    if missing := missing_compiler():
-        warn("compiler_not_found", missing)
+        # Before the kernels are tested: each would report it on its own, at length.
+        if missing := missing_compiler():
+            warn("compiler_not_found", missing)
 
 
 def _warn_if_slow(chosen: ChosenBackend, device: torch.device, warn: Warn) -> None:
@@ -147,6 +137,7 @@ def _load_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, pr
         load_weights(checkpoint.path, model.targets(), progress, model.cuts())
     model.freeze()
     packer = Packer()
+    # transformers' modules call their own linear layers.
     if isinstance(model, Layer):
         model.pack(packer)
     return packer
@@ -193,21 +184,10 @@ def _make_graphs(
     return graphs, summary
 
 
-def find_device(config: RunnerConfig) -> torch.device:
-    """Raises ValueError if the machine does not have it."""
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if config.device == "cpu" or (config.device == "auto" and not found):
-        return torch.device("cpu")
-    if not found:
-        raise ValueError("device = cuda, but torch finds no CUDA device")
-    if config.device_index >= found:
-        raise ValueError(f"{config.ranks_here} ranks need a GPU each, but torch finds {found}")
-    return torch.device("cuda", config.device_index)
-
-
 def _share_of_rank(config: RunnerConfig, device: torch.device) -> RunnerConfig:
     """The config with this rank's share of what all ranks on this machine have together."""
     ranks, fraction = config.ranks_here, config.kv_memory_fraction
+    # A GPU belongs to one rank, but ranks on a CPU share its memory.
     if device.type == "cpu" and ranks > 1 and (fraction is not None or config.kv_cache_tokens is None):
         fraction = fraction_of(config, device) / ranks
     return replace(
@@ -216,15 +196,3 @@ def _share_of_rank(config: RunnerConfig, device: torch.device) -> RunnerConfig:
         kv_memory_fraction=fraction,
         kv_host_memory=config.kv_host_memory // ranks,
     )
-
-
-def _dtype(config: RunnerConfig, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    if config.dtype != "auto":
-        return DTYPES[config.dtype]
-    if device.type == "cpu":
-        return torch.float32
-    # transformers 5 writes dtype, older versions torch_dtype.
-    name = str(checkpoint.config.get("dtype", checkpoint.config.get("torch_dtype", "bfloat16")))
-    if name not in DTYPES:
-        raise CheckpointError(f"config.json: dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
-    return DTYPES[name]

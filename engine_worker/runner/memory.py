@@ -1,10 +1,14 @@
-"""Sizes the KV cache."""
+"""Sizes the KV cache by the memory that is free."""
+
+import os
+from pathlib import Path
 
 import torch
 
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.machine import free_memory, gpu_memory, reserved_memory
 
+CGROUP = Path("/sys/fs/cgroup")
+# The rest of a GPU's memory is for CUDA graphs; a CPU's also serves everything else on the machine.
 FRACTION = {"cpu": 0.5, "cuda": 0.9}
 """Default share of the free memory for the KV caches of all engines on this machine, or on this GPU."""
 BEFORE = {"cpu": "loading", "cuda": "loading and a step of the largest size"}
@@ -15,6 +19,16 @@ MAX_TABLE_ROWS = 2**31 - 1
 
 class MemoryTooSmallError(ValueError):
     """The KV cache or a step does not fit; the message has the numbers."""
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes; on a CPU inside a container what its limit (cgroup v2) leaves."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    limit, used = _read("memory.max"), _read("memory.current")
+    if limit in ("", "max") or not used:
+        return _available()
+    return min(_available(), max(0, int(limit) - int(used)))
 
 
 def count_blocks(
@@ -72,7 +86,8 @@ def _room(config: RunnerConfig, device: torch.device) -> int:
         return free
     # Engines that share a GPU load at different times and find different amounts free. So each gets an equal share of
     # the whole GPU, less what it has reserved already.
-    return max(0, min(free, gpu_memory(device) // config.engines_per_gpu - reserved_memory(device)))
+    share = torch.cuda.mem_get_info(device)[1] // config.engines_per_gpu
+    return max(0, min(free, share - torch.cuda.memory_reserved(device)))
 
 
 def _by_tokens(tokens: int, tokens_per_block: int) -> int:
@@ -92,3 +107,18 @@ def _by_memory(config: RunnerConfig, block_bytes: int, device: torch.device) -> 
             f"and a block of {config.tokens_per_block} tokens takes {block_bytes / 2**20:.2f} MiB"
         )
     return blocks
+
+
+def _read(name: str) -> str:
+    file = CGROUP / name
+    return file.read_text().strip() if file.is_file() else ""
+
+
+def _available() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    # Not Linux: half of the physical memory is a guess.
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -8,13 +8,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine_worker.attention.backend import synchronize
-from engine_worker.models.windows import widest_window
-from engine_worker.runner.batch import Batch, StepArrays, build_batch
+from engine_worker.attention.backend import first_line, synchronize
+from engine_worker.models.config import widest_window
+from engine_worker.runner.batch import Batch, StepArrays, build_batch, to_device
 from engine_worker.runner.forward import Forward, PreparedStep
-from engine_worker.runner.transfer import to_device
-from engine_worker.sampling.gumbel_max import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.logprobs import Logprobs
+from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample
 from engine_worker.step import DeviceLostError, Draw, Drawn, Move, Step
 
@@ -26,11 +25,9 @@ class Followers(Protocol):
 
     def send_step(self, moves: tuple[Move, ...], arrays: StepArrays | None) -> None:
         """Have them compute a step; None: moves only."""
-        ...
 
     def on_step_failed(self, error: Exception) -> None:
         """Rank 0 failed at a step that they were sent: the group is out of step."""
-        ...
 
 
 def _use(device: torch.device) -> None:
@@ -121,10 +118,8 @@ class ModelRunner:
         forward: Forward,
         overlap: bool = False,
         followers: Followers | None = None,
-        synchronize: Callable[[torch.device], None] = synchronize,
         gumbel_max: GumbelMax = torch_gumbel_max,
     ) -> None:
-        """`synchronize` waits for the device and raises if it has failed."""
         cache, device = forward.cache, forward.device
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = cache.num_host_blocks
@@ -142,7 +137,6 @@ class ModelRunner:
         self._forward = forward
         self._followers = followers
         self._gumbel_max = gumbel_max
-        self._synchronize = synchronize
         self._vocab_size = forward.model.config.vocab_size
         # On a CPU results are there at once, so sampling may look at them and widen its candidates by itself.
         self._widen = device.type == "cpu"
@@ -151,7 +145,7 @@ class ModelRunner:
 
     @property
     def waiting_since(self) -> float | None:
-        """When the launch, collect or check in progress began, by time.monotonic; None: none is. On a device that hangs
+        """When the launch, collect or check in progress began, by time.monotonic; None if idle. If the device hangs
         they wait without limit."""
         return self._waiting.since
 
@@ -168,10 +162,9 @@ class ModelRunner:
         # After an illegal access, a failed assertion or a memory fault every CUDA call of this process fails.
         try:
             with self._waiting:
-                self._synchronize(self._forward.device)
+                synchronize(self._forward.device)
         except Exception as error:
-            first = str(error).partition("\n")[0]
-            lost = DeviceLostError(f"{self._forward.device} has failed: {first}")
+            lost = DeviceLostError(f"{self._forward.device} has failed: {first_line(error)}")
             if self._followers is not None:
                 self._followers.on_step_failed(lost)
             raise lost from error
@@ -192,8 +185,9 @@ class ModelRunner:
             if batch.draws:
                 plan = to_device(batch.plan(self._vocab_size), self._forward.device)
         if prepared is None or not prepared.follows:
-            # Let go of the previous step's results: nothing in this step depends on them.
+            # Nothing in this step depends on the previous one's results, so their memory need not be kept.
             before = None
+        # Before rank 0 computes: a collective waits for all ranks, so they should start together.
         if self._followers is not None:
             self._followers.send_step(step.moves, None if batch is None else batch.arrays)
         results = self._start(lambda: self._compute(step.moves, batch, prepared, plan, before))
@@ -225,6 +219,7 @@ class ModelRunner:
                 prepared.tensors.follow(sampled)
             logits = self._forward.logits(moves, prepared)
         except Exception as error:
+            # The others may have computed the step, or wait for rank 0 in one of its collectives.
             if self._followers is not None:
                 self._followers.on_step_failed(error)
             raise

@@ -1,5 +1,5 @@
-"""Between loading and serving on a GPU: the largest possible step, whose memory must be allocated before the KV cache
-gets the rest, then the capture of CUDA graphs, then that step again."""
+"""Between loading and serving on a GPU: the largest step, whose memory the KV cache must not get; the capture of CUDA
+graphs; that step again."""
 
 import gc
 
@@ -9,17 +9,15 @@ from msgspec.structs import replace
 from engine_worker.attention.backend import AttentionBackend, synchronize
 from engine_worker.attention.cache import KVCache
 from engine_worker.layers.shard import UNSHARDED, Shard
+from engine_worker.models.config import widest_window
 from engine_worker.models.model import Model
-from engine_worker.models.windows import widest_window
-from engine_worker.runner.batch import build_batch
+from engine_worker.runner.batch import build_batch, to_device
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.graphs import LARGEST, Buffers, Capture, CaptureError, Graph, Graphs, Work, table_width
-from engine_worker.runner.machine import free_memory
-from engine_worker.runner.memory import MemoryTooSmallError
-from engine_worker.runner.transfer import to_device
+from engine_worker.runner.memory import MemoryTooSmallError, free_memory
 from engine_worker.runner.weights import Progress
-from engine_worker.sampling.gumbel_max import GumbelMax, torch_gumbel_max
+from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.sampler import sample
 from engine_worker.step import Draw, Slice
 from sluice.ring.params import SamplingParams
@@ -30,12 +28,12 @@ FILTERED = replace(UNFILTERED, top_p=0.9)
 
 
 def largest_step(config: RunnerConfig, max_context: int, sampling: SamplingParams) -> list[Slice]:
-    """The most tokens of the most sequences, one of them as long as possible. All share block 0, whose content does not
-    matter yet."""
+    """The most tokens of the most sequences, one of them as long as possible."""
     left = config.max_tokens_per_step
     slices = []
     for others in reversed(range(min(config.max_batch_size, left))):
         count = min(max_context, left - others)
+        # All share block 0: its content does not matter yet.
         blocks = [0] * -(-count // config.tokens_per_block)
         slices.append(Slice([0] * count, 0, blocks, (Draw(sampling, 0, 0, [0], [0]),)))
         left -= count

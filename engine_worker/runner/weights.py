@@ -12,8 +12,7 @@ from torch import Tensor
 
 from engine_worker.layers.shard import Cut
 from engine_worker.models.decoder import TIED
-from sluice.ring.checkpoint import CheckpointError
-from sluice.ring.weight_files import listed, weight_files
+from sluice.ring.checkpoint import CheckpointError, listed, weight_files
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in total."""
@@ -24,7 +23,7 @@ Cuts = Mapping[str, Cut]
 def load_weights(folder: Path, targets: dict[str, Tensor], progress: Progress, cuts: Cuts = {}) -> None:  # noqa: B006
     """Fill every target from the tensor of its name.
 
-    Derived tensors of old checkpoints are ignored: rotary frequencies, and a tied head. Raises CheckpointError on files
+    Derived tensors of old checkpoints (rotary frequencies, a tied head) are ignored. Raises CheckpointError on files
     that are missing or broken, and on tensors that are missing, unexpected, or of another shape or type.
     """
     # All names are checked before the first, possibly large, tensor is read.
@@ -65,7 +64,7 @@ def random_weights(
             whole = target if cut is None else target.new_empty(_whole(target, cut))
             whole.normal_(0.0, deviation, generator=generators[device])
             if cut is not None:
-                target.copy_(whole.narrow(cut.dim, cut.span.end - cut.span.filled, cut.span.filled))
+                target.copy_(whole[cut.slices])
         progress(done := done + target.nbytes, total)
 
 
@@ -96,16 +95,12 @@ def _fill(name: str, target: Tensor, found: Any, cut: Cut | None) -> int:
     shape = list(found.get_shape())
     if shape != _whole(target, cut):
         raise CheckpointError(f"tensor {name} has shape {shape}, the model needs {_whole(target, cut)}")
-    tensor = found[:] if cut is None else found[(slice(None),) * cut.dim + (_rows(cut),)]
+    tensor = found[:] if cut is None else found[cut.slices]
     # Integer and 8-bit tensors are quantized: without their scales they mean something else.
     if not tensor.is_floating_point() or tensor.itemsize < torch.float16.itemsize:
         raise CheckpointError(f"tensor {name} has type {tensor.dtype}: quantized weights are not supported")
     target.copy_(tensor)
     return math.prod(shape) * tensor.itemsize
-
-
-def _rows(cut: Cut) -> slice:
-    return slice(cut.span.end - cut.span.filled, cut.span.end)
 
 
 @contextmanager

@@ -36,7 +36,6 @@ class Bias(NamedTuple):
         return Bias(torch.tensor(flat_index), torch.tensor(values))
 
     def apply(self, scores: Tensor) -> None:
-        """In place."""
         scatter_flat(scores, self.flat_index, gather_flat(scores, self.flat_index) + self.values)
 
 
@@ -58,7 +57,6 @@ class Allowed(NamedTuple):
         return Allowed(torch.tensor(rows), torch.tensor(flat_index, dtype=torch.int64))
 
     def apply(self, scores: Tensor) -> None:
-        """In place."""
         # Save what is allowed, clear the rows, put it back: the host needs no mask of the vocabulary.
         values = gather_flat(scores, self.flat_index)
         scores.index_fill_(0, self.rows, -torch.inf)
@@ -66,8 +64,6 @@ class Allowed(NamedTuple):
 
 
 class LogitEdits(NamedTuple):
-    """All edits of a group of draws."""
-
     size: int
     """Scores in a row."""
     bias: Bias | None

@@ -6,6 +6,9 @@ machine. Seed and sequence seed a SplitMix64 generator (Steele et al. 2014); its
 whose (token id)-th output is the token's randomness.
 """
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
 
 from sluice.ring.params import derive_seed
@@ -16,6 +19,16 @@ FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 BITS = 31
 """Random bits per token: u = (bits + 1/2) / 2**31 is exact in float64, and never 0 or 1."""
+
+GumbelMax = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""(scores [N, vocab] float32, temperature [N, 1] float32, keys [N, 1] int64, threshold [N, 1] float32 or None).
+
+Scores over temperature plus the noise of the keys; tokens below the threshold are excluded. The vocabulary is processed
+in P parts -> each part's maximum [N, P] float64 and its token [N, P] int64, the lowest among equals. Rows with NaN, or
+without a finite score, get arbitrary tokens."""
+
+PART_ELEMENTS, MIN_COLUMNS = {"cpu": 1 << 15, "cuda": 1 << 24}, 1 << 9
+"""Scores per part: few enough for the CPU's cache, or for the GPU's memory."""
 
 
 def noise_key(seed: int, sequence: int, position: int) -> int:
@@ -39,6 +52,26 @@ def gumbel(bits: Tensor) -> Tensor:
     """Random bits -> float64 noise, -log(-log(u))."""
     # In float64 the two logarithms are good to 1e-15, so that all machines agree on the winner.
     return bits.double().add_(0.5).mul_(2.0**-BITS).log_().neg_().log_().neg_()
+
+
+def torch_gumbel_max(
+    scores: Tensor, temperature: Tensor, keys: Tensor, threshold: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """A `GumbelMax` in plain torch."""
+    # Every token gets its noise: bounding it, to skip tokens that cannot win, was measured to cost more than it saves.
+    device, size = scores.device, scores.shape[1]
+    columns = max(PART_ELEMENTS[device.type] // len(scores), MIN_COLUMNS)
+    peaks, tokens = [], []
+    for begin in range(0, size, columns):
+        scaled = scores[:, begin : begin + columns] / temperature
+        ids = torch.arange(begin, begin + scaled.shape[1], device=device)
+        sums = gumbel(random_bits(keys, ids)).add_(scaled)
+        if threshold is not None:
+            sums.masked_fill_(scaled < threshold, -torch.inf)
+        peak, column = sums.max(dim=1)
+        peaks.append(peak)
+        tokens.append(column + begin)
+    return torch.stack(peaks, dim=1), torch.stack(tokens, dim=1)
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:

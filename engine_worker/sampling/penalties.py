@@ -81,7 +81,6 @@ class Repetition(NamedTuple):
         )
 
     def apply(self, scores: Tensor, before: Tensor | None) -> None:
-        """In place."""
         flat_index = self.flat_index
         if self.pending is not None:
             # A pending token that is known from before is in twice, and both times gets the same value.
@@ -127,7 +126,6 @@ class Frequency(NamedTuple):
         )
 
     def apply(self, scores: Tensor, before: Tensor | None) -> None:
-        """In place."""
         flat_index, counts = self.flat_index, self.counts
         if self.pending is not None:
             new = self.pending.flat_index(before)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from engine_worker.sampling.choose import Filtered, Greedy, Unfiltered
-from engine_worker.sampling.gumbel_max import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.logit_edits import LogitEdits, needs_edits
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
+from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.step import Draw, Drawn
 from sluice.ring.errors import ErrorCode, Fault
 
@@ -65,7 +65,7 @@ class LogprobRows(NamedTuple):
     """Draws that ask for logprobs."""
 
     rows: Tensor | None
-    """[N] int64: rows of the logits; None: all, in order."""
+    """As in `SamplingGroup`."""
     draws: Tensor | None
     """[N] int64; None: all."""
     most: int
@@ -73,7 +73,7 @@ class LogprobRows(NamedTuple):
 
 
 class SamplingPlan(NamedTuple):
-    """All that sampling needs besides the logits; see `runner.transfer.to_device`."""
+    """All that sampling needs besides the logits; see `runner.batch.to_device`."""
 
     groups: tuple[SamplingGroup, ...]
     order: Tensor | None

@@ -37,14 +37,16 @@ def find_classes(names: SchedulerNames) -> dict[str, Callable[[SchedulerContext]
 
 
 def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: BoundLogger) -> RequestScheduler:
-    """Raises ValueError."""
-    custom = {
-        setting: (
-            instantiate(setting, getattr(names, setting), found, context),
-            SchedulerWarnings(getattr(names, setting), log),
-        )
-        for setting, found in find_classes(names).items()
-    }
+    """Raises ValueError, also for whatever a user's constructor raises."""
+    custom = {}
+    for setting, found in find_classes(names).items():
+        value = getattr(names, setting)
+        try:
+            scheduler = found(context)
+        except Exception as error:
+            reason = f"its constructor failed: {type(error).__name__}: {error}"
+            raise _unusable(setting, value, reason) from error
+        custom[setting] = scheduler, SchedulerWarnings(value, log)
     if "scheduler" in custom:
         return GuardedScheduler(*custom["scheduler"], context)
     if "capacity_scheduler_policy" in custom:
@@ -60,7 +62,7 @@ def build_scheduler(names: SchedulerNames, context: SchedulerContext, log: Bound
 
 
 def find_class(setting: str, value: str, method: str, base: type = object) -> Callable[[SchedulerContext], Any]:
-    """The class that `module:Class` names, which must have this method and base class. Raises ValueError."""
+    """The class that `value`, `module:Class`, names. Raises ValueError if it lacks this method or base class."""
     try:
         found = find(value)
     except ValueError as error:
@@ -72,14 +74,6 @@ def find_class(setting: str, value: str, method: str, base: type = object) -> Ca
     if not callable(getattr(found, method, None)):
         raise _unusable(setting, value, f"it has no method {method}")
     return found
-
-
-def instantiate(setting: str, value: str, found: Callable[[SchedulerContext], Any], context: SchedulerContext) -> Any:
-    """Raises ValueError, whatever the class raises."""
-    try:
-        return found(context)
-    except Exception as error:
-        raise _unusable(setting, value, f"its constructor failed: {type(error).__name__}: {error}") from error
 
 
 def _unusable(setting: str, value: str, reason: object) -> ValueError:

@@ -10,6 +10,8 @@ from engine_worker.request import IN_ORDER, Sequence
 from sluice.settings.engine import ChunkingPolicy
 
 STEPS_BETWEEN_TRIES = 8
+"""As long as the holders stay the same a blocked sequence seldom begins to fit: only if a prefix of it was cached or a
+window moved on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,9 @@ class SchedulerContext:
 
 
 class Holders:
-    """The holders of memory in order; and whether the first waiting sequence is known not to fit beside them.
+    """The holders of memory in order, and whether the first waiting sequence is known not to fit beside them.
 
-    Both are found out again only when the holders have changed. As long as they stay the same a blocked sequence seldom
-    begins to fit (a prefix of it was cached, a window moved on), so one try in STEPS_BETWEEN_TRIES steps is enough.
+    Both are remembered until the holders change.
     """
 
     def __init__(self, cache: KvCacheManager) -> None:
@@ -55,7 +56,7 @@ class Holders:
         return self._sorted.copy()
 
     def record_blocked(self, sequence: Sequence) -> None:
-        """The first waiting sequence does not fit beside the holders of the last `in_order`."""
+        """This, the first waiting sequence, does not fit beside the holders of the last `in_order`."""
         # Not while an in-flight step is about to give blocks back: then it may fit in the next step.
         if not self._cache.retired:
             self._blocked, self._steps_left = sequence, STEPS_BETWEEN_TRIES
@@ -77,11 +78,11 @@ class SchedulerWarnings:
         self._log = log
 
     def on_exception(self) -> None:
-        """To be called from an except block."""
+        """Call it in an except block."""
         self._warn("scheduler_raised", exc_info=True)
 
     def on_faults(self, faults: Counter[str]) -> None:
-        """What was wrong with an answer, by count; may be empty."""
+        """What was wrong with an answer, by number; may be empty."""
         if faults:
             self._warn("scheduler_answer_corrected", faults=dict(faults))
 

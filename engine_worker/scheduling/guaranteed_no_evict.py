@@ -27,7 +27,7 @@ class GuaranteedNoEvict:
         return self.admit(active)[0], []
 
     def admit(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """(fitting, awaiting): which shall hold blocks, in order; which have room reserved until another has computed
+        """(fitting, awaiting): those to hold blocks, in order; those that wait, room reserved, for another to compute
         their next block."""
         fitting = self._holders.in_order()
         if len(fitting) == min(len(active), self._max_batch_size):
@@ -48,8 +48,8 @@ class GuaranteedNoEvict:
     def _admitted(
         self, active: abc.Sequence[Sequence], siblings: list[Sequence], room: "_Reservation"
     ) -> abc.Iterator[Sequence]:
-        """First the `siblings`, waiting sequences of requests that have begun: their prompt has been computed by
-        another sequence, and room was reserved for them. Then requests that have not begun."""
+        # First waiting sequences of requests that have begun: room was reserved for them, and another has computed
+        # their prompt.
         for sequence in siblings:
             if not room.reserve_sequence(sequence):
                 return
@@ -66,15 +66,14 @@ class GuaranteedNoEvict:
             yield sequence
             # Several sequences wait only if the request was resumed: they begin together.
             for other in request.sequences:
-                if other is sequence or other.state is not State.WAITING:
-                    continue
-                if not room.reserve_sequence(other):
-                    return
-                yield other
+                if other is not sequence and other.state is State.WAITING:
+                    if not room.reserve_sequence(other):
+                        return
+                    yield other
 
 
 class _Reservation:
-    """Blocks and batch places that are left once all requests that have begun have what they may still need."""
+    """Blocks and batch places that are left if all requests that have begun get what they may still need."""
 
     def __init__(self, forecast: Forecast, max_batch_size: int, holders: list[Sequence]) -> None:
         self._forecast = forecast
@@ -89,29 +88,17 @@ class _Reservation:
             self._expect(holder)
 
     def reserve_sequence(self, sequence: Sequence) -> bool:
-        """Reserve room for one sequence of a request that has begun; False if there is too little."""
-        reserved = self._places > 0 and self._reserve(sequence, 0)
-        if reserved:
-            self._expect(sequence)
-        return reserved
+        """For one sequence of a request that has begun; False if there is too little room."""
+        return self._places > 0 and self._reserve(sequence, 0)
 
     def reserve_request(self, first: Sequence) -> bool:
-        """Reserve room for all sequences of a request, given the first; False if there is too little."""
-        request = first.request
-        others = self._forecast.blocks_to_end(first) * (request.num_live - 1)
-        if self._empty and not self._could_ever_fit(first):
-            reserved = self._reserve(first, 0)
-        else:
-            reserved = request.num_live <= self._places and self._reserve(first, self._coming + others)
-        if reserved:
-            self._expect(first)
-        return reserved
-
-    def _could_ever_fit(self, first: Sequence) -> bool:
-        """Whether all sequences of the request fit together in an empty pool and batch."""
-        count = first.request.num_live
-        blocks = self._forecast.blocks_to_end(first) * count
-        return count <= self._max_batch_size and blocks <= self._forecast.num_blocks
+        """For all sequences of a request, given the first; False if there is too little room."""
+        count, blocks_each = first.request.num_live, self._forecast.blocks_to_end(first)
+        fits_alone = count <= self._max_batch_size and count * blocks_each <= self._forecast.num_blocks
+        # Too large even for an empty pool and batch: it runs alone, and its sequences take turns.
+        if self._empty and not fits_alone:
+            return self._reserve(first, 0)
+        return count <= self._places and self._reserve(first, self._coming + (count - 1) * blocks_each)
 
     def _reserve(self, sequence: Sequence, others: int) -> bool:
         growth = self._forecast.growth_to_end(sequence)
@@ -120,6 +107,7 @@ class _Reservation:
         self._growing += growth
         self._places -= 1
         self._empty = False
+        self._expect(sequence)
         return True
 
     def _expect(self, sequence: Sequence) -> None:
@@ -132,8 +120,7 @@ class _Reservation:
 
 
 class StaticBatch:
-    """Fills a batch, in order, with requests that have the memory to finish; none joins until all of them have
-    ended."""
+    """Fills a batch with requests that have the memory to finish; none joins until all of them have ended."""
 
     def __init__(self, context: SchedulerContext) -> None:
         self._no_evict = GuaranteedNoEvict(context)

@@ -25,8 +25,6 @@ MAX_COUNT = 2**32 - 1
 
 
 class GuardedCapacity:
-    """Wraps a user's capacity scheduler."""
-
     def __init__(self, scheduler: CapacityScheduler, warnings: SchedulerWarnings, context: SchedulerContext) -> None:
         self._scheduler = scheduler
         self._fallback = MaxUtilization(context)
@@ -54,8 +52,6 @@ class GuardedCapacity:
 
 
 class GuardedMicroBatch:
-    """Wraps a user's micro-batch scheduler."""
-
     def __init__(self, scheduler: MicroBatchScheduler, warnings: SchedulerWarnings, context: SchedulerContext) -> None:
         self._scheduler = scheduler
         self._context = context
@@ -77,7 +73,7 @@ class GuardedMicroBatch:
 
 
 class GuardedScheduler(RequestScheduler):
-    """Wraps a user's scheduler for both questions. If nothing runs although something could, its answer is replaced."""
+    """If nothing runs although something could, the answer is replaced."""
 
     def __init__(self, scheduler: RequestScheduler, warnings: SchedulerWarnings, context: SchedulerContext) -> None:
         super().__init__(context)
@@ -184,7 +180,7 @@ class _Limits:
 
 
 def _static_batch(scheduler: Any, warnings: SchedulerWarnings) -> tuple[int, int]:
-    """The user's counts, zeros if there are none or they are invalid."""
+    """The user's counts; zeros if it has none or they are invalid."""
     try:
         tokens, slots = scheduler.static_batch
     except AttributeError as error:
@@ -202,7 +198,6 @@ def _static_batch(scheduler: Any, warnings: SchedulerWarnings) -> tuple[int, int
 
 
 def _known_once(answer: abc.Iterable[Sequence], known: abc.Container[Sequence], faults: Counter[str]) -> list[Sequence]:
-    """The known sequences of an answer, without repetition."""
     given = list(answer)
     found = [sequence for sequence in dict.fromkeys(given) if sequence in known]
     faults["not active, or named twice"] += len(given) - len(found)

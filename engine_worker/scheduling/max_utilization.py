@@ -34,7 +34,7 @@ class MaxUtilization:
         return fitting, []
 
     def _preempt(self, holders: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """(kept, preempted). A step that preempts admits nothing."""
+        """(kept, preempted)."""
         # A new forecast, because the caller's has let some holders grow.
         forecast, kept, preempted = self._cache.forecast(), 0, []
         while kept < len(holders):
@@ -46,7 +46,6 @@ class MaxUtilization:
         return holders, preempted
 
     def _admit(self, active: abc.Sequence[Sequence], fitting: list[Sequence], forecast: Forecast) -> None:
-        """Add newcomers to `fitting`, in order."""
         held = len(fitting)
         headroom = _Headroom(forecast, fitting, self._max_tokens_per_step, self._cache.tokens_per_block)
         for sequence in active:

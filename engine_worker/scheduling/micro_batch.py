@@ -25,7 +25,6 @@ class MicroBatchScheduler(Protocol):
         `inflight_request_ids` is TensorRT-LLM's: requests to leave out. This engine schedules in-flight sequences too,
         so it passes none.
         """
-        ...
 
 
 class InFlightBatching:
@@ -51,9 +50,8 @@ class InFlightBatching:
         fitting = [sequence for sequence in fitting if sequence.request.beam_width == width]
         generation = [sequence for sequence in fitting if sequence.generating]
         # Usually all are generating, and the second pass is saved.
-        waiting = (
-            [sequence for sequence in fitting if not sequence.generating] if len(generation) < len(fitting) else []
-        )
+        mixed = len(generation) < len(fitting)
+        waiting = [sequence for sequence in fitting if not sequence.generating] if mixed else []
         del generation[self._max_batch_size :]
         return self._context(waiting, len(generation)), generation
 
@@ -72,10 +70,7 @@ class InFlightBatching:
 
 
 def first_come_first_served(waiting: abc.Sequence[Sequence], budget: int, unit: int) -> list[int]:
-    """Tokens for each context: all that are ready, one context after the other.
-
-    What is left once one had to be cut goes to later ones that can finish with it.
-    """
+    """Tokens for each context: all that are ready, one context after the other."""
     sizes, unit = [], min(unit, budget)
     for sequence in waiting:
         size = sequence.num_ready
@@ -83,6 +78,7 @@ def first_come_first_served(waiting: abc.Sequence[Sequence], budget: int, unit: 
             size = max(0, _floor(sequence.num_scheduled + budget, unit) - sequence.num_scheduled)
         sizes.append(size)
         budget -= size
+        # Not at the first one that was cut: what is left may finish a later one.
         if budget < 1:
             break
     return sizes

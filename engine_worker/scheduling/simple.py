@@ -15,10 +15,7 @@ NO_REQUESTS: frozenset[int] = frozenset()
 
 
 class InFlightError(Exception):
-    """A sequence to be preempted is in an in-flight step, which uses its blocks.
-
-    The engine collects that step and asks for the schedule again.
-    """
+    """A sequence to be preempted is in flight: collect that step, which uses its blocks, and schedule again."""
 
 
 class Schedule(NamedTuple):
@@ -32,13 +29,11 @@ class CapacityScheduler(Protocol):
     """Only decides: the caller moves the blocks."""
 
     def schedule_request(self, active: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """(fitting, paused): which sequences, in order, shall hold blocks for all their tokens, and which shall release
-        theirs.
+        """(fitting, paused): those to hold blocks for all their tokens, in order, and those to release theirs.
 
         `active` has every live sequence that does not await its prompt, in order. Those in neither list wait, or keep
         their blocks without running.
         """
-        ...
 
 
 class RequestScheduler(ABC):
@@ -59,16 +54,13 @@ class RequestScheduler(ABC):
     def hold(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
         """Allocate blocks for all tokens of each, in turn, all or nothing; returns those that have them.
 
-        Afterwards `num_pending` of a newcomer no longer includes what the prefix cache holds.
+        `num_pending` of a newcomer then no longer includes what the prefix cache holds.
         """
         awaiting, ended = State.AWAITING, State.ENDED
         return self._hold([s for s in dict.fromkeys(sequences) if s.state is not ended and s.state is not awaiting])
 
     def pause(self, sequences: abc.Iterable[Sequence]) -> None:
-        """Preempt: release the blocks of these. They can hold blocks again later, and compute their tokens again.
-
-        Raises InFlightError, with no effect, if one of them is in flight.
-        """
+        """Preempt: release the blocks of these. Raises InFlightError, with no effect, if one of them is in flight."""
         sequences = [sequence for sequence in sequences if sequence.blocks]
         # Checked for all first, so that nothing has moved when it raises.
         if any(sequence.num_inflight for sequence in sequences):
@@ -85,7 +77,7 @@ class RequestScheduler(ABC):
         return not any(holder.num_inflight for holder in self.context.cache.holders)
 
     def _hold(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
-        """As `hold`, for active sequences without repetition."""
+        """As `hold`, for distinct active sequences."""
         held, running = self.context.cache.allocate(sequences), State.RUNNING
         for sequence in held:
             sequence.state = running
@@ -125,6 +117,7 @@ class SimpleScheduler(RequestScheduler):
         schedule = self._ask(self._capacity, self._micro_batch, active)
         if not self._idles(schedule):
             return schedule
+        # Without a fallback the engine would stall, with requests waiting.
         self._warnings.on_idle(len(active), len(self.context.cache.holders))
         return self._ask(*self._fallback, active)
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -39,7 +40,7 @@ class Access:
         admin_tokens = _tokens(settings.admin_tokens_file)
         hook = _hook(settings, log)
         admins = callers = Authenticator(tokens, hook, self.refused, settings.tenant_key)
-        # The admin port has tokens of its own where they are configured, and then no hook.
+        # The admin port's own tokens replace the main port's tokens and its hook.
         if admin_tokens is not None:
             admins = Authenticator(admin_tokens, None, self.refused, settings.tenant_key)
         self.caller: Admit = callers.admit
@@ -62,21 +63,16 @@ class Access:
         return count
 
 
+@dataclass(frozen=True)
 class Authenticator:
     """Authenticates the calls of one listener. Without tokens and hook every caller is an admin."""
 
-    def __init__(
-        self,
-        tokens: ReloadingFile[BearerTokens] | None,
-        hook: AuthHook | None,
-        refused: Counter[str],
-        tenant_key: str,
-    ) -> None:
-        """`refused` counts by reason. `tenant_key` is the metadata key that names the tenant."""
-        self._tokens = tokens
-        self._hook = hook
-        self._refused = refused
-        self._tenant_key = tenant_key
+    _tokens: ReloadingFile[BearerTokens] | None
+    _hook: AuthHook | None
+    _refused: Counter[str]
+    """By reason."""
+    _tenant_key: str
+    """Of the metadata that names the tenant."""
 
     async def admit(self, call: Call, admin: bool = False) -> Principal:
         """The caller. Raises RequestError: UNAUTHENTICATED, AUTH_UNAVAILABLE, FORBIDDEN."""

@@ -6,6 +6,7 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from structlog.stdlib import BoundLogger
@@ -29,14 +30,14 @@ class ClientPeer(NamedTuple):
 Function = Callable[[Metadata, ClientPeer], Principal | Awaitable[Principal]]
 
 
+@dataclass(frozen=True)
 class AuthHook:
-    """Calls `function`: a coroutine function on the event loop, which it must not block, any other in a thread."""
+    """Calls a function: a coroutine function on the event loop, which it must not block, any other in a thread."""
 
-    def __init__(self, function: Function, timeout: float, log: BoundLogger) -> None:
-        self._function = function
-        self._timeout = timeout
-        self._log = log
-        self._threads = asyncio.Semaphore(MAX_THREADS)
+    _function: Function
+    _timeout: float
+    _log: BoundLogger
+    _threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
 
     async def ask(self, metadata: Metadata, peer: ClientPeer) -> Principal:
         """Raises RequestError FORBIDDEN for a PermissionError, AUTH_UNAVAILABLE for a timeout, else UNAUTHENTICATED."""

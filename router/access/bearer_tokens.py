@@ -24,10 +24,8 @@ class BearerTokens:
     def find(self, token: str) -> Principal | None:
         """None for an unknown token."""
         digest = _digest(token)
-        found = [
-            caller for known, caller in self._by_key.get(digest[:KEY_BYTES], ()) if hmac.compare_digest(known, digest)
-        ]
-        return found[0] if found else None
+        candidates = self._by_key.get(digest[:KEY_BYTES], ())
+        return next((caller for known, caller in candidates if hmac.compare_digest(known, digest)), None)
 
 
 def read_tokens(path: str) -> BearerTokens:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from structlog.stdlib import BoundLogger
@@ -23,11 +24,9 @@ class ReloadingFile(Generic[T]):
         self.value = read()
 
     def reload(self) -> bool:
-        """Whether there is a new value. If `read` raises, the old value stays until the files change again.
-
-        A change counts once the files look the same in two successive calls: before, they may be half written.
-        """
+        """Whether there is a new value. If `read` raises, the old value stays until the files change again."""
         stamps = self._stamps()
+        # Only once the files look the same in two successive calls: before, they may be half written.
         settled, self._seen = stamps == self._seen, stamps
         if stamps == self._used or not settled:
             return False
@@ -39,11 +38,11 @@ class ReloadingFile(Generic[T]):
         return tuple(map(_stamp, self.paths))
 
 
+@dataclass(frozen=True)
 class Reloader:
-    def __init__(self, files: Sequence[ReloadingFile[Any]], log: BoundLogger) -> None:
-        self.counts: Counter[str] = Counter(loaded=0, failed=0)
-        self._files = files
-        self._log = log
+    _files: Sequence[ReloadingFile[Any]]
+    _log: BoundLogger
+    counts: Counter[str] = field(default_factory=lambda: Counter(loaded=0, failed=0))
 
     async def run(self, interval: float) -> None:
         while True:

@@ -14,11 +14,11 @@ MAX_PEERS = 65_536
 
 
 class Handshakes:
-    """Counts TLS handshakes, and the connections that carried a call. gRPC does not report failed handshakes to Python:
-    a growing gap means rejected handshakes, or clients that connect and send nothing.
-    """
+    """Counts TLS handshakes, and the connections that carried a call."""
 
     def __init__(self) -> None:
+        # gRPC does not report failed handshakes to Python: a growing gap between these two means rejected handshakes,
+        # or clients that connect and send nothing.
         self.begun = 0
         self.used = 0
         self._lock = threading.Lock()
@@ -76,7 +76,7 @@ class Certificates:
         return grpc.ssl_server_certificate_configuration([(key, chain)], clients)
 
     def _check(self) -> None:
-        """gRPC would not report a key that does not fit the certificate before the first handshake."""
+        # gRPC would not report a key that does not fit the certificate before the first handshake.
         trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             # Without a password here, OpenSSL would prompt on the terminal for that of an encrypted key.

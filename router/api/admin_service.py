@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
@@ -30,26 +31,18 @@ FLUSH_SECONDS = 5.0
 FLUSH_POLL_SECONDS = 0.05
 
 
+@dataclass(frozen=True)
 class AdminService:
-    def __init__(
-        self,
-        membership: Membership,
-        placement: Placement,
-        serving: ServingModel,
-        stats_broadcast: StatsBroadcast,
-        requests: Requests,
-        drain: Callable[[float], Awaitable[int]],
-        drain_seconds: float,
-    ) -> None:
-        """`drain` takes the seconds after which open requests are handed back: `drain_seconds` by default."""
-        self._membership = membership
-        self._placement = placement
-        self._serving = serving
-        self._stats_broadcast = stats_broadcast
-        self._requests = requests
-        self._drain = drain
-        self._drain_seconds = drain_seconds
-        self._start = _now()
+    _membership: Membership
+    _placement: Placement
+    _serving: ServingModel
+    _stats_broadcast: StatsBroadcast
+    _requests: Requests
+    _drain: Callable[[float], Awaitable[int]]
+    """Called with the seconds after which open requests are handed back; returns their number."""
+    _drain_seconds: float
+    """The default."""
+    _start: Timestamp = field(default_factory=lambda: _now())
 
     async def get_server_info(self, _: pb.GetServerInfoRequest, __: Context) -> pb.GetServerInfoResponse:
         return pb.GetServerInfoResponse(version=_version(), start_time=self._start, draining=self._requests.closed)
@@ -80,7 +73,7 @@ class AdminService:
     async def flush_cache(self, _: pb.FlushCacheRequest, __: Context) -> pb.FlushCacheResponse:
         """On every live engine, requested over the ring and acknowledged by the heartbeats.
 
-        Blocks that live requests hold stay. Raises RequestError NO_ENGINE, and ENGINE_LOST where an answer is late.
+        Blocks that live requests hold stay. Raises RequestError NO_ENGINE, and ENGINE_LOST if an answer is late.
         """
         engines = self._membership.engines.alive
         if not engines:
@@ -142,10 +135,10 @@ def _version() -> str:
         return "unknown"
 
 
+@dataclass(frozen=True)
 class ModelService:
-    def __init__(self, model: Model, dispatcher: Dispatcher) -> None:
-        self._model = model
-        self._dispatcher = dispatcher
+    _model: Model
+    _dispatcher: Dispatcher
 
     async def list_models(self, _: pb.ListModelsRequest, __: Context) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=[self._describe()])

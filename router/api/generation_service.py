@@ -1,11 +1,13 @@
 """sluice.v1.GenerationService."""
 
-import structlog
+from dataclasses import dataclass
+
+from structlog.stdlib import BoundLogger
 from tokenizers import Encoding
 
 from router.api.responses import ResponseBuilder, write_stream
 from router.api.rpc import Context
-from router.errors import Violations, logged
+from router.errors import RequestError, Violation, Violations, logged
 from router.requests.pipeline import RequestPipeline
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import TokenizerPool
@@ -14,23 +16,15 @@ from router.validate.spec import check_model
 from sluice.v1 import generation_pb2 as pb
 
 
+@dataclass(frozen=True)
 class GenerationService:
-    def __init__(
-        self,
-        pipeline: RequestPipeline,
-        text: TokenizerPool,
-        model: Model,
-        limits: Limits,
-        write_seconds: float,
-        log: structlog.stdlib.BoundLogger,
-    ) -> None:
-        """`write_seconds`: for a single write to a client."""
-        self._pipeline = pipeline
-        self._text = text
-        self._model = model
-        self._limits = limits
-        self._write_seconds = write_seconds
-        self._log = log
+    _pipeline: RequestPipeline
+    _text: TokenizerPool
+    _model: Model
+    _limits: Limits
+    _write_seconds: float
+    """For a single write to a client."""
+    _log: BoundLogger
 
     async def generate(self, message: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         async with self._pipeline.serve(message.spec, context.caller, context.peer, streaming=False) as request:
@@ -45,10 +39,8 @@ class GenerationService:
 
     async def abort(self, message: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """The stream ends with ABORTED; its id is free at once. Requests of other tenants are not found."""
-        bad = Violations()
         if not message.request_id:
-            bad.add("request_id", "is empty")
-        bad.raise_if_any()
+            raise RequestError.invalid([Violation("request_id", "is empty")])
         aborted = await self._pipeline.abort(message.request_id, context.caller)
         reason = logged(message.reason)
         self._log.info("abort_called", request_id=logged(message.request_id), aborted=aborted, reason=reason)
@@ -79,6 +71,6 @@ class GenerationService:
         return pb.DetokenizeResponse(text=await self._text.decode(message.token_ids, skip))
 
     async def _prompt_text(self, request: RequestState) -> str:
-        """Empty where it is not echoed."""
+        """Empty if it is not echoed."""
         spec = request.spec
         return await self._text.decode(request.prompt, spec.text.skip_special_tokens) if spec.echo else ""

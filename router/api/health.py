@@ -12,14 +12,12 @@ from router.api.rpc import Context
 
 LIVENESS = "liveness"
 READINESS = "readiness"
-SERVICE = cast(ServiceDescriptor, pb.DESCRIPTOR.services_by_name["Health"])
+HEALTH = cast(ServiceDescriptor, pb.DESCRIPTOR.services_by_name["Health"])
 
 
+# Not grpcio-health-checking's own servicer: there the first watcher that leaves ends the updates of all others.
 class HealthService:
-    """One status for the server (""), each of its services and READINESS. LIVENESS is SERVING by the fact of an answer.
-
-    Not grpcio-health-checking's own servicer: there the first watcher that leaves ends the updates of all others.
-    """
+    """One status for the server (""), each of its services and READINESS; LIVENESS is always SERVING."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = frozenset({"", LIVENESS, READINESS, *services})

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import grpc
-import structlog
 from grpc import aio
+from structlog.stdlib import BoundLogger
 
 from router.access.tls import Certificates
 from sluice.ring.descriptors import OWN_DESCRIPTORS, WATCHED_LANE_DESCRIPTORS, check_limit
@@ -49,7 +49,7 @@ class Listener:
         return f"{self.host}:{self.port}"
 
     def bind(self) -> None:
-        """Raises RuntimeError where the port is taken or the certificates are unusable."""
+        """Raises RuntimeError if the port is taken or the certificates are unusable."""
         if self._certificates is None:
             port = self._server.add_insecure_port(self.address)
         else:
@@ -65,15 +65,13 @@ class Listener:
         await self._server.wait_for_termination()
 
     async def stop(self, seconds: float) -> None:
-        """Take no more calls, and cut the open ones after so many seconds."""
+        """Accept no more calls, and cut the open ones after so many seconds."""
         await self._server.stop(seconds)
 
 
-def fit_connections(settings: RouterSettings, limit: int, log: structlog.stdlib.BoundLogger) -> RouterSettings:
-    """`settings` with `max_connections` reduced so that, of `limit` file descriptors, enough are left for the ring.
-
-    ZeroMQ aborts the process where none is left for a connection to an ipc inbox (ipc_listener.cpp).
-    """
+def fit_connections(settings: RouterSettings, limit: int, log: BoundLogger) -> RouterSettings:
+    """`settings` with `max_connections` reduced so that, of `limit` file descriptors, enough are left for the ring."""
+    # ZeroMQ aborts the process if none is left for a connection to an ipc inbox (ipc_listener.cpp).
     peers = len(settings.engines) + len(settings.detokenizers)
     others = OWN_DESCRIPTORS + MAX_CONNECTIONS + peers * WATCHED_LANE_DESCRIPTORS
     check_limit(limit, settings.max_connections + others, log)

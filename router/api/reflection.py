@@ -4,11 +4,11 @@ from collections.abc import AsyncIterable, Sequence
 from typing import Any
 
 import grpc
-import structlog
 from google.protobuf import descriptor_pool, json_format
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 from grpc_reflection.v1alpha._async import ReflectionServicer
+from structlog.stdlib import BoundLogger
 
 from router.access.principal import Admit
 from router.api.rpc import guarded
@@ -19,9 +19,7 @@ V1 = "grpc.reflection.v1.ServerReflection"
 V1_FILE = "grpc/reflection/v1/reflection.proto"
 
 
-def reflection_handlers(
-    services: Sequence[str], admit: Admit, log: structlog.stdlib.BoundLogger
-) -> list[grpc.GenericRpcHandler]:
+def reflection_handlers(services: Sequence[str], admit: Admit, log: BoundLogger) -> list[grpc.GenericRpcHandler]:
     """Handlers that describe `services` and reflection itself to callers that `admit` accepts."""
     _describe_v1()
     servicer = ReflectionServicer((*services, V1, V1ALPHA))

@@ -11,7 +11,7 @@ from router.requests.token_log import NO_TIMES, SequenceLog
 from sluice.ring.errors import ErrorCode, FinishReason
 from sluice.ring.params import derive_seed
 from sluice.ring.vocabulary import Vocabulary
-from sluice.ring.wire import End, TokenLogprob
+from sluice.ring.wire import End
 from sluice.v1 import generation_pb2 as pb
 
 Write = Callable[[pb.GenerateStreamResponse], Awaitable[None]]
@@ -23,7 +23,7 @@ async def write_stream(
     """Write the events of one request: Started, Delta…, Finished per output, Done; numbered from 1.
 
     Each write takes all that has come since the last one, joined. `prompt_text` precedes the text of each echoing
-    output. Raises the request's RequestError, and SLOW_CLIENT where one write takes longer than `write_seconds`. An
+    output. Raises the request's RequestError, and SLOW_CLIENT if one write takes longer than `write_seconds`. An
     error before the start leaves nothing written, no metadata either, so that a client's retry policy may act.
     """
     log, numbers = request.log, itertools.count(1)
@@ -91,7 +91,7 @@ class ResponseBuilder:
         yield pb.GenerateStreamResponse(finished=self.finished(sequence, end))
 
     def delta(self, sequence: SequenceLog) -> pb.Delta | None:
-        """What has come since the last delta of this sequence; None where nothing of it can be shown yet."""
+        """What has come since the last delta of this sequence; None if nothing of it can be shown yet."""
         count = sequence.received - sequence.delivered
         text = "".join(sequence.text)
         # Tokens without text wait for the next delta to count them; the last one counts what is left.
@@ -149,23 +149,15 @@ class ResponseBuilder:
         return output
 
     def _logprobs(self, sequence: SequenceLog) -> list[pb.TokenLogprob]:
-        pairs = zip(sequence.undelivered_ids, sequence.logprobs, strict=False)
-        return [self._logprob(token, found) for token, found in pairs]
+        found = []
+        for token, its in zip(sequence.undelivered_ids, sequence.logprobs, strict=False):
+            top = [self._logprob(other, logprob, rank) for rank, (other, logprob) in enumerate(its.top, 1)]
+            found.append(self._logprob(token, its.logprob, its.rank, top))
+        return found
 
-    def _logprob(self, token: int, found: TokenLogprob) -> pb.TokenLogprob:
-        return pb.TokenLogprob(
-            token_id=token,
-            token=self._vocabulary.bytes_of(token),
-            logprob=found.logprob,
-            rank=found.rank,
-            top=self._top(found.top),
-        )
-
-    def _top(self, top: Sequence[tuple[int, float]]) -> list[pb.TokenLogprob]:
-        return [
-            pb.TokenLogprob(token_id=token, token=self._vocabulary.bytes_of(token), logprob=logprob, rank=rank)
-            for rank, (token, logprob) in enumerate(top, 1)
-        ]
+    def _logprob(self, token: int, logprob: float, rank: int, top: Sequence[pb.TokenLogprob] = ()) -> pb.TokenLogprob:
+        text = self._vocabulary.bytes_of(token)
+        return pb.TokenLogprob(token_id=token, token=text, logprob=logprob, rank=rank, top=top)
 
     def _usage(self) -> pb.Usage:
         request, started = self._request, self._request.log.started

@@ -4,14 +4,15 @@ import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import structlog
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
+from structlog.stdlib import BoundLogger
 
 from router.access.principal import Admit, Principal
 from router.errors import Call, RequestError, Violation, abort, sent
@@ -21,14 +22,12 @@ MESSAGE_SECONDS = 60.0
 """From the start of a call until its whole message has come."""
 
 
+@dataclass(frozen=True, slots=True)
 class Context:
     """What a service may use of a call."""
 
-    __slots__ = ("_call", "caller")
-
-    def __init__(self, call: Call, caller: Principal) -> None:
-        self.caller = caller
-        self._call = call
+    _call: Call
+    caller: Principal
 
     @property
     def peer(self) -> str:
@@ -56,21 +55,17 @@ async def admit_all(_: Call) -> Principal:
     return Principal()
 
 
-def handler(
-    service: ServiceDescriptor, servicer: object, admit: Admit, log: structlog.stdlib.BoundLogger
-) -> grpc.GenericRpcHandler:
+def handler(service: ServiceDescriptor, servicer: object, admit: Admit, log: BoundLogger) -> grpc.GenericRpcHandler:
     """All methods of `service`, each answered by the coroutine of `servicer` with its name in snake case.
 
-    A unary one returns its message; a streaming one writes to the context. `admit` authenticates the caller or raises
-    RequestError.
+    A unary one returns its message; a streaming one writes to the context. `admit` may raise RequestError.
     """
     return grpc.method_handlers_generic_handler(
         service.full_name, {method.name: _method(method, servicer, admit, log) for method in service.methods}
     )
 
 
-def _method(method: MethodDescriptor, servicer: object, admit: Admit, log: structlog.stdlib.BoundLogger) -> Any:
-    """Registered as client-streaming so that we authenticate before reading the body."""
+def _method(method: MethodDescriptor, servicer: object, admit: Admit, log: BoundLogger) -> Any:
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
     behaviour: Behaviour = getattr(servicer, name)
 
@@ -79,14 +74,14 @@ def _method(method: MethodDescriptor, servicer: object, admit: Admit, log: struc
         found = await behaviour(await _read(call), Context(call, caller))
         return None if method.server_streaming else found.SerializeToString()
 
+    # Registered as client-streaming, so that we authenticate before the body is read.
     make = grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
     return make(
-        guarded(answer, log.bind(method=method.name)),
-        request_deserializer=_decoder(GetMessageClass(method.input_type)),
+        guarded(answer, log.bind(method=method.name)), request_deserializer=_decoder(GetMessageClass(method.input_type))
     )
 
 
-def guarded(handler: Handler, log: structlog.stdlib.BoundLogger) -> Handler:
+def guarded(handler: Handler, log: BoundLogger) -> Handler:
     """`handler`, whose exceptions become statuses. The text of an unexpected one goes to the log only."""
 
     async def answer(messages: Any, call: Call) -> Any:

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import msgspec
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -16,16 +17,17 @@ from sluice.v1 import admin_pb2 as pb
 
 CAPACITY = 8192
 """Steps, and requests likewise, that wait for one subscriber at most."""
+MOMENTS = ("arrival", "first_scheduled", "first_token", "last_token")
 
 
+@dataclass(eq=False)
 class StatsBroadcast:
     """Each subscriber gets what heartbeats bring from its subscription on."""
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
-        self.lost = 0
-        """Steps and requests that came faster than a subscriber read them."""
-        self._capacity = capacity
-        self._subscriptions: set[StatsSubscription] = set()
+    _capacity: int = CAPACITY
+    _subscriptions: set["StatsSubscription"] = field(default_factory=set)
+    lost: int = 0
+    """Steps and requests that came faster than a subscriber read them."""
 
     @property
     def subscribers(self) -> int:
@@ -50,7 +52,7 @@ class StatsBroadcast:
 
 
 class StatsSubscription:
-    """Has one reader. Where that is slow, the oldest steps and requests are lost."""
+    """Has one reader. If that is slow, the oldest steps and requests are lost."""
 
     def __init__(self, capacity: int) -> None:
         self._steps: deque[pb.EngineStats] = deque(maxlen=capacity)
@@ -66,7 +68,7 @@ class StatsSubscription:
         return held + len(steps) + len(requests) - len(self._steps) - len(self._requests)
 
     async def next(self) -> pb.StreamStepsResponse:
-        """All that was added since the last call; waits where that is nothing."""
+        """All that was added since the last call; waits if that is nothing."""
         await self._added.wait()
         self._added.clear()
         response = pb.StreamStepsResponse(steps=self._steps, requests=self._requests)
@@ -90,23 +92,13 @@ def step_message(heartbeat: EngineHeartbeat, stats: StepStats) -> pb.EngineStats
 
 
 def request_message(engine: str, stats: RequestStats) -> pb.RequestStats:
-    return pb.RequestStats(
-        engine_id=engine,
-        request_id=stats.name,
-        stage=int(stats.stage),  # type: ignore[arg-type]
-        arrival=_timestamp(stats.arrival),
-        first_scheduled=_timestamp(stats.first_scheduled),
-        first_token=_timestamp(stats.first_token),
-        last_token=_timestamp(stats.last_token),
-        queued=duration(stats.queued(time.time())),
-        prompt_tokens=stats.prompt_tokens,
-        cached_tokens=stats.cached_tokens,
-        generated_tokens=stats.generated_tokens,
-        pauses=stats.pauses,
-        blocks_allocated=stats.blocks_allocated,
-        blocks_reused=stats.blocks_reused,
-        blocks_missed=stats.blocks_missed,
-    )
+    fields = msgspec.structs.asdict(stats)
+    # The number is the ring's; clients know the request by its id.
+    del fields["request"]
+    times = {name: _timestamp(fields.pop(name)) for name in MOMENTS}
+    queued = duration(stats.queued(time.time()))
+    fields |= times | {"engine_id": engine, "request_id": fields.pop("name"), "stage": int(stats.stage)}
+    return pb.RequestStats(queued=queued, **fields)
 
 
 def _timestamp(seconds: float | None) -> Timestamp | None:

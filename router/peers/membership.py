@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import structlog
 import zmq
+from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.discovery import Addresses
@@ -16,7 +16,10 @@ from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.keys import PLAIN, Security
 from sluice.ring.timing import HELLO_SECONDS
+from sluice.settings.router import PeerSettings
 
+RESOLVE_SECONDS = 5.0
+"""Between two look-ups of the peers' names: a new replica takes part about this soon."""
 TICK_SECONDS = 0.25
 MAX_WARNED = 1000
 
@@ -38,28 +41,27 @@ class Membership:
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         hello: Hello,
-        engines: Addresses,
-        detokenizers: Addresses,
-        timeout: float,
-        stall_timeout: float,
+        addresses: tuple[Addresses, Addresses],
+        settings: PeerSettings,
         tokenizer: str,
         cache_version: Callable[[int], int],
-        log: structlog.stdlib.BoundLogger,
+        log: BoundLogger,
         security: Security = PLAIN,
     ) -> None:
-        """`tokenizer` is the fingerprint every peer must report; `cache_version` gives `Hello.cache_heard` by epoch."""
+        """`tokenizer`: fingerprint that all peers must report. `cache_version`: of the prefix cache of an epoch."""
 
         def to_engine(epoch: int) -> Hello:
-            return msgspec.structs.replace(hello, cache_heard=cache_version(epoch))
+            return msgspec.structs.replace(hello, cache_known=cache_version(epoch))
 
-        self.engines: Peers[EngineHeartbeat] = Peers(context, to_engine, timeout, stall_timeout, security.to("engine"))
+        timeouts = settings.peer_timeout, settings.stall_timeout
+        self.engines: Peers[EngineHeartbeat] = Peers(context, to_engine, *timeouts, security.to("engine"))
         self.detokenizers: Peers[DetokenizerHeartbeat] = Peers(
-            context, lambda _: hello, timeout, stall_timeout, security.to("detok")
+            context, lambda _: hello, *timeouts, security.to("detok")
         )
         self._kinds: tuple[Peers[Any], ...] = (self.engines, self.detokenizers)
         self.ready = asyncio.Event()
         """Set while at least one engine and one detokenizer accept work."""
-        self._addresses = (engines, detokenizers)
+        self._addresses = addresses
         self._tokenizer = tokenizer
         self._log = log
         self._warned: set[str] = set()
@@ -67,14 +69,12 @@ class Membership:
         self._on_missed: OnMissed = lambda _, __: 0
         self._on_change: Callable[[], None] = lambda: None
 
-    async def run(
-        self, on_lost: OnLost, on_missed: OnMissed, on_change: Callable[[], None], resolve_seconds: float
-    ) -> None:
+    async def run(self, on_lost: OnLost, on_missed: OnMissed, on_change: Callable[[], None]) -> None:
         self._on_lost, self._on_missed, self._on_change = on_lost, on_missed, on_change
         for peers, addresses in zip(self._kinds, self._addresses, strict=True):
             peers.set_addresses(addresses.unresolved)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._resolve(resolve_seconds))
+            tasks.create_task(self._resolve())
             tasks.create_task(self._send_hellos())
             tasks.create_task(self._watch())
 
@@ -125,13 +125,13 @@ class Membership:
         # The lost frames may have been of any request, so all requests that use the lane are affected.
         for engine in self.engines.alive:
             if engine.epoch == epoch and engine.lane.epoch in (missed := engine.newly_missed()):
-                self._log.warning("messages_lost", engine=engine.name, missed=missed[engine.lane.epoch])
+                self._log.warning("frames_lost", engine=engine.name, missed=missed[engine.lane.epoch])
                 self._on_lost(engine, "missed messages", False, False)
         for detokenizer in self.detokenizers.alive:
             for source, count in detokenizer.newly_missed().items() if detokenizer.epoch == epoch else ():
                 if requests := self._on_missed(source, detokenizer):
                     details = {"engine_epoch": source, "missed": count, "requests": requests}
-                    self._log.warning("messages_lost", detokenizer=detokenizer.name, **details)
+                    self._log.warning("frames_lost", detokenizer=detokenizer.name, **details)
 
     def _warn(self, address: str, reason: str) -> None:
         # Once per address, and for a bounded number of them: anyone who can connect could fill the log otherwise.
@@ -162,7 +162,7 @@ class Membership:
             last = now
             for peers in self._kinds:
                 if late > TICK_SECONDS:
-                    peers.credit_pause(late)
+                    peers.exclude_pause(late)
                 peers.check_lanes()
             for peers in self._kinds:
                 self._check(peers, now)
@@ -177,10 +177,10 @@ class Membership:
             self._on_lost(peer, "stalled", False, False)
             self._changed()
 
-    async def _resolve(self, interval: float) -> None:
+    async def _resolve(self) -> None:
         while True:
             for peers, addresses in zip(self._kinds, self._addresses, strict=True):
                 for removed in peers.set_addresses(await addresses.look_up()):
                     self._on_lost(removed, "was removed", True, False)
                     removed.lane.close()
-            await asyncio.sleep(interval)
+            await asyncio.sleep(RESOLVE_SECONDS)

@@ -1,6 +1,7 @@
 """Engines and detokenizers: an address is configured or resolved, heartbeats show that it is alive."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -14,33 +15,32 @@ from sluice.ring.timing import HUNG_UP_SECONDS
 B = TypeVar("B", EngineHeartbeat, DetokenizerHeartbeat)
 
 
+@dataclass(eq=False)
 class Peer(Generic[B]):
     """One process (one epoch) at an address, and the lane to it."""
 
-    def __init__(self, address: str, aliases: frozenset[str], lane: Lane) -> None:
-        self.address = address
-        self.aliases = aliases
-        self.lane = lane
-        self.hello_sent = False
-        """The lane accepted the latest hello."""
-        self.unreachable = False
-        """The lane is disconnected, although heartbeats may still arrive."""
-        self.heartbeat: B | None = None
-        self.last_heartbeat_at = 0.0
-        """On the monotonic clock."""
-        self.alive = False
-        self.progress = 0
-        """Turns of the peer's loop at its last heartbeat; 0 if it does not report them."""
-        self.last_progress_at = 0.0
-        """On the monotonic clock."""
-        self.stalled = False
-        """It sends heartbeats, but its loop makes no progress."""
-        self.dead = False
-        """It disconnected and fell silent, and its death was reported."""
-        self.refuses = False
-        """It rejected a request because it is in quarantine; reset by its next heartbeat."""
-        self.missed: dict[int, int] = {}
-        """Frames that it reported as missed, by the epoch of the lane or engine that sent them."""
+    address: str
+    aliases: frozenset[str]
+    lane: Lane
+    hello_sent: bool = False
+    """The lane accepted the latest hello."""
+    unreachable: bool = False
+    """The lane is disconnected, although heartbeats may still arrive."""
+    heartbeat: B | None = None
+    last_heartbeat_at: float = 0.0
+    """On the monotonic clock, as `last_progress_at`."""
+    alive: bool = False
+    progress: int = 0
+    """Turns of the peer's loop at its last heartbeat; 0 if it does not report them."""
+    last_progress_at: float = 0.0
+    stalled: bool = False
+    """It sends heartbeats, but its loop makes no progress."""
+    dead: bool = False
+    """It disconnected and fell silent, and its death was reported."""
+    refuses: bool = False
+    """It rejected a request because it is in quarantine; reset by its next heartbeat."""
+    missed: dict[int, int] = field(default_factory=dict)
+    """Frames that it reported as missed, by the epoch of the lane or engine that sent them."""
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ class Peer(Generic[B]):
         return reachable and self.heartbeat is not None and not self.heartbeat.draining
 
     def is_silent(self, now: float, timeout: float) -> bool:
-        """No heartbeat came for the timeout, or for HUNG_UP_SECONDS if the peer disconnected."""
+        # A peer that disconnected has most likely died: no need to wait for the whole timeout.
         return now - self.last_heartbeat_at > (min(timeout, HUNG_UP_SECONDS) if self.lane.hung_up() else timeout)
 
     @property
@@ -115,26 +115,19 @@ class HeartbeatSource(Enum):
     """A peer that was not: its first heartbeat, or the first after it was lost."""
 
 
+@dataclass(eq=False)
 class Peers(Generic[B]):
-    def __init__(
-        self,
-        context: "zmq.Context[zmq.Socket[bytes]]",
-        hello: Callable[[int], Hello],
-        timeout: float,
-        stall_timeout: float,
-        security: Security = PLAIN,
-    ) -> None:
-        """`hello` makes the hello for a peer by its epoch (0 before its first heartbeat)."""
-        self.unknown = 0
-        """Heartbeats from addresses that are not configured."""
-        self._context = context
-        self._hello = hello
-        self._timeout = timeout
-        self._stall_timeout = stall_timeout
-        self._security = security
-        self._peers: dict[str, Peer[B]] = {}
-        self._epochs: dict[str, Epochs] = {}
-        """By address."""
+    _context: "zmq.Context[zmq.Socket[bytes]]"
+    _hello: Callable[[int], Hello]
+    """Makes the hello for a peer by its epoch (0 before its first heartbeat)."""
+    _timeout: float
+    _stall_timeout: float
+    _security: Security = PLAIN
+    unknown: int = 0
+    """Heartbeats from addresses that are not configured."""
+    _peers: dict[str, Peer[B]] = field(default_factory=dict)
+    """By address, as the epochs."""
+    _epochs: dict[str, Epochs] = field(default_factory=dict)
 
     @property
     def all(self) -> list[Peer[B]]:
@@ -191,7 +184,7 @@ class Peers(Generic[B]):
             former, peer = peer, self._new(peer.address, peer.aliases)
             former.alive = False
             self._peers[peer.address] = peer
-        self._epochs[peer.address] = epochs.met(heartbeat.epoch)
+        self._epochs[peer.address] = epochs.after(heartbeat.epoch)
         source = HeartbeatSource.ALIVE if peer.alive else HeartbeatSource.NEW
         peer.on_heartbeat(heartbeat, now)
         return source, former
@@ -212,7 +205,7 @@ class Peers(Generic[B]):
             peer.stalled = True
         return stalled
 
-    def credit_pause(self, seconds: float) -> None:
+    def exclude_pause(self, seconds: float) -> None:
         """Do not count a pause of this process as silence of the peers."""
         for peer in self._peers.values():
             peer.last_heartbeat_at += seconds

@@ -7,7 +7,7 @@ is clearly more loaded than the least loaded one.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from random import random
 
@@ -54,18 +54,18 @@ class _EngineLoad:
         return self.context_tokens + SEQUENCE_WORK * self.all_sequences
 
 
+@dataclass(eq=False)
 class Placement:
     """The load of each peer, from this router and (by heartbeats) from others, and the prefixes each engine caches."""
 
-    def __init__(self, cached_blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`cached_blocks`: capacity of the prefix index, per engine."""
-        self._cached_blocks = cached_blocks
-        self._clock = clock
-        self._engines: dict[int, _EngineLoad] = {}
-        self._streams: Counter[int] = Counter()
-        """Of this router, by detokenizer."""
-        self._other_streams: Counter[int] = Counter()
-        """Of other routers, as of the last heartbeat."""
+    _cached_blocks: int
+    """Capacity of the prefix index, per engine."""
+    _clock: Callable[[], float] = time.monotonic
+    _engines: dict[int, _EngineLoad] = field(default_factory=dict)
+    _streams: Counter[int] = field(default_factory=Counter)
+    """Of this router, by detokenizer."""
+    _other_streams: Counter[int] = field(default_factory=Counter)
+    """Of other routers, as of the last heartbeat."""
 
     def on_engine_heartbeat(self, heartbeat: EngineHeartbeat) -> None:
         """Update the engine's load. `update_cache` then applies the reported changes of its cache."""

@@ -24,8 +24,7 @@ class PrefixIndex:
     def __init__(self, capacity: int) -> None:
         """`capacity` bounds the reported blocks, the least recently reported or used going first.
 
-        Expected blocks are bounded by the requests placed here: running, or ended less than
-        CACHE_REPORT_SECONDS ago.
+        Expected blocks are bounded by the requests here that run, or ended less than CACHE_REPORT_SECONDS ago.
         """
         self.version = 0
         """Number of the latest change applied."""
@@ -88,7 +87,7 @@ class PrefixIndex:
             self._update = self._apply(report)
 
     def continue_update(self) -> bool:
-        """Apply the next slice; False where there is none."""
+        """Apply the next slice; False if there is none."""
         if self._update is None:
             return False
         if not next(self._update, False):

@@ -20,12 +20,13 @@ OUTPUT_COST = 2.0
 """Of a generated token."""
 
 
+@dataclass(slots=True, eq=False)
 class Permit:
     """One request's place on the ring, charged to its tenant."""
 
-    def __init__(self, admission: "Admission", tenant: str) -> None:
-        self._admission: Admission | None = admission
-        self._tenant = tenant
+    _admission: "Admission | None"
+    """None once it is released."""
+    _tenant: str
 
     def credit_cached(self, tokens: int) -> None:
         """So many prompt tokens were found in the prefix cache, after the whole prompt was charged."""
@@ -110,7 +111,7 @@ class Admission:
     """The next request is of the tenant that is first by `FairShare`; within a tenant by priority with aging, then
     arrival.
 
-    Once tenants are named, a part of the `places` where requests run at once is reserved for tenants that hold less
+    Once tenants are named, a part of the `places` for requests that run at once is reserved for tenants that hold less
     than their share: so one that arrives in a flood need not wait for the flood's requests to end.
     """
 
@@ -156,7 +157,7 @@ class Admission:
         """Wait for a permit; cancelling the caller takes it off the queue. `context_tokens` have to be computed before
         the first new one.
 
-        Raises RequestError OVERLOADED at once where the queue is full. A paused request, which gave its permit back
+        Raises RequestError OVERLOADED at once if the queue is full. A paused request, which gave its permit back
         for a while, is not `refusable`.
         """
         if refusable:
@@ -192,7 +193,7 @@ class Admission:
         try:
             await admitted
         except asyncio.CancelledError:
-            # Cancelled after the permit was granted, but before this coroutine ran again: nobody else returns it.
+            # Cancelled after the permit was granted, but before this coroutine ran again: no other code returns it.
             if admitted.done() and not admitted.cancelled():
                 self.give_back(tenant)
             else:

@@ -3,10 +3,11 @@
 import asyncio
 import time
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import msgspec
-import structlog
+from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.membership import Membership
@@ -26,38 +27,28 @@ CANCEL_RETRY_SECONDS = 0.02
 P = TypeVar("P", EnginePeer, DetokenizerPeer)
 
 
+@dataclass(eq=False)
 class AttemptSender:
     """Charges an attempt to placement when it is sent, and releases the charge when it leaves the ring."""
 
-    def __init__(
-        self,
-        requests: Requests,
-        membership: Membership,
-        placement: Placement,
-        serving: ServingModel,
-        suspects: Suspects,
-        address: str,
-        context_tokens: int,
-        log: structlog.stdlib.BoundLogger,
-    ) -> None:
-        """`address`: of this router's inbox, where the text is sent; `context_tokens`: of the model."""
-        self._requests = requests
-        self._membership = membership
-        self._placement = placement
-        self._serving = serving
-        self._suspects = suspects
-        self._address = address
-        self._model_context_tokens = context_tokens
-        self._log = log
-        self._cancels = CancelQueue()
+    _requests: Requests
+    _membership: Membership
+    _placement: Placement
+    _serving: ServingModel
+    _suspects: Suspects
+    _address: str
+    """Of this router's inbox, where the text is sent."""
+    _model_context_tokens: int
+    _log: BoundLogger
+    _cancels: "CancelQueue" = field(default_factory=lambda: CancelQueue())
 
     @property
     def context_tokens(self) -> int:
-        """Longest prompt plus output: the model's, or less where no live engine can hold so much."""
+        """Longest prompt plus output: the model's, or less if no live engine can hold so much."""
         return self._longest(self._membership.engines.usable)
 
     def try_submit(self, request: RequestState) -> bool:
-        """Place the request's next attempt and send it; False where no peer can take it now.
+        """Place the request's next attempt and send it; False if no peer can take it now.
 
         Raises RequestError CONTEXT_OVERFLOW, for a first attempt only, and MODEL_CHANGED.
         """
@@ -101,7 +92,7 @@ class AttemptSender:
             self._placement.on_first_token(request.attempt.choice)
 
     def cancel(self, request: RequestState, sequence: int | None = None) -> None:
-        """Stop the attempt, or one sequence of it, at its engine; no effect where all of it is being cancelled.
+        """Stop the attempt, or one sequence of it, at its engine; no effect if all of it is being cancelled.
 
         It stays on the ring until its terminal rows come.
         """
@@ -183,13 +174,8 @@ class AttemptSender:
 
     def _enter_quarantine(self, request: RequestState, attempt: Attempt) -> None:
         self._suspects.enter_quarantine(request.suspicion, attempt.engine.epoch)
-        self._log.info(
-            "quarantine_entered",
-            request_id=request.spec.request_id,
-            attempt=attempt.number,
-            engine=attempt.engine.name,
-            engine_deaths=request.suspicion.deaths,
-        )
+        details = {"attempt": attempt.number, "engine": attempt.engine.name, "engine_deaths": request.suspicion.deaths}
+        self._log.info("quarantine_entered", request_id=request.spec.request_id, **details)
 
     def _submit_message(self, request: RequestState, attempt: Attempt, alone: bool) -> Submit:
         spec, stopping = request.spec, request.spec.stopping
@@ -207,7 +193,7 @@ class AttemptSender:
             text=msgspec.structs.replace(spec.text, interval=request.interval),
             priority=spec.priority,
             salt=spec.salt,
-            # Never negative, which is out of bounds: where the time is up, the engine ends it with TIME_LIMIT.
+            # Never negative, which is out of bounds: if the time is up, the engine ends it with TIME_LIMIT.
             time_limit=None if spec.time_limit is None else max(0.001, spec.time_limit - elapsed),
             detokenizer=attempt.detokenizer.heartbeat.address,
             router=self._address,
@@ -233,7 +219,7 @@ class _Candidates(NamedTuple):
         return cls([peer for peer in engines if any(reaches(peer, to) for to in detokenizers)], detokenizers)
 
     def without(self, avoided: Collection[int]) -> "_Candidates":
-        """Without these epochs, where others are left."""
+        """Without these epochs, if others are left."""
         return _Candidates.of(_without(self.engines, avoided), _without(self.detokenizers, avoided))
 
     def __bool__(self) -> bool:
@@ -241,7 +227,7 @@ class _Candidates(NamedTuple):
 
 
 class CancelQueue:
-    """Cancels to engines and drops to detokenizers. Where a lane is full they are kept and sent again, in order.
+    """Cancels to engines and drops to detokenizers. While a lane is full they are kept and sent again, in order.
 
     Bounded by the sequences of live requests: each attempt has at most one cancel per peer.
     """

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
+from dataclasses import dataclass
 
 import msgspec
-import structlog
+from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.membership import Membership
@@ -22,31 +23,21 @@ from sluice.ring.wire import End, TextBatch, TextRow
 FULL_LANE_RETRY_SECONDS = 0.005
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """Owns a request from its first submit to its last terminal row, over as many attempts as that takes."""
 
-    def __init__(
-        self,
-        requests: Requests,
-        membership: Membership,
-        attempts: AttemptSender,
-        recovery: Recovery,
-        suspects: Suspects,
-        peer_wait: float,
-        counters: RequestCounters,
-        log: structlog.stdlib.BoundLogger,
-    ) -> None:
-        """`peer_wait`: seconds that a first attempt waits for peers."""
-        self.late_rows = 0
-        """Rows of requests or attempts that are not on the ring any more."""
-        self._requests = requests
-        self._membership = membership
-        self._attempts = attempts
-        self._recovery = recovery
-        self._suspects = suspects
-        self._peer_wait = peer_wait
-        self._counters = counters
-        self._log = log
+    _requests: Requests
+    _membership: Membership
+    _attempts: AttemptSender
+    _recovery: Recovery
+    _suspects: Suspects
+    _peer_wait: float
+    """Seconds that a first attempt waits for peers."""
+    _counters: RequestCounters
+    _log: BoundLogger
+    late_rows: int = 0
+    """Rows of requests or attempts that are not on the ring any more."""
 
     @property
     def between_attempts(self) -> int:
@@ -55,14 +46,13 @@ class Dispatcher:
 
     @property
     def context_tokens(self) -> int:
-        """Longest prompt plus output: the model's, or less where no live engine can hold so much."""
+        """As `AttemptSender.context_tokens`."""
         return self._attempts.context_tokens
 
     async def submit(self, request: RequestState) -> None:
         """Place the first attempt and send it, waiting for peers up to `peer_wait` and for a lane with room.
 
-        Raises RequestError NO_ENGINE, NO_DETOKENIZER, MODEL_CHANGED, CONTEXT_OVERFLOW. A request that was stopped
-        meanwhile is not sent.
+        Raises RequestError NO_ENGINE, NO_DETOKENIZER, MODEL_CHANGED, CONTEXT_OVERFLOW. Not sent if stopped meanwhile.
         """
         deadline = time.monotonic() + self._peer_wait
         await self._membership.wait(deadline)
@@ -117,18 +107,16 @@ class Dispatcher:
         else:
             request.log.fail(error)
 
-    def on_messages_lost(self, detokenizer: str) -> int:
-        """Give up the attempts that use this detokenizer, after messages from it were lost. Returns their number.
-
-        All of them, because a gap does not show whose rows were lost, and a terminal row may be among them.
-        """
+    def on_frames_lost(self, detokenizer: str) -> int:
+        """Give up the attempts that use this detokenizer, after frames from it were lost. Returns their number."""
+        # All of them: a gap does not show whose rows were lost, and a terminal row may be among them.
         concerned = [request for request in self._requests.on_ring if request.detokenizer == detokenizer]
         for request in concerned:
             self.lose_attempt(request, ErrorCode.ROWS_LOST, f"messages of the detokenizer {detokenizer} were lost")
         return len(concerned)
 
-    def on_messages_lost_between(self, engine: int, detokenizer: DetokenizerPeer) -> int:
-        """The same for messages of the engine with this epoch to that detokenizer."""
+    def on_frames_lost_between(self, engine: int, detokenizer: DetokenizerPeer) -> int:
+        """The same for frames from the engine with this epoch to that detokenizer."""
         at = [request for request in self._requests.on_ring if request.attempt.detokenizer is detokenizer]
         concerned = [request for request in at if request.attempt.engine.epoch == engine]
         for request in concerned:
@@ -137,10 +125,7 @@ class Dispatcher:
         return len(concerned)
 
     def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool = False) -> None:
-        """Give up the attempts at a lost peer. `gone`: it was restarted or removed, so its lane will be closed.
-
-        `died`: its process ended, possibly because of a request that it was running.
-        """
+        """Give up the attempts at a lost peer. `gone`: its lane will be closed. `died`: its process ended undrained."""
         code = ErrorCode.ENGINE_LOST if isinstance(peer.heartbeat, EngineHeartbeat) else ErrorCode.DETOKENIZER_LOST
         aboard = [request for request in self._requests.on_ring if _is_at(request, peer)]
         poison = self._find_poison(peer, aboard) if died else None
@@ -162,8 +147,8 @@ class Dispatcher:
     def move_off_draining(self) -> None:
         """Give up the attempts at a draining peer as soon as other peers can take them."""
         membership = self._membership
-        heard: list[EnginePeer | DetokenizerPeer] = [*membership.engines.alive, *membership.detokenizers.alive]
-        draining = [peer for peer in heard if peer.draining]
+        alive: list[EnginePeer | DetokenizerPeer] = [*membership.engines.alive, *membership.detokenizers.alive]
+        draining = [peer for peer in alive if peer.draining]
         if not draining:
             return
         for request in self._requests.on_ring:
@@ -192,14 +177,9 @@ class Dispatcher:
 
     def _end_poison(self, request: RequestState) -> None:
         deaths = request.suspicion.deaths
-        self._log.error(
-            "poison_request_ended",
-            request_id=request.spec.request_id,
-            tenant=request.tenant,
-            engine=request.engine,
-            engine_deaths=deaths,
-            received_tokens=request.log.received,
-        )
+        details = {"engine": request.engine, "engine_deaths": deaths, "received_tokens": request.log.received}
+        request_id, tenant = request.spec.request_id, request.tenant
+        self._log.error("poison_request_ended", request_id=request_id, tenant=tenant, **details)
         self.lose_attempt(request, ErrorCode.POISON, f"{deaths} engines in a row died under this request")
 
     def _stop(self, request: RequestState) -> None:
@@ -225,14 +205,16 @@ class Dispatcher:
         if appended is Appended.TAKEN and row.tokens:
             self._counters.on_tokens(request, row.sequence, len(row.tokens))
             request.charge_output(len(row.tokens))
-            # Beyond the token at which it may have killed an engine: others may share its engine again.
-            if request.suspicion.suspected and request.progressed:
-                self._suspects.clear(request.suspicion)
+            if request.suspicion.suspected and request.past_probation:
+                # Its engine takes other requests again; it stays a suspect up to where an engine may have died.
+                self._suspects.leave_quarantine(request.suspicion)
+                if request.progressed:
+                    self._suspects.clear(request.suspicion)
         if appended is Appended.HOLE and not failed:
             message = f"rows of sequence {row.sequence} are missing before {row.offset}"
             self.lose_attempt(request, ErrorCode.ROWS_LOST, message)
         elif row.end is not None:
-            # Also where the log refused the row, as after a fault: the attempt has ended all the same.
+            # Also if the log refused the row, as after a fault: the attempt has ended all the same.
             self._end_sequence(request, row.sequence, row.end)
         # Not while it is being cancelled: a pause would submit it again.
         if request.phase is RequestPhase.ON_RING and self._recovery.too_slow(request):

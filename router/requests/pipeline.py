@@ -3,9 +3,10 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
-import structlog
+from structlog.stdlib import BoundLogger
 
 from router.access.principal import Principal
 from router.errors import RequestError, logged
@@ -17,42 +18,29 @@ from router.text.tokenizer_pool import TokenizerPool
 from router.validate.model import Limits, Model
 from router.validate.spec import fit, parse
 from sluice.ring.errors import FinishReason
-from sluice.v1 import generation_pb2
+from sluice.v1.generation_pb2 import GenerationSpec
 
 MAX_LOGGED_FIELDS = 8
 
 
+@dataclass(frozen=True)
 class RequestPipeline:
     """validate → tokenize → admit → place → dispatch, then the caller writes the answer, then one line in the log."""
 
-    def __init__(
-        self,
-        model: Model,
-        limits: Limits,
-        text: TokenizerPool,
-        requests: Requests,
-        admission: Admission,
-        dispatcher: Dispatcher,
-        counters: RequestCounters,
-        log: structlog.stdlib.BoundLogger,
-    ) -> None:
-        self._model = model
-        self._limits = limits
-        self._text = text
-        self._requests = requests
-        self._admission = admission
-        self._dispatcher = dispatcher
-        self._counters = counters
-        self._log = log
+    _model: Model
+    _limits: Limits
+    _text: TokenizerPool
+    _requests: Requests
+    _admission: Admission
+    _dispatcher: Dispatcher
+    _counters: RequestCounters
+    _log: BoundLogger
 
     @asynccontextmanager
     async def serve(
-        self, message: generation_pb2.GenerationSpec, caller: Principal, peer: str, streaming: bool
+        self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool
     ) -> AsyncIterator[RequestState]:
-        """Yields a request that is on the ring, or ended on the way there; the end of the body ends the request.
-
-        Raises RequestError.
-        """
+        """Yields a request that is on the ring, or has ended; the end of the body ends it. Raises RequestError."""
         request = self._enter(message, caller, peer, streaming)
         # The outcome of a cancelled call, which no clause below changes: CancelledError is not an Exception.
         outcome = status = "CANCELLED"
@@ -81,16 +69,14 @@ class RequestPipeline:
             self._counters.on_ended(request, "MIXED" if "," in outcome else outcome, status)
 
     async def abort(self, request_id: str, caller: Principal) -> bool:
-        """Stop an open request; False where this caller has none with this id."""
+        """Stop an open request; False if this caller has none with this id."""
         request = self._requests.find(request_id)
         if request is None or not (caller.admin or caller.tenant == request.tenant):
             return False
         self._dispatcher.abort(request)
         return True
 
-    def _enter(
-        self, message: generation_pb2.GenerationSpec, caller: Principal, peer: str, streaming: bool
-    ) -> RequestState:
+    def _enter(self, message: GenerationSpec, caller: Principal, peer: str, streaming: bool) -> RequestState:
         # Not validated yet, so shortened and escaped for the log.
         request_id = logged(message.request_id)
         try:
@@ -98,14 +84,8 @@ class RequestPipeline:
             request_id = spec.request_id
             return self._requests.add(spec, caller.tenant)
         except RequestError as error:
-            self._log.info(
-                "request_ended",
-                request_id=request_id,
-                outcome=error.code.name,
-                stream=streaming,
-                tenant=caller.tenant,
-                **_refusal(error, peer),
-            )
+            fields = {"outcome": error.code.name, "stream": streaming, "tenant": caller.tenant} | _refusal(error, peer)
+            self._log.info("request_ended", request_id=request_id, **fields)
             self._counters.on_refused(error.code.name, error.code.status)
             raise
 

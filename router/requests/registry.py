@@ -54,19 +54,12 @@ class Requests:
         return True
 
     def add(self, spec: Spec, tenant: str = "") -> RequestState:
-        """A new request. Raises RequestError DUPLICATE_REQUEST where an open one has its id, DRAINING when closed.
-
-        OVERLOADED where too many are open, in all or of this tenant. No other limit counts requests whose clients
-        do not read their answers.
-        """
+        """A new request. Raises RequestError: DRAINING, DUPLICATE_REQUEST if an open one has its id, OVERLOADED."""
         if self.closed:
             raise RequestError(ErrorCode.DRAINING, "the router is draining")
         if spec.request_id in self._by_id:
-            raise RequestError(
-                ErrorCode.DUPLICATE_REQUEST,
-                f"a request with the id {spec.request_id!r} is live",
-                metadata={"request_id": spec.request_id},
-            )
+            message = f"a request with the id {spec.request_id!r} is live"
+            raise RequestError(ErrorCode.DUPLICATE_REQUEST, message, metadata={"request_id": spec.request_id})
         self._check_room(tenant)
         request = RequestState(self._new_number(), spec, tenant)
         self._by_id[spec.request_id] = request
@@ -80,7 +73,7 @@ class Requests:
         return self._by_id.get(request_id)
 
     def numbered(self, number: int) -> RequestState | None:
-        """The request with this number, where it is on the ring."""
+        """The request with this number, if it is on the ring."""
         return self._on_ring.get(number)
 
     def free_id(self, request: RequestState) -> None:
@@ -107,16 +100,14 @@ class Requests:
         del self._on_ring[request.number]
 
     def _check_room(self, tenant: str) -> None:
+        # No other limit counts requests whose clients do not read their answers.
         if len(self._open) >= self._max_open:
-            raise RequestError(
-                ErrorCode.OVERLOADED, f"{len(self._open)} requests are open, at most {self._max_open} may be"
-            )
-        count = self._open_by_tenant[tenant]
-        if self._max_tenant_open is not None and count >= self._max_tenant_open:
-            raise RequestError(
-                ErrorCode.OVERLOADED,
-                f"{count} requests of the tenant {tenant!r} are open, at most {self._max_tenant_open} may be",
-            )
+            message = f"{len(self._open)} requests are open, at most {self._max_open} may be"
+            raise RequestError(ErrorCode.OVERLOADED, message)
+        count, most = self._open_by_tenant[tenant], self._max_tenant_open
+        if most is not None and count >= most:
+            message = f"{count} requests of the tenant {tenant!r} are open, at most {most} may be"
+            raise RequestError(ErrorCode.OVERLOADED, message)
 
     def _new_number(self) -> int:
         # Random, for engines serve several routers and may still hold requests of one that was restarted.

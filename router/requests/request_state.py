@@ -30,6 +30,10 @@ class RequestPhase(Enum):
     ENDED = "no attempt runs, and none will follow"
 
 
+UNCONNECTED_TOKENS = 16
+"""Per sequence: what an engine may draw before a new lane to its detokenizer is connected; all of it is lost if the
+engine dies by then. Half a second at 30 ms per token, where connecting takes milliseconds."""
+
 P = RequestPhase
 PREPARING = frozenset({P.TOKENIZING, P.QUEUED, P.PLACING})
 SUBMITTED = frozenset({P.ON_RING, P.CANCELLING})
@@ -106,7 +110,8 @@ class RequestState:
         self._permit: Permit | None = None
         self._attempt: Attempt | None = None
         self._ended: set[int] = set()
-        self._unseen_at_death = 0
+        self._drawn_at_death = 0
+        """Tokens that engines may have drawn before they died, received or not; over all sequences."""
         self._first_tokens: float | None = None
         self._first_delta: float | None = None
 
@@ -139,7 +144,7 @@ class RequestState:
 
     @property
     def bound(self) -> bool:
-        """It can go on with `model` only: its client was told of that model, or tokens of it have come."""
+        """It can go on with `model` only: its client knows that model, or tokens of it have come."""
         return bool(self.model) and (
             bool(self.spec.resume_model or self._ended) or self.log.start_delivered or self.log.received > 0
         )
@@ -160,14 +165,16 @@ class RequestState:
         return 1 if self.suspicion.touched else self.spec.text.interval
 
     @property
-    def progressed(self) -> bool:
-        """This attempt got further than the one before it, by more than the rows that a death may have lost.
+    def past_probation(self) -> bool:
+        """This attempt has brought enough tokens for its engine to end a quarantine."""
+        return self.log.received > self.attempt.tokens_before + PROBATION_TOKENS * self.spec.n
 
-        If rows join several tokens, it counts as progress that the engine has started the attempt.
-        """
-        gained = self.log.received - self.attempt.tokens_before
-        if gained > PROBATION_TOKENS * self.spec.n + self._unseen_at_death:
+    @property
+    def progressed(self) -> bool:
+        """This attempt got further than any before it, by more than the rows that a death may have lost."""
+        if self.past_probation and self.log.received > self._drawn_at_death + PROBATION_TOKENS * self.spec.n:
             return True
+        # If rows join several tokens, the first one may take long: the start of the attempt counts.
         return self.interval > 1 and self.attempt.started
 
     def times_since_submit(self, found: Times) -> Times:
@@ -250,9 +257,11 @@ class RequestState:
     # Off the ring.
 
     def on_engine_died(self) -> None:
-        """Its engine died. If rows join several tokens, the engine may have drawn tokens that were never received."""
-        joined = self.interval > 1 and self.attempt.started
-        self._unseen_at_death = self.interval * self.spec.n if joined else 0
+        """Its engine died and may have drawn tokens that never came, if rows join several or no lane was connected."""
+        joined = self.interval if self.interval > 1 else 0
+        unseen = joined if self.attempt.started else UNCONNECTED_TOKENS
+        # Not less than after an earlier death: the attempt in between may have lost the same tokens once more.
+        self._drawn_at_death = max(self._drawn_at_death, self.log.received + unseen * self.spec.n)
 
     def on_attempt_lost(self, accepted: bool = True, avoid: bool = False) -> None:
         """Called before it leaves the ring. `accepted`: its engine had taken it; `avoid`: prefer other peers next."""
@@ -269,7 +278,7 @@ class RequestState:
             self.move_to(RequestPhase.ENDED)
 
     def move_to(self, phase: RequestPhase) -> None:
-        """Raises RuntimeError where TRANSITIONS does not list the change: a bug in the caller."""
+        """Raises RuntimeError if TRANSITIONS does not list the change: a bug in the caller."""
         if phase not in TRANSITIONS[self.phase]:
             raise RuntimeError(f"request {self.number} cannot get from {self.phase.name} to {phase.name}")
         self.phase = phase

@@ -1,9 +1,10 @@
-"""Which engines a request may go to where the engines of a ring serve different models, as in a rolling update."""
+"""Which engines a request may go to while the engines of a ring serve different models, as in a rolling update."""
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-import structlog
+from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.peers import EnginePeer
@@ -14,6 +15,7 @@ SHORT = 8
 """Characters of a fingerprint in messages."""
 
 
+@dataclass(eq=False)
 class ServingModel:
     """A model is known by its fingerprint: weights, configuration and dtype (`EngineHeartbeat.fingerprint`).
 
@@ -21,12 +23,11 @@ class ServingModel:
     the smallest fingerprint, so that routers agree. A bound request (`RequestState.bound`) stays with its model.
     """
 
-    def __init__(self, mixing: bool, log: structlog.stdlib.BoundLogger) -> None:
-        """`mixing`: every request may go to every engine; a bound one prefers its own model."""
-        self._mixing = mixing
-        self._log = log
-        self._current = ""
-        self._mixed = False
+    _mixing: bool
+    """Every request may go to every engine; a bound one prefers its own model."""
+    _log: BoundLogger
+    _current: str = ""
+    _mixed: bool = False
 
     def engines_for(self, request: RequestState, usable: Iterable[EnginePeer]) -> list[EnginePeer]:
         """The usable engines to which the request may go now."""
@@ -45,14 +46,18 @@ class ServingModel:
         return self._current if self._current in first else first[0]
 
     def check(self, request: RequestState, engines: list[EnginePeer]) -> None:
-        """Raises RequestError MODEL_CHANGED where no engine serves the model to which the request is bound.
+        """Raises RequestError MODEL_CHANGED if no engine serves the model to which the request is bound.
 
         A silent or draining engine may come back with that model, so while there is one the request waits.
         """
         if self._mixing or not request.bound or not engines:
             return
         if all(peer.alive and not peer.draining and not _serves(request.model, peer) for peer in engines):
-            raise _model_changed(request.model, sorted(engines_by_model(engines)))
+            began, now = request.model, sorted(engines_by_model(engines))
+            short = " or ".join(model[:SHORT] for model in now)
+            message = f"the stream began with the model {began[:SHORT]} and cannot go on: the engines serve {short} now"
+            metadata = {"model_fingerprint": began, "served": ",".join(now)}
+            raise RequestError(ErrorCode.MODEL_CHANGED, message, metadata=metadata)
 
     def watch(self, engines: Iterable[EnginePeer]) -> None:
         """Log when the engines begin to serve different models, and when they serve one again."""
@@ -88,12 +93,3 @@ def _serving(model: str, engines: Iterable[EnginePeer]) -> list[EnginePeer]:
 
 def _serves(model: str, peer: EnginePeer) -> bool:
     return peer.heartbeat is not None and peer.heartbeat.fingerprint == model
-
-
-def _model_changed(began: str, now: list[str]) -> RequestError:
-    others = " or ".join(model[:SHORT] for model in now)
-    return RequestError(
-        ErrorCode.MODEL_CHANGED,
-        f"the stream began with the model {began[:SHORT]} and cannot go on: the engines serve {others} now",
-        metadata={"model_fingerprint": began, "served": ",".join(now)},
-    )

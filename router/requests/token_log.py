@@ -35,9 +35,8 @@ class SequenceLog:
         self.delivered = len(resumed)
         """Of those, how many the reader has taken."""
         self.text: list[str] = []
-        """Undelivered."""
+        """Undelivered, as the logprobs."""
         self.logprobs: list[TokenLogprob] = []
-        """Undelivered."""
         self.cumulative = 0.0
         """Sum of all logprobs."""
         self.end: End | None = None
@@ -101,17 +100,13 @@ class RequestLog:
         self.start_delivered = True
 
     def forget_start(self) -> None:
-        """The attempt that began has brought nothing: the next one's start counts, unless the client was told."""
+        """The attempt that began has brought nothing: the next one's start counts, unless the client has it."""
         if not self.received and not self.start_delivered:
             self.started = None
 
     def append(self, row: TextRow) -> Appended:
-        """Append a row of one of this request's sequences.
-
-        Nothing is appended after a fault: we cancel the attempt then, and the ABORTED that follows must not look like
-        the request's own end.
-        """
         sequence = self.sequences[row.sequence]
+        # After a fault we cancel the attempt: the ABORTED that follows must not look like the request's own end.
         if self._closed or self.fault is not None or sequence.end is not None:
             return Appended.SEEN
         count = len(row.tokens)
@@ -135,7 +130,7 @@ class RequestLog:
         return Appended.TAKEN
 
     def next_updated(self) -> SequenceLog | None:
-        """The next sequence that has something new; None where the reader has seen everything."""
+        """The next sequence that has something new; None if the reader has seen everything."""
         return self._updated.popitem(last=False)[0] if self._updated else None
 
     def mark_delivered(self, sequence: SequenceLog) -> None:
@@ -174,14 +169,14 @@ class RequestLog:
             sequence.drop_content()
 
     async def wait_until(self, reached: Callable[[], bool]) -> None:
-        """Raises the request's RequestError where it fails before."""
+        """Raises the request's RequestError if it fails before."""
         while self.fault is None and not reached():
             await self.changed()
         if self.fault is not None:
             raise self.fault
 
     async def changed(self) -> None:
-        """Wait for the next change. Call it only where `next_updated` returned None."""
+        """Wait for the next change. Call it only after `next_updated` has returned None."""
         self._reader = asyncio.get_running_loop().create_future()
         _wake(self._catching_up)
         try:

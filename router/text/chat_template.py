@@ -43,11 +43,7 @@ class ChatTemplate:
             messages[-1]["content"] += FINAL_MESSAGE_END
         variables = {"documents": None} | self._special_tokens | chat.variables
         # Last, so that the caller's template_kwargs cannot replace the messages.
-        variables |= {
-            "messages": messages,
-            "tools": chat.tools,
-            "add_generation_prompt": chat.add_generation_prompt,
-        }
+        variables |= {"messages": messages, "tools": chat.tools, "add_generation_prompt": chat.add_generation_prompt}
         try:
             text = self._template.render(variables)
         except Exception as error:  # a template is a program and may raise anything
@@ -122,11 +118,9 @@ def _strftime_now(form: str) -> str:
 
 def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
     found = {name: tokenizer_config.get(name) for name in SPECIAL_TOKENS}
-    return {name: _content(token) for name, token in found.items() if token is not None}
-
-
-def _content(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token["content"])
+    # Older checkpoints describe a token by an object with its text as "content".
+    texts = {name: token["content"] if isinstance(token, dict) else token for name, token in found.items()}
+    return {name: str(text) for name, text in texts.items() if text is not None}
 
 
 def _cut_after_final_message(text: str, final_message: str) -> str:

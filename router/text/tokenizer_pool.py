@@ -30,14 +30,12 @@ class TokenizerPool:
     """The model's tokenizer and chat template. Raises CheckpointError if they cannot be read.
 
     At most MAX_WAITING texts of MAX_WAITING_BYTES in all are queued or in work; one more is refused as OVERLOADED.
-    A single text may be larger than that.
     """
 
     def __init__(self, checkpoint: Checkpoint, threads: int, max_rendered_bytes: int) -> None:
         self._tokenizer = _load(checkpoint)
-        self._template = (
-            ChatTemplate(checkpoint.chat_template, checkpoint.tokenizer_config) if checkpoint.chat_template else None
-        )
+        template = checkpoint.chat_template
+        self._template = ChatTemplate(template, checkpoint.tokenizer_config) if template else None
         self._max_rendered_bytes = max_rendered_bytes
         self._waiting = self._waiting_bytes = 0
         self._lock = threading.Lock()
@@ -52,18 +50,14 @@ class TokenizerPool:
 
     async def encode(self, text: str, add_special_tokens: bool, into: Callable[[Encoding], T]) -> T:
         """`into(encoding)`, called in the thread too, since a text may have millions of tokens."""
-
-        return await self._run(
-            len(text.encode()), lambda: into(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        )
+        encode = self._tokenizer.encode
+        return await self._run(len(text.encode()), lambda: into(encode(text, add_special_tokens=add_special_tokens)))
 
     async def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Invalid UTF-8 becomes U+FFFD."""
-        given = list(ids)
-        return await self._run(
-            ID_BYTES * len(given),
-            lambda: str(self._tokenizer.decode(given, skip_special_tokens=skip_special_tokens)),
-        )
+        given, decode = list(ids), self._tokenizer.decode
+        size = ID_BYTES * len(given)
+        return await self._run(size, lambda: str(decode(given, skip_special_tokens=skip_special_tokens)))
 
     def close(self) -> None:
         """Stop the threads; queued work is dropped."""
@@ -89,6 +83,7 @@ class TokenizerPool:
             if self._waiting >= MAX_WAITING:
                 message = f"{self._waiting} texts are being tokenized or decoded, at most {MAX_WAITING} may be"
                 raise RequestError(ErrorCode.OVERLOADED, message)
+            # A single text may be larger than the bound: else it could never be tokenized.
             if self._waiting and self._waiting_bytes + size > MAX_WAITING_BYTES:
                 message = (
                     f"texts of {self._waiting_bytes} bytes are being tokenized or decoded and this one has {size}; "

@@ -22,8 +22,6 @@ SAMPLING_RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The one model behind this router."""
-
     name: str
     vocab_size: int
     max_context_tokens: int
@@ -36,7 +34,7 @@ class Model:
     has_chat: bool
 
     def top_k(self, asked: int) -> int:
-        """0 (no filter) where `asked` covers the whole vocabulary."""
+        """0 (no filter) if `asked` covers the whole vocabulary."""
         return asked if asked < self.vocab_size else 0
 
 
@@ -114,6 +112,5 @@ class Limits:
 
 
 def limits_of(settings: ClientLimits, context_tokens: int) -> Limits:
-    """For a model with this longest context."""
     by_context = min(max(context_tokens * PROMPT_BYTES_PER_TOKEN, SMALLEST_PROMPT_BYTES), LARGEST_PROMPT_BYTES)
     return Limits(settings.max_prompt_bytes or by_context, max(4 * context_tokens, SMALLEST_PROMPT_IDS), settings.max_n)

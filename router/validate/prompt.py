@@ -1,17 +1,22 @@
-"""The three forms of a prompt: text, token ids, chat."""
+"""A prompt in one of its three forms (text, token ids, chat), and how long its KV cache blocks are worth keeping."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from google.protobuf import struct_pb2
 
-from router.errors import Violations, shown
+from router.errors import Range, Violations, shown
 from router.validate.model import Limits, Model
-from sluice.v1 import generation_pb2
+from sluice.ring.params import DEFAULT_RETENTION, RangeRetention, RetentionParams
+from sluice.v1 import generation_pb2 as pb
 
 ROLES = ("system", "user", "assistant", "tool")
 RESERVED_VARIABLES = frozenset({"messages", "tools", "continue_final_message"})
+KV_FIELD = "spec.kv_cache"
+RETENTION_RANGE = Range(0, 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ NO_CHAT = ChatPrompt((), 0, None, {}, False, False, False)
 Prompt = TextPrompt | IdsPrompt | ChatPrompt
 
 
-def parse_prompt(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> Prompt:
+def parse_prompt(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> Prompt:
     """The result is meaningless if `bad` has violations."""
     kind = spec.WhichOneof("prompt")
     if kind == "token_ids":
@@ -62,7 +67,7 @@ def parse_prompt(spec: generation_pb2.GenerationSpec, model: Model, limits: Limi
     return TextPrompt(spec.text, size, spec.add_special_tokens if spec.HasField("add_special_tokens") else True)
 
 
-def _ids(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> IdsPrompt:
+def _ids(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> IdsPrompt:
     field = "spec.token_ids.ids"
     ids: tuple[int, ...] = ()
     if not spec.token_ids.ids:
@@ -76,7 +81,7 @@ def _ids(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad:
     return IdsPrompt(ids)
 
 
-def _chat(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> ChatPrompt:
+def _chat(spec: pb.GenerationSpec, model: Model, limits: Limits, bad: Violations) -> ChatPrompt:
     chat = spec.chat
     if not model.has_chat:
         bad.add("spec.chat", f"the model {model.name} has no chat template")
@@ -102,25 +107,19 @@ def _chat(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, bad
     )
 
 
-def _check_messages(chat: generation_pb2.ChatPrompt, bad: Violations) -> None:
+def _check_messages(chat: pb.ChatPrompt, bad: Violations) -> None:
     if not chat.messages:
         bad.add("spec.chat.messages", "is empty: a chat has at least one message")
     for i, message in enumerate(chat.messages):
+        field = f"spec.chat.messages[{i}]"
         if message.role not in ROLES:
-            bad.add(
-                f"spec.chat.messages[{i}].role",
-                f"is {shown(message.role)}, must be one of {', '.join(ROLES)}",
-                private=True,
-            )
+            bad.add(f"{field}.role", f"is {shown(message.role)}, must be one of {', '.join(ROLES)}", private=True)
         if message.tool_call_id and message.role != "tool":
-            bad.add(
-                f"spec.chat.messages[{i}].tool_call_id",
-                f"is set, but the role is {shown(message.role)}, not tool",
-                private=True,
-            )
+            problem = f"is set, but the role is {shown(message.role)}, not tool"
+            bad.add(f"{field}.tool_call_id", problem, private=True)
 
 
-def _message(message: generation_pb2.ChatMessage) -> dict[str, str]:
+def _message(message: pb.ChatMessage) -> dict[str, str]:
     found = {"role": message.role, "content": message.content}
     if message.tool_call_id:
         found["tool_call_id"] = message.tool_call_id
@@ -141,15 +140,12 @@ def _tools(text: str, bad: Violations) -> list[dict[str, Any]] | None:
     return found or None
 
 
-def _add_generation_prompt(chat: generation_pb2.ChatPrompt, variables: dict[str, Any], bad: Violations) -> bool:
+def _add_generation_prompt(chat: pb.ChatPrompt, variables: dict[str, Any], bad: Violations) -> bool:
     """True by default, unless the last message is continued; a template variable of that name overrides it."""
     wanted = variables.pop("add_generation_prompt", not chat.continue_final_message)
     if not isinstance(wanted, bool):
-        bad.add(
-            "spec.chat.template_kwargs.add_generation_prompt",
-            f"is {shown(wanted)}, must be true or false",
-            private=True,
-        )
+        field = "spec.chat.template_kwargs.add_generation_prompt"
+        bad.add(field, f"is {shown(wanted)}, must be true or false", private=True)
         return False
     if wanted and chat.continue_final_message:
         bad.add("spec.chat.continue_final_message", "cannot be combined with add_generation_prompt")
@@ -173,3 +169,80 @@ def _plain(value: struct_pb2.Value) -> Any:
     if kind == "null_value" or kind is None:
         return None
     return getattr(value, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRange:
+    """Token positions [start, end) of the prompt as sent, before truncation."""
+
+    field: str
+    start: int
+    end: int | None
+    """None: the end of the prompt."""
+    priority: int
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Before the prompt's length is known."""
+
+    prompt: tuple[TokenRange, ...]
+    """Sorted, without overlaps."""
+    decode_priority: int
+    decode_seconds: float | None
+
+    def params(self, prompt_tokens: int, kept_tokens: int) -> RetentionParams:
+        """Ranges shifted to a prompt of `prompt_tokens` that is truncated to its last `kept_tokens`.
+
+        Raises RequestError INVALID_ARGUMENT for a range beyond the prompt.
+        """
+        bad = Violations()
+        for part in self.prompt:
+            if part.start >= prompt_tokens:
+                bad.add(f"{part.field}.start", f"is {part.start}, the prompt has {prompt_tokens} tokens")
+            elif part.end is not None and part.end > prompt_tokens:
+                bad.add(f"{part.field}.end", f"is {part.end}, the prompt has {prompt_tokens} tokens")
+        bad.raise_if_any()
+        # Truncation drops the first tokens, so positions move to the front; ranges that end before it disappear.
+        cut = prompt_tokens - kept_tokens
+        moved = [
+            RangeRetention(max(0, part.start - cut), (part.end or prompt_tokens) - cut, part.priority, part.seconds)
+            for part in self.prompt
+        ]
+        return RetentionParams(tuple(part for part in moved if part.end > 0), self.decode_priority, self.decode_seconds)
+
+
+def parse_retention(options: pb.KvCacheOptions, limits: Limits, bad: Violations) -> Retention:
+    """The result is meaningless if `bad` has violations."""
+    decode_priority = options.decode_priority if options.HasField("decode_priority") else DEFAULT_RETENTION
+    bad.within(f"{KV_FIELD}.decode_priority", decode_priority, RETENTION_RANGE)
+    decode_seconds = None
+    if options.HasField("decode_duration"):
+        field = f"{KV_FIELD}.decode_duration"
+        decode_seconds = bad.duration(field, options.decode_duration, limits.retention_time)
+    return Retention(_ranges(options.prompt_retention, limits, bad), decode_priority, decode_seconds)
+
+
+def _ranges(given: Sequence[pb.TokenRangeRetention], limits: Limits, bad: Violations) -> tuple[TokenRange, ...]:
+    field = f"{KV_FIELD}.prompt_retention"
+    if not bad.at_most(field, len(given), limits.retention_ranges, "ranges"):
+        return ()
+    parts = [_range(f"{field}[{i}]", part, limits, bad) for i, part in enumerate(given)]
+    parts.sort(key=lambda part: part.start)
+    for one, other in pairwise(parts):
+        if one.end is None or one.end > other.start:
+            end = "the end of the prompt" if one.end is None else one.end
+            problem = f"is {other.start}, inside {one.field}, which goes from {one.start} to {end}"
+            bad.add(f"{other.field}.start", problem)
+    return tuple(parts)
+
+
+def _range(field: str, part: pb.TokenRangeRetention, limits: Limits, bad: Violations) -> TokenRange:
+    end = part.end if part.HasField("end") else None
+    if end is not None and end <= part.start:
+        bad.add(f"{field}.end", f"is {end}, must be greater than start, which is {part.start}")
+    bad.within(f"{field}.priority", part.priority, RETENTION_RANGE)
+    limit = limits.retention_time
+    keep = bad.duration(f"{field}.duration", part.duration, limit) if part.HasField("duration") else None
+    return TokenRange(field, part.start, end, part.priority, keep)

@@ -8,7 +8,7 @@ import msgspec
 from router.errors import Range, Violations
 from router.validate.model import SAMPLING_RANGES, Limits, Model
 from sluice.ring.params import SamplingParams
-from sluice.v1 import sampling_pb2
+from sluice.v1 import sampling_pb2 as pb
 
 LOGIT_BIAS_RANGE = Range(-100, 100)
 
@@ -27,7 +27,7 @@ class Stopping:
 
 
 def parse_sampling(
-    message: sampling_pb2.SamplingParams, logprobs: int | None, model: Model, limits: Limits, bad: Violations
+    message: pb.SamplingParams, logprobs: int | None, model: Model, limits: Limits, bad: Violations
 ) -> SamplingParams:
     """An unset field gets the model's default, an explicit zero stays zero, a missing seed is drawn."""
     banned, allowed = _bans(message, model, limits, bad)
@@ -43,7 +43,7 @@ def parse_sampling(
     )
 
 
-def parse_stopping(message: sampling_pb2.StoppingCriteria, model: Model, limits: Limits, bad: Violations) -> Stopping:
+def parse_stopping(message: pb.StoppingCriteria, model: Model, limits: Limits, bad: Violations) -> Stopping:
     field = "spec.stopping"
     max_tokens = message.max_tokens if message.HasField("max_tokens") else None
     if max_tokens == 0:
@@ -61,7 +61,7 @@ def parse_stopping(message: sampling_pb2.StoppingCriteria, model: Model, limits:
     )
 
 
-def _scalars(message: sampling_pb2.SamplingParams, bad: Violations) -> dict[str, float]:
+def _scalars(message: pb.SamplingParams, bad: Violations) -> dict[str, float]:
     """The fields of SAMPLING_RANGES that are set."""
     found = {field.name: value for field, value in message.ListFields() if field.name in SAMPLING_RANGES}
     for name, value in found.items():
@@ -70,7 +70,7 @@ def _scalars(message: sampling_pb2.SamplingParams, bad: Violations) -> dict[str,
 
 
 def _logit_bias(
-    message: sampling_pb2.SamplingParams, model: Model, limits: Limits, bad: Violations
+    message: pb.SamplingParams, model: Model, limits: Limits, bad: Violations
 ) -> tuple[tuple[int, float], ...]:
     field = "spec.sampling.logit_bias"
     if not bad.at_most(field, len(message.logit_bias), limits.logit_bias, "entries"):
@@ -84,7 +84,7 @@ def _logit_bias(
 
 
 def _bans(
-    message: sampling_pb2.SamplingParams, model: Model, limits: Limits, bad: Violations
+    message: pb.SamplingParams, model: Model, limits: Limits, bad: Violations
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(bad_token_ids, allowed_token_ids); at least one token must remain."""
     bad_field, allowed_field = "spec.sampling.bad_token_ids", "spec.sampling.allowed_token_ids"
@@ -97,7 +97,7 @@ def _bans(
     return banned, allowed
 
 
-def _stop_strings(message: sampling_pb2.StoppingCriteria, limits: Limits, bad: Violations) -> tuple[str, ...]:
+def _stop_strings(message: pb.StoppingCriteria, limits: Limits, bad: Violations) -> tuple[str, ...]:
     field = "spec.stopping.stop"
     if not bad.at_most(field, len(message.stop), limits.stop_strings, "stop strings"):
         return ()

@@ -6,19 +6,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from router.errors import RequestError, Violation, Violations, shown
+from router.errors import Range, RequestError, Violation, Violations, shown
 from router.validate.fields import reject_unbuilt
 from router.validate.model import Limits, Model
-from router.validate.prompt import Prompt, parse_prompt
-from router.validate.retention import Retention, parse_retention
+from router.validate.prompt import Prompt, Retention, parse_prompt, parse_retention
 from router.validate.sampling import Stopping, parse_sampling, parse_stopping
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import SamplingParams, TextParams
-from sluice.v1 import generation_pb2
+from sluice.v1 import generation_pb2 as pb
 
 UNARY_INTERVAL = 128
 """Tokens per text batch of a unary request: a failed attempt loses fewer than this."""
-MAX_ENGINE_DEATHS = 8
+ENGINE_DEATHS_RANGE = Range(0, 8)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 FINGERPRINT = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 
@@ -62,7 +61,7 @@ class Spec:
         return self.echo and index not in self.resume and not any(self.resume.values())
 
 
-def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, streaming: bool) -> Spec:
+def parse(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool) -> Spec:
     """Raises RequestError: MODEL_NOT_FOUND, else NOT_BUILT_YET, else INVALID_ARGUMENT with every bad field.
 
     An oversized guide is INVALID_ARGUMENT, although guides are not built yet.
@@ -86,16 +85,18 @@ def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, str
         text=_text_params(spec.output, stopping, model, streaming, bad),
         n=n,
         priority=_priority(spec.priority, bad),
-        salt=_salt(spec.kv_cache, limits, bad),
+        salt=spec.kv_cache.salt,
         time_limit=_time_limit(spec, limits, bad),
         token_ids=spec.output.token_ids,
         echo=spec.output.echo,
         timings=spec.output.timings,
         streaming=streaming,
         resume=resume,
-        engine_deaths=_engine_deaths(spec.engine_deaths, bad),
+        engine_deaths=spec.engine_deaths,
         resume_model=_resume_model(spec.resume, bad),
     )
+    bad.at_most("spec.kv_cache.salt", len(spec.kv_cache.salt.encode()), limits.salt_bytes, "bytes")
+    bad.within("spec.engine_deaths", spec.engine_deaths, ENGINE_DEATHS_RANGE)
     bad.raise_if_any()
     return found
 
@@ -103,16 +104,13 @@ def parse(spec: generation_pb2.GenerationSpec, model: Model, limits: Limits, str
 def check_model(name: str, model: Model, field: str) -> None:
     """Raises RequestError MODEL_NOT_FOUND unless `name` is the served model or empty."""
     if name not in ("", model.name):
-        raise RequestError(
-            ErrorCode.MODEL_NOT_FOUND,
-            f"{field} is {shown(name)}; the model served here is {model.name!r}",
-            metadata={"model": shown(name), "served": model.name},
-            private=True,
-        )
+        message = f"{field} is {shown(name)}; the model served here is {model.name!r}"
+        metadata = {"model": shown(name), "served": model.name}
+        raise RequestError(ErrorCode.MODEL_NOT_FOUND, message, metadata=metadata, private=True)
 
 
 def fit(spec: Spec, prompt_tokens: int, context_tokens: int) -> int:
-    """The request's max_tokens, at least 1; as many as fit where the caller set none.
+    """The request's max_tokens, at least 1; as many as fit if the caller set none.
 
     Raises RequestError: INVALID_ARGUMENT for a prompt without tokens, CONTEXT_OVERFLOW with both numbers.
     """
@@ -153,7 +151,7 @@ def _request_id(given: str, bad: Violations) -> str:
     return given or new_request_id()
 
 
-def _keep_prompt_tokens(spec: generation_pb2.GenerationSpec, bad: Violations) -> int | None:
+def _keep_prompt_tokens(spec: pb.GenerationSpec, bad: Violations) -> int | None:
     if not spec.HasField("truncate_prompt_tokens"):
         return None
     if spec.truncate_prompt_tokens == 0:
@@ -161,16 +159,15 @@ def _keep_prompt_tokens(spec: generation_pb2.GenerationSpec, bad: Violations) ->
     return spec.truncate_prompt_tokens
 
 
-def _logprobs(output: generation_pb2.OutputOptions, limits: Limits, bad: Violations) -> int | None:
+def _logprobs(output: pb.OutputOptions, limits: Limits, bad: Violations) -> int | None:
     if not output.HasField("logprobs"):
         return None
-    if output.logprobs > limits.logprobs:
-        bad.add("spec.output.logprobs", f"is {output.logprobs}, must be in [0, {limits.logprobs}]")
+    bad.within("spec.output.logprobs", output.logprobs, Range(0, limits.logprobs))
     return output.logprobs
 
 
 def _text_params(
-    output: generation_pb2.OutputOptions, stopping: Stopping, model: Model, streaming: bool, bad: Violations
+    output: pb.OutputOptions, stopping: Stopping, model: Model, streaming: bool, bad: Violations
 ) -> TextParams:
     interval = output.stream_interval if output.HasField("stream_interval") else 1
     if interval == 0:
@@ -184,7 +181,7 @@ def _text_params(
     )
 
 
-def _n(spec: generation_pb2.GenerationSpec, limits: Limits, bad: Violations) -> int:
+def _n(spec: pb.GenerationSpec, limits: Limits, bad: Violations) -> int:
     n = spec.n if spec.HasField("n") else 1
     if not 1 <= n <= limits.n:
         bad.add("spec.n", f"is {n}, must be in [1, {limits.n}]")
@@ -195,33 +192,22 @@ def _n(spec: generation_pb2.GenerationSpec, limits: Limits, bad: Violations) -> 
     return n
 
 
-def _engine_deaths(value: int, bad: Violations) -> int:
-    if value > MAX_ENGINE_DEATHS:
-        bad.add("spec.engine_deaths", f"is {value}, must be in [0, {MAX_ENGINE_DEATHS}]")
-    return value
-
-
 def _priority(value: int, bad: Violations) -> int:
-    if value == generation_pb2.PRIORITY_UNSPECIFIED:
-        return int(generation_pb2.PRIORITY_NORMAL)
-    if value not in generation_pb2.Priority.values():
-        bad.add("spec.priority", f"is {value}, must be one of {', '.join(generation_pb2.Priority.keys())}")
+    if value == pb.PRIORITY_UNSPECIFIED:
+        return int(pb.PRIORITY_NORMAL)
+    if value not in pb.Priority.values():
+        bad.add("spec.priority", f"is {value}, must be one of {', '.join(pb.Priority.keys())}")
     return value
 
 
-def _salt(options: generation_pb2.KvCacheOptions, limits: Limits, bad: Violations) -> str:
-    bad.at_most("spec.kv_cache.salt", len(options.salt.encode()), limits.salt_bytes, "bytes")
-    return options.salt
-
-
-def _time_limit(spec: generation_pb2.GenerationSpec, limits: Limits, bad: Violations) -> float | None:
+def _time_limit(spec: pb.GenerationSpec, limits: Limits, bad: Violations) -> float | None:
     if not spec.HasField("time_limit"):
         return None
     return bad.duration("spec.time_limit", spec.time_limit, limits.time_limit)
 
 
 def _resume(
-    given: Sequence[generation_pb2.ResumeFrom], n: int, stopping: Stopping, model: Model, bad: Violations
+    given: Sequence[pb.ResumeFrom], n: int, stopping: Stopping, model: Model, bad: Violations
 ) -> dict[int, tuple[int, ...]]:
     found: dict[int, tuple[int, ...]] = {}
     most = stopping.max_tokens or model.max_context_tokens
@@ -239,8 +225,8 @@ def _resume(
     return found
 
 
-def _resume_model(given: Sequence[generation_pb2.ResumeFrom], bad: Violations) -> str:
-    """Fingerprint of the model that generated the tokens; empty where the caller gives none."""
+def _resume_model(given: Sequence[pb.ResumeFrom], bad: Violations) -> str:
+    """Fingerprint of the model that generated the tokens; empty if the caller gives none."""
     found = given[0].model_fingerprint if given else ""
     if found and not FINGERPRINT.fullmatch(found):
         bad.add("spec.resume[0].model_fingerprint", f"is {shown(found)}, must be what Started returned")

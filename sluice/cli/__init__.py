@@ -1,19 +1,17 @@
 """The `sluice` command."""
 
 import signal
-from typing import Any
 
 from sluice.ring.process import INTERRUPTED, exit_on_interrupt
 
-__all__ = ["app", "main"]
-
 
 def main() -> None:
-    """Entry point. Ctrl-C prints no traceback, not even during the imports, which take a second, or at exit."""
+    """Ctrl-C prints no traceback, not even during the imports, which take a second, or at exit."""
     exit_on_interrupt()
     from sluice.cli.commands import app
 
     try:
+        # Ignored under nohup, or in the background of a shell: then it stays so.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         app(prog_name="sluice")
@@ -21,11 +19,3 @@ def main() -> None:
         raise SystemExit(INTERRUPTED) from None
     finally:
         exit_on_interrupt()
-
-
-def __getattr__(name: str) -> Any:
-    if name != "app":
-        raise AttributeError(f"module 'sluice.cli' has no attribute {name!r}")
-    from sluice.cli.commands import app
-
-    return app

@@ -7,16 +7,13 @@ from typing import Annotated
 
 import typer
 
-from sluice.cli.common import MaxTokens, Seed, Temperature, describe, fail, notes, print_error
+from sluice.cli.common import MaxTokens, Seed, Server, Temperature, asks_server, describe, fail, notes, print_error
 from sluice.cli.generate import print_stream
-from sluice.cli.server import Server, asks_server
 from sluice.client import Client, Options, SluiceError, Unavailable
 
 HELP, CLEAR, EXIT = "/help", "/clear", "/exit"
 COMMANDS = {HELP: "shows this help", CLEAR: "starts a new conversation", EXIT: "quits, as does Ctrl-D"}
 COMMAND = re.compile(r"/\w+")
-CHAT = "chat"
-"""Capability of a model that has a chat template."""
 
 
 @asks_server
@@ -37,7 +34,7 @@ def chat(
 def check_chat(client: Client) -> None:
     """Raises typer.Exit if no model has a chat template."""
     models = client.models()
-    if not any(CHAT in model.capabilities for model in models):
+    if not any("chat" in model.capabilities for model in models):
         names = ", ".join(model.name for model in models) or "no model"
         raise fail(f"{names} has no chat template; complete a text instead: sluice generate")
 
@@ -50,9 +47,8 @@ class Conversation:
         self._messages = list(self._first)
 
     def run(self) -> None:
-        """Until the end of the input."""
         if sys.stdin.isatty():
-            # Importing it gives `input` arrow keys and a history.
+            # Gives `input` arrow keys and a history.
             import readline  # noqa: F401
 
             notes().print(f"{HELP} lists the commands, Ctrl-D quits", style="dim")
@@ -90,6 +86,7 @@ class Conversation:
             notes().print("\nstopped; this turn is not part of the conversation", style="dim")
             return
         except Unavailable:
+            # A refused message ends one turn, but without a server there is no conversation.
             raise
         except SluiceError as error:
             print_error(describe(error, " or ".join(self._client.addresses)))

@@ -1,4 +1,4 @@
-"""All commands under one name."""
+"""The commands of `sluice`."""
 
 from typing import Annotated
 

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from sluice.cli.common import MaxTokens, Seed, Temperature, TopK, TopP, notes
-from sluice.cli.server import Server, asks_server
-from sluice.client import FinishReason, Stream
+from sluice.cli.common import MaxTokens, Seed, Server, Temperature, TopK, TopP, asks_server, notes
+from sluice.client import FinishReason, Options, Stream
 
 
 @asks_server
@@ -27,19 +26,10 @@ def generate(
 ) -> None:
     """Complete a text. Only the completion is written to stdout."""
     prompt = sys.stdin.read() if text == "-" else text
+    options = Options(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    options |= Options(stop=stop, echo=echo or None)
     with server.client() as client:
-        start = partial(
-            client.stream,
-            prompt,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            stop=stop,
-            echo=echo or None,
-        )
-        print_stream(start)
+        print_stream(partial(client.stream, prompt, **options))
 
 
 def print_stream(start: Callable[[], Stream]) -> str:
@@ -50,6 +40,7 @@ def print_stream(start: Callable[[], Stream]) -> str:
     first_token: float | None = None
     with start() as stream:
         for chunk in stream:
+            # An echoed prompt comes first and has no tokens.
             if chunk.token_count and first_token is None:
                 first_token = time.monotonic() - started
             sys.stdout.write(chunk.text)
@@ -68,9 +59,9 @@ def print_stream(start: Callable[[], Stream]) -> str:
 
 def summarize(stream: Stream, reason: FinishReason | None, first_token: float | None, seconds: float) -> str:
     """Counts and speed of an ended stream; both times in seconds from the request."""
-    if stream.usage is None:
-        return "no usage"
     usage = stream.usage
+    if usage is None:
+        return "no usage"
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     first = "" if first_token is None else f"first token after {first_token:.2f} s · "
     rate = usage.completion_tokens / seconds if seconds > 0 else 0

@@ -5,14 +5,14 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from sluice.cli.server import Server, asks_server
+from sluice.cli.common import Server, asks_server
 from sluice.client import Client, Forbidden, NotImplementedByServer, Unauthenticated
 from sluice.v1 import admin_pb2
 
 SERVICES = ("", "sluice.v1.GenerationService", "sluice.v1.ModelService", "sluice.v1.AdminService")
 TIMEOUT_SECONDS = 5.0
+# Columns if stdout is not a terminal: rich would wrap tables at 80.
 FILE_WIDTH = 160
-"""Columns if stdout is not a terminal."""
 
 
 @asks_server
@@ -47,9 +47,10 @@ def _show(server: Server) -> bool:
 
 
 def _stats(client: Client) -> tuple[admin_pb2.Stats | None, str]:
-    """(statistics, "") or (None, the reason): AdminService may be on another port or need another token."""
+    """(statistics, "") or (None, the reason)."""
     try:
         return client.stats(), ""
+    # Not failures: AdminService may be on another port or need another token.
     except (NotImplementedByServer, Unauthenticated, Forbidden) as error:
         return None, error.message
 

@@ -10,12 +10,13 @@ import sluice
 from sluice.cli.common import fail
 
 OURS = "sluice/v1"
+# Needed to read error details.
 GOOGLE = ("google/rpc/status.proto", "google/rpc/error_details.proto")
-"""Needed to read error details."""
 
-protos = typer.Typer(no_args_is_help=True, help="The .proto files of the public contract.")
+protos = typer.Typer(no_args_is_help=True)
 
 
+# Without a callback, typer would make the only command `sluice protos` itself.
 @protos.callback()
 def group() -> None:
     """The .proto files of the public contract."""

@@ -29,7 +29,7 @@ DEMO_SEED = 2
 def serve(context: typer.Context, options: ServeOptions) -> None:
     """Serve a model: start router, engines and detokenizers as processes here. Ctrl-C drains, twice stops at once.
 
-    A service that ends by itself is started again. SIGUSR2 restarts all, one after the other.
+    A service that exits is restarted. SIGUSR2 restarts all services, one after another.
     """
     assigned = options.assigned(context)
     protect_output()
@@ -55,16 +55,16 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
             display.say("interrupted", "stopped")
             raise typer.Exit(INTERRUPTED) from None
         except (CheckpointError, OptionsError) as error:
-            display.complain(str(error), START_FAILED)
+            display.show_error(str(error), START_FAILED)
             raise typer.Exit(1) from error
         except RingError as error:
             # The last lines of the service at fault have been shown as they came.
-            display.complain(error.message, START_FAILED)
+            display.show_error(error.message, START_FAILED)
             raise typer.Exit(1) from error
 
 
 def protect_output() -> None:
-    """A ring goes on where its output is full, closed, or not read."""
+    """The ring must keep running if its output is full, closed, or not read."""
     protect_stdout()
     stderr = protect_stderr()
     if not stderr.isatty():
@@ -72,17 +72,15 @@ def protect_output() -> None:
 
 
 class Interrupt:
-    """Handler of the stop signals: sets `came` and raises KeyboardInterrupt, as Python's own handler does.
-
-    `came` is needed because Python discards an exception that is raised while a finalizer runs.
-    """
+    """Handler of the stop signals: sets `received` and raises KeyboardInterrupt, as Python's own handler does."""
 
     def __init__(self) -> None:
-        # No lock may be taken in a handler.
-        self.came = False
+        # Python discards an exception that is raised while a finalizer runs: then this has it. A plain bool, because a
+        # handler may interrupt the holder of any lock.
+        self.received = False
 
     def __call__(self, *_: object) -> None:
-        self.came = True
+        self.received = True
         raise KeyboardInterrupt
 
 
@@ -101,8 +99,9 @@ def run(ring: Ring, demo: str | None, interrupt: Interrupt, display: Display) ->
 
 
 def drain(ring: Ring, display: Display) -> None:
-    """Let live streams end. Ctrl-C, also one that comes before that has begun, ends everything at once."""
+    """Let live streams end. Ctrl-C ends everything at once."""
     try:
+        # Within the try: a second Ctrl-C may come before the draining has begun.
         display.say("draining", "\ndraining; Ctrl-C again stops at once", fields={"seconds": ring.plan.drain_timeout})
         ring.stop()
     except KeyboardInterrupt:
@@ -111,50 +110,51 @@ def drain(ring: Ring, display: Display) -> None:
 
 
 def announce(ring: Ring, display: Display) -> None:
-    """The one line that says that it is ready."""
+    """The line that says that the ring is ready, with a command to try."""
     port = ring.address.rsplit(":", 1)[1]
-    where = [] if int(port) == DEFAULT_PORT else ["--address", ring.address]
-    call = " ".join([_program(), "generate", *where, f'"{EXAMPLE}"'])
+    address = [] if int(port) == DEFAULT_PORT else ["--address", ring.address]
+    call = " ".join([_program(), "generate", *address, f'"{EXAMPLE}"'])
     text = f"ready: {ring.plan.name} on {','.join(ring.addresses)}, {_parts(ring)}. Try: {call}"
     fields = {"model": ring.plan.name, "addresses": ring.addresses, **_counts(ring)}
     display.say("ready", text, fields=fields)
 
 
 def show_demo(ring: Ring, text: str, display: Display) -> None:
-    """Complete a text on stdout, where nothing else goes; after a failure serving goes on."""
+    """Complete a text on stdout, where nothing else is written. A failure does not end the ring."""
     print(f"\n{text}", end="", flush=True)
     with Client(ring.address) as client:
         try:
             print_stream(partial(client.stream, text, request_id=DEMO_REQUEST, max_tokens=DEMO_TOKENS, seed=DEMO_SEED))
         except SluiceError as error:
-            display.complain(describe(error, ring.address))
+            display.show_error(describe(error, ring.address))
 
 
 def watch(ring: Ring, interrupt: Interrupt, display: Display) -> None:
     """Raises typer.Exit when all routers, all engines or all detokenizers have been given up."""
-    missing = ring.watch(lambda: interrupt.came)
-    if interrupt.came:
+    missing = ring.watch(lambda: interrupt.received)
+    if interrupt.received:
         raise KeyboardInterrupt
-    display.complain(f"no {' and no '.join(missing)} is left: stopping" if missing else "the launcher failed: stopping")
+    cause = f"no {' and no '.join(missing)} is left" if missing else "the launcher failed"
+    display.show_error(f"{cause}: stopping")
     raise typer.Exit(1)
 
 
 def restart_on_signal(ring: Ring, display: Display) -> None:
-    """SIGUSR2 restarts all services, one after the other, while the others serve."""
     under_way = threading.Lock()
 
     def restart() -> None:
         if not under_way.acquire(blocking=False):
-            display.complain("a rolling restart is under way already")
+            display.show_error("a rolling restart is under way already")
             return
         try:
             ring.restart_all()
             display.say("restarted", "all services have been restarted")
         except RingError as error:
-            display.complain(error.message)
+            display.show_error(error.message)
         finally:
             under_way.release()
 
+    # In a thread: the main one must stay free for Ctrl-C.
     signal.signal(signal.SIGUSR2, lambda *_: threading.Thread(target=restart, daemon=True).start())
 
 

@@ -10,13 +10,12 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from sluice.cli.health import FILE_WIDTH, detokenizers_table
-from sluice.cli.server import Server, asks_server
+from sluice.cli.common import Server, asks_server
+from sluice.cli.health import FILE_WIDTH, TIMEOUT_SECONDS, detokenizers_table
 from sluice.v1 import admin_pb2
 
-TIMEOUT_SECONDS = 5.0
+# Of a model's fingerprint: enough to tell apart the few models of a ring.
 MODEL_WIDTH = 8
-"""Shown characters of a fingerprint."""
 COLUMNS = (
     "engine", "step", "ms", "active", "queued", "paused", "context", "generation", "KV blocks", "host blocks", "reuse",
     "tokens/s",
@@ -50,8 +49,8 @@ def tables(found: admin_pb2.Stats) -> Group:
 
 
 def _mixed(models: int, serving: str) -> str:
-    where = f"those with the model {serving[:MODEL_WIDTH]}" if serving else "all engines"
-    return f"The engines serve {models} different models; new requests go to {where}."
+    targets = f"those with the model {serving[:MODEL_WIDTH]}" if serving else "all engines"
+    return f"The engines serve {models} different models; new requests go to {targets}."
 
 
 def _engines(found: admin_pb2.Stats, mixed: bool) -> Table:

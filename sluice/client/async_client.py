@@ -3,36 +3,24 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions
-from sluice.client.errors import ModelNotFound, SluiceError, from_call_error, is_task_cancelled
+from sluice.client import requests
+from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Method, Router, Routers, any_yes
+from sluice.client.errors import ModelNotFound, SluiceError, from_rpc_error, is_task_cancelled
 from sluice.client.options import Options, Prompt
-from sluice.client.requests import (
-    build_spec,
-    detokenize_request,
-    generate_request,
-    set_engine_deaths,
-    tokenize_request,
-)
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
-from sluice.client.routers import Method, Router, Routers, any_yes
 from sluice.client.streams import AsyncSteps, AsyncStream
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 
 
 class AsyncClient:
-    """Calls to a Sluice server, for the event loop that creates it. Calls raise `SluiceError`.
-
-    `addresses` and errors of options are as for `Client`. Raises RuntimeError outside an event loop.
-    """
+    """As `Client`, for the event loop that creates it. Raises RuntimeError outside an event loop."""
 
     def __init__(self, addresses: str | Sequence[str] = DEFAULT_ADDRESS, **options: Unpack[ClientOptions]) -> None:
         asyncio.get_running_loop()
@@ -44,12 +32,12 @@ class AsyncClient:
 
     async def generate(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]) -> Generation:
         """Generate, and return the whole result. Raises TypeError for an unknown option."""
-        request = generate_request(prompt, options)
+        request = pb.GenerateRequest(spec=requests.build_spec(prompt, options))
         return read_generation(await self._call(lambda router: router.generation.Generate, request, timeout))
 
     def stream(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]) -> AsyncStream:
         """Start generating, and return an asynchronous iterator of chunks. Raises TypeError for an unknown option."""
-        return AsyncStream(build_spec(prompt, options), self._routers, timeout)
+        return AsyncStream(requests.build_spec(prompt, options), self._routers, timeout)
 
     async def abort(self, request_id: str, reason: str = "") -> bool:
         """Stop a request of any connection. False: no router has such a request running."""
@@ -60,14 +48,14 @@ class AsyncClient:
         self, text: str, *, model: str = "", add_special_tokens: bool | None = None, offsets: bool = False
     ) -> Tokenization:
         """Token ids of a text, as the server would tokenize it as a prompt."""
-        request = tokenize_request(text, model, add_special_tokens, offsets)
+        request = requests.tokenize_request(text, model, add_special_tokens, offsets)
         return read_tokenization(await self._call(lambda router: router.generation.Tokenize, request))
 
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None
     ) -> str:
         """Text of token ids."""
-        request = detokenize_request(token_ids, model, skip_special_tokens)
+        request = requests.detokenize_request(token_ids, model, skip_special_tokens)
         return str((await self._call(lambda router: router.generation.Detokenize, request)).text)
 
     async def models(self) -> list[admin_pb2.Model]:
@@ -75,17 +63,13 @@ class AsyncClient:
 
     async def stats(self) -> admin_pb2.Stats:
         """Statistics of the engines and detokenizers."""
-        stats: admin_pb2.Stats = (
-            await self._call(lambda router: router.admin.GetStats, admin_pb2.GetStatsRequest())
-        ).stats
+        response = await self._call(lambda router: router.admin.GetStats, admin_pb2.GetStatsRequest())
+        stats: admin_pb2.Stats = response.stats
         return stats
 
     def stream_steps(self, *, timeout: float | None = None) -> AsyncSteps:
         """Statistics of every engine step and request, as they happen. The client's default timeout does not apply."""
-        router = self._routers.current
-        request = admin_pb2.StreamStepsRequest()
-        call = self._routers.start(router, lambda each: each.admin.StreamSteps, request, timeout)
-        return AsyncSteps(call, partial(self._routers.skip, router))
+        return AsyncSteps(self._routers, timeout)
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
@@ -103,9 +87,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _call(self, method: Method, request: Any, timeout: float | None = None) -> Any:
@@ -120,7 +102,7 @@ class AsyncClient:
                 error = failure
             await asyncio.sleep(self._routers.on_failure(router, error, retries))
             self._routers.check_open()
-            set_engine_deaths(request, retries.engine_deaths)
+            requests.set_engine_deaths(request, retries.engine_deaths)
 
     async def _any(
         self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None
@@ -136,4 +118,4 @@ class AsyncClient:
         except (grpc.RpcError, asyncio.CancelledError) as error:
             if is_task_cancelled():
                 raise
-            raise from_call_error(error) from None
+            raise from_rpc_error(error) from None

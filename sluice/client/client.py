@@ -2,35 +2,25 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2
 
-from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions
+from sluice.client import requests
+from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Method, Routers, any_yes
 from sluice.client.errors import ModelNotFound, from_rpc_error
 from sluice.client.options import Options, Prompt
-from sluice.client.requests import (
-    build_spec,
-    detokenize_request,
-    generate_request,
-    set_engine_deaths,
-    tokenize_request,
-)
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
-from sluice.client.routers import Method, Routers, any_yes
 from sluice.client.streams import Steps, Stream
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 
 
 class Client:
-    """Calls to a Sluice server, thread-safe. Calls raise `SluiceError`.
+    """Thread-safe. Calls raise `SluiceError`, the constructor ValueError or OSError for unusable options.
 
-    `addresses` names one router or several interchangeable ones: after a failure calls go to the next, and streams
-    resume there. Raises ValueError, OSError for unusable options.
+    `addresses` are of interchangeable routers: after a failure calls go to the next one, and streams resume there.
     """
 
     def __init__(self, addresses: str | Sequence[str] = DEFAULT_ADDRESS, **options: Unpack[ClientOptions]) -> None:
@@ -42,12 +32,12 @@ class Client:
 
     def generate(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]) -> Generation:
         """Generate, and return the whole result. Raises TypeError for an unknown option."""
-        request = generate_request(prompt, options)
+        request = pb.GenerateRequest(spec=requests.build_spec(prompt, options))
         return read_generation(self._call(lambda router: router.generation.Generate, request, timeout))
 
     def stream(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]) -> Stream:
         """Start generating, and return an iterator of chunks. Raises TypeError for an unknown option."""
-        return Stream(build_spec(prompt, options), self._routers, timeout)
+        return Stream(requests.build_spec(prompt, options), self._routers, timeout)
 
     def abort(self, request_id: str, reason: str = "") -> bool:
         """Stop a request of any connection. False: no router has such a request running."""
@@ -58,12 +48,12 @@ class Client:
         self, text: str, *, model: str = "", add_special_tokens: bool | None = None, offsets: bool = False
     ) -> Tokenization:
         """Token ids of a text, as the server would tokenize it as a prompt."""
-        request = tokenize_request(text, model, add_special_tokens, offsets)
+        request = requests.tokenize_request(text, model, add_special_tokens, offsets)
         return read_tokenization(self._call(lambda router: router.generation.Tokenize, request))
 
     def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool | None = None) -> str:
         """Text of token ids."""
-        request = detokenize_request(token_ids, model, skip_special_tokens)
+        request = requests.detokenize_request(token_ids, model, skip_special_tokens)
         return str(self._call(lambda router: router.generation.Detokenize, request).text)
 
     def models(self) -> list[admin_pb2.Model]:
@@ -76,10 +66,7 @@ class Client:
 
     def stream_steps(self, *, timeout: float | None = None) -> Steps:
         """Statistics of every engine step and request, as they happen. The client's default timeout does not apply."""
-        router = self._routers.current
-        request = admin_pb2.StreamStepsRequest()
-        call = self._routers.start(router, lambda each: each.admin.StreamSteps, request, timeout)
-        return Steps(call, partial(self._routers.skip, router))
+        return Steps(self._routers, timeout)
 
     def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
@@ -98,9 +85,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _call(self, method: Method, request: Any, timeout: float | None = None) -> Any:
@@ -116,7 +101,7 @@ class Client:
                 error = from_rpc_error(failure)
             time.sleep(self._routers.on_failure(router, error, retries))
             self._routers.check_open()
-            set_engine_deaths(request, retries.engine_deaths)
+            requests.set_engine_deaths(request, retries.engine_deaths)
 
     def _any(self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None) -> bool:
         left = self._routers.begin(timeout).time_left(time.monotonic())

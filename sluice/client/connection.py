@@ -1,17 +1,27 @@
-"""How clients connect: channels, TLS, credentials, timeouts."""
+"""How clients connect: options, and the routers, which are interchangeable: one is in use at a time."""
 
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict
+from weakref import WeakSet
 
 import grpc
+from grpc_health.v1 import health_pb2_grpc
+
+from sluice.client.errors import Cancelled, SluiceError
+from sluice.client.retries import Retries, is_router_failure
+from sluice.v1 import admin_pb2_grpc, generation_pb2_grpc
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 RESUME_SECONDS = 60.0
 MAX_MESSAGE_BYTES = 64 << 20
+# Long enough that a router does not close the connection for too many pings.
 KEEPALIVE_MILLISECONDS = 15_000
-"""Long enough that a router does not close the connection for too many pings."""
 PING_TIMEOUT_MILLISECONDS = 10_000
 
 CHANNEL_OPTIONS = (
@@ -52,13 +62,13 @@ class TlsOptions:
 
 
 class ClientOptions(TypedDict, total=False):
-    """How a client connects. Without `tls` and `credentials` connections are not encrypted."""
+    """Without `tls` and `credentials`, connections are not encrypted."""
 
     timeout: float | None
     """Default timeout of every call, in seconds; None: no timeout."""
     retry_timeout: float
-    """Seconds to retry a request that no router has accepted (unreachable so far, refusing, or overloaded), at the
-    intervals that the server suggests. Default 0: each address is tried once."""
+    """Seconds to retry a request that no router has accepted, at the intervals that the server suggests. Default 0:
+    each address is tried once."""
     resume_timeout: float
     """Seconds to keep resuming a broken stream that gets no new tokens, and to wait for routers that answered before
     and do not now. Default 60; 0: neither."""
@@ -66,30 +76,123 @@ class ClientOptions(TypedDict, total=False):
     token: str | None
     """Bearer token."""
     tenant: str | None
-    """Tenant of the requests, where the token does not name one."""
+    """Tenant of the requests, if the token does not name one."""
     credentials: grpc.ChannelCredentials | None
     """Instead of `tls`."""
     metadata: Metadata
 
 
-def open_channel(api: Any, address: str, credentials: grpc.ChannelCredentials | None) -> Any:
-    """A channel of `api` (grpc or grpc.aio); unencrypted without credentials."""
-    if credentials is None:
-        return api.insecure_channel(address, CHANNEL_OPTIONS)
-    return api.secure_channel(address, credentials, CHANNEL_OPTIONS)
+class Router:
+    """The channel to one address, with a stub for each service. `api` is grpc or grpc.aio."""
+
+    def __init__(self, api: Any, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        self.address = address
+        self.channel = (
+            api.insecure_channel(address, CHANNEL_OPTIONS)
+            if credentials is None
+            else api.secure_channel(address, credentials, CHANNEL_OPTIONS)
+        )
+        self.generation: Any = generation_pb2_grpc.GenerationServiceStub(self.channel)
+        self.models: Any = admin_pb2_grpc.ModelServiceStub(self.channel)
+        self.admin: Any = admin_pb2_grpc.AdminServiceStub(self.channel)
+        self.health: Any = health_pb2_grpc.HealthStub(self.channel)
 
 
-def choose_credentials(
-    tls: TlsOptions | None, credentials: grpc.ChannelCredentials | None
-) -> grpc.ChannelCredentials | None:
-    """Raises ValueError if both are given, OSError for an unreadable file."""
-    if tls is not None and credentials is not None:
-        raise ValueError("tls and credentials are mutually exclusive: give one")
-    return credentials if tls is None else tls.credentials()
+Method = Callable[[Router], Any]
+"""Selects the method to call, such as `lambda router: router.generation.Generate`."""
 
 
-def call_metadata(token: str | None, tenant: str | None, metadata: Metadata) -> Metadata:
-    """The metadata of every call. Raises ValueError, without quoting the token."""
+class Routers:
+    """Calls go to `current`, which is kept until it fails. Raises ValueError; OSError for an unreadable PEM file."""
+
+    def __init__(
+        self,
+        api: Any,
+        addresses: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        retry_timeout: float = 0.0,
+        resume_timeout: float = RESUME_SECONDS,
+        tls: TlsOptions | None = None,
+        token: str | None = None,
+        tenant: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        metadata: Metadata = (),
+    ) -> None:
+        self.addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        if not self.addresses:
+            raise ValueError("addresses is empty, must name at least one router")
+        if tls is not None and credentials is not None:
+            raise ValueError("tls and credentials are mutually exclusive: give one")
+        self.metadata = _call_metadata(token, tenant, metadata)
+        self.closed = False
+        self._answered = threading.Event()
+        self._lock = threading.Lock()
+        self._open: WeakSet[Any] = WeakSet()
+        self._timeout = timeout
+        self._retry_timeout = retry_timeout
+        self._resume_timeout = resume_timeout
+        credentials = credentials if tls is None else tls.credentials()
+        self.all = [Router(api, address, credentials) for address in self.addresses]
+        # Random, so that clients with the same list of addresses spread over the routers.
+        self._current = random.randrange(len(self.all))
+
+    @property
+    def current(self) -> Router:
+        return self.all[self._current]
+
+    def start(self, router: Router, method: Method, request: Any, timeout: float | None) -> Any:
+        """Start a call of a stream, or any call of grpc.aio."""
+        # Kept weakly: a call that ended, or whose stream was deleted, need not be cancelled by `close`.
+        call = method(router)(request, timeout=timeout, metadata=self.metadata)
+        with self._lock:
+            self._open.add(call)
+        return call
+
+    def close(self) -> None:
+        """Cancel the open calls of `start`: not every version of grpc.aio does so when its channel closes."""
+        self.closed = True
+        with self._lock:
+            calls = list(self._open)
+        for call in calls:
+            call.cancel()
+
+    def skip(self, router: Router) -> None:
+        """Switch to the next router after a failure."""
+        # Unless another call has switched already: calls that fail together must not skip the healthy ones.
+        if self.current is router:
+            self._current = (self._current + 1) % len(self.all)
+
+    def on_failure(self, router: Router, error: SluiceError, retries: Retries) -> float:
+        """Seconds to wait before the next attempt, at `current`. Raises `error` if it is final."""
+        if is_router_failure(error):
+            self.skip(router)
+        self.check_open()
+        return retries.on_failure(error, time.monotonic())
+
+    def check_open(self) -> None:
+        """Raises Cancelled."""
+        if self.closed:
+            raise Cancelled("the client is closed")
+
+    def begin(self, timeout: float | None) -> Retries:
+        """For a new request; None: the default timeout. Raises Cancelled if the client is closed."""
+        self.check_open()
+        limit = self._timeout if timeout is None else timeout
+        now = time.monotonic()
+        return Retries(len(self.all), limit, self._retry_timeout, self._resume_timeout, now, self._answered)
+
+
+def any_yes(yes: Callable[[Any], bool], answers: Sequence[Any]) -> bool:
+    """Whether any router's answer satisfies `yes`. Raises the first error if none answered."""
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    if len(errors) == len(answers):
+        raise errors[0]
+    return any(yes(answer) for answer in answers if not isinstance(answer, BaseException))
+
+
+def _call_metadata(token: str | None, tenant: str | None, metadata: Metadata) -> Metadata:
+    """Raises ValueError, without quoting the token."""
     found = list(metadata)
     if token is not None:
         _check("token", token)

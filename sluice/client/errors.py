@@ -124,20 +124,13 @@ _BY_STATUS: dict[grpc.StatusCode, type[SluiceError]] = {
     grpc.StatusCode.PERMISSION_DENIED: Forbidden,
 }
 
-_BY_REASON: dict[str, type[SluiceError]] = {"DRAINING": Unavailable, "MODEL_CHANGED": ModelChanged}
+_BY_REASON: dict[str, type[SluiceError]] = {"DRAINING": Unavailable, "MODEL_CHANGED": ModelChanged, "POISON": Poison}
 
+# gRPC reports some broken connections by other statuses than UNAVAILABLE: known by lower-case parts of their messages.
 CONNECTION_LOST = {
     grpc.StatusCode.UNKNOWN: ("stream removed",),
     grpc.StatusCode.INTERNAL: ("rst_stream", "http2", "http/2", "connection", "goaway"),
 }
-"""Statuses that gRPC reports for a broken connection, by lower-case parts of their messages."""
-
-
-def from_call_error(error: BaseException) -> SluiceError:
-    """As `from_rpc_error`, for grpc.aio, which raises asyncio.CancelledError where this side cancelled the call."""
-    if isinstance(error, asyncio.CancelledError):
-        return Cancelled("the call was cancelled by closing its client")
-    return from_rpc_error(error)
 
 
 def is_task_cancelled() -> bool:
@@ -148,6 +141,9 @@ def is_task_cancelled() -> bool:
 
 def from_rpc_error(error: Any) -> SluiceError:
     """The exception for a grpc.RpcError, which must also have code(), details() and trailing_metadata()."""
+    # grpc.aio raises CancelledError for a call that this side cancelled.
+    if isinstance(error, asyncio.CancelledError):
+        return Cancelled("the call was cancelled by closing its client")
     status = _status(error)
     reason, violations, retry_after, deaths = "", [], None, ""
     for detail in status.details:
@@ -160,12 +156,9 @@ def from_rpc_error(error: Any) -> SluiceError:
         elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
             retry_after = seconds(error_details_pb2.RetryInfo.FromString(detail.value).retry_delay)
     message = error.details() or error.code().name
-    kind = _BY_STATUS.get(error.code(), ServerError)
-    kind = _BY_REASON.get(reason, kind)
-    if not reason and _is_connection_lost(error.code(), message):
+    kind = _BY_REASON.get(reason) or _BY_STATUS.get(error.code(), ServerError)
+    if not reason and any(mark in message.lower() for mark in CONNECTION_LOST.get(error.code(), ())):
         kind = Unavailable
-    elif reason == "POISON":
-        kind = Poison
     return kind(
         message,
         reason=reason,
@@ -175,15 +168,12 @@ def from_rpc_error(error: Any) -> SluiceError:
     )
 
 
-def _is_connection_lost(code: grpc.StatusCode, message: str) -> bool:
-    return any(mark in message.lower() for mark in CONNECTION_LOST.get(code, ()))
-
-
 def _status(error: Any) -> status_pb2.Status:
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY:
             try:
                 return status_pb2.Status.FromString(value)
             except DecodeError:
+                # A proxy's, or damaged: the status and message are still good.
                 break
     return status_pb2.Status()

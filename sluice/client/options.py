@@ -35,7 +35,7 @@ class KvCache(TypedDict, total=False):
 
 
 class Options(TypedDict, total=False):
-    """Options of one generation. The server's default applies where one is missing or None.
+    """Options of one generation. If one is missing or None, the server's default applies.
 
     Each is documented at the field of the same name in sluice/v1/generation.proto and sampling.proto. Fields that are
     messages there take a mapping of the same shape, such as `guided={"regex": "[a-z]+"}` or

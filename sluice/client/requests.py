@@ -1,7 +1,4 @@
-"""Builds request messages for both clients.
-
-Each option of a generation sets the field of its name, in the first message of PARTS that has such a field.
-"""
+"""Builds request messages: each option sets the field of its name, in the first message of PARTS that has one."""
 
 from collections.abc import Mapping, MutableSequence, Sequence
 from datetime import timedelta
@@ -19,13 +16,8 @@ PARTS = ("sampling", "stopping", "output", "chat", "")
 """Sub-messages of the spec that hold options, in search order; "" is the spec itself."""
 
 
-def generate_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
-    """Raises as `build_spec`."""
-    return pb.GenerateRequest(spec=build_spec(prompt, options))
-
-
 def set_engine_deaths(request: ProtoMessage, engine_deaths: int) -> None:
-    """Tell the next router how many engines died under a unary request; no other request carries the count."""
+    # Only generations kill engines; a stream's count is set by StreamState.
     if engine_deaths and isinstance(request, pb.GenerateRequest):
         request.spec.engine_deaths = engine_deaths
 

@@ -74,8 +74,6 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output of a generation."""
-
     index: int
     text: str
     token_ids: tuple[int, ...]
@@ -90,7 +88,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The result of `generate`. `text` and `finish_reason` are of the first output."""
+    """`text` and `finish_reason` are of the first output."""
 
     request_id: str
     outputs: tuple[Output, ...]
@@ -132,8 +130,6 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Tokenization:
-    """A text's token ids."""
-
     token_ids: tuple[int, ...]
     offsets: tuple[tuple[int, int], ...]
     """[start, end) of each token in Unicode code points; empty unless requested."""

@@ -7,11 +7,10 @@ from sluice.client.errors import AlreadyExists, Cancelled, LostEvents, Overloade
 
 SHORTEST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
+# The server has retried already, and the request itself may kill engines: each other router gets one attempt.
 SERVER_GAVE_UP = frozenset({"ENGINE_LOST", "DETOKENIZER_LOST", "ROWS_LOST"})
-"""Reasons for which the server has retried already, since the request itself may kill engines: each other router gets
-one attempt."""
+# Reasons given when a router shuts down; empty: a broken connection.
 ROUTER_GONE = frozenset({"", "DRAINING"})
-"""Reasons given when a router shuts down; empty: a broken connection."""
 
 
 def is_router_failure(error: SluiceError) -> bool:
@@ -32,8 +31,7 @@ class Retries:
         now: float,
         answered: threading.Event | None = None,
     ) -> None:
-        """`addresses` counts the routers. `answered` is set once any router has answered this client: if none does now,
-        they are probably being restarted."""
+        """`addresses` counts the routers. `answered`: set once any router has answered this client."""
         self.engine_deaths = 0
         """Consecutive engine deaths under this request, as routers reported."""
         self._answered = answered or threading.Event()
@@ -47,16 +45,15 @@ class Retries:
         self._broken_at: float | None = None
 
     def on_admitted(self) -> None:
-        """A router accepted the request: from now on `resume_timeout` applies."""
+        """A router accepted the request: `resume_timeout` applies from now on."""
         self._begun = True
         self._answered.set()
 
     def on_progress(self) -> None:
-        """New tokens came: the next failure is the first of a new row."""
+        """New tokens arrived: the next failure begins a new count."""
         self._failures, self._broken_at, self.engine_deaths = 0, None, 0
 
     def elapsed(self, now: float) -> float:
-        """Seconds since the first attempt began."""
         return now - self._begin
 
     def time_left(self, now: float) -> float | None:
@@ -64,7 +61,7 @@ class Retries:
         return None if self._end is None else max(self._end - now, 0.0)
 
     def on_failure(self, error: SluiceError, now: float) -> float:
-        """Seconds to wait before the next attempt. Raises `error` if there is none."""
+        """Seconds to wait before the next attempt. Raises `error` if it is final."""
         self._failures += 1
         if error.reason:
             self._answered.set()
@@ -73,6 +70,7 @@ class Retries:
             self._broken_at = now
         if not self._is_retryable(error):
             raise error
+        # Each address is tried once before the first wait.
         if is_router_failure(error) and self._failures < self._addresses:
             return 0.0
         pause = self._pause(error)
@@ -91,6 +89,7 @@ class Retries:
         return self._resume_timeout > 0 and (busy or ours or is_router_failure(error))
 
     def _is_restarting(self, error: SluiceError) -> bool:
+        # If routers answered before and none does now, they are probably being restarted: worth a wait.
         return self._answered.is_set() and is_router_failure(error) and error.reason in ROUTER_GONE
 
     def _pause(self, error: SluiceError) -> float:

@@ -64,11 +64,11 @@ class StreamState:
 
     @property
     def complete(self) -> bool:
-        """The last event was received."""
         return self.usage is not None
 
     def request(self, now: float) -> pb.GenerateStreamRequest:
         """Begin an attempt that continues after everything received."""
+        # The server numbers events per attempt, and sends text without tokens again.
         self._events = 0
         for output in self._outputs.values():
             output.tail = ""
@@ -85,7 +85,7 @@ class StreamState:
         return pb.GenerateStreamRequest(spec=self._spec)
 
     def end_early(self) -> bool:
-        """End the stream if a broken one lacks nothing but its usage; whether it is complete."""
+        """End a broken stream that lacks nothing but its usage. Returns whether it is complete."""
         if self._all_ended():
             self.usage = Usage(self.prompt_tokens, self._completion_tokens(), self.cached_tokens, 0)
         return self.complete
@@ -112,9 +112,11 @@ class StreamState:
         self._retries.on_admitted()
         self._model = started.model_fingerprint
         if self._begun:
+            # The resumed prompt includes the tokens so far: the numbers of the first attempt stand.
             self.resumed += 1
             return
         self._begun = True
+        # The next attempt keeps id and seed, also those that the server chose: so it continues the same text.
         self.request_id = self._spec.request_id = started.request_id
         self.seed = self._spec.sampling.seed = started.seed
         self.prompt_tokens = started.prompt_tokens

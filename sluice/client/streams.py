@@ -1,30 +1,17 @@
-"""The streams of both clients: iterators of chunks, with the request's metadata as properties.
-
-When a router fails they resume on the next one: `StreamState` decides how, these classes do the calls and the waiting.
-`Steps` is the stream of engine statistics.
-"""
+"""The streams of both clients. They resume at the next router: `StreamState` decides how, these call and wait."""
 
 import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
-from sluice.client.errors import (
-    LostEvents,
-    SluiceError,
-    Unavailable,
-    from_call_error,
-    from_rpc_error,
-    is_task_cancelled,
-)
+from sluice.client.connection import Router, Routers
+from sluice.client.errors import LostEvents, SluiceError, Unavailable, from_rpc_error, is_task_cancelled
 from sluice.client.results import Chunk, Timings, TokenLogprob, Usage
-from sluice.client.routers import Routers
 from sluice.client.stream_state import StreamState
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
@@ -54,9 +41,7 @@ class OpenCall:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -65,8 +50,6 @@ class OpenCall:
 
 
 class AsyncOpenCall:
-    """Base of the asyncio streams."""
-
     _call: Any = None
 
     def __init__(self, call: Any) -> None:
@@ -85,9 +68,7 @@ class AsyncOpenCall:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -96,7 +77,7 @@ class AsyncOpenCall:
 
 
 class StreamInfo:
-    """Base of both streams: what the server said about the request, and its attempts without the I/O."""
+    """Base of both streams: properties of the request, and its attempts without the I/O."""
 
     def __init__(self, spec: pb.GenerationSpec, routers: Routers, timeout: float | None) -> None:
         self._retries = routers.begin(timeout)
@@ -141,23 +122,23 @@ class StreamInfo:
 
     @property
     def resumed(self) -> int:
-        """How often the stream broke and was resumed."""
+        """How often it was resumed."""
         return self._state.resumed
 
     def _start(self) -> Any:
-        """The call of the next attempt."""
         self._router = self._routers.current
         now = time.monotonic()
         timeout, request = self._retries.time_left(now), self._state.request(now)
         return self._routers.start(self._router, lambda router: router.generation.GenerateStream, request, timeout)
 
     def _failed(self, error: SluiceError) -> float | None:
-        """Seconds to wait before the next attempt; None if the stream has ended. Raises a final error."""
+        """Seconds to wait before the next attempt; None if the stream has ended. Raises `error` if it is final."""
+        # All text was received before the router was lost: another attempt would have nothing to generate.
         if isinstance(error, Unavailable) and self._state.end_early():
             return None
         return self._routers.on_failure(self._router, error, self._retries)
 
-    def _cut_short(self) -> LostEvents:
+    def _cut_short(self) -> SluiceError:
         return LostEvents("the stream ended without its last event")
 
 
@@ -177,13 +158,13 @@ class Stream(StreamInfo, OpenCall):
                 self._receive()
             return self._chunks.popleft()
         except BaseException:
+            # Also on Ctrl-C and StopIteration: a stream that raised has ended, and its request must not run on.
             self.close()
             raise
 
     def _receive(self) -> None:
         if self._closed.is_set():
             raise StopIteration
-        error: SluiceError
         try:
             self._chunks += self._state.on_event(next(self._call))
             return
@@ -231,7 +212,6 @@ class AsyncStream(StreamInfo, AsyncOpenCall):
     async def _receive(self) -> None:
         if self._closed.is_set():
             raise StopAsyncIteration
-        error: SluiceError
         try:
             self._chunks += self._state.on_event(await anext(self._incoming))
             return
@@ -242,7 +222,7 @@ class AsyncStream(StreamInfo, AsyncOpenCall):
         except (grpc.RpcError, asyncio.CancelledError) as failure:
             if is_task_cancelled():
                 raise
-            error = from_call_error(failure)
+            error = from_rpc_error(failure)
         except SluiceError as failure:
             error = failure
         await self._recover(error)
@@ -266,11 +246,11 @@ class AsyncStream(StreamInfo, AsyncOpenCall):
 class Steps(OpenCall):
     """Iterator of `StreamStepsResponse`: every engine step from now on. Silent while engines idle; endless."""
 
-    def __init__(self, call: Any, on_error: Callable[[], None]) -> None:
+    def __init__(self, routers: Routers, timeout: float | None) -> None:
         """Returns once the server records steps, or has refused the call: then the first `next` raises."""
-        super().__init__(call)
-        self._on_error = on_error
-        call.initial_metadata()
+        self._routers, self._router = routers, routers.current
+        super().__init__(_stream_steps(routers, self._router, timeout))
+        self._call.initial_metadata()
 
     def __iter__(self) -> Self:
         return self
@@ -281,7 +261,7 @@ class Steps(OpenCall):
         except grpc.RpcError as error:
             if self._closed.is_set():
                 raise StopIteration from None
-            self._on_error()
+            self._routers.skip(self._router)
             raise from_rpc_error(error) from None
         return found
 
@@ -289,9 +269,9 @@ class Steps(OpenCall):
 class AsyncSteps(AsyncOpenCall):
     """Asynchronous iterator of `StreamStepsResponse`: every engine step after `started`, silent while engines idle."""
 
-    def __init__(self, call: Any, on_error: Callable[[], None]) -> None:
-        super().__init__(call)
-        self._on_error = on_error
+    def __init__(self, routers: Routers, timeout: float | None) -> None:
+        self._routers, self._router = routers, routers.current
+        super().__init__(_stream_steps(routers, self._router, timeout))
 
     async def started(self) -> None:
         """Wait until the server records steps, or has refused the call: then the iteration raises."""
@@ -308,6 +288,11 @@ class AsyncSteps(AsyncOpenCall):
                 raise
             if self._closed.is_set():
                 raise StopAsyncIteration from None
-            self._on_error()
-            raise from_call_error(error) from None
+            self._routers.skip(self._router)
+            raise from_rpc_error(error) from None
         return found
+
+
+def _stream_steps(routers: Routers, router: Router, timeout: float | None) -> Any:
+    request = admin_pb2.StreamStepsRequest()
+    return routers.start(router, lambda each: each.admin.StreamSteps, request, timeout)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -16,12 +16,11 @@ from sluice.executor.waiting import SLICE_SECONDS
 
 T = TypeVar("T")
 
-EACH = ("lora_request", "kv_cache_retention_config")
-"""Options that may be given per prompt."""
+PER_PROMPT = ("lora_request", "kv_cache_retention_config")
 
 
 class BatchRun:
-    """Runs requests; `results` holds the results of those started so far, in order."""
+    """`results` holds those of the requests started so far, in order."""
 
     def __init__(self, submit: Callable[..., GenerationResult], max_in_flight: int) -> None:
         """`submit`: (request, on_end=...) starts it; `on_end` is called in another thread once its end can be read."""
@@ -44,18 +43,15 @@ class BatchRun:
                 self._await_one(advance)
 
     def _await_one(self, advance: Callable[[], None]) -> None:
-        result = self._next_ended()
+        result = None
+        while result is None:
+            # In slices: a signal that arrives just before an endless wait would not interrupt it.
+            with suppress(Empty):
+                result = self._ended.get(timeout=SLICE_SECONDS)
         self._read += 1
+        # Ended already: this raises its error, if any, and does not wait.
         result.result()
         advance()
-
-    def _next_ended(self) -> GenerationResult:
-        while True:
-            # In slices: a signal that arrives just before an endless wait would not interrupt it.
-            try:
-                return self._ended.get(timeout=SLICE_SECONDS)
-            except Empty:
-                continue
 
 
 def is_batch(inputs: Any) -> bool:
@@ -68,12 +64,9 @@ def is_batch(inputs: Any) -> bool:
 def batch_requests(
     prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams], options: dict[str, Any]
 ) -> list[GenerationRequest]:
-    """A request per prompt. `options` apply to all; those of EACH may be sequences, one value per prompt.
-
-    Raises ValueError.
-    """
+    """`options` apply to all; those of PER_PROMPT may be sequences, one value per prompt. Raises ValueError."""
     count = len(prompts)
-    own = {name: each(name, options[name], count) for name in EACH if name in options}
+    own = {name: each(name, options[name], count) for name in PER_PROMPT if name in options}
     return [
         GenerationRequest(prompt, its_params, **options | {name: values[i] for name, values in own.items()})
         for i, (prompt, its_params) in enumerate(zip(prompts, each("sampling_params", params, count), strict=True))
@@ -81,7 +74,7 @@ def batch_requests(
 
 
 def each(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
-    """`count` values, from a single one or a sequence of as many. Raises ValueError."""
+    """`count` values, from one or a sequence of that length. Raises ValueError."""
     if not isinstance(value, Sequence):
         return [value] * count
     if len(value) != count:

@@ -10,6 +10,7 @@ from sluice.client import AsyncClient, Chunk, Generation, Overloaded
 from sluice.executor.chunk_queue import ChunkQueue, Ending
 from sluice.executor.request import GenerationRequest
 
+# If an overloaded server suggests no time.
 RETRY_SECONDS = 1.0
 
 
@@ -18,9 +19,9 @@ class _OutOfTimeError(Exception):
 
 
 class PendingCall:
-    """One submitted request, whose allotted time starts now. Runs on the session's event loop.
+    """One submitted request, on the session's event loop. `patient`: retry while the server is overloaded.
 
-    `patient`: retry while the server is overloaded. `on_end` is called after the queue got the ending.
+    `on_end` is called after the queue got the ending.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class PendingCall:
         self.sent = False
         """The server may know the request."""
         self.dropped = False
-        """This side asked to end it."""
+        """Aborted or cancelled by this side."""
         self.task: asyncio.Task[None]
         self._request = request
         self._submitted_at = time.monotonic()
@@ -55,7 +56,6 @@ class PendingCall:
             self._queue.end(Ending(unfinished="timeout"))
 
     def end(self, error: BaseException | None) -> None:
-        """The task has ended, with this error if any."""
         if isinstance(error, Exception):
             self._queue.end(Ending(unfinished="cancelled") if self.dropped else Ending(error=error))
         if self._on_end is not None:
@@ -77,10 +77,7 @@ class PendingCall:
             await self._in_time(partial(asyncio.sleep, delay))
 
     async def _clamp_retention(self, client: AsyncClient) -> GenerationRequest:
-        """Cut the retention ranges to the prompt, so that one configuration fits prompts of any length.
-
-        Not for a chat, whose length only the server knows.
-        """
+        """Cut the retention ranges to the prompt, so that one configuration fits prompts of any length."""
         request, inputs = self._request, self._request.inputs
         retention = request.kv_cache_retention_config
         if retention is None or not retention.is_bounded:
@@ -91,6 +88,7 @@ class PendingCall:
             return replace(request, kv_cache_retention_config=retention.within(len(found.token_ids)))
         if inputs and isinstance(inputs[0], int):
             return replace(request, kv_cache_retention_config=retention.within(len(inputs)))
+        # A chat: only the server knows its length.
         return request
 
     def _with_time_left(self, request: GenerationRequest) -> GenerationRequest:
@@ -105,11 +103,9 @@ class PendingCall:
             raise _OutOfTimeError from None
 
     def _seconds_left(self) -> float | None:
-        """Of the allotted time; None: no limit, or an invalid one, which the server will reject.
-
-        Raises _OutOfTimeError.
-        """
+        """Of the allotted time; None: no limit. Raises _OutOfTimeError."""
         allotted = self._request.allotted_seconds
+        # The server rejects an invalid limit, and says why.
         if allotted is None or allotted <= 0:
             return None
         left = allotted - (time.monotonic() - self._submitted_at)

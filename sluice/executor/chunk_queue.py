@@ -16,29 +16,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a request ended."""
-
     usage: Usage | None = None
     timings: Timings | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: Exception | None = None
     unfinished: FinishReason | None = None
-    """This side ended the request: the finish reason of outputs without one from the server."""
+    """Finish reason of outputs without one from the server, if this side ended the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """The content of one read."""
-
     chunks: list[Chunk] = field(default_factory=list)
     ending: Ending | None = None
 
 
 class ChunkQueue:
-    """Written by the connection's thread, read by any thread or event loop.
-
-    The writer calls `notify` whenever there is something to read.
-    """
+    """Written by the session's thread, which calls `notify`; read by any thread or event loop."""
 
     def __init__(self, notify: Callable[[], None]) -> None:
         self._notify = notify
@@ -56,8 +49,8 @@ class ChunkQueue:
         self._notify()
 
     def end(self, ending: Ending, last: Chunk | None = None) -> None:
-        """A second ending is ignored."""
         with self._lock:
+            # A call may be cancelled after its end was queued.
             if self._ending is not None:
                 return
             if last is not None:
@@ -67,13 +60,11 @@ class ChunkQueue:
         self._notify()
 
     def read(self, apply: Callable[[Unread], T], timeout: float | None = None) -> T:
-        """Wait for something to read and apply all of it under the lock; nothing if another reader got the ending.
-
-        Raises TimeoutError.
-        """
+        """Wait, and apply all that can be read; nothing if another reader got the ending. Raises TimeoutError."""
         with self._lock:
             if not wait_for(self._condition, self._readable, timeout):
                 raise TimeoutError(f"nothing was received within {timeout:g} s")
+            # Under the lock: with several readers, chunks must be applied in order.
             return apply(self._take())
 
     async def aread(self, apply: Callable[[Unread], T]) -> T:

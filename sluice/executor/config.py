@@ -38,7 +38,6 @@ class KvCacheConfig:
     tokens_per_block: int | None = None
 
     def engine_args(self) -> dict[str, Any]:
-        """The settings of `engine_worker`."""
         window = self.max_attention_window
         settings = {
             "kv_cache_tokens": self.max_tokens,
@@ -62,10 +61,9 @@ EXPECTED = {
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The scheduler of each engine. None: the engine's default.
+    """The scheduler of each engine. None: the engine's default. Raises TypeError for a class instead of its name.
 
-    Policies are given as members, by value, or by TensorRT-LLM's upper-case name. Raises TypeError for a class instead
-    of its name.
+    Policies are given as members, by value, or by TensorRT-LLM's upper-case name.
     """
 
     capacity_scheduler_policy: CapacitySchedulerPolicy | str | None = None
@@ -82,7 +80,6 @@ class SchedulerConfig:
                 check_name(name, value, expected)
 
     def engine_args(self) -> dict[str, Any]:
-        """The settings of `engine_worker`."""
         settings = {
             "capacity_scheduler_policy": _member(CapacitySchedulerPolicy, self.capacity_scheduler_policy),
             "context_chunking_policy": _member(ContextChunkingPolicy, self.context_chunking_policy),
@@ -93,7 +90,7 @@ class SchedulerConfig:
 
 
 def _member(policies: type[StrEnum], given: str | None) -> str | None:
-    # Members are named as TensorRT-LLM writes its policies, in upper case.
+    # Members are named as TensorRT-LLM's, in upper case. Other text is left to the engine: it may name a user's class.
     return policies.__members__.get(given, given) if given else None
 
 

@@ -19,7 +19,6 @@ class RequestError(RuntimeError):
 
     @property
     def retryable(self) -> bool:
-        """The same request may succeed later."""
         return isinstance(self.error, SluiceError) and self.error.retryable
 
 

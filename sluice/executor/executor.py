@@ -17,14 +17,14 @@ from sluice.executor.response import Response
 from sluice.executor.result import GenerationResult
 from sluice.executor.sampling import SamplingParams
 from sluice.executor.session import Session
-from sluice.executor.stats import IterationStats, RequestStats, StepsLog, read_request, read_step
+from sluice.executor.stats import IterationStats, RequestStats, read_request, read_step
 from sluice.executor.submissions import Submissions
 from sluice.executor.waiting import Deadline, Timeout, in_seconds
 
 log = logging.getLogger("sluice.executor")
 
+# Requests sent at once. Further ones wait here in order: a router would refuse them once its queue is full.
 MAX_IN_FLIGHT = 1024
-"""Requests sent at once; further ones wait in order."""
 BATCH_IN_FLIGHT = 256
 MAX_ITERATIONS = 1000
 
@@ -32,15 +32,14 @@ MAX_ITERATIONS = 1000
 class GenerationExecutor:
     """Runs requests on a ring on this machine or on a server elsewhere. Thread-safe.
 
-    Create it with `create` or `connect`, and end it with `shutdown` or as a context manager. Garbage collection and the
-    end of the program end it too.
+    End it with `shutdown` or as a context manager. Garbage collection and the end of the program end it too.
     """
 
-    def __init__(self, session: Session, steps: StepsLog, ring: LocalRing | None = None) -> None:
+    def __init__(self, session: Session, ring: LocalRing | None = None) -> None:
         self._session = session
-        self._steps = steps
         self._ring = ring
         self._submissions = Submissions(session)
+        # The function must not refer to `self`, which would then never be garbage.
         self._end = weakref.finalize(self, _close, session, ring)
 
     @classmethod
@@ -85,7 +84,7 @@ class GenerationExecutor:
             **ring_options,
         )
         try:
-            return cls._over(ring.addresses, iter_stats_max_iterations, max_in_flight, ring, ClientOptions())
+            return cls(Session(ring.addresses, max_in_flight, iter_stats_max_iterations, ClientOptions()), ring)
         except BaseException:
             ring.close()
             raise
@@ -101,21 +100,9 @@ class GenerationExecutor:
     ) -> Self:
         """Use a running server, such as `sluice serve`, by the address of one or several of its routers.
 
-        `client_options` are those of `sluice.client`. Raises SluiceError if no router answers.
+        `client_options` are those of `Client`. Raises SluiceError if no router answers.
         """
-        return cls._over(addresses, iter_stats_max_iterations, max_in_flight, None, client_options)
-
-    @classmethod
-    def _over(
-        cls,
-        addresses: str | Sequence[str],
-        iterations: int,
-        max_in_flight: int,
-        ring: LocalRing | None,
-        client_options: ClientOptions,
-    ) -> Self:
-        steps = StepsLog(iterations)
-        return cls(Session(addresses, max_in_flight, steps, client_options), steps, ring)
+        return cls(Session(addresses, max_in_flight, iter_stats_max_iterations, client_options))
 
     def submit(self, request: GenerationRequest) -> GenerationResult:
         """Start a request. An invalid one fails by its result. Raises RuntimeError once shut down."""
@@ -238,13 +225,13 @@ class GenerationExecutor:
         Engines report twice a second, and nothing while idle. Raises SluiceError if the server does not provide
         statistics; RuntimeError once shut down and everything is read.
         """
-        return [read_step(stats) for stats in self._steps.take_steps(timeout)]
+        return [read_step(stats) for stats in self._session.steps.take_steps(timeout)]
 
     get_latest_stats = get_latest_iteration_stats
 
     def get_latest_request_stats(self, timeout: Timeout = 0.0) -> list[RequestStats]:
         """The latest statistics of each request that changed since the last call; as `get_latest_iteration_stats`."""
-        requests = self._steps.take_requests(timeout)
+        requests = self._session.steps.take_requests(timeout)
         return [read_request(stats, self._submissions.request_id(stats.request_id)) for stats in requests]
 
     def tokenize(self, text: str, add_special_tokens: bool | None = None, model: str | None = None) -> list[int]:
@@ -275,7 +262,7 @@ class GenerationExecutor:
             self._end()
         finally:
             self._submissions.ready.close()
-            self._steps.close()
+            self._session.steps.close()
 
     @property
     def pids(self) -> dict[str, int]:

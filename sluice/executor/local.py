@@ -13,11 +13,7 @@ log = logging.getLogger("sluice.executor")
 
 
 class LocalRing:
-    """A started ring, owned by a thread: child processes die with the thread that started them, and the caller's thread
-    may end first.
-
-    Arguments and errors are those of `Ring`. Warnings and errors that its services log go to `logging`.
-    """
+    """A started `Ring`, with its arguments and errors. Problems that its services log go to `logging`."""
 
     def __init__(self, model: str | None, **options: Any) -> None:
         self._ring = Ring(model, observe=_log_problem, **options)
@@ -25,6 +21,7 @@ class LocalRing:
         self._started = threading.Event()
         self._error: BaseException | None = None
         self._owner = os.getpid()
+        # Child processes die with the thread that started them, and the caller's may end before the executor.
         self._thread = threading.Thread(target=self._keep, name="sluice ring", daemon=True)
         # Before the thread starts, so that an interrupt at any point leaves no ring behind.
         atexit.register(self.close)
@@ -41,16 +38,14 @@ class LocalRing:
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of the routers."""
         return self._ring.addresses
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by service."""
         return self._ring.pids
 
     def close(self) -> None:
-        """Stop all processes and remove their sockets; an interrupt kills them at once. Idempotent."""
+        """Stop all processes; an interrupt kills them at once. Idempotent."""
         if os.getpid() != self._owner:
             # The ring belongs to the process that started it, not to a fork of that.
             return

@@ -12,6 +12,7 @@ from sluice.executor.waiting import Milliseconds, as_timedelta
 
 Priority = Literal["low", "normal", "high"]
 PRIORITIES = (None, *get_args(Priority))
+# Of KV cache blocks, as in TensorRT-LLM.
 DEFAULT_PRIORITY = 35
 
 
@@ -28,7 +29,6 @@ class TokenRangeRetentionConfig:
     """After it the default priority of 35 applies. None: until evicted."""
 
     def options(self) -> TokenRangeRetention:
-        """The option of `sluice.client`."""
         return TokenRangeRetention(
             start=self.token_start,
             end=self.token_end,
@@ -39,7 +39,7 @@ class TokenRangeRetentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class KvCacheRetentionConfig:
-    """Priorities of prompt ranges and of generated blocks; 35 where no range applies."""
+    """Priorities of prompt ranges and of generated blocks; 35 if no range applies."""
 
     token_range_retention_configs: Sequence[TokenRangeRetentionConfig] = ()
     decode_retention_priority: int = DEFAULT_PRIORITY
@@ -48,7 +48,6 @@ class KvCacheRetentionConfig:
     TokenRangeRetentionConfig: ClassVar[type[TokenRangeRetentionConfig]] = TokenRangeRetentionConfig
 
     def options(self) -> KvCache:
-        """The option of `sluice.client`; the default decode priority is left unset."""
         is_default = self.decode_retention_priority == DEFAULT_PRIORITY and self.decode_duration_ms is None
         return KvCache(
             prompt_retention=[each.options() for each in self.token_range_retention_configs],
@@ -62,7 +61,7 @@ class KvCacheRetentionConfig:
         return any(each.token_start or each.token_end is not None for each in self.token_range_retention_configs)
 
     def within(self, num_tokens: int) -> Self:
-        """The ranges cut to a prompt of `num_tokens`; those beyond it are dropped."""
+        """Cut to a prompt of `num_tokens`; ranges beyond it are dropped."""
         ranges = [
             each if each.token_end is None else replace(each, token_end=min(each.token_end, num_tokens))
             for each in self.token_range_retention_configs
@@ -90,8 +89,6 @@ class CommonOptions(TypedDict, total=False):
 
 
 class RequestOptions(CommonOptions, total=False):
-    """Options of one prompt."""
-
     lora_request: LoRARequest | None
     kv_cache_retention_config: KvCacheRetentionConfig | None
 
@@ -153,7 +150,6 @@ class GenerationRequest:
         return None if allotted is None else allotted.total_seconds()
 
     def client_options(self, wire_id: str) -> Options:
-        """The options of `sluice.client`."""
         kv_cache = self.kv_cache_retention_config.options() if self.kv_cache_retention_config else KvCache()
         if self.cache_salt is not None:
             kv_cache["salt"] = self.cache_salt

@@ -62,8 +62,6 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A result or an error of one request."""
-
     request_id: int
     client_id: int | None
     result: Result | None = None
@@ -75,7 +73,6 @@ class Response:
 
     @property
     def error_msg(self) -> str:
-        """Empty if there is no error."""
         return str(self.error or "")
 
 
@@ -106,7 +103,6 @@ class CompletionOutput:
         return len(self.token_ids)
 
     def begin_read(self) -> None:
-        """Reset the diffs."""
         self.text_diff, self.token_ids_diff, self.logprobs_diff = "", [], []
 
     def add(self, chunk: Chunk, end_id: int | None = None) -> None:
@@ -120,6 +116,7 @@ class CompletionOutput:
         self.logprobs += logprobs
         if chunk.tensor is not None:
             self.tensors.append(chunk.tensor)
+        # The server sends the sum at the end only; a stream's responses have it from the start.
         for entry in chunk.logprobs:
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + (entry.logprob or 0.0)
         if chunk.finish_reason is not None:
@@ -130,7 +127,7 @@ class CompletionOutput:
                 self.cumulative_logprob = chunk.cumulative_logprob
 
     def end(self, reason: FinishReason) -> bool:
-        """End the output unless it has ended; whether this did."""
+        """Returns False if the output has ended already."""
         if self.finish_reason is not None:
             return False
         self.finish_reason = reason

@@ -12,24 +12,19 @@ from sluice.executor.response import CompletionOutput, Response, read_logprobs
 from sluice.executor.waiting import Deadline, Timeout, in_seconds
 
 
+# A protocol, because GenerationExecutor imports this file. A result holds its executor itself, to keep it alive.
 class Submitter(Protocol):
     """What a result needs of its executor."""
 
-    def tokenize(self, text: str, add_special_tokens: bool | None = None, model: str | None = None) -> list[int]:
-        """As GenerationExecutor.tokenize."""
-
-    def abort_request(self, request_id: int) -> None:
-        """As GenerationExecutor.abort_request."""
-
-    def forget(self, request_id: int) -> None:
-        """As GenerationExecutor.forget."""
+    def tokenize(self, text: str, add_special_tokens: bool | None = None, model: str | None = None) -> list[int]: ...
+    def abort_request(self, request_id: int) -> None: ...
+    def forget(self, request_id: int) -> None: ...
 
 
 class GenerationResult:
-    """What has been read of a request so far. Each read applies everything received and returns this same object.
+    """What has been read of a request so far, by `result`, `aresult`, iteration or the executor's `await_responses`.
 
-    `outputs`, `done` and the other attributes change only by reading: `result`, `aresult`, iteration, or the executor's
-    `await_responses`. With several readers, each response goes to one of them.
+    Each read applies everything received and returns this same object. With several readers, each response goes to one.
     """
 
     def __init__(self, request_id: int, request: GenerationRequest, queue: ChunkQueue, submitter: Submitter) -> None:
@@ -70,10 +65,7 @@ class GenerationResult:
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """Token ids of the prompt; for a text, the first access asks the server.
-
-        Raises SluiceError; TypeError for a chat, whose template only the server knows.
-        """
+        """For a text, the first access asks the server. Raises SluiceError; TypeError for a chat."""
         if self._prompt_token_ids is None:
             params, inputs = self.request.sampling_params, self.request.inputs
             if inputs and isinstance(inputs[0], Mapping):
@@ -133,11 +125,10 @@ class GenerationResult:
         self._submitter.abort_request(self.request_id)
 
     def aborted(self) -> bool:
-        """Whether `abort` was called."""
         return self._aborted
 
     def read(self, timeout: Timeout = None) -> list[Response]:
-        """Wait for something to read and return all of it, one response per output. Empty if the end was read before.
+        """Wait, and return all that can be read, one response per output. Empty if the end was read before.
 
         Raises TimeoutError, but not RequestError: that is in the response.
         """

@@ -133,9 +133,9 @@ class SamplingParams:
         return None if self.ignore_eos or self.end_id == NO_END else self.end_id
 
     def options(self) -> Options:
-        """The options of `sluice.client`."""
         tensors = [{"name": each.name, "context": each.gather_context} for each in self.additional_model_outputs or ()]
         renamed = Options(
+            # `end_id` replaces the model's EOS: that is ignored, and `end_id` becomes a stop token.
             ignore_eos=self.ignore_eos or self.end_id is not None or None,
             stop_token_ids=self._stop_token_ids(),
             include_stop_in_output=self.include_stop_str_in_output or None,

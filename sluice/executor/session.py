@@ -34,24 +34,21 @@ CLOSE_SECONDS = 5.0
 ABORT_AGAIN_SECONDS = 0.2
 ABORT_TRIES = 10
 STEPS_AGAIN_SECONDS = 1.0
+# Final errors: AdminService may be on another port or need another token.
 NO_STATISTICS = (NotImplementedByServer, Unauthenticated, Forbidden)
-"""Final errors: AdminService may be on another port or need another token."""
 
 
 class Session:
-    """Sends calls, at most `max_in_flight` at once and further ones in order. Thread-safe.
-
-    Raises SluiceError if no server answers.
-    """
+    """Sends calls, at most `max_in_flight` at once. Thread-safe. Raises SluiceError if no server answers."""
 
     def __init__(
-        self, addresses: str | Sequence[str], max_in_flight: int, steps: StepsLog, client_options: ClientOptions
+        self, addresses: str | Sequence[str], max_in_flight: int, max_iterations: int, client_options: ClientOptions
     ) -> None:
-        self._steps = steps
+        self.steps = StepsLog(max_iterations)
+        self.accepting = True
         self._calls: dict[str, PendingCall] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
-        self._accepting = True
         self._closed = False
         self._owner = os.getpid()
         self._loop = _shared_loop(self._owner)
@@ -64,9 +61,9 @@ class Session:
             raise
 
     def submit(self, call: PendingCall) -> None:
-        """Send it when there is room. Raises RuntimeError once `finish` or `close` was called."""
+        """Does not wait. Raises RuntimeError once `finish` or `close` was called."""
         with self._lock:
-            if not self._accepting:
+            if not self.accepting:
                 raise RuntimeError(SHUT_DOWN)
             self._loop.call_soon_threadsafe(self._start, call)
 
@@ -84,16 +81,12 @@ class Session:
             raise RuntimeError(SHUT_DOWN)
         return self._wait(ask(self._client))
 
-    @property
-    def accepting(self) -> bool:
-        return self._accepting
-
     def finish(self, timeout: Timeout = None) -> bool:
         """Accept no more calls, and wait for the submitted ones. False at the timeout."""
         if self._is_fork:
             return True
         with self._lock:
-            self._accepting = False
+            self.accepting = False
             if self._closed:
                 return True
             ended = asyncio.run_coroutine_threadsafe(self._all_ended(), self._loop)
@@ -103,12 +96,13 @@ class Session:
         return ended.done()
 
     def close(self) -> None:
-        """Cancel all calls and close the connection. Idempotent. Does nothing in a fork of the process."""
+        """Cancel all calls and close the connection. Idempotent."""
+        # The connection belongs to the process that opened it, and its loop's thread does not exist in a fork.
         if self._is_fork:
             return
         with self._lock:
             first, self._closed = not self._closed, True
-            self._accepting = False
+            self.accepting = False
         if first:
             closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
             # Garbage collection may close it in the loop's own thread, which cannot wait for itself.
@@ -140,8 +134,9 @@ class Session:
 
     async def _connect(self) -> None:
         await self._client.health(timeout=CONNECT_SECONDS)
-        if self._steps.limit:
+        if self.steps.limit:
             steps = self._client.stream_steps()
+            # Otherwise the steps of the first request could be missing.
             await steps.started()
             self._run_in_background(self._follow(steps))
 
@@ -180,12 +175,13 @@ class Session:
         while True:
             try:
                 async for response in steps:
-                    self._steps.put(response)
+                    self.steps.put(response)
             except NO_STATISTICS as error:
-                self._steps.fail(error)
+                self.steps.fail(error)
                 return
             except SluiceError as error:
                 log.info("statistics are unavailable for now: %s", error)
+            # Also after an orderly end: the router may be draining, and its successor not up yet.
             await asyncio.sleep(STEPS_AGAIN_SECONDS)
             steps = self._client.stream_steps()
 
@@ -214,11 +210,9 @@ async def _make_client(addresses: str | Sequence[str], options: ClientOptions) -
 
 @cache
 def _shared_loop(_pid: int) -> asyncio.AbstractEventLoop:
-    """The event loop of all executors of this process, in a daemon thread; a fork gets its own.
-
-    It is shared and never closed, because grpc.aio has one completion queue per process: an event for a loop that was
-    closed meanwhile becomes an error in another loop.
-    """
+    """The event loop of all executors of this process, in a daemon thread; a fork gets its own."""
+    # Shared and never closed, because grpc.aio has one completion queue per process: an event for a loop that was
+    # closed meanwhile becomes an error in another loop.
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="sluice executor", daemon=True).start()
     return loop

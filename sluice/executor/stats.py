@@ -78,8 +78,6 @@ class IterationStats:
 
 
 class RequestStage(StrEnum):
-    """The stage of a request."""
-
     QUEUED = "queued"
     CONTEXT_IN_PROGRESS = "context_in_progress"
     GENERATION_IN_PROGRESS = "generation_in_progress"
@@ -205,6 +203,7 @@ class StepsLog:
         with self._lock:
             self._steps.extend(response.steps)
             for each in response.requests:
+                # Removed first, so that the dict is in order of change.
                 self._requests.pop(each.request_id, None)
                 self._requests[each.request_id] = each
             while len(self._requests) > self.limit:
@@ -212,7 +211,6 @@ class StepsLog:
             self._condition.notify_all()
 
     def fail(self, error: SluiceError) -> None:
-        """No statistics are available, for this reason."""
         with self._lock:
             self._error = error
             self._condition.notify_all()

@@ -37,6 +37,7 @@ class Submissions:
         request_id = next(self._ids)
         queue = ChunkQueue(partial(self.ready.mark, request_id))
         result = GenerationResult(request_id, request, queue, submitter)
+        # Before sending, so that no response finds its request unknown.
         self.ready.add(result)
         notify = partial(on_end, result) if on_end else None
         try:
@@ -50,7 +51,7 @@ class Submissions:
         self._session.abort(self._wire_id(request_id))
 
     def cancel(self, results: list[GenerationResult]) -> None:
-        """Cancel requests whose results nobody will read."""
+        """Also discards what was received."""
         self._session.cancel([self._wire_id(result.request_id) for result in results if not result.done])
         for result in results:
             self.ready.forget(result.request_id)
@@ -86,14 +87,13 @@ class ReadySet:
             raise ValueError(f"no request {request_id}: never submitted, or its end has been read") from None
 
     def mark(self, request_id: int) -> None:
-        """The request has something to read."""
         with self._lock:
             if request_id in self._open:
                 self._marked[request_id] = None
                 self._condition.notify_all()
 
     def forget(self, request_id: int) -> None:
-        """The request's end was read, or nobody will read it."""
+        """Its end was read, or is not wanted."""
         with self._lock:
             self._open.pop(request_id, None)
             self._marked.pop(request_id, None)
@@ -104,11 +104,9 @@ class ReadySet:
             self._condition.notify_all()
 
     def read_any(self, deadline: Deadline) -> list[Response]:
-        """Wait for responses of any request and read them; empty at the deadline.
-
-        Raises RuntimeError once closed and empty.
-        """
+        """Empty at the deadline. Raises RuntimeError once closed and empty."""
         responses: list[Response] = []
+        # Again, if another reader was faster: a mark only says that there was something to read.
         while not responses and (marked := self._take(deadline.left)):
             for result in marked:
                 responses += result.read_within(Deadline(0.0))

@@ -11,8 +11,8 @@ Timeout = timedelta | float | None
 Milliseconds = timedelta | float
 """A number is milliseconds, as in TensorRT-LLM."""
 
+# Waits are cut into slices: a signal that arrives just before an endless wait would not interrupt it.
 SLICE_SECONDS = 0.25
-"""Waits are cut into slices: a signal that arrives just before an endless wait would not interrupt it."""
 
 
 class Deadline:
@@ -35,11 +35,9 @@ class Deadline:
 
 
 def wait_for(condition: threading.Condition, predicate: Callable[[], bool], timeout: Timeout) -> bool:
-    """Wait until the predicate holds; False at the timeout.
-
-    The caller holds the condition's lock by `with` on the plain `threading.Lock` itself: `with condition` runs Python
-    code, in which Ctrl-C can leave the lock locked.
-    """
+    """Wait until the predicate holds; False at the timeout. The caller holds the condition's lock."""
+    # By `with` on the plain `threading.Lock` itself: `with condition` runs Python code, in which Ctrl-C can leave the
+    # lock locked.
     deadline = Deadline(timeout)
     while not predicate():
         if deadline.left == 0:

@@ -13,9 +13,10 @@ from sluice.ring.keys import Role
 from sluice.ring.process import PARENT_VARIABLE, START_FAILED
 
 TAIL_LINES = 40
+# A longer line comes in parts: a service that never writes a newline must not fill the launcher's memory.
 MAX_LINE_BYTES = 1 << 16
+# For the last lines of an exited process. Not unbounded, because a surviving grandchild may keep the pipe open.
 LAST_LINES_SECONDS = 1.0
-"""For the last lines of an exited process. Not unbounded, because a surviving grandchild may keep the pipe open."""
 
 
 class Child:
@@ -67,21 +68,22 @@ class Child:
 
     @property
     def ending(self) -> str:
-        """How it exited, in words."""
+        """How it exited, and why if it said so."""
         code = self._process.poll()
         if code is None:
             return "still runs"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return f"{how}: {self.error}" if self.error else how
 
     def terminate(self) -> None:
-        """Ask it to drain and exit."""
+        """The service drains, then exits."""
         self._process.terminate()
 
     def kill(self) -> None:
         self._process.kill()
 
     def wait(self, timeout: float) -> bool:
-        """Returns whether it exited, and its log was read, within this many seconds."""
+        """Whether it exited within `timeout` seconds. Its log has been read by then."""
         try:
             self._process.wait(max(timeout, 0))
         except subprocess.TimeoutExpired:
@@ -107,5 +109,6 @@ class Child:
             with suppress(ChildProcessError):
                 os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self._process.wait()
+        # First the log: it has the reason of a failed start, which the supervisor shows.
         self._reader.join(LAST_LINES_SECONDS)
         self._ended(self)

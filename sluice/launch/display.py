@@ -16,37 +16,30 @@ from sluice.ring.process import START_FAILED
 BARS = ("loading", "capturing")
 SHOWN_EVENTS = (*BARS, "request_ended", SERVICE_RECOVERED)
 STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
+# Not shown on a terminal, which has its text and counts already.
 DEMO_REQUEST = "sluice-serve-demo"
-"""Not shown on a terminal, which has its text and counts already."""
 UNSHOWN_FIELDS = ("event", "level", "timestamp", "service", "id")
 
 
 class Display:
-    """An `Observe` for a ring, and a context manager. Unless `verbose` it shows loading, requests and problems only.
-
-    A service's `start_failed` is not shown: the launcher's own line about it has the reason.
-    """
+    """An `Observe` for a ring, and a context manager. Unless `verbose` it shows loading, requests and problems only."""
 
     def __init__(self, verbose: bool = False, console: Console | None = None) -> None:
         self._verbose = verbose
         self._console = console or Console(file=sys.stderr)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-        )
+        name, share = TextColumn("{task.description}"), TextColumn("{task.percentage:>3.0f} %")
+        columns = (name, BarColumn(), share, TimeElapsedColumn())
+        self._progress = Progress(*columns, console=self._console, transient=True)
         self._bars: dict[str, TaskID] = {}
         self._lock = threading.Lock()
 
     def __call__(self, line: LogLine) -> None:
+        # Not a service's `start_failed`: the launcher's own line about it has the reason.
         wanted = (line.is_problem and line.event != START_FAILED) or line.event in SHOWN_EVENTS
         if not (self._verbose or wanted):
             return
         if not self._console.is_terminal:
-            # What a service wrote past its logger, such as a line of a traceback, becomes a JSON line.
+            # A line that did not come from the service's logger, such as one of a traceback, becomes JSON too.
             self._write(line if line.fields else launcher_line(line.child, "output", "warning", text=line.text))
         elif line.event in BARS:
             with self._lock:
@@ -55,13 +48,13 @@ class Display:
             self._console.print(_readable(line), highlight=False, soft_wrap=True)
 
     def say(self, event: str, text: str, level: str = "info", fields: Mapping[str, Any] = {}) -> None:
-        """An event of the launcher: `text` on a terminal, else a JSON line with `fields`."""
+        """Show `text` on a terminal, else a JSON line with `fields`."""
         if self._console.is_terminal:
             self._console.print(text, style=STYLES.get(level, "dim"), highlight=False, markup=False, soft_wrap=True)
         else:
             self._write(launcher_line("launcher", event, level, **fields))
 
-    def complain(self, message: str, event: str = "failed") -> None:
+    def show_error(self, message: str, event: str = "failed") -> None:
         message = " ".join(message.split())
         self.say(event, f"error: {message}", "error", {"error": message})
 
@@ -93,10 +86,8 @@ def _readable(line: LogLine) -> Text:
         return Text(f"{_clock(line.fields)} {describe_request(line.fields)}", style="dim")
     level = str(line.fields.get("level", ""))
     details = [f"{key}={_short(value)}" for key, value in line.fields.items() if key not in UNSHOWN_FIELDS]
-    problem = [level] if level in STYLES else []
-    return Text(
-        " ".join([_clock(line.fields), *problem, line.child, line.event, *details]), style=STYLES.get(level, "dim")
-    )
+    words = [_clock(line.fields), *([level] if level in STYLES else []), line.child, line.event, *details]
+    return Text(" ".join(words), style=STYLES.get(level, "dim"))
 
 
 def describe_request(fields: Mapping[str, Any]) -> str:

@@ -11,19 +11,16 @@ from pathlib import Path
 PREFIX = "sluice-"
 LOCK = "launcher"
 SHORT_TEMP = "/tmp"  # noqa: S108
+# The path of an ipc socket may have about 107 bytes, on macOS 103.
 MAX_FOLDER_LENGTH = 80
-"""The path of an ipc socket may have about 107 bytes, on macOS 103."""
 
 
 class Folder:
-    """A folder that only this user may enter, with a short path.
-
-    It is stale once no process holds its lock: the launcher does, and the children inherit it. A lock and not a pid
-    file, because a pid may have been reused, or belong to another container with the same temporary folder.
-    """
+    """Only this user may enter it. It is stale once no process holds `lock`, which the children inherit."""
 
     def __init__(self) -> None:
         self.path = _make()
+        # A lock and not a pid file: a pid may have been reused, or belong to another container with the same /tmp.
         new = self.path / f"{LOCK}.new"
         self.lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
@@ -33,7 +30,7 @@ class Folder:
         self._removed = False
 
     def remove(self) -> None:
-        """Delete the folder with its contents. Idempotent."""
+        """Idempotent."""
         if not self._removed:
             self._removed = True
             shutil.rmtree(self.path, ignore_errors=True)

@@ -11,6 +11,7 @@ from sluice.settings.services import EngineSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIST = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
+# nvidia-smi can take many seconds if it has to load the driver first.
 LIST_SECONDS = 60.0
 
 
@@ -37,16 +38,14 @@ def gpus_of_engines(engines: int, settings: EngineSettings, environment: Mapping
     """By engine; empty if they run on the CPU or no GPUs are found. Raises OptionsError if there are too few."""
     if settings.device == "cpu":
         return []
-    return deal(visible_gpus(environment), engines, settings.tensor_parallel)
+    return assign_gpus(visible_gpus(environment), engines, settings.tensor_parallel)
 
 
-def deal(names: Sequence[str], engines: int, ranks: int) -> list[Gpus]:
-    """Each engine gets the next `ranks` GPUs. Single-rank engines share GPUs if there are more engines than GPUs.
-
-    Raises OptionsError if there are too few for engines of several ranks.
-    """
+def assign_gpus(names: Sequence[str], engines: int, ranks: int) -> list[Gpus]:
+    """By engine: the next `ranks` of the names. Raises OptionsError if there are too few for several ranks each."""
     if not names:
         return []
+    # Engines of one rank may share a GPU; ranks of one engine may not: NCCL refuses that.
     if ranks == 1:
         turns = [names[i % len(names)] for i in range(engines)]
         on = Counter(turns)

@@ -1,11 +1,10 @@
-"""A ring on this machine: starts the services as child processes, keeps them running, and stops them in order."""
+"""A ring on this machine: its start, its end, and restarts on demand."""
 
 import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from sluice import tiny_model
@@ -24,10 +23,8 @@ from sluice.settings.services import EngineSettings
 
 TINY_MODEL_NAME = "tiny"
 POLL_SECONDS = 0.05
+# Short: a signal that arrives just before an unbounded wait would not end it.
 SIGNAL_SECONDS = 0.25
-LOOPBACK = "127.0.0.1"
-INTERFACES = {"port": "host", "admin_port": "admin_host", "metrics_port": "metrics_host"}
-"""By each setting that names a port, the one that names its interface."""
 
 
 class Ring:
@@ -81,10 +78,7 @@ class Ring:
 
     @property
     def children(self) -> dict[str, Child]:
-        """By service: "router" (or "router-0", … if there are several), "engine-0", …, "detok-0", …
-
-        Includes processes that have exited and were not replaced yet.
-        """
+        """By service: "router" (or "router-0", …), "engine-0", …, "detok-0", … Exited ones stay until replaced."""
         return {slot.name: slot.child for slot in self._slots if slot.child is not None}
 
     @property
@@ -93,11 +87,11 @@ class Ring:
 
     @property
     def missing(self) -> list[Role]:
-        """Roles whose every service has been given up. Unless it is empty, no request can be served."""
+        """Roles whose every service has been given up: no request can be served."""
         return [role for role in ROLES if all(slot.given_up for slot in self._slots if slot.service.role == role)]
 
     def start(self) -> None:
-        """Start all services and wait until all of them serve. Leaves nothing running if it raises."""
+        """Wait until all services serve. Leaves nothing running if it raises."""
         try:
             remove_stale()
             self._folder = Folder()
@@ -111,9 +105,10 @@ class Ring:
             raise
 
     def stop(self) -> None:
-        """Drain the routers first, so that live streams end, then stop engines and detokenizers."""
+        """Drain all services, then stop them."""
         if self._supervisor is not None:
             self._supervisor.halt()
+        # Routers first: their live streams end only while engines and detokenizers still run.
         self._stop([slot for slot in self._slots if slot.service.role == "router"])
         self._stop([slot for slot in self._slots if slot.service.role != "router"])
 
@@ -131,10 +126,7 @@ class Ring:
             self._folder.remove()
 
     def restart(self, name: str) -> None:
-        """Drain and restart one service, also one that was given up. Returns when it serves.
-
-        Raises KeyError for an unknown name, RingError if it does not serve again.
-        """
+        """Drain and restart one service, also one that was given up. Raises KeyError, RingError."""
         if self._supervisor is None:
             raise RingError("the ring has not been started")
         restarted = self._supervisor.restart(name)
@@ -147,7 +139,7 @@ class Ring:
         restarted.result()
 
     def restart_all(self) -> None:
-        """A rolling restart: one service after the other. Raises RingError at the first that does not serve again."""
+        """One service after another. Raises RingError at the first that does not serve again."""
         for slot in self._slots:
             self.restart(slot.name)
 
@@ -156,7 +148,6 @@ class Ring:
         while self._supervisor is not None and self._supervisor.is_alive() and not self.missing:
             if stop():
                 break
-            # Short: a signal that arrives just before an unbounded wait would not end it.
             time.sleep(SIGNAL_SECONDS)
         return self.missing
 
@@ -164,9 +155,7 @@ class Ring:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.stop()
         finally:
@@ -183,7 +172,7 @@ class Ring:
             if not supervisor.is_alive():
                 raise RingError("stopped while starting")
             if time.monotonic() > deadline:
-                raise RingError(f"waited {self._start_timeout:g} s for {', '.join(supervisor.unserving)} to serve")
+                raise RingError(f"waited {self._start_timeout:g} s for {', '.join(supervisor.not_serving)} to serve")
 
     def _stop(self, slots: list[Slot]) -> None:
         now = time.monotonic()
@@ -197,7 +186,7 @@ class Ring:
 
 
 def _check_ports(ports: Iterable[Port]) -> None:
-    """Raises RingError if one is in use. A child would notice it only after its slow imports."""
+    # Here already: a child would notice a port in use only after its slow imports.
     try:
         check_ports(ports)
     except PortError as error:

@@ -11,12 +11,11 @@ SERVICE_RECOVERED = "service_recovered"
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of one child, or of the launcher."""
+    """One line of a service, or of the launcher."""
 
     child: str
     """Such as "engine-0"."""
     text: str
-    """As it was written."""
     fields: dict[str, Any] = field(default_factory=dict)
     """The JSON object of structlog; empty for a line that did not come from the logger."""
 
@@ -54,12 +53,11 @@ def service_exited(name: str, pid: int, how: str, restart_in: float | None) -> L
 
 
 def lines_lost(lines: int) -> str:
-    """The launcher's own output was full, closed, or not read for a while."""
     return launcher_line("launcher", "log_lines_lost", "warning", lines=lines).text
 
 
 def launcher_line(name: str, event: str, level: str, **fields: Any) -> LogLine:
-    """By the launcher, about a service or, under the name "launcher", about itself."""
+    """`name`: of the service that it is about, or "launcher"."""
     time = datetime.now(UTC).isoformat()
     found = {"service": "launcher", "id": name, **fields, "event": event, "level": level, "timestamp": time}
     return LogLine(name, json.dumps(found), found)

@@ -20,12 +20,12 @@ from sluice.settings.services import DetokenizerSettings, EngineSettings, Router
 Arguments = Mapping[str, Any]
 """Settings of a service by name, such as {"max_batch_size": 8}; None is left out."""
 
+# -P: without it, `-m router` would run a router.py in the user's current folder.
 PYTHON = (sys.executable, "-P")
-"""Runs a module; -P keeps a router.py in the user's folder from being taken for ours."""
 
 MAX_PORT = 65535
+# Not inherited: the engines of a ring that a torchrun process starts are not torchrun's ranks.
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""Who is started by torchrun and starts a ring of its own: its engines are none of those ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,17 @@ class Plan:
     port: int = 0
     """Of the first router; the others have the ports after it. 0: any free ones."""
     metrics_port: int = 0
-    """Where the first router has its metrics and health; other routers, engines and then detokenizers have the ports
-    after it. 0: nowhere."""
+    """Metrics and health of the first router; other routers, engines, detokenizers have the ports after it. 0: none."""
     keys: str | None = None
-    """Folder of the ring's keys, for lanes that are encrypted on one machine too."""
+    """Folder of the ring's keys: lanes are encrypted, although all of them stay on this machine."""
     drain_timeout: float = 10.0
     """Seconds for live streams to end, for each service that stops."""
     max_failed_starts: int = 5
-    """So many ends in a row of a service that was not ready yet: it is given up."""
+    """A service that exits this often in a row before it is ready is given up."""
     freeze_timeout: float = 120.0
-    """Seconds without a turn of its loop after which a service is killed and started again."""
+    """A service whose event loop stands still for this many seconds is killed and restarted."""
     shared_args: Arguments = field(default_factory=dict)
-    """Settings of every service that has them, such as {"priority_aging_seconds": 5.0}; those below take precedence."""
+    """Settings of every service that has them; those below take precedence."""
     engine_args: Arguments = field(default_factory=dict)
     detokenizer_args: Arguments = field(default_factory=dict)
     router_args: Arguments = field(default_factory=dict)
@@ -103,20 +102,18 @@ class Service:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Its own, beside `child_environment`."""
+        """In addition to `child_environment`."""
         return {} if self.gpus is None else self.gpus.environment
 
     @property
     def drain_timeout(self) -> float:
-        """Seconds that its live streams have to end."""
         return float(self.arguments["drain_timeout"])
 
     def on_port(self, port: int) -> "Service":
-        """The same on a port that is known by now."""
         return replace(self, arguments={**self.arguments, "port": port})
 
     def settings(self, environment: Mapping[str, str]) -> ServiceSettings:
-        """What it will read in this environment. Raises OptionsError where it would refuse to start."""
+        """What it will read in this environment. Raises OptionsError if it would refuse to start."""
         try:
             return read_settings(self.kind, _flags(self.arguments), environment)
         except SettingsError as error:
@@ -124,8 +121,7 @@ class Service:
 
 
 def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Service]:
-    """All processes; their sockets lie in `folder`. `gpus`: of each engine, where that is known."""
-    # Others call a single one by its role.
+    """All processes; their sockets are in `folder`. `gpus`: by engine, if known."""
     routers = ["router"] if plan.routers == 1 else [f"router-{i}" for i in range(plan.routers)]
     engines = [f"engine-{i}" for i in range(plan.engines)]
     detokenizers = [f"detok-{i}" for i in range(plan.detokenizers)]
@@ -163,7 +159,7 @@ def services(plan: Plan, folder: Path, gpus: Sequence[Gpus] = ()) -> list[Servic
 
 
 def _share(plan: Plan, gpus: Gpus | None) -> dict[str, Any]:
-    """Of the machine, for each engine."""
+    """An engine's share of the machine."""
     return {
         "default_threads": max(1, usable_cores() // plan.engines),
         "engines_here": plan.engines,
@@ -178,14 +174,13 @@ def _router_args(plan: Plan, number: int) -> Arguments:
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment without torchrun's variables, plus what services that share a machine need."""
     # Engine threads that spin at barriers take the cores from the router, and from the very thread they wait for:
     # on two busy cores the tiny model's step took 100 ms instead of 8.
     inherited = {name: value for name, value in os.environ.items() if name not in TORCHRUN}
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **inherited}
     root = Path(__file__).parents[2]
     if root != Path(sysconfig.get_path("purelib")):
-        # A checkout that may not be installed.
+        # A checkout that may not be installed: children run in the user's folder and would not find it.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
     return environment
 

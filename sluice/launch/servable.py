@@ -8,18 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sluice.ring.checkpoint import Checkpoint, CheckpointError
-from sluice.ring.weight_files import check_weight_files
+from sluice.ring.checkpoint import Checkpoint, CheckpointError, check_weight_files
 
 LIBRARY = "transformers"
 TABLE_FILE, TABLE = "models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 
 
 def check_servable(checkpoint: Checkpoint, *, weights: bool) -> None:
-    """Raises CheckpointError. The engine may still refuse it for other reasons.
-
-    weights: whether the engine will read the weight files.
-    """
+    """Raises CheckpointError. `weights`: the engine will read the weight files."""
     _check_architecture(checkpoint.path / "config.json", checkpoint.config)
     try:
         json.loads(checkpoint.tokenizer_file.read_bytes())
@@ -47,10 +43,8 @@ def _check_architecture(file: Path, config: Mapping[str, Any]) -> None:
 
 
 def causal_language_models() -> frozenset[str]:
-    """Architectures of the installed transformers. Empty if its table is not found: then the engine decides.
-
-    Parsed from its source, because importing it takes seconds and needs torch.
-    """
+    """Architectures of the installed transformers. Empty if its table is not found: then the engine decides."""
+    # Parsed from its source, because importing it takes seconds and needs torch.
     found = find_spec(LIBRARY)
     folders = [] if found is None else found.submodule_search_locations or []
     for folder in folders:

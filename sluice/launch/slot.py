@@ -14,11 +14,7 @@ HEALTHY_SECONDS = 60.0
 
 @dataclass(slots=True)
 class Backoff:
-    """The wait before a restart: doubles with each exit in a row; HEALTHY_SECONDS of healthy uptime reset it.
-
-    Only a service that exits `max_failed_starts` times in a row without getting ready is given up. One that was ready
-    in between is not broken: something killed it, and that need not happen again.
-    """
+    """The wait before a restart: doubles with each exit in a row; HEALTHY_SECONDS of healthy uptime reset it."""
 
     max_failed_starts: int
     exits: int = 0
@@ -27,6 +23,7 @@ class Backoff:
     def after(self, ready_seconds: float | None) -> float | None:
         """Seconds to wait after an exit; None: give up. `ready_seconds`: how long it was ready; None: never."""
         if ready_seconds is not None:
+            # One that was ready is not broken: something killed it, and that need not happen again.
             self.failed_starts = 0
             if ready_seconds >= HEALTHY_SECONDS:
                 self.exits = 0
@@ -41,7 +38,7 @@ class Backoff:
 
 @dataclass(slots=True)
 class Slot:
-    """Written by the supervisor's thread only. Times are of the monotonic clock."""
+    """Written by the supervisor's thread only. Times are monotonic."""
 
     service: Service
     reader: StatusReader
@@ -58,7 +55,7 @@ class Slot:
     """Restarted, and its recovery has not been logged yet."""
     given_up: bool = False
     kill_at: float | None = None
-    """It was asked to drain for a restart; at this time it is killed."""
+    """It is draining for a restart; at this time it is killed."""
     restarted: Future[None] | None = None
     """Of the `restart` call in progress."""
     frozen: bool = False
@@ -81,14 +78,12 @@ class Slot:
         return self.reader.status.peers.get(peer.name) == peer.reader.status.epoch
 
     def clear(self) -> None:
-        """Forget what was known of the last process."""
         self.ready_at = self.kill_at = None
         self.frozen = False
         # Otherwise the file of the last process would make the next one look ready.
         self.reader.reset()
 
     def poll(self, now: float) -> None:
-        """Read the status that the service reports."""
         self.reader.poll(now)
         if not self.ready:
             return
@@ -97,10 +92,10 @@ class Slot:
         address = self.reader.status.address
         port = address.rpartition(":")[2]
         if self.service.role == "router" and address != self.address and port.isdecimal():
-            # The next process gets the same port, also where the first one chose it.
+            # The next process gets the same port, even if the first one chose it: clients know it by now.
             self.address, self.service = address, self.service.on_port(int(port))
 
-    def still(self, now: float) -> float:
-        """Seconds since its loop last turned; 0 before it is ready."""
+    def stalled_seconds(self, now: float) -> float:
+        """Since its event loop last turned; 0 before it is ready."""
         turned_at = self.reader.turned_at
         return 0.0 if turned_at is None else now - turned_at

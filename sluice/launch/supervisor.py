@@ -18,12 +18,12 @@ from sluice.telemetry.service_status import STATUS_VARIABLE, StatusReader
 
 TICK_SECONDS = 0.05
 FREEZE_CHECK_SECONDS = 1.0
+# A child that has not exited this long after its drain timeout is killed.
 KILL_AFTER_SECONDS = 5.0
-"""A child that has not exited this long after its drain timeout is killed."""
 
 
 class RingError(RuntimeError):
-    """A ring or a service could not start. `tail` holds the last log lines of the child at fault, if one is."""
+    """A ring or a service could not start. `tail` holds the last log lines of the child at fault."""
 
     def __init__(self, message: str, tail: Sequence[str] = ()) -> None:
         self.tail = tuple(tail)
@@ -32,10 +32,7 @@ class RingError(RuntimeError):
 
 
 class Supervisor(threading.Thread):
-    """Owner of all slots. Children die with the thread that started them, so this one lives until `close`.
-
-    Nothing is restarted before everything has served once: a service that cannot start ends the start of the ring.
-    """
+    """Owner of all slots. Children die with the thread that started them, so this one lives until `close`."""
 
     def __init__(
         self, services: Sequence[Service], plan: Plan, folder: Folder, environment: Mapping[str, str], observe: Observe
@@ -82,12 +79,12 @@ class Supervisor(threading.Thread):
         return restarted
 
     def halt(self) -> None:
-        """From now on nothing is started and exits are ignored: the caller ends the children."""
+        """Start nothing more and ignore exits: the caller ends the children."""
         with self._starting:
             self._halted = True
 
     def close(self) -> None:
-        """End the thread, and with it any children that are left."""
+        """End the thread, and with it all remaining children."""
         self.halt()
         self._closed = True
         if self.is_alive():
@@ -96,8 +93,8 @@ class Supervisor(threading.Thread):
             _fail_restart(slot, "the ring stops")
 
     @property
-    def unserving(self) -> list[str]:
-        """Names of the services that do not serve, or that some router has not heard yet."""
+    def not_serving(self) -> list[str]:
+        """Names of services."""
         return [slot.name for slot in self.slots.values() if not self._serves(slot)]
 
     def _start_child(self, slot: Slot) -> None:
@@ -131,28 +128,30 @@ class Supervisor(threading.Thread):
         except (OSError, SystemExit):
             # Our own output is closed. The children's must still be read, or they would block.
             self._observe = ignore
-        except Exception:  # noqa: BLE001 - whatever an observer does, it must not end the ring
+        except Exception:  # noqa: BLE001 - no error of an observer may end the ring
             self._observe = ignore
-            with suppress(OSError):  # where stderr cannot be written either, the supervisor goes on
+            with suppress(OSError):  # if stderr cannot be written either, the supervisor continues
                 traceback.print_exc()
 
     def _on_exit(self, slot: Slot, child: Child) -> None:
+        # A late report, of a child that was replaced already, is of no interest.
         if self._halted or child is not slot.child:
             return
         if slot.kill_at is not None:
             self._start_anew(slot)
             return
         if not self.up.is_set():
+            # Nothing is restarted before everything has served once: wrong options would fail again.
             self.failure = self.failure or _failed_start(child)
             return
         # It may have become ready since the last tick.
         slot.poll(time.monotonic())
         ready_seconds = None if slot.ready_at is None else time.monotonic() - slot.ready_at
-        how = f"stood still for {self._freeze_timeout:g} s and was killed" if slot.frozen else _exit_reason(child)
+        how = f"stood still for {self._freeze_timeout:g} s and was killed" if slot.frozen else child.ending
         self._schedule_restart(slot, child.pid, how, ready_seconds)
 
     def _schedule_restart(self, slot: Slot, pid: int, how: str, ready_seconds: float | None) -> None:
-        """After an exit that nobody asked for; or give the service up."""
+        """After an unexpected exit; or give the service up."""
         delay = slot.backoff.after(ready_seconds)
         slot.clear()
         slot.returning, slot.given_up = delay is not None, delay is None
@@ -175,7 +174,7 @@ class Supervisor(threading.Thread):
     def _start_anew(self, slot: Slot) -> None:
         """At the next tick and without backoff."""
         slot.clear()
-        # A restart that was asked for is not a failure, and gives a service that was given up a new chance.
+        # A requested restart is not a failure, and gives a service that was given up a new chance.
         slot.backoff = Backoff(slot.backoff.max_failed_starts)
         slot.returning, slot.given_up, slot.start_at = True, False, time.monotonic()
 
@@ -193,7 +192,7 @@ class Supervisor(threading.Thread):
                 if slot.restarted is not None:
                     slot.restarted.set_result(None)
                     slot.restarted = None
-        if not self.up.is_set() and not self.unserving:
+        if not self.up.is_set() and not self.not_serving:
             self.up.set()
         if now - self._freeze_checked_at >= FREEZE_CHECK_SECONDS:
             self._kill_frozen(now)
@@ -203,15 +202,15 @@ class Supervisor(threading.Thread):
         self._freeze_checked_at = now
         for slot in self.slots.values():
             if late > FREEZE_CHECK_SECONDS:
-                # This process stood still itself, perhaps with the whole machine: the services get that time back.
+                # This process stood still itself, perhaps with the whole machine: do not count that time.
                 slot.reader.forgive(late, now)
-            frozen = slot.alive and slot.kill_at is None and slot.still(now) > self._freeze_timeout
+            frozen = slot.alive and slot.kill_at is None and slot.stalled_seconds(now) > self._freeze_timeout
             if frozen and not slot.frozen and slot.child is not None:
                 slot.frozen = True
                 slot.child.kill()
 
     def _serves(self, slot: Slot) -> bool:
-        """It is ready, and gets or sends heartbeats of this process to every ready service across the ring."""
+        """It is ready, and heartbeats of this process pass between it and every ready service across the ring."""
         ready = [other for other in self.slots.values() if other.ready]
         if slot.service.role == "router":
             return slot.ready and all(slot.receives(other) for other in ready if other.service.role != "router")
@@ -222,10 +221,6 @@ def _failed_start(child: Child) -> RingError:
     if child.error:
         return RingError(f"{child.name} cannot start: {child.error}")
     return RingError(f"{child.name} {child.ending} while starting", child.tail)
-
-
-def _exit_reason(child: Child) -> str:
-    return f"{child.ending}: {child.error}" if child.error else child.ending
 
 
 def _fail_restart(slot: Slot, message: str, tail: Sequence[str] = ()) -> None:

@@ -1,6 +1,7 @@
 """A model folder in Hugging Face layout: what services read of it besides weights, and fingerprints of it."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.ring.other_formats import why_incomplete, why_no_folder, why_not_downloaded
+from sluice.ring.other_formats import why_incomplete, why_no_folder, why_no_weights, why_not_downloaded
 
 FILES = ["*.json", "*.jinja"]
 WEIGHTS = ["*.safetensors"]
@@ -24,10 +25,16 @@ MODEL_FILES = (
     "model.safetensors.index.json",
 )
 """Files that affect tokens besides the weights: prompts, sampling defaults and shapes."""
+# Of a weight file, distributed over its tensors: at least one each, in the tensor's middle.
 SAMPLES, SAMPLE_BYTES = 512, 1024
-"""Samples of a weight file, distributed over its tensors: at least one each, in the tensor's middle."""
 MAX_HEADER_BYTES = 100_000_000
 """The limit of safetensors."""
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+LISTED = 5
+LENGTH_BYTES = 8
+"""A file begins with the length of its header."""
+GIT_LFS = b"version https://git-lfs"
 
 
 class CheckpointError(ValueError):
@@ -94,15 +101,15 @@ def open_checkpoint(
     for name_of_file in ("config.json", "tokenizer.json"):
         if not (path / name_of_file).is_file():
             raise CheckpointError(why_incomplete(path, name_of_file))
-    config = _read_json(path / "config.json", required=True)
+    config = _read_json(path / "config.json")
     if not isinstance(config.get("vocab_size"), int):
         raise CheckpointError(f"{path / 'config.json'} has no vocab_size")
-    tokenizer_config = _read_json(path / "tokenizer_config.json", required=False)
+    tokenizer_config = _read_json(path / "tokenizer_config.json")
     return Checkpoint(
         path=path,
         name=name or (path.name if Path(model).exists() else model),
         config=config,
-        generation=_read_json(path / "generation_config.json", required=False),
+        generation=_read_json(path / "generation_config.json"),
         tokenizer_config=tokenizer_config,
         chat_template=_chat_template(path, tokenizer_config),
         fingerprint=model_fingerprint(path),
@@ -126,10 +133,9 @@ def _local_folder(model: str, revision: str | None, files: list[str]) -> Path:
         raise CheckpointError(why_not_downloaded(model, revision, error)) from error
 
 
-def _read_json(path: Path, required: bool) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
+    """Empty if there is no such file."""
     if not path.is_file():
-        if required:
-            raise CheckpointError(f"{path.parent} has no {path.name}")
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -173,12 +179,11 @@ def _digest(folder: Path, names: tuple[str, ...]) -> blake2b:
 
 
 def _digest_weights(digest: blake2b, file: Path) -> None:
-    """Name, size, header, and samples of every tensor, because fine-tuned models may differ in a few tensors only.
-    Reading all bytes would take minutes."""
+    # Samples of every tensor, because fine-tuned models may differ in a few only. Reading all would take minutes.
     size = file.stat().st_size
     digest.update(f"{file.name}\0{size}\0".encode())
     with file.open("rb", buffering=0) as opened:
-        prefix = opened.read(8)
+        prefix = opened.read(LENGTH_BYTES)
         header = opened.read(min(int.from_bytes(prefix, "little"), MAX_HEADER_BYTES))
         digest.update(prefix + header)
         tensors = _tensors(header, len(prefix) + len(header), size)
@@ -192,11 +197,16 @@ def _digest_weights(digest: blake2b, file: Path) -> None:
 def _tensors(header: bytes, start: int, size: int) -> list[tuple[int, int]]:
     """Begin and end of each tensor in the file; of the whole file if the header is malformed, which loading reports."""
     try:
-        entries = msgspec.json.decode(header, type=dict[str, _Tensor]).values()
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = [(start + begin, start + end) for begin, end in _data_offsets(header)]
+    except ValueError:
         return [(0, size)]
-    found = [(start + each.data_offsets[0], start + each.data_offsets[1]) for each in entries if each.data_offsets]
     return found if found and all(start <= begin <= end <= size for begin, end in found) else [(0, size)]
+
+
+def _data_offsets(header: bytes) -> list[tuple[int, int]]:
+    """Of each tensor. Raises ValueError if the header is malformed."""
+    entries = msgspec.json.decode(header, type=dict[str, _Tensor]).values()
+    return [entry.data_offsets for entry in entries if entry.data_offsets is not None]
 
 
 def _spread(begin: int, end: int, count: int) -> list[int]:
@@ -204,3 +214,60 @@ def _spread(begin: int, end: int, count: int) -> list[int]:
     if count == 1:
         return [(begin + last) // 2]
     return [begin + (last - begin) * i // (count - 1) for i in range(count)]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of the folder's index, or the single file. Raises CheckpointError if some are missing."""
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    index = folder / INDEX
+    if not index.is_file():
+        raise CheckpointError(why_no_weights(folder))
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        files = [folder / name for name in names]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is not an index of weights: {error!r}") from error
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{folder} has {len(files) - len(missing)} of the {len(files)} weight files of its index; "
+            f"missing: {listed(missing)}. Download them again"
+        )
+    return files
+
+
+def check_weight_files(folder: Path) -> None:
+    """Read the header of each file only. Raises CheckpointError for a missing or truncated file."""
+    for file in weight_files(folder):
+        _check_file(file)
+
+
+def _check_file(file: Path) -> None:
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        start = opened.read(len(GIT_LFS))
+        if start == GIT_LFS:
+            raise CheckpointError(f"{file} is a pointer of Git LFS and not the weights: run `git lfs pull` there")
+        length = int.from_bytes(start[:LENGTH_BYTES], "little")
+        whole = LENGTH_BYTES + length
+        if len(start) < LENGTH_BYTES or whole > size:
+            raise CheckpointError(f"{file} ends within its header, after {size} bytes: download it again")
+        opened.seek(LENGTH_BYTES)
+        whole += _data_bytes(file, opened.read(length))
+    if size != whole:
+        raise CheckpointError(f"{file} has {size} bytes, by its header {whole}: download it again")
+
+
+def _data_bytes(file: Path, header: bytes) -> int:
+    try:
+        return max((end for _, end in _data_offsets(header)), default=0)
+    except ValueError as error:
+        raise CheckpointError(f"{file} has no safetensors header: download it again") from error
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first LISTED names, and how many more there are."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
+    return ", ".join(ordered[:LISTED]) + more

@@ -6,11 +6,9 @@ from pathlib import Path, PurePosixPath
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """At least 1. `root` of the file system: for tests.
-
-    Quotas are rounded down: the kernel throttles all threads if there are more, and an engine shares its quota with
-    the services beside it.
-    """
+    """At least 1. `root` of the file system: for tests."""
+    # Quotas are rounded down: the kernel throttles all threads if there are more, and an engine shares its quota with
+    # the services beside it.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
 

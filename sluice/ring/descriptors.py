@@ -1,5 +1,4 @@
-"""File descriptors of this process: the soft limit is raised to just below the hard one; the reserve between the two is
-for what must not fail."""
+"""File descriptors: the soft limit is raised to just below the hard one; what must not fail may use the rest."""
 
 import errno
 import resource
@@ -9,8 +8,8 @@ from contextlib import contextmanager
 from structlog.stdlib import BoundLogger
 
 RESERVED = 128
+# Of a low limit one part in this many is reserved instead, so that the reserve does not take most of it.
 RESERVED_FRACTION = 8
-"""Of a low limit one part in so many is reserved instead."""
 LANE_DESCRIPTORS = 4
 """A socket, its connection, a second one while keys change, and the connection on which the peer sends."""
 WATCHED_LANE_DESCRIPTORS = LANE_DESCRIPTORS + 2
@@ -48,7 +47,7 @@ def exhausted(error: Exception) -> bool:
 def reserve() -> Iterator[None]:
     """A context in which the reserve may be used. It holds for all threads, so leave it soon.
 
-    Closing one descriptor to open another would not do: when strangers' connections exhaust them, a ZeroMQ thread that
+    Closing one descriptor to open another would not do: when unknown clients exhaust them, a ZeroMQ thread that
     waits for a free one takes it first.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -38,5 +38,6 @@ def block_chain(root: bytes, tokens: Sequence[int], tokens_per_block: int) -> li
 
 
 def short_hash(block: bytes) -> int:
-    """A block's id in cache reports: the first eight bytes of its hash as a big-endian number."""
+    """A block's id in cache reports."""
+    # Eight bytes are enough: a collision can misplace a request, but engines compare whole hashes.
     return int.from_bytes(block[:8], "big")

@@ -7,8 +7,8 @@ import msgspec
 from sluice.ring.message import Count, Finite, Message, Name, Number, Total
 from sluice.ring.stats import RequestStats, StepStats
 
+# Former epochs remembered per address: a process that was suspended may find late messages of all of them.
 MAX_FORMER = 64
-"""Former epochs remembered per address: a process that was suspended may find late messages of all of them."""
 
 
 class Hello(Message, frozen=True):
@@ -16,7 +16,7 @@ class Hello(Message, frozen=True):
 
     router: Name
     address: Name
-    cache_heard: Total = 0
+    cache_known: Total = 0
     """To an engine: number of the latest change of its cache that this router knows; 0: none."""
     epoch: Number = 0
     """Drawn at every start of the process: requests of a former epoch at this address are orphaned."""
@@ -30,11 +30,10 @@ class KeepAlive(Message, frozen=True):
 
 
 class CacheNews(msgspec.Struct, frozen=True, array_like=True):
-    """Changes of an engine's prefix cache, by block (sluice.ring.hashing.short_hash).
+    """Changes of an engine's prefix cache, numbered from 1, by block (sluice.ring.hashing.short_hash).
 
-    Changes are numbered from 1. A router's hellos say how far it has read; the engine reports what came after that, or,
-    if its journal does not reach back so far, the whole cache. A block that changed more than once is listed by its
-    last change only, so applying a report twice does no harm.
+    A router's hellos say how far it has read; the engine reports what came after that, or, if its journal does not
+    reach back so far, the whole cache. A block is listed by its last change only: applying a report twice does no harm.
     """
 
     after: Total
@@ -114,8 +113,8 @@ class Epochs(NamedTuple):
         """Whether this epoch is a new one, which replaces the latest."""
         return self.latest not in (None, epoch) and epoch not in self.former
 
-    def met(self, epoch: int) -> "Epochs":
-        """These, after a message of this epoch."""
+    def after(self, epoch: int) -> "Epochs":
+        """After a message of this epoch."""
         if self.latest is None:
             return Epochs(epoch)
         # Bounded, because anyone who may send can invent epochs.

@@ -9,15 +9,15 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 import zmq
 
-from sluice.ring.keys import KEYS_SECONDS, PLAIN, KeyPair, Security
+from sluice.ring.keys import KEYS_SECONDS, PLAIN, KeyPair, Security, ZapHandler
 from sluice.ring.lane import MAX_FRAME_BYTES, is_ipv6, open_frame
 from sluice.ring.message import Message
 from sluice.ring.socket_file import IN_USE, ListenError, SocketFile
-from sluice.ring.zap import ZapHandler
 
+# Lane numbers come off the wire: without a bound, forged ones would fill the memory.
 MAX_KNOWN_LANES = 4096
-SILENT_MILLISECONDS = 5000
-"""For the handshake of a connection."""
+# For the handshake of a connection: otherwise silent ones would use up the descriptors.
+HANDSHAKE_MILLISECONDS = 5000
 
 M = TypeVar("M", bound=Message)
 
@@ -27,16 +27,15 @@ class Gap(NamedTuple):
 
     lane: int
     missed: int
-    met: bool = True
-    """Earlier frames of that lane came here. If not, the missing ones may have reached the former process here."""
+    lane_known: bool = True
+    """Earlier frames of that lane came here. If not, the missing ones may have gone to the predecessor."""
 
 
 class Inbox(Generic[M]):
-    """The receiving end of all lanes of a service. Not thread-safe.
+    """The receiving end of all lanes of a service: a union of message types. Not thread-safe.
 
-    `messages` is a union of Message types; anything else is dropped and counted as malformed. Raises InsecureError for
-    an address that must not be used, ListenError if it cannot be bound, ZMQError for a second inbox with keys in the
-    same context.
+    Raises InsecureError for an address that must not be used, ListenError if it cannot be bound, ZMQError for a second
+    inbox with keys in the same context.
     """
 
     def __init__(
@@ -58,8 +57,7 @@ class Inbox(Generic[M]):
         self._socket.set(zmq.RCVHWM, capacity)
         self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.set(zmq.LINGER, 0)
-        # Otherwise silent connections would use up the descriptors.
-        self._socket.set(zmq.HANDSHAKE_IVL, SILENT_MILLISECONDS)
+        self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
         self._zap: ZapHandler | None = None
         self._keys = security.keys
         self._bound_with: KeyPair | None = None
@@ -67,6 +65,7 @@ class Inbox(Generic[M]):
         self._keys_at = time.monotonic()
         self.address = address
         try:
+            # Before the bind: from the first connection on, the handler must be there to refuse it.
             if self._keys is not None:
                 self._zap = ZapHandler(context, self._socket, self._keys)
             path = _path(address)
@@ -83,7 +82,6 @@ class Inbox(Generic[M]):
 
     @property
     def waiting(self) -> bool:
-        """Whether a frame can be received now."""
         return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN)
 
     @property
@@ -96,10 +94,8 @@ class Inbox(Generic[M]):
         return bool(self._socket.poll(int(seconds * 1000), zmq.POLLIN))
 
     def receive(self, limit: int = 256) -> list[M | Gap]:
-        """What has arrived, oldest first. Never blocks. Reads at most `limit` frames, malformed ones included.
-
-        A gap comes before the frame that revealed it.
-        """
+        """What has arrived, oldest first; a gap before the frame that revealed it. Never blocks. `limit` includes
+        malformed frames."""
         if self._keys is not None:
             self.renew()
         received: list[M | Gap] = []
@@ -112,7 +108,7 @@ class Inbox(Generic[M]):
         return received
 
     def renew(self) -> None:
-        """Bind again if the service's own key has changed. `receive` calls it; call it where that may be rare."""
+        """Bind again if the service's own key has changed. `receive` calls it; a service that rarely does must too."""
         now = time.monotonic()
         if self._keys is None or now - self._keys_at < KEYS_SECONDS:
             return
@@ -164,7 +160,7 @@ class Inbox(Generic[M]):
             self.malformed += 1
             return
         # Numbers begin at 0. What is missing before the first frame here may have gone to a former receiver.
-        met = lane in self._expected
+        known = lane in self._expected
         missed = number - self._expected.pop(lane, 0)
         if missed < 0:
             # ZeroMQ keeps the order of a lane, so a number from the past is not its next frame.
@@ -175,8 +171,8 @@ class Inbox(Generic[M]):
         if len(self._expected) > MAX_KNOWN_LANES:
             self._expected.popitem(last=False)
         if missed:
-            self.gaps += met
-            received.append(Gap(lane, missed, met))
+            self.gaps += known
+            received.append(Gap(lane, missed, known))
         received.append(message)
 
 

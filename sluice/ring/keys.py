@@ -8,12 +8,17 @@ A service needs the secret of its own role and all of `public`. Keys are CURVE25
 
 import os
 import re
+import secrets
+import threading
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 import structlog
 import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
 
 Role = Literal["router", "engine", "detok"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -24,10 +29,15 @@ SENDERS: dict[Role, tuple[Role, ...]] = {
 }
 """Whose keys each role's inbox admits."""
 KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+# Between two looks for changed key files, so that keys can be replaced without a restart.
 KEYS_SECONDS = 1.0
-"""Between two reads of the key files."""
 OTHERS = 0o007
 """Permission bits of a file for users outside its group."""
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+ZAP_DOMAIN = b"sluice"
+WARN_SECONDS = 10.0
+REFUSED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+"""No CURVE handshake, one for another key than ours, or a key that is not admitted."""
 
 
 class KeysError(ValueError):
@@ -47,19 +57,17 @@ class KeyPair:
 
 
 class Keys:
-    """The keys that one service may read.
+    """The keys that one service may read. Thread-safe. Raises KeysError if something is missing at the start.
 
     Files are read whenever a key is needed, so changes take effect at once. While one is unreadable, its former content
     stays in effect.
-
-    Thread-safe. Raises KeysError if something is missing at the start.
     """
 
     def __init__(self, folder: Path, role: Role) -> None:
         self.role = role
         self._folder = folder
         self._own = _read_secret(folder, role)
-        self._public = {other: _read_public(folder, other) for other in ROLES}
+        self._public = {other: _read(_public(folder, other)) for other in ROLES}
         self._unreadable: set[Role | None] = set()
         """Roles whose public keys, or None for the secret key, have been logged as unreadable."""
         if self._own.public not in self._public[role]:
@@ -77,7 +85,7 @@ class Keys:
     def public(self, role: Role) -> tuple[bytes, ...]:
         """The keys of a role, the newest first."""
         try:
-            self._public[role] = _read_public(self._folder, role)
+            self._public[role] = _read(_public(self._folder, role))
             self._unreadable.discard(role)
         except KeysError as error:
             self._warn(role, error)
@@ -95,8 +103,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a process protects its lanes and its inbox. Without keys it may use ipc only, whose files are private to the
-    user, unless `insecure`."""
+    """How a process protects lanes and inbox. Without keys only ipc, with files private to the user, or `insecure`."""
 
     keys: Keys | None = None
     insecure: bool = False
@@ -120,7 +127,6 @@ class Security:
 
 
 PLAIN = Security()
-"""On ipc, without keys."""
 
 
 def has_key(folder: Path, role: Role) -> bool:
@@ -131,7 +137,7 @@ def has_key(folder: Path, role: Role) -> bool:
 def generate(folder: Path, role: Role) -> None:
     """A new pair for a role. Its former public key stays valid as its second one. Raises OSError, KeysError."""
     public, secret = zmq.curve_keypair()
-    former = _read_public(folder, role)[:1] if _public(folder, role).exists() else ()
+    former = _read(_public(folder, role))[:1] if _public(folder, role).exists() else ()
     for file in (_public(folder, role), _secret(folder, role)):
         file.parent.mkdir(parents=True, exist_ok=True)
     _secret(folder, role).parent.chmod(0o700)
@@ -156,10 +162,6 @@ def _read_secret(folder: Path, role: Role) -> KeyPair:
     return KeyPair(zmq.curve_public(keys[0]), keys[0])
 
 
-def _read_public(folder: Path, role: Role) -> tuple[bytes, ...]:
-    return _read(_public(folder, role))
-
-
 def _read(file: Path, never: int = 0) -> tuple[bytes, ...]:
     """The lines of a file. Raises KeysError if it has one of the permission bits `never`."""
     try:
@@ -180,3 +182,65 @@ def _write(file: Path, keys: tuple[bytes, ...], mode: int) -> None:
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
         stream.write(b"\n".join(keys) + b"\n")
     new.replace(file)
+
+
+class ZapHandler(threading.Thread):
+    """Admits known keys to an inbox and counts refusals (ZAP, rfc.zeromq.org/spec/27), as long as its socket is open.
+
+    Raises ZMQError if the context has a handler already.
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", keys: Keys) -> None:
+        super().__init__(name="zap", daemon=True)
+        self.refused = 0
+        self._keys = keys
+        self._warned_at = -WARN_SECONDS
+        self._log = structlog.get_logger()
+        self._zap = context.socket(zmq.REP)
+        self._zap.set(zmq.LINGER, 0)
+        try:
+            self._zap.bind(ZAP_ADDRESS)
+        except zmq.ZMQError:
+            self._zap.close()
+            raise
+        socket.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        # ZeroMQ's default name contains a descriptor number, which may be reused before the name is free.
+        address = f"inproc://monitor.{secrets.token_hex(8)}"
+        self._events = socket.get_monitor_socket(REFUSED | zmq.EVENT_MONITOR_STOPPED, address)
+        self.start()
+
+    def run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._zap, zmq.POLLIN)
+        poller.register(self._events, zmq.POLLIN)
+        live = True
+        while live:
+            for socket, _ in poller.poll():
+                if socket is self._zap:
+                    self._answer(*self._zap.recv_multipart())
+                else:
+                    live = self._count_refusal()
+        # Closing alone releases the address only some time later.
+        self._zap.unbind(ZAP_ADDRESS)
+        self._zap.close()
+        self._events.close()
+
+    def _answer(self, version: bytes, number: bytes, *request: bytes) -> None:
+        """`request`: domain, address, identity, mechanism, credentials."""
+        mechanism, key = request[3], request[-1]
+        role = self._keys.admits(z85.encode(key)) if mechanism == b"CURVE" and len(key) == 32 else None
+        verdict = (b"200", b"OK", role.encode()) if role else (b"400", b"unknown key", b"")
+        self._zap.send_multipart([version, number, *verdict, b""])
+
+    def _count_refusal(self) -> bool:
+        """Count a refusal. False once the socket has been closed."""
+        event = int(parse_monitor_message(self._events.recv_multipart())["event"])
+        if event == zmq.EVENT_MONITOR_STOPPED:
+            return False
+        self.refused += 1
+        if time.monotonic() - self._warned_at >= WARN_SECONDS:
+            self._warned_at = time.monotonic()
+            reason = "unknown key" if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH else "no key, or one for another inbox"
+            self._log.warning("peers_refused", count=self.refused, latest=reason)
+        return True

@@ -5,13 +5,14 @@ the lane's epoch, the frame's number) and a MessagePack body. The receiver check
 whatever ZeroMQ loses (a peer dies, a pipe closes) shows as a `Gap` at the next frame. Idle senders send heartbeats or
 keep-alives, so there is always a next frame.
 
-With keys, lanes are encrypted by CURVE and only known peers are admitted (`keys`, `zap`). Keys may change at runtime:
+With keys, lanes are encrypted by CURVE and only known peers are admitted (`keys`). Keys may change at runtime:
 an inbox listens with its new key at once; a lane keeps its connection and uses the new key for the next one.
 """
 
 import secrets
 import struct
 import time
+from contextlib import nullcontext
 from typing import Protocol
 
 import msgspec
@@ -22,19 +23,19 @@ from sluice.ring.descriptors import exhausted, reserve
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, InsecureError, KeyPair, Security
 from sluice.ring.message import VERSION, Message
 
+# ZeroMQ never retries a peer that refused the handshake, so a lane with keys is reopened if it was not connected within
+# HANDSHAKE_SECONDS, or accepted nothing for STUCK_SECONDS.
 HANDSHAKE_SECONDS = 2.0
 STUCK_SECONDS = 30.0
-"""ZeroMQ never retries a peer that refused the handshake, so a lane with keys is reopened if it was not connected
-within HANDSHAKE_SECONDS, or accepted nothing for STUCK_SECONDS."""
 REOPEN_SECONDS = 0.25
 """Between two attempts to open a lane while no file descriptor is left."""
+# Milliseconds. While a peer has two keys, one of the two connections fails by design.
 RECONNECT_SLOWLY = 500
-"""Milliseconds. While a peer has two keys, one of the two connections fails by design."""
 MAGIC = b"SL"
 HEADER = struct.Struct("<2sHQQ")
 MAX_FRAME_BYTES = 32 << 20
+# 34 years at a thousand frames per second: a larger number is garbage, and would make a gap of that size.
 MAX_FRAME_NUMBER = 1 << 40
-"""34 years at a thousand frames per second; a larger number is garbage."""
 EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
 
 
@@ -43,8 +44,7 @@ def header(lane: int, number: int) -> bytes:
 
 
 def open_frame(frame: bytes) -> tuple[int, int, memoryview]:
-    """The lane's epoch, the frame's number and the encoded message. Raises ValueError if it is malformed or of another
-    version."""
+    """The lane's epoch, the frame's number and the encoded message. Raises ValueError for a malformed frame."""
     if len(frame) < HEADER.size:
         raise ValueError("shorter than a header")
     magic, version, lane, number = HEADER.unpack_from(frame)
@@ -54,7 +54,7 @@ def open_frame(frame: bytes) -> tuple[int, int, memoryview]:
 
 
 class SendLane(Protocol):
-    """The interface of `Lane`; tests replace it by a lane in memory."""
+    """The interface of `Lane`, for lanes in memory."""
 
     @property
     def open(self) -> bool: ...
@@ -72,8 +72,8 @@ class Lane:
     `capacity` is ZeroMQ's high-water mark in messages; its pipes and the kernel's buffers hold some more. A lane that
     is not connected is full. What it held when its connection ended is lost and shows as a gap at the receiver.
     A `watched` lane notices when its receiver closes the connection, which the kernel also does for a process that
-    dies. Without a free file descriptor it is neither `open` nor ready,
-    and tries again. Raises InsecureError for an address that must not be used, ZMQError for an invalid one.
+    dies. Without a free file descriptor it is neither `open` nor ready, and tries again. Raises ValueError for an
+    invalid address, InsecureError for one that must not be used.
     """
 
     def __init__(
@@ -103,13 +103,16 @@ class Lane:
         """When the key files were last read; when it was opened, or last seen to accept messages."""
         self._connected = False
         """It has accepted messages since it was opened."""
-        self._opened_at = time.monotonic()
+        self._opened_at = self._keys_at
         """When opening was last tried."""
-        self._socket = self._open()
+        try:
+            self._socket = self._open()
+        except zmq.ZMQError as error:
+            raise ValueError(f"invalid address {address!r}: {error}") from error
 
     @property
     def open(self) -> bool:
-        """Whether it has a socket: False while no file descriptor is left."""
+        """False while no file descriptor is left."""
         return self._socket is not None
 
     def send(self, message: Message) -> bool:
@@ -167,17 +170,13 @@ class Lane:
 
     def _open(self) -> "zmq.Socket[bytes] | None":
         """None if no file descriptor is left, not even a reserved one."""
-        try:
-            return self._connect()
-        except zmq.ZMQError as error:
-            if not exhausted(error):
-                raise
-        try:
-            with reserve():
-                return self._connect()
-        except zmq.ZMQError as error:
-            if not exhausted(error):
-                raise
+        for descriptors in (nullcontext, reserve):
+            try:
+                with descriptors():
+                    return self._connect()
+            except zmq.ZMQError as error:
+                if not exhausted(error):
+                    raise
         return None
 
     def _connect(self) -> "zmq.Socket[bytes]":
@@ -213,7 +212,7 @@ class Lane:
         return socket
 
     def _stop_watching(self, socket: "zmq.Socket[bytes]") -> None:
-        """To be called before the socket is closed."""
+        # Before the socket is closed: afterwards its monitor cannot be disabled.
         if self._events is not None:
             socket.disable_monitor()
             self._events.close()

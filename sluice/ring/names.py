@@ -2,8 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -14,20 +13,13 @@ def find(value: str) -> Any:
     module, _, name = value.partition(":")
     if not (module and name):
         raise ValueError("it is not of the form module:name")
-    try:
-        with _working_directory_last():
-            return getattr(import_module(module), name)
-    except Exception as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _working_directory_last() -> Iterator[None]:
-    """Services run with `python -P`, so that no file in the user's folder shadows a module of ours."""
+    # Services run with `python -P`, so that no file in the user's folder shadows a module of ours.
     folder = os.getcwd()
     sys.path.append(folder)
     try:
-        yield
+        return getattr(import_module(module), name)
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(folder)
 

@@ -1,7 +1,4 @@
-"""A request's parameters, the same structs on the wire and in the services.
-
-The router validates them: everywhere else every field is present and in range.
-"""
+"""A request's parameters, on the wire and in the services. The router has validated them."""
 
 import msgspec
 
@@ -24,10 +21,7 @@ GREEDY_TEMPERATURE = 1e-5
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the next token is sampled.
-
-    Applied in this order: logit bias, bans, penalties, temperature, top-k, top-p, min-p (as in transformers).
-    """
+    """Applied in this order: logit bias, bans, penalties, temperature, top-k, top-p, min-p (as in transformers)."""
 
     temperature: Amount = 1.0
     top_k: Count = 0
@@ -51,12 +45,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def greedy(self) -> bool:
-        """The most likely token is chosen, without noise."""
         return self.temperature < GREEDY_TEMPERATURE
 
     @property
     def penalized(self) -> bool:
-        """Some penalty depends on the tokens so far."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 

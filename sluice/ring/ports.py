@@ -18,15 +18,13 @@ class PortError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A port that will be listened on."""
-
     setting: str
     """Such as "metrics_port"."""
     host: str
     number: int
     """0: any, which is always free."""
     owner: str = ""
-    """Name of the service, where there are several."""
+    """Name of the service, if there are several."""
 
 
 def check_ports(ports: Iterable[Port]) -> None:

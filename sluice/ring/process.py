@@ -27,8 +27,7 @@ def exit_on_interrupt() -> None:
 
 
 def run_service(service: str, main: Callable[[], None]) -> None:
-    """Run the `main` of `python -m SERVICE`. The text of a SystemExit becomes one line on stderr: plain on a terminal,
-    else JSON like the rest of the log."""
+    """Run `main`. The text of a SystemExit becomes one line on stderr: JSON like the log, but plain on a terminal."""
     try:
         main()
     except SystemExit as ending:

@@ -20,7 +20,7 @@ FileId = tuple[int, int]
 
 
 class ListenError(OSError):
-    """An inbox cannot listen at its address; the message has the reason."""
+    """The message has the reason."""
 
     def __init__(self, address: str, reason: str, in_use: bool = False) -> None:
         super().__init__(f"cannot listen on {address}: {reason}")
@@ -47,9 +47,7 @@ class SocketFile:
             raise self._refusal(error) from error
 
     def listen(self) -> int:
-        """A descriptor that listens at the path and replaces the one before it. Only processes of the same user can
-        connect. The caller owns the descriptor. Raises ListenError.
-        """
+        """A new descriptor that listens at the path, for processes of the same user. The caller owns it."""
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.setblocking(False)

@@ -1,7 +1,6 @@
 """Intervals and silences that services must agree on, in seconds: what one sends every so often, others wait for.
 
-tests/ring/test_timing.py checks the inequalities between them, and the settings' defaults (peer_timeout,
-stall_timeout, drain_timeout) against them.
+tests/ring/test_timing.py checks the inequalities between them, and the settings' defaults against them.
 """
 
 HELLO_SECONDS = 1.0
@@ -20,7 +19,7 @@ DRAINING_ROUTER_SILENCE_SECONDS = 4.0
 """The same for a detokenizer that only this router keeps from exiting."""
 ENGINE_SILENCE_SECONDS = 600.0
 """Without a frame for this long an engine is lost to a detokenizer. Routers notice within seconds; this only frees
-what nobody dropped, so it may exceed the longest step."""
+what no router dropped, so it may exceed the longest step."""
 DOUBTFUL_ENGINE_SILENCE_SECONDS = 30.0
 """The same for an engine that was probably replaced, or whose router's Drop was probably lost: long enough for frames
 that are still on their way."""

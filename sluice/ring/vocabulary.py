@@ -61,10 +61,7 @@ class Vocabulary:
         return frozenset(token.content for token in added if token.special)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """A token's part of a text, in UTF-8: joined with those of its neighbours it is the text.
-
-        Empty for ids without a token, and for tokens of the family `window`.
-        """
+        """A token's part of a text, in UTF-8. Empty for ids without a token, and for the family `window`."""
         token = self.tokenizer.id_to_token(token_id)
         if token is None or self.reading.piece is None:
             return b""
@@ -110,10 +107,10 @@ TO_LATIN = _to_latin()
 
 
 def _byte_level(token: str) -> bytes:
-    """Bytes of a token whose every character stands for a byte; any other token is its own UTF-8."""
     try:
         return token.translate(TO_LATIN).encode("latin-1")
     except UnicodeEncodeError:
+        # An added token: its characters are text and do not stand for bytes.
         return token.encode()
 
 

@@ -26,13 +26,13 @@ from sluice.ring.message import (
 )
 from sluice.ring.params import RetentionParams, SamplingParams, StopParams, TextParams
 
+# Per sequence: an attempt that brought more has made progress, so the request is not suspected of killing its engine.
+# Not 0, because the last rows are lost with an engine that dies: a retry may bring those and die at the same token.
 PROBATION_TOKENS = 4
-"""Per sequence: an attempt that brought more has made progress, so the request is not suspected of killing its engine.
-Not 0, because the last rows are lost with an engine that dies: a retry may bring those and die at the same token."""
 
 
 class Submit(Message, frozen=True):
-    """router → engine: one attempt at one request. The next hops travel with it."""
+    """router → engine: one attempt at one request."""
 
     request: Number
     attempt: Count

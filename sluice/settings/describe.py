@@ -19,8 +19,6 @@ TYPE_NAMES = {bool: "bool", int: "int", float: "number", dict: "JSON object"}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of a service."""
-
     name: str
     flag: str
     variable: str
@@ -31,7 +29,7 @@ class Setting:
     range: str
     """Such as "≥ 1, ≤ 4096"; empty: any value of the type."""
     default: str
-    """As it would be written; "required" where there is none, "unset" for None."""
+    """As it would be written; "required" if there is none, "unset" for None."""
     description: str
     launcher_only: bool
 

@@ -28,7 +28,7 @@ class Compute:
     """Model execution"""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where there is one."""
+    """auto: a GPU if there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights, activations and KV cache. auto: float32 on a CPU, which supports no other; the model's own
     on a GPU."""
@@ -40,7 +40,7 @@ class Compute:
     """CPU threads of a step; 0: the cores that this process may use, less one, or an equal share of them under
     `sluice serve`."""
     default_threads: Annotated[ThreadCount, LAUNCHER] = 0
-    """CPU threads where `threads` is 0."""
+    """CPU threads if `threads` is 0."""
     max_attention_window: tuple[PositiveInt, ...] = ()
     """Tokens that a token attends to: one number, or several that repeat over the layers. A model's own sliding window
     applies too."""
@@ -53,7 +53,7 @@ class Compute:
 
     @property
     def step_threads(self) -> int | None:
-        """CPU threads of a step; None: by the number of cores."""
+        """None: by the number of cores."""
         return self.threads or self.default_threads or None
 
 
@@ -64,7 +64,7 @@ class KvCacheSize:
     tokens_per_block: Annotated[int, Range(ge=0, le=1024)] = 0
     """0: 16, or what the attention backend needs."""
     kv_cache_tokens: Annotated[int | None, Range(ge=1)] = None
-    """Size of the KV cache in tokens; default: by kv_memory_fraction. Where both are given, the smaller size holds."""
+    """Size of the KV cache in tokens; default: by kv_memory_fraction. If both are given, the smaller size holds."""
     kv_memory_fraction: Annotated[float | None, Range(gt=0, le=0.95)] = None
     """Part of the memory left after loading that the KV cache gets; default, without kv_cache_tokens: 0.9 on a GPU, 0.5
     on a CPU, in equal shares for the engines of one `sluice serve`."""

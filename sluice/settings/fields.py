@@ -12,8 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Bounds of a number. Pydantic checks them in a service's settings; sections by themselves do not need it, so that
-    bench.gpu runs where it is not installed."""
+    """Bounds of a number, which pydantic checks."""
 
     ge: float | None = None
     gt: float | None = None
@@ -21,6 +20,7 @@ class Range:
     lt: float | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        # Imported here, because bench.gpu uses sections on machines without pydantic.
         from pydantic import Field
 
         return handler.generate_schema(Annotated[source, Field(**asdict(self))])
@@ -45,8 +45,7 @@ LAUNCHER: Final = "launcher"
 
 
 def section_of(settings: object, section: type[T]) -> T:
-    """The fields of `section` alone, such as to send them to another process; fields that are no settings keep their
-    defaults."""
+    """The fields of `section` alone; those that are no settings keep their defaults."""
     names = [each.name for each in fields(section) if hasattr(settings, each.name)]  # type: ignore[arg-type]
     return section(**{name: getattr(settings, name) for name in names})
 

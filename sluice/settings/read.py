@@ -39,7 +39,7 @@ class SettingsError(ValueError):
 
 
 def load_settings(cls: type[S], argv: Sequence[str] | None = None) -> S:
-    """The settings of this process. Ends it with a clear message where they cannot be used."""
+    """The settings of this process. Ends it with a clear message if they cannot be used."""
     try:
         return read_settings(cls, sys.argv[1:] if argv is None else argv, os.environ)
     except SettingsError as error:
@@ -168,17 +168,17 @@ def _read_environment(cls: type[ServiceSettings], environment: Mapping[str, str]
 
 
 def _is_service_link(variable: str, value: str) -> bool:
-    """Kubernetes describes every Service of the namespace in such variables; one named sluice-router has our prefix."""
+    # Kubernetes describes every Service of the namespace in such variables; one named sluice-router has our prefix.
     return bool(SERVICE_LINK.search(variable)) or (
         variable.endswith("_PORT") and value.startswith(("tcp://", "udp://"))
     )
 
 
 def _from_text(setting: Setting, value: Any) -> Any:
-    """Several values in one text, as in a flag or a variable, taken apart; pydantic does the rest."""
+    """Splits lists and parses JSON; pydantic converts the rest."""
     origin = get_origin(setting.annotation)
     if origin is tuple:
-        # A YAML file may have one number where several are possible.
+        # A YAML file may have one number instead of a list.
         return _parts(value) if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
     if origin is dict and isinstance(value, str):
         try:

@@ -58,9 +58,9 @@ class ListenSettings:
     tls_client_ca: str | None = None
     """PEM file: clients need a certificate that one of these authorities issued."""
     admin_host: str = "127.0.0.1"
-    """Interface of AdminService, where it has a port of its own."""
+    """Interface of AdminService, if it has a port of its own."""
     admin_port: Annotated[int | None, Range(ge=0, le=65535)] = None
-    """Port for AdminService alone; 0: any; default: the main port, where that is safe."""
+    """Port for AdminService alone; 0: any; default: the main port, if that is safe."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class AdmissionSettings(PriorityAging):
     """Admission"""
 
     max_live: PositiveInt = 4096
-    """Requests on the ring; fewer where the engines hold fewer."""
+    """Requests on the ring; fewer if the engines hold fewer."""
     max_waiting: Annotated[int, Range(ge=0)] = 1024
     """Requests that wait for admission; more are refused with OVERLOADED."""
     max_waiting_tokens: Annotated[int, Range(ge=0)] = 4_000_000
@@ -127,6 +127,6 @@ class ClientLimits:
     max_message_bytes: Annotated[int, Range(ge=1 << 16)] = 16 << 20
     """Largest gRPC message that is accepted."""
     max_prompt_bytes: Annotated[int | None, Range(ge=1)] = None
-    """Largest text prompt; default: 32 bytes per token of the model's context, up to 8 MiB."""
+    """Largest text prompt; default: 32 bytes per token of the model's context, at least 64 KiB, at most 8 MiB."""
     max_n: Annotated[int, Range(ge=1, le=128)] = 128
     """Outputs per request."""

@@ -132,18 +132,16 @@ class RouterSettings(
 
     @property
     def interfaces(self) -> dict[str, str]:
-        """Of the gRPC servers, by setting."""
         return {"host": self.host} | ({} if self.admin_port is None else {"admin_host": self.admin_host})
 
     @property
     def ports(self) -> list[Port]:
-        """For clients and for probes."""
         own = [Port("port", self.host, self.port), Port("admin_port", self.admin_host, self.admin_port or 0)]
         return own + super().ports
 
     @property
     def admin_on_main(self) -> bool:
-        """Whether AdminService is on the main port: it has none of its own, and strangers cannot call it there."""
+        """Whether AdminService is on the main port: it has none of its own, and only trusted callers reach that."""
         return self.admin_port is None and (self.authenticates or is_loopback(self.host))
 
 

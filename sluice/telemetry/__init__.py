@@ -13,10 +13,9 @@ Render = Callable[[structlog.typing.WrappedLogger, str, structlog.typing.EventDi
 
 
 def configure(service: str, level: str = "info", exception_texts: bool = False) -> structlog.stdlib.BoundLogger:
-    """Set up logging to stderr for this process and return its logger, bound to the service's name.
+    """Set up logging to stderr. After `output.protect_stderr`, logging never raises and never blocks.
 
-    After `output.protect_stderr`, logging never raises and never blocks. `exception_texts` only for a process that sees
-    neither prompts nor secrets, because messages of exceptions may quote them.
+    `exception_texts` only for a process that sees neither prompts nor secrets: messages of exceptions may quote them.
     """
     render = with_fallback(
         structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()

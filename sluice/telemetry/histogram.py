@@ -1,5 +1,6 @@
 """A histogram that is cheap enough for every step and every row."""
 
+# Apart from metrics.py, because the engine's core must not import prometheus_client.
 from bisect import bisect_left
 from collections.abc import Sequence
 

@@ -1,8 +1,4 @@
-"""Prometheus metrics, read at the scrape from where they are counted.
-
-A service passes a function that yields its metrics, so nothing is counted twice, and without a scrape they cost
-nothing. `sluice.telemetry.server` serves them.
-"""
+"""Prometheus metrics, read at the scrape from where they are counted: no scrape, no cost."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -36,16 +32,11 @@ def histogram(name: str, text: str, found: Histogram) -> Metric:
 
 
 class _Reader:
-    """A collector of prometheus_client. `describe` is empty so that registering it does not call `read`."""
-
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
         yield from self._read()
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
 
 
 def registry_of(read: Callable[[], Iterable[Metric]]) -> CollectorRegistry:

@@ -10,19 +10,19 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NoReturn, TextIO
 
+# Writes that may wait for a reader; further ones are dropped, because waiting would stop the service.
 MAX_QUEUED = 4096
-"""Writes that may wait for a reader; further ones are dropped."""
+# Characters of an incomplete line that are buffered: a library may print without end and without a newline.
 MAX_PARTIAL = 1 << 16
-"""Characters of an incomplete line that are buffered."""
+# For queued lines to be written when the process exits.
 DRAIN_SECONDS = 1.0
-"""For queued lines to be written when the process exits."""
 STANDARD_DESCRIPTORS = range(3)
 
 
 class SafeStream(io.TextIOBase):
-    """Replaces `sys.stderr` or `sys.stdout`, whose descriptor may be full, blocked, broken or closed.
+    """Replaces `sys.stderr` or `sys.stdout`, whose descriptor may be full, blocked, broken or closed. Thread-safe.
 
-    Any thread may write. Once lines can be written again, `notice` formats a line with the number that were lost.
+    Once lines can be written again, `notice` formats a line with the number of those that were lost.
     """
 
     encoding = "utf-8"
@@ -50,7 +50,6 @@ class SafeStream(io.TextIOBase):
 
     @property
     def lost(self) -> int:
-        """Lines that were not written."""
         return self._dropped + self._failed
 
     def write(self, text: str) -> int:
@@ -107,13 +106,12 @@ class SafeStream(io.TextIOBase):
                 item.set()
 
     def _report(self) -> None:
-        """Write the notice, if lines were lost since the last one."""
         lost = self.lost
         if lost > self._reported and self._write(self.notice(lost - self._reported) + "\n"):
             self._reported = lost
 
     def _write(self, text: str) -> bool:
-        """Returns whether all of it was written; if not, counts the lines as lost."""
+        """Whether all of it was written; if not, the lines count as lost."""
         # After half a line, a newline keeps the rest from running into it.
         data = ("\n" + text if self._torn else text).encode(self.encoding, self.errors)
         left = data
@@ -140,11 +138,9 @@ class SafeStream(io.TextIOBase):
 
 
 def protect_stderr() -> SafeStream:
-    """Replace `sys.stderr` by a SafeStream, for the log, warnings and tracebacks.
-
-    Closed standard descriptors are opened on the null device. Otherwise a socket might get such a number, and with it
-    what C libraries print.
-    """
+    """Replace `sys.stderr` by a SafeStream, for the log, warnings and tracebacks."""
+    # Closed standard descriptors are opened on the null device. Otherwise a socket might get such a number, and with it
+    # what C libraries print.
     for descriptor in STANDARD_DESCRIPTORS:
         try:
             os.fstat(descriptor)

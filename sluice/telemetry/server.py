@@ -5,28 +5,56 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.metrics_core import Metric
 
 from sluice.ring.descriptors import exhausted, reserve
-from sluice.telemetry.health import Health
+from sluice.settings.services import Monitoring
+from sluice.telemetry.metrics import registry_of
+from sluice.telemetry.service_status import ProgressBeacon
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse
 
     _Application = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 
+# Beyond it the oldest is closed: clients that send nothing must not keep probes out.
 MAX_CONNECTIONS = 64
-"""Beyond it the oldest is closed."""
 REQUEST_SECONDS = 10.0
 """For the request of a connection and its answer."""
 RETRY_SECONDS = 0.05
 """Until the next attempt to accept a connection if no descriptor is left."""
 END_SECONDS = 1.0
 """For the thread of a closed connection to notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Answers of /livez and /readyz: None, or the reason why not."""
+
+    beacon: ProgressBeacon
+    live_stall: float
+    """Seconds without a turn of the loop after which the service counts as dead. One step may be long."""
+    ready_stall: float
+    """Seconds without progress after which it is not ready."""
+    unready: Callable[[], str | None]
+    """The service's own reason not to be ready. Called in the thread of the probe."""
+
+    def dead(self) -> str | None:
+        still = self.beacon.still
+        return f"the loop has not turned for {still:.1f} s" if still > self.live_stall else None
+
+    def not_ready(self) -> str | None:
+        if self.beacon.still > self.ready_stall:
+            return f"the loop has not turned for {self.beacon.still:.1f} s"
+        if self.beacon.stuck > self.ready_stall:
+            return f"there is work, and nothing has moved for {self.beacon.stuck:.1f} s"
+        return self.unready()
 
 
 class StatusServer:
@@ -46,6 +74,19 @@ class StatusServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def serve_status(
+    settings: Monitoring,
+    beacon: ProgressBeacon,
+    read_metrics: Callable[[], Iterable[Metric]],
+    unready: Callable[[], str | None],
+) -> StatusServer | None:
+    """None without a metrics_port. Raises OSError if it cannot listen."""
+    if not settings.metrics_port:
+        return None
+    health = Health(beacon, settings.live_stall, settings.ready_stall, unready)
+    return StatusServer(registry_of(read_metrics), health, settings.metrics_host, settings.metrics_port)
 
 
 def _application(registry: CollectorRegistry, health: Health) -> "_Application":
@@ -90,7 +131,7 @@ class Connections:
         return True
 
     def remove(self, connection: socket.socket) -> None:
-        """To be called by the thread of the connection when it ends."""
+        """The thread of the connection calls this when it ends."""
         with self._lock:
             self._since.pop(connection, None)
         self._free.release()
@@ -102,7 +143,6 @@ class Connections:
             self._close(oldest)
 
     def close_late(self) -> None:
-        """Close the connections whose time is over."""
         now = self._clock()
         with self._lock:
             late = [connection for connection, since in self._since.items() if now - since >= self._seconds]
@@ -110,10 +150,10 @@ class Connections:
             self._close(connection)
 
     def _close(self, connection: socket.socket) -> None:
-        """Shut it down, which ends the blocking read of its thread."""
         with self._lock:
             self._since.pop(connection, None)
-        with suppress(OSError):  # the client may have closed it
+        # Shut down and not closed: that ends the blocking read of its thread. The client may have closed it.
+        with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 
 

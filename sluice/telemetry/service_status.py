@@ -1,8 +1,8 @@
-"""What a service tells the launcher that started it, through one small file: its contents are the service's state, its
-modification time is the latest turn of the service's loop."""
+"""What a service reports to the launcher, in a file: its state, and as modification time its loop's latest turn."""
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -11,13 +11,14 @@ import msgspec
 
 STATUS_VARIABLE = "SLUICE_STATUS_FILE"
 """Names the file; set by the launcher in the environment of each service."""
+# Between two touches of the status file: far less than the launcher's freeze_timeout, far more than a step.
+TOUCH_SECONDS = 1.0
 
 State = Literal["starting", "ready", "draining"]
 
 
 class ServiceStatus(msgspec.Struct, frozen=True):
-    """No file means that the service is still starting, as the default does."""
-
+    # Until there is a file, the service is starting.
     state: State = "starting"
     address: str = ""
     """Where it listens: host:port of a router's gRPC server, else the address of the inbox."""
@@ -72,6 +73,37 @@ class StatusFile:
             # The launcher reads the old status or the new one, never half of one.
             new.replace(self._path)
             self._written = self._status
+
+
+class ProgressBeacon:
+    """Shows that a service's loop turns. One thread touches it, any may read."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, status_file: StatusFile | None = None) -> None:
+        self.turns = 0
+        self._status_file = status_file
+        self._clock = clock
+        self._turned_at = self._moved_at = clock()
+        self._file_touched_at = float("-inf")
+
+    @property
+    def still(self) -> float:
+        """Seconds since the loop last turned."""
+        return self._clock() - self._turned_at
+
+    @property
+    def stuck(self) -> float:
+        """Seconds since the loop last made progress, or had nothing to do."""
+        return self._clock() - self._moved_at
+
+    def touch(self, moving: bool = True) -> None:
+        """The loop has turned. `moving`: and made progress with its work, if there was any."""
+        self.turns += 1
+        now = self._turned_at = self._clock()
+        if moving:
+            self._moved_at = now
+        if self._status_file is not None and now - self._file_touched_at >= TOUCH_SECONDS:
+            self._file_touched_at = now
+            self._status_file.touch()
 
 
 class StatusReader:

@@ -14,15 +14,17 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from sluice.tiny_model import batches, corpus, tokenizer
+from sluice.tiny_model import corpus, tokenizer
 from sluice.tiny_model.muon import Muon
-from sluice.tiny_model.schedule import Schedule
 
 VOCAB_SIZE = 4096
 MAX_LENGTH = 2048
-WINDOW = 512  # tokens per row on the plateau; the decay trains at MAX_LENGTH
+# Tokens per row on the plateau; the decay trains at MAX_LENGTH. Shorter rows make cheaper steps.
+WINDOW = 512
 BATCH_TOKENS = 4096
 LEARNING_RATE = 3e-3
+WARMUP_STEPS = 100
+DECAY_SHARE = 0.2
 SAVE_EVERY_S = 600
 
 Optimizers = tuple[torch.optim.Optimizer, ...]
@@ -85,7 +87,7 @@ def loss_of(model: Qwen3ForCausalLM, batch: Tensor) -> Tensor:
 @torch.no_grad()
 def held_out_loss(model: Qwen3ForCausalLM, tokens: Tensor, max_batches: int | None = None) -> float:
     """Mean loss over the held-out stream in windows of the trained length."""
-    rows = itertools.islice(batches.in_order(tokens, WINDOW, BATCH_TOKENS // WINDOW), max_batches)
+    rows = itertools.islice(corpus.in_order(tokens, WINDOW, BATCH_TOKENS // WINDOW), max_batches)
     losses = [loss_of(model, batch).item() for batch in rows]
     return sum(losses) / len(losses)
 
@@ -103,22 +105,49 @@ def train_step(model: Qwen3ForCausalLM, steppers: Optimizers, batch: Tensor, rat
     return loss.item()
 
 
-class Run:
-    """One training run: model, data, output folder."""
+class Schedule:
+    """Learning rate (warm-up, plateau, linear decay) and duration: a number of steps, or by the clock."""
+
+    def __init__(self, minutes: float, steps: int | None) -> None:
+        self.total = steps
+        self._plateau_ends = time.monotonic() + 60 * minutes * (1 - DECAY_SHARE)
+
+    def observe(self, step: int) -> None:
+        """After each step, with the number of steps so far."""
+        if self.total is None and step > WARMUP_STEPS and time.monotonic() >= self._plateau_ends:
+            # Fixed from here on, so that a run with `steps` set to this total is the same.
+            self.total = round(step / (1 - DECAY_SHARE))
+
+    def decaying(self, step: int) -> bool:
+        return self.total is not None and step >= self.total * (1 - DECAY_SHARE)
+
+    def done(self, step: int) -> bool:
+        return self.total is not None and step >= self.total
+
+    def rate(self, step: int) -> float:
+        """Fraction of the peak learning rate, in (0, 1]."""
+        rate = min(1.0, (step + 1) / WARMUP_STEPS)
+        if self.total is not None and self.decaying(step):
+            rate = min(rate, (self.total - step) / (self.total * DECAY_SHARE))
+        return rate
+
+
+class TrainingRun:
+    """Model, data and output folder."""
 
     def __init__(self, out: Path, seed: int, schedule: Schedule, progress: Progress) -> None:
         torch.manual_seed(seed)
         train, held_out = corpus.read(seed)
         self.out, self.seed, self.schedule, self.progress = out, seed, schedule, progress
         self.ids = tokenizer.train(train.files, VOCAB_SIZE, MAX_LENGTH)
-        self.train_tokens = batches.pack(train, self.ids, seed)
-        self.held_out_tokens = batches.pack(held_out, self.ids, seed)
+        self.train_tokens = corpus.pack(train, self.ids, seed)
+        self.held_out_tokens = corpus.pack(held_out, self.ids, seed)
         self.model = build(self.ids)
         self.started = time.monotonic()
 
     def train(self) -> None:
         """Train to the end of the schedule, saving every SAVE_EVERY_S seconds and at the end."""
-        steppers, windows = optimizers(self.model), batches.Windows(self.train_tokens, self.seed)
+        steppers, windows = optimizers(self.model), corpus.Windows(self.train_tokens, self.seed)
         task = self.progress.add_task("training", total=self.schedule.total, loss=0.0)
         loss, saved, step = 0.0, time.monotonic(), 0
         while not self.schedule.done(step):
@@ -148,6 +177,7 @@ class Run:
             train_loss=round(train_loss, 4),
             held_out_loss=round(held_out_loss(self.model, self.held_out_tokens, max_batches), 4),
         )
+        # A copy: training continues in float32.
         half = Qwen3ForCausalLM(self.model.config).bfloat16()
         half.load_state_dict(self.model.state_dict())
         half.generation_config = self.model.generation_config
@@ -168,7 +198,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     columns = (TextColumn("loss {task.fields[loss]:.3f}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as progress:
-        Run(args.out, args.seed, Schedule(args.minutes, args.steps), progress).train()
+        TrainingRun(args.out, args.seed, Schedule(args.minutes, args.steps), progress).train()
 
 
 if __name__ == "__main__":

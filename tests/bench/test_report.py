@@ -22,6 +22,7 @@ def test_what_was_saved_is_loaded(part, measured, tmp_path):
     assert load(tmp_path) == {part: measured}
 
 
+@pytest.mark.slow
 def test_a_picture_of_each_part(part, measured, tmp_path):
     TOPICS[part].draw(measured.result).savefig(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

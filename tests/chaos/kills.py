@@ -7,9 +7,9 @@ import argparse
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.deaths.kills import KillPlan, measure, summary
+from bench.deaths.kills import TOPIC, KillPlan, soak_summary
+from bench.harness.topic import progress_bar
 
 
 def main() -> None:
@@ -20,15 +20,13 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name), help=meaning)
     parser.add_argument("--seconds", type=float, default=defaults.seconds_between, help="from kill to kill")
     given = parser.parse_args()
-    plan = KillPlan(given.streams, given.kills, given.seconds, seed=given.seed)
+    plan = KillPlan(given.streams, kills=given.kills, seconds_between=given.seconds, seed=given.seed)
     console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("starting", total=plan.steps)
-        result = measure(plan, Path(), lambda what: progress.update(task, advance=1, description=what))
+    with progress_bar(console) as progress:
+        result = TOPIC.run("kills", plan, Path(), progress)
     for fault in result.faults:
         console.print(fault, markup=False)
-    console.print(summary(result), highlight=False, soft_wrap=True)
+    console.print(soak_summary(result), highlight=False, soft_wrap=True)
     raise SystemExit(1 if result.failed or result.wrong else 0)
 
 

@@ -3,15 +3,14 @@
 import pytest
 
 from bench.deaths.freeze import Leftovers
-from bench.deaths.restart import GOES_ON, QUIET, RESTARTS, STOPPED, measure, plan
+from bench.deaths.restart import GOES_ON, QUICK, QUIET, RESTARTS, STOPPED, measure
 
 
 @pytest.mark.timeout(600)
 def test_nobody_can_tell_restarts_and_a_freeze(tmp_path):
-    quick = plan(True, 1, tmp_path)
     steps = []
-    result = measure(quick, tmp_path, steps.append)
-    assert len(steps) == quick.steps
+    result = measure(QUICK, tmp_path, steps.append)
+    assert len(steps) == QUICK.steps
     assert [phase.name for phase in result.phases] == [QUIET, RESTARTS, STOPPED, GOES_ON]
     for phase in result.phases:
         assert phase.streams

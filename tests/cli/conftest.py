@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli.commands import app
 from sluice.launch.local_ring import RingError
 from tests.fakes.server import Script, serve
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli.commands import app
 from sluice.launch.local_ring import RingError
 
 

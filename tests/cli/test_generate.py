@@ -70,7 +70,7 @@ def test_value_that_cannot_be_sent(sluice) -> None:
 
 
 @pytest.mark.parametrize("command", [["generate", "x"], ["health"], ["chat"]])
-def test_nobody_listens(sluice, command) -> None:
+def test_no_server(sluice, command) -> None:
     result = sluice(*command, "--address", "127.0.0.1:1")
     assert result.exit_code == 1
     assert result.stderr == (

@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli.commands import app
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])

@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli.commands import app
 from sluice.ring.keys import ROLES, Keys
 
 

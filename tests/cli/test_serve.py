@@ -24,7 +24,7 @@ SERVICES = ROOT / "tests" / "fakes" / "services.py"
 
 CODE = """
 import sys
-from sluice.cli import app
+from sluice.cli.commands import app
 from sluice.launch import plan
 from sluice.launch import local_ring as ring
 ring.Plan = lambda **options: plan.Plan(**options, python=(sys.executable, {services!r}, {folder!r}))

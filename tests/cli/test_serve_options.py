@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice import tiny_model
-from sluice.cli import app
+from sluice.cli.commands import app
 from sluice.launch.plan import Plan, services
 from sluice.settings.read import assignable, load_settings
 from sluice.settings.services import SERVICES, EngineSettings, ServiceSettings

@@ -1,11 +1,11 @@
-"""What `sluice serve` is told about TLS, tokens and AdminService arrives in the router's settings."""
+"""TLS, tokens and AdminService: options of `sluice serve` arrive in the router's settings."""
 
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli.commands import app
 from sluice.launch.plan import Plan, services
 from sluice.settings.read import load_settings
 from sluice.settings.services import RouterSettings
@@ -36,7 +36,7 @@ def test_tls_and_tokens(router_settings):
     assert (settings.host, settings.admin_port, settings.insecure) == ("0.0.0.0", 50052, False)
 
 
-def test_insecure_is_said_and_never_meant(router_settings):
+def test_insecure_must_be_explicit(router_settings):
     assert router_settings("--host", "0.0.0.0", "--insecure").insecure
     assert not router_settings().insecure
     with pytest.raises(SystemExit, match="can be reached from other machines"):

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli.commands import app
 from tests.fakes.certificates import Authority
 from tests.fakes.server import Script, serve
 from tests.fakes.storyteller import GONE, Plan, tell, tell_all
@@ -33,7 +33,7 @@ def test_a_stream_goes_on_at_the_next_router() -> None:
     assert len(plan.seen) == 3
 
 
-def test_nobody_listens_anywhere(sluice) -> None:
+def test_no_server_at_any_address(sluice) -> None:
     result = sluice("generate", "x", "--address", "127.0.0.1:1,127.0.0.1:2")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: no Sluice server answers at 127.0.0.1:1 or 127.0.0.1:2 (")

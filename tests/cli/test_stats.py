@@ -3,7 +3,7 @@
 from google.protobuf.duration_pb2 import Duration
 from typer.testing import CliRunner
 
-from sluice.cli import app
+from sluice.cli.commands import app
 from sluice.v1 import admin_pb2
 
 

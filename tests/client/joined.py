@@ -1,4 +1,4 @@
-"""What a stream told, joined, for a comparison with what another told."""
+"""The joined chunks of a stream, to compare with those of another."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Joined:
 
 
 def join(chunks: Iterable[Chunk]) -> dict[int, Joined]:
-    """By output. Every offset came once, and nothing after an end."""
+    """By output. Asserts that every offset came once, and nothing after an end."""
     outputs: dict[int, Joined] = {}
     for chunk in chunks:
         output = outputs.setdefault(chunk.index, Joined())

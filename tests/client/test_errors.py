@@ -85,7 +85,7 @@ def test_broken_details_do_not_hide_the_status(script, address) -> None:
         client.generate("x")
 
 
-async def test_nobody_listens() -> None:
+async def test_no_server() -> None:
     with Client("127.0.0.1:1") as client, pytest.raises(Unavailable):
         client.generate("x")
     async with AsyncClient("127.0.0.1:1") as client:

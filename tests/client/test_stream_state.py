@@ -37,7 +37,7 @@ def begin(spec: pb.GenerationSpec) -> tuple[StreamState, Retries]:
 
 
 def flawed(stream, at: int, flaw: str):
-    """The stream up to a break; or with news lost, or told twice, which its numbers do not show."""
+    """The stream up to a break; or with one event lost or repeated, which its sequence numbers do not show."""
     found = list(stream)
     news = at < len(found) and (found[at].delta.token_count or found[at].HasField("finished"))
     if flaw == "break" or not news:
@@ -129,7 +129,7 @@ def tell(resume: StreamState, *messages) -> list[Chunk]:
 
 
 def test_text_before_an_end_that_is_lost_is_not_shown_twice() -> None:
-    """What was held back comes without a token when the time is over; where that end is lost, it may come otherwise."""
+    """At the time limit, held-back text comes without a token; if that end is lost, the text may come differently."""
     resume, _ = begin(pb.GenerationSpec(text="p"))
     first = tell(
         resume,
@@ -173,7 +173,7 @@ def test_tokens_without_ids_cannot_be_kept() -> None:
         resume.on_event(pb.GenerateStreamResponse(sequence=1, delta=pb.Delta(text="a", token_count=2)))
 
 
-def test_an_output_that_nobody_asked_for() -> None:
+def test_an_output_that_was_not_requested() -> None:
     resume, _ = begin(pb.GenerationSpec(text="p", n=2))
     resume.request(0.0)
     with pytest.raises(ServerError, match="output 2"):
@@ -181,11 +181,11 @@ def test_an_output_that_nobody_asked_for() -> None:
 
 
 def test_the_model_is_that_of_the_tokens() -> None:
-    """What has only been told that it began is asked for anew, and may come from another model."""
+    """A stream that began without tokens is requested from the start, perhaps from another model."""
     resume, _ = begin(pb.GenerationSpec(text="p", sampling={"seed": 3}))
-    told = iter([("old", 0), ("new", 2), ("new", 1)])
+    attempts = iter([("old", 0), ("new", 2), ("new", 1)])
     asked = []
-    for model, tokens in told:
+    for model, tokens in attempts:
         asked.append([each.model_fingerprint for each in resume.request(0.0).spec.resume])
         known = sum(len(output.token_ids) for output in resume._outputs.values())
         resume.on_event(pb.GenerateStreamResponse(sequence=1, started=pb.Started(seed=3, model_fingerprint=model)))

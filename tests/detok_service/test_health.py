@@ -23,9 +23,8 @@ from sluice.ring.lane import Lane
 from sluice.ring.params import TextParams
 from sluice.ring.wire import Open, TokenBatch
 from sluice.settings.services import DetokenizerSettings
-from sluice.telemetry import health
-from sluice.telemetry.health import ProgressBeacon
-from sluice.telemetry.service_status import StatusFile
+from sluice.telemetry.server import Health
+from sluice.telemetry.service_status import ProgressBeacon, StatusFile
 from tests.fakes.lane import MemoryLane
 from tests.fakes.lanes import connected
 from tests.fakes.processes import LIMIT, wait_until
@@ -51,7 +50,7 @@ def test_a_backlog_that_lasts_is_told():
     decoders = load_decoders(TINY / "tokenizer.json")
     service = Detokenizer(Identity("detok", 1, "here"), decoders, MemoryLane, 10, structlog.get_logger())
     settings = DetokenizerSettings(model="nowhere", drain_timeout=0)
-    found = health.Health(loop, 60.0, 0.5, lambda: unready(service))
+    found = Health(loop, 60.0, 0.5, lambda: unready(service))
     thread = threading.Thread(
         target=serve, args=(service, inbox, settings, loop, StatusFile({}), structlog.get_logger())
     )

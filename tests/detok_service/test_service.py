@@ -192,7 +192,7 @@ def test_a_gap_fails_the_streams_of_that_engine():
 def test_what_a_predecessor_may_have_had_is_told_but_no_warning():
     bench = Bench()
     with capture_logs() as logs:
-        bench.handle(Hello("r", "router"), Gap(77, 3, met=False), KeepAlive("engine", 1))
+        bench.handle(Hello("r", "router"), Gap(77, 3, lane_known=False), KeepAlive("engine", 1))
         bench.heartbeat()
     assert [(line["event"], line["log_level"]) for line in logs] == [("lane_taken_over", "info")]
     assert bench.lanes["router"].heartbeats[-1].missed == {1: 3}

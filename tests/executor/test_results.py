@@ -260,7 +260,7 @@ def test_nothing_is_asked_after_shutdown(address) -> None:
     executor.abort_request(1)
 
 
-def test_nobody_answers() -> None:
+def test_no_server() -> None:
     with pytest.raises(Unavailable):
         GenerationExecutor.connect("127.0.0.1:1")
 

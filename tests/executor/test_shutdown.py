@@ -1,4 +1,4 @@
-"""How an executor ends: requests are finished, or aborted where that was asked for or something went wrong."""
+"""How an executor ends: requests are finished, or aborted on demand or after an error."""
 
 import signal
 import threading

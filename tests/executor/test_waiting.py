@@ -64,8 +64,8 @@ def test_shutdown_ends_the_wait_for_statistics(address, script, name) -> None:
     executor.shutdown()
     assert wait_until(lambda: bool(ended))
     assert "shut down" in str(ended[0])
-    told = pb.StreamStepsResponse(steps=[pb.EngineStats(iteration=3)], requests=[pb.RequestStats(request_id="r")])
-    executor._steps.put(told)
+    response = pb.StreamStepsResponse(steps=[pb.EngineStats(iteration=3)], requests=[pb.RequestStats(request_id="r")])
+    executor._session.steps.put(response)
     assert len(ask(timeout=LONG)) == 1
     with pytest.raises(RuntimeError, match="shut down"):
         ask(timeout=LONG)

@@ -21,10 +21,10 @@ class CommandSender:
     def sent(self) -> int:
         return len(self.commands)
 
-    def send(self, parts) -> None:
+    def send(self, message: bytes) -> None:
         if self.broken:
             raise ChannelError("rank 2 has read nothing")
-        self.commands.append(decode(bytearray(b"".join(parts))))
+        self.commands.append(decode(bytearray(message)))
 
     def idle(self) -> bool:
         return not self.busy

@@ -6,9 +6,8 @@ from bench.deaths import kills, restart
 from bench.deaths.freeze import Frozen, Leftovers
 from bench.harness.memory import Trail
 from bench.harness.stats import Figures
+from bench.overload.floods import Burst, Retried, TenantPlan, Tenants, TenantTimes
 from bench.overload.overload import OverloadResult
-from bench.overload.refusals import Burst, Retried
-from bench.overload.tenants import TenantPlan, Tenants, TenantTimes
 from bench.systems import engine_alone
 from bench.systems import ring as ring_system
 from bench.topics import chunked, host, peers, policies, prefix, retention, ring, scheduler, slow_reader
@@ -36,7 +35,7 @@ def policies_result() -> policies.PoliciesResult:
     ]
     mixes = [policies.Mix("2 at a time", True, 2), policies.Mix("3 at a time", False, 3, pool=64)]
     outcomes = [policies.Outcome(mix, 400, entries) for mix in mixes]
-    return policies.PoliciesResult(4, 32, 8, 256, outcomes)
+    return policies.PoliciesResult(4, 32, 8, 256, outcomes=outcomes)
 
 
 def chunked_result() -> chunked.ChunkedResult:
@@ -47,7 +46,7 @@ def chunked_result() -> chunked.ChunkedResult:
         return chunked.ChunkedEntry(mode, 20.0 * slower, 40.0 * slower, 8.0, 60.0 * slower, 350.0, 32, episode)
 
     entries = [entry(mode, i) for mode, i in zip(chunked.MODES, (8, 7, 1), strict=True)]
-    return chunked.ChunkedResult(3, 2000, 16, 256, entries)
+    return chunked.ChunkedResult(3, context_tokens=2000, newcomer_tokens=16, tokens_per_step=256, entries=entries)
 
 
 def scheduler_result() -> scheduler.SchedulerResult:
@@ -62,13 +61,13 @@ def scheduler_result() -> scheduler.SchedulerResult:
         for waiting in (0, 1000)
         for running in (1, 64, 256)
     ]
-    return scheduler.SchedulerResult(100, 3, points)
+    return scheduler.SchedulerResult(samples=100, points=points)
 
 
 def retention_result() -> retention.RetentionResult:
     plain, kept = retention.Hits(0.0, 0.0, 50.0, 51.0), retention.Hits(1.0, 0.0, 8.0, 52.0)
     points = [retention.RetentionPoint(flood, plain, kept) for flood in (0.5, 2.0)]
-    return retention.RetentionResult(4096, 512, 3, 3600.0, 1, points)
+    return retention.RetentionResult(points=points)
 
 
 def host_result() -> host.HostResult:
@@ -77,12 +76,12 @@ def host_result() -> host.HostResult:
 
     points = [host.HostPoint(0.5, 4, revisits(600, 5.0), revisits(600, 5.0), 12, 12, 0.0)]
     points.append(host.HostPoint(3.0, 24, revisits(12000, 50.0), revisits(600, 6.0), 72, 72, 0.95))
-    return host.HostResult(4096, 10240, 500, 2, 3, points)
+    return host.HostResult(prompt_tokens=500, repeats=3, points=points)
 
 
 def prefix_result() -> prefix.PrefixResult:
     points = [prefix.PrefixPoint(256, 224, 50.0, 10.0, 5.0), prefix.PrefixPoint(1024, 912, 200.0, 25.0, 8.0)]
-    return prefix.PrefixResult(0.9, 3, points)
+    return prefix.PrefixResult(repeats=3, points=points)
 
 
 def peers_result() -> peers.PeersResult:
@@ -131,7 +130,11 @@ def restart_result() -> restart.RestartResult:
 
 
 def overload_result() -> OverloadResult:
-    bursts = [Burst(100, at, 20, 80, 80, [5.0, 9.0], [0.3, 0.8], {"client": 0.4, "router": 0.5}) for at in (0.0, 1.0)]
+    cpu = {"client": 0.4, "router": 0.5}
+    bursts = [
+        Burst(100, at, served=20, refused=80, told_when=80, client=[5.0, 9.0], router=[0.3, 0.8], cpu=cpu)
+        for at in (0.0, 1.0)
+    ]
     bursts.append(msgspec.structs.replace(bursts[0], requests=400, connections=8, unexplained={"CANCELLED": 3}))
     alone, flooded = TenantTimes([10.0, 12.0], [1.0, 2.0], [5.0]), TenantTimes([15.0, 31.0], [1.0, 2.0], [9.0, 10.0])
     return OverloadResult(
@@ -145,7 +148,9 @@ def overload_result() -> OverloadResult:
 
 def slow_reader_result() -> slow_reader.SlowReaderResult:
     memory = [Trail(name, [0.0, 5.0, 10.0], [60.0, 61.0, 61.0]) for name in ("router", "engine-0", "detok-0")]
-    return slow_reader.SlowReaderResult(32, 256, 10.0, 600.0, [900.0, 1000.0], [890.0, 1010.0], 900, 850, 5.0, memory)
+    return slow_reader.SlowReaderResult(
+        slow_tokens=900, without=[900.0, 1000.0], beside=[890.0, 1010.0], read_later=850, slow_from=5.0, memory=memory
+    )
 
 
 RESULTS = {

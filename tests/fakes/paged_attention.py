@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.backend import AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache, store_by_torch
-from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.attention.reference import ReferenceAttention
 
 

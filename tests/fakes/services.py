@@ -14,8 +14,7 @@ import time
 from pathlib import Path
 
 from sluice.ring.process import die_with_parent, run_service
-from sluice.telemetry.health import ProgressBeacon
-from sluice.telemetry.service_status import ServiceStatus, StatusFile
+from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 from tests.fakes.server import Script, serve
 
 LONGEST_SECONDS = 120

@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry
 
-from sluice.telemetry.health import Health, ProgressBeacon
-from sluice.telemetry.server import StatusServer
+from sluice.telemetry.server import Health, StatusServer
+from sluice.telemetry.service_status import ProgressBeacon
 
 
 def serve_metrics(registry: CollectorRegistry) -> StatusServer:

@@ -8,13 +8,11 @@ import structlog
 import zmq
 from tokenizers import Tokenizer
 
-from detok_service.__main__ import open_lane
 from detok_service.decoder import load_decoders
 from detok_service.service import Detokenizer, Identity
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import Hello, KeepAlive
 from sluice.ring.inbox import Inbox
-from sluice.ring.keys import PLAIN
 from sluice.ring.lane import Lane
 from sluice.ring.message import Message
 from sluice.ring.params import TextParams
@@ -67,7 +65,7 @@ def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
         service = Detokenizer(
             Identity("detok", 1, inbox.address),
             load_decoders(TINY / "tokenizer.json"),
-            partial(open_lane, context, PLAIN),
+            partial(Lane, context),
             5_000,
             structlog.get_logger(),
         )

@@ -13,7 +13,7 @@ from tests.fakes.processes import LIMIT, is_alive
 pytestmark = pytest.mark.process
 
 
-def test_the_last_lines_are_read_before_the_end_is_told() -> None:
+def test_the_last_lines_are_read_before_the_end_is_reported() -> None:
     seen: list[LogLine | None] = []
     ended = threading.Event()
     code = "import os; [print(i, flush=True) for i in range(1000)]; os.write(1, b'no newline'); os._exit(4)"

@@ -35,18 +35,18 @@ def test_what_is_shown(terminal: bool) -> None:
     assert "detail" in show([line("detail")], terminal, verbose=True)
 
 
-def test_json_passes_through_where_nobody_watches() -> None:
+def test_json_passes_through_without_a_terminal() -> None:
     lines = [line("request_ended", text="[bold]x[/bold]"), line("loading", done=1, total=2)]
     assert show(lines, terminal=False).splitlines() == lines
 
 
-def test_every_line_is_json_where_nobody_watches() -> None:
+def test_every_line_is_json_without_a_terminal() -> None:
     console = Console(file=io.StringIO(), force_terminal=False)
     with Display(False, console) as display:
         for written in ("Traceback …", "[1]", line("request_ended")):
             display(parse_line("engine-0", written))
         display.say("starting", "starting …", fields={"engines": 2})
-        display.complain("it\nbroke")
+        display.show_error("it\nbroke")
     assert isinstance(console.file, io.StringIO)
     found = [json.loads(written) for written in console.file.getvalue().splitlines()]
     assert [each["event"] for each in found] == ["output", "output", "request_ended", "starting", "failed"]

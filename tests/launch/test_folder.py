@@ -24,9 +24,9 @@ def abandon(folder: Folder) -> Path:
     return folder.path
 
 
-def test_only_what_nobody_holds_is_removed(temporary) -> None:
+def test_only_unlocked_folders_are_removed(temporary) -> None:
     used, stale = Folder(), abandon(Folder())
-    foreign = temporary / "sluice-of-somebody"
+    foreign = temporary / "sluice-of-another-user"
     foreign.mkdir()
     (temporary / "sluice-file").touch()
     (temporary / "sluice-link").symlink_to(stale)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.launch import OptionsError
-from sluice.launch.gpus import Gpus, deal, gpus_of_engines, visible_gpus
+from sluice.launch.gpus import Gpus, assign_gpus, gpus_of_engines, visible_gpus
 from sluice.launch.plan import Plan, services
 from sluice.settings.services import EngineSettings
 
@@ -25,26 +25,26 @@ def test_no_two_ranks_on_a_gpu(count, engines, ranks):
     names = [str(i) for i in range(count)]
     if engines * ranks > count:
         with pytest.raises(OptionsError, match=f"need {engines * ranks} GPUs, but {count} are visible: 0"):
-            deal(names, engines, ranks)
+            assign_gpus(names, engines, ranks)
         return
-    dealt = deal(names, engines, ranks)
-    assert [len(each.names) for each in dealt] == [ranks] * engines
-    assert [name for each in dealt for name in each.names] == names[: engines * ranks]
-    assert {each.engines for each in dealt} == {1}
+    assigned = assign_gpus(names, engines, ranks)
+    assert [len(each.names) for each in assigned] == [ranks] * engines
+    assert [name for each in assigned for name in each.names] == names[: engines * ranks]
+    assert {each.engines for each in assigned} == {1}
 
 
 @given(st.integers(1, 8), st.integers(1, 20))
 def test_engines_of_one_rank_take_turns(count, engines):
     names = [f"GPU-{i}" for i in range(count)]
-    dealt = deal(names, engines, 1)
-    on = [each.names[0] for each in dealt]
+    assigned = assign_gpus(names, engines, 1)
+    on = [each.names[0] for each in assigned]
     assert on[:count] == names[:engines]
-    assert [each.engines for each in dealt] == [on.count(name) for name in on]
+    assert [each.engines for each in assigned] == [on.count(name) for name in on]
     assert max(map(on.count, on)) - min(map(on.count, on)) <= 1
 
 
 def test_no_gpus():
-    assert deal([], 2, 4) == []
+    assert assign_gpus([], 2, 4) == []
 
 
 @pytest.mark.parametrize(

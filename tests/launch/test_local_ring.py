@@ -133,8 +133,8 @@ def test_log_lines_are_observed(fake) -> None:
     assert loading == [0, 50, 100]
 
 
-@pytest.mark.parametrize(("error", "told"), [(BrokenPipeError, False), (KeyError, True)])
-def test_an_observer_that_fails_does_not_end_the_ring(fake, capfd, error, told) -> None:
+@pytest.mark.parametrize(("error", "printed"), [(BrokenPipeError, False), (KeyError, True)])
+def test_an_observer_that_fails_does_not_end_the_ring(fake, capfd, error, printed) -> None:
     def broken(line: LogLine) -> None:
         raise error
 
@@ -143,7 +143,7 @@ def test_an_observer_that_fails_does_not_end_the_ring(fake, capfd, error, told) 
         os.kill(pid, signal.SIGKILL)
         assert wait_until(lambda: ring.pids["engine-0"] != pid)
         assert ring.missing == []
-    assert ("KeyError" in capfd.readouterr().err) is told
+    assert ("KeyError" in capfd.readouterr().err) is printed
 
 
 def test_children_die_with_a_killed_launcher(fake, notes, sockets_folder) -> None:
@@ -204,17 +204,17 @@ def test_each_engine_has_its_gpus_after_a_restart_too(fake, nvidia_smi) -> None:
         assert not [each for each in environment_of(ring, "router") if each.startswith("CUDA_")]
         ring.restart("engine-1")
         assert "CUDA_VISIBLE_DEVICES=2,3" in environment_of(ring, "engine-1")
-    told = {line.child: (line.fields["gpus"], line.is_problem) for line in lines if line.event == "gpus_assigned"}
-    assert told == {"engine-0": ("0,1", False), "engine-1": ("2,3", False)}
+    assigned = {line.child: (line.fields["gpus"], line.is_problem) for line in lines if line.event == "gpus_assigned"}
+    assert assigned == {"engine-0": ("0,1", False), "engine-1": ("2,3", False)}
 
 
-def test_engines_that_share_a_gpu_are_told_so(fake, nvidia_smi, notes) -> None:
+def test_engines_that_share_a_gpu_are_warned(fake, nvidia_smi, notes) -> None:
     nvidia_smi(0, 1)
     lines: list[LogLine] = []
     with Ring(engines=3, observe=lines.append, **fake):
         pass
-    told = {line.child: (line.fields["gpus"], line.is_problem) for line in lines if line.event == "gpus_assigned"}
-    assert told == {"engine-0": ("0", True), "engine-1": ("1", False), "engine-2": ("0", True)}
+    assigned = {line.child: (line.fields["gpus"], line.is_problem) for line in lines if line.event == "gpus_assigned"}
+    assert assigned == {"engine-0": ("0", True), "engine-1": ("1", False), "engine-2": ("0", True)}
     flags = [notes(f"engine-{i}")["flags"] for i in range(3)]
     assert [(each["--engines-here"], each["--engines-per-gpu"]) for each in flags] == [
         ("3", "2"),

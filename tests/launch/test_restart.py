@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-class Told(list[LogLine]):
-    """Lines of the launcher's own, of those observed."""
+class LauncherLines(list[LogLine]):
+    """The launcher's own lines, of all that were observed."""
 
     def __call__(self, line: LogLine) -> None:
         if line.fields.get("service") == "launcher":
@@ -30,8 +30,8 @@ class Told(list[LogLine]):
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def events() -> LauncherLines:
+    return LauncherLines()
 
 
 def serves(address: str) -> bool:
@@ -42,30 +42,30 @@ def serves(address: str) -> bool:
 
 
 @pytest.mark.parametrize("name", ["router", "engine-0", "detok-1"])
-def test_what_ends_by_itself_is_started_again_at_its_address(fake, told, notes, name) -> None:
-    with Ring(observe=told, **fake) as ring:
+def test_a_service_that_exits_is_restarted_at_its_address(fake, events, notes, name) -> None:
+    with Ring(observe=events, **fake) as ring:
         address, pid = ring.address, ring.pids[name]
         before = notes(name)["flags"]
         os.kill(pid, signal.SIGKILL)
-        assert told.wait(2) == [(name, "service_exited"), (name, "service_recovered")]
-        assert told[0].fields | {"pid": pid, "how": "was killed by SIGKILL", "restart_in": 0.2} == told[0].fields
-        assert ring.pids[name] == told[1].fields["pid"] != pid
+        assert events.wait(2) == [(name, "service_exited"), (name, "service_recovered")]
+        assert events[0].fields | {"pid": pid, "how": "was killed by SIGKILL", "restart_in": 0.2} == events[0].fields
+        assert ring.pids[name] == events[1].fields["pid"] != pid
         assert ring.address == address
         assert notes(name)["flags"]["--listen"] == before["--listen"]
         assert serves(address)
         assert ring.missing == []
         pids = list(ring.pids.values())
-    assert len(told) == 2
+    assert len(events) == 2
     assert not any(map(is_alive, pids))
 
 
-def test_a_service_that_cannot_start_any_more_is_given_up(fake, told, tmp_path) -> None:
-    with Ring(engines=2, max_failed_starts=3, observe=told, **fake) as ring:
+def test_a_service_that_cannot_start_any_more_is_given_up(fake, events, tmp_path) -> None:
+    with Ring(engines=2, max_failed_starts=3, observe=events, **fake) as ring:
         (tmp_path / "engine-1.do").write_text("die")
         os.kill(ring.pids["engine-1"], signal.SIGKILL)
-        assert told.wait(4) == 4 * [("engine-1", "service_exited")]
-        assert [line.fields.get("restart_in") for line in told] == [0.2, 0.4, 0.8, None]
-        assert told[3].fields["how"] == "ended with code 3"
+        assert events.wait(4) == 4 * [("engine-1", "service_exited")]
+        assert [line.fields.get("restart_in") for line in events] == [0.2, 0.4, 0.8, None]
+        assert events[3].fields["how"] == "ended with code 3"
         assert ring.missing == []
         assert not ring.children["engine-1"].alive
 
@@ -85,23 +85,23 @@ def test_nothing_is_left_of_a_role(fake, tmp_path) -> None:
         assert ring.watch() == ["engine"]
 
 
-def test_nothing_is_started_while_stopping(fake, told, tmp_path) -> None:
-    with Ring(observe=told, **fake) as ring:
+def test_nothing_is_started_while_stopping(fake, events, tmp_path) -> None:
+    with Ring(observe=events, **fake) as ring:
         started = {name: (tmp_path / f"{name}.json").stat().st_mtime_ns for name in ring.pids}
         ring.stop()
         assert wait_until(lambda: not any(map(is_alive, ring.pids.values())))
         time.sleep(0.5)
         assert {name: (tmp_path / f"{name}.json").stat().st_mtime_ns for name in ring.pids} == started
-    assert told == []
+    assert events == []
 
 
-def test_a_rolling_restart(fake, told, tmp_path) -> None:
-    with Ring(routers=2, engines=2, observe=told, **fake) as ring:
+def test_a_rolling_restart(fake, events, tmp_path) -> None:
+    with Ring(routers=2, engines=2, observe=events, **fake) as ring:
         addresses, pids = ring.addresses, ring.pids
         ring.restart_all()
         assert ring.addresses == addresses
         assert all(map(serves, addresses))
-        assert told.wait(6) == [(name, "service_recovered") for name in pids]
+        assert events.wait(6) == [(name, "service_recovered") for name in pids]
         assert not set(pids.values()) & set(ring.pids.values())
         assert not any(map(is_alive, pids.values()))
         assert all((tmp_path / f"{name}.ended").exists() for name in pids)
@@ -109,18 +109,18 @@ def test_a_rolling_restart(fake, told, tmp_path) -> None:
             ring.restart("engine-7")
 
 
-def test_one_that_does_not_end_in_time_is_killed_and_replaced(fake, told, tmp_path, monkeypatch) -> None:
+def test_one_that_does_not_end_in_time_is_killed_and_replaced(fake, events, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("sluice.launch.supervisor.KILL_AFTER_SECONDS", 0.3)
     (tmp_path / "detok-0.do").write_text("deaf")
-    with Ring(drain_timeout=0, observe=told, **fake) as ring:
+    with Ring(drain_timeout=0, observe=events, **fake) as ring:
         pid = ring.pids["detok-0"]
         (tmp_path / "detok-0.do").unlink()
         ring.restart("detok-0")
         assert not is_alive(pid)
-        assert [line.event for line in told] == ["service_recovered"]
+        assert [line.event for line in events] == ["service_recovered"]
 
 
-def test_whoever_waits_for_a_restart_learns_of_the_end(fake, tmp_path) -> None:
+def test_a_restart_in_progress_fails_when_the_ring_stops(fake, tmp_path) -> None:
     caught: list[RingError] = []
 
     def restart() -> None:
@@ -141,15 +141,15 @@ def test_whoever_waits_for_a_restart_learns_of_the_end(fake, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["router", "detok-0"])
-def test_one_that_stands_still_is_killed_and_started_again(fake, told, name) -> None:
-    with Ring(freeze_timeout=2, observe=told, **fake) as ring:
+def test_a_frozen_service_is_killed_and_restarted(fake, events, name) -> None:
+    with Ring(freeze_timeout=2, observe=events, **fake) as ring:
         pid = ring.pids[name]
         os.kill(pid, signal.SIGSTOP)
-        assert told.wait(2) == [(name, "service_exited"), (name, "service_recovered")]
-        assert told[0].fields["how"] == "stood still for 2 s and was killed"
+        assert events.wait(2) == [(name, "service_exited"), (name, "service_recovered")]
+        assert events[0].fields["how"] == "stood still for 2 s and was killed"
         assert not is_alive(pid)
         time.sleep(3)
-        assert len(told) == 2
+        assert len(events) == 2
 
 
 def test_several_routers_know_all_and_have_ports_in_a_row(fake, notes) -> None:

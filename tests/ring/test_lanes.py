@@ -142,7 +142,7 @@ def test_what_a_lane_held_when_its_connection_ended_shows_as_a_gap(context, tmp_
             received += take(inbox, 2, 10.0)
     assert pulse(1) in received
     gap = next(each for each in received if isinstance(each, Gap))
-    assert gap.met
+    assert gap.lane_known
     assert 0 < gap.missed <= held + pulses - 1
     assert gap.missed + sum(isinstance(each, Hello) for each in received) == held + pulses - 1
     lane.close()
@@ -174,7 +174,7 @@ def test_a_restarted_receiver_learns_that_frames_went_to_its_predecessor(context
         number += lane.send(pulse(number))
         received = take(second, 2, 0.05)
     gap, first_seen = received[:2]
-    assert gap == Gap(lane.epoch, first_seen.engine_epoch, met=False)
+    assert gap == Gap(lane.epoch, first_seen.engine_epoch, lane_known=False)
     assert second.gaps == 0
     lane.close()
     second.close()

@@ -19,7 +19,7 @@ from sluice.ring.timing import (
     ROUTER_SILENCE_SECONDS,
 )
 from sluice.settings.services import DetokenizerSettings, EngineSettings, RouterSettings, ServiceSettings
-from sluice.telemetry.health import TOUCH_SECONDS
+from sluice.telemetry.service_status import TOUCH_SECONDS
 
 
 def default(settings: type[ServiceSettings], name: str) -> float:

@@ -23,8 +23,10 @@ STOPS = ("end", "stop", "日本", "aba")
 MOST_FAULTS = 10
 POISONED = 0.2
 """Of all seeds."""
-MOST_POISON_DEATHS = 3
-"""The first at a token in the midst says nothing of any request; two more say it of this one."""
+MOST_POISON_DEATHS = 4
+"""The first, at a later token, blames no request. The second makes this one a suspect; if the engine's lane
+to the detokenizer was still connecting, it also takes more tokens than a quarantine lasts for. The third then happens
+after the quarantine, which brings them, and the fourth convicts it. Seed 1265 is such a case."""
 CUT = ("aborted ", "time_limit ")
 """Ends that come before their time."""
 

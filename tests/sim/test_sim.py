@@ -3,7 +3,7 @@
 import pytest
 
 from tests.sim.run import judged
-from tests.sim.scenario import Scenario
+from tests.sim.scenario import MOST_POISON_DEATHS, Scenario
 
 PARTS = 10
 SEEDS = 200
@@ -15,6 +15,11 @@ def test_every_client_gets_what_it_gets_undisturbed_and_nothing_is_left(part):
     assert {each.seed: each.wrong for each in found if each.wrong} == {}
     assert sum(each.faults for each in found) > 2 * len(found)
     assert sum(each.resumed for each in found) > len(found) // 2
+
+
+def test_tokens_that_were_lost_with_two_engines_do_not_clear_a_suspect():
+    found = Scenario.of(1265).play(True)
+    assert (found.poison_deaths, found.stories[-1].error) == (MOST_POISON_DEATHS, "POISON")
 
 
 @pytest.mark.parametrize("seed", [5, 89, 95])

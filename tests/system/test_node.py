@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice import Client
-from sluice.cli import app
+from sluice.cli.commands import app
 from tests.fakes.storyteller import GONE, Plan, bare, tell_all, with_reason
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "node"

@@ -30,15 +30,7 @@ def shown(metrics) -> list[tuple[str, str, tuple[str, ...], str]]:
 
 def test_engine():
     bench = EngineBench()
-    found = engine_worker.ringside.metrics
-    metrics = [
-        *found.requests(bench.engine, bench.mailbox),
-        *found.steps(bench.engine),
-        *found.memory(bench.engine),
-        *found.ring(INBOX, bench.mailbox, bench.outbox),
-        *found.callback(None),
-        *found.log(),
-    ]
+    metrics = engine_worker.ringside.metrics.read(bench.engine, INBOX, bench.mailbox, bench.outbox, None)
     assert shown(metrics) == documented("sluice_engine_")
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sluice.telemetry.health import Health, ProgressBeacon
-from sluice.telemetry.server import MAX_CONNECTIONS, Connections, StatusServer
+from sluice.telemetry.server import MAX_CONNECTIONS, Connections, Health, StatusServer
+from sluice.telemetry.service_status import ProgressBeacon
 from tests.fakes.processes import LIMIT
 
 REQUEST = b"GET /livez HTTP/1.0\r\n"
@@ -104,9 +104,8 @@ CHILD = """
 import json, os, resource, sys
 from prometheus_client import CollectorRegistry
 from sluice.ring.descriptors import raise_limit
-from sluice.telemetry.health import Health
-from sluice.telemetry.health import ProgressBeacon
-from sluice.telemetry.server import Connections, StatusServer
+from sluice.telemetry.server import Connections, Health, StatusServer
+from sluice.telemetry.service_status import ProgressBeacon
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
 limit = raise_limit()
 health = Health(ProgressBeacon(), 1e9, 1e9, lambda: None)

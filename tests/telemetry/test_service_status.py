@@ -4,8 +4,15 @@ import time
 
 import pytest
 
-from sluice.telemetry.health import TOUCH_SECONDS, ProgressBeacon
-from sluice.telemetry.service_status import STARTING, STATUS_VARIABLE, ServiceStatus, StatusFile, StatusReader
+from sluice.telemetry.service_status import (
+    STARTING,
+    STATUS_VARIABLE,
+    TOUCH_SECONDS,
+    ProgressBeacon,
+    ServiceStatus,
+    StatusFile,
+    StatusReader,
+)
 from tests.fakes.clock import Clock
 
 READY = ServiceStatus("ready", "127.0.0.1:50051", peers={"engine-0": 1 << 62})

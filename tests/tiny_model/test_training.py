@@ -1,11 +1,10 @@
 import pytest
 import torch
 
-from sluice.tiny_model import schedule
-from sluice.tiny_model.batches import Windows, in_order
-from sluice.tiny_model.corpus import _functions
+from sluice.tiny_model import train
+from sluice.tiny_model.corpus import Windows, _functions, in_order
 from sluice.tiny_model.muon import Muon
-from sluice.tiny_model.schedule import Schedule
+from sluice.tiny_model.train import Schedule
 
 
 def rates(plan: Schedule) -> list[float]:
@@ -27,7 +26,7 @@ def test_rate_warms_up_holds_and_decays() -> None:
 
 def test_a_run_by_the_clock_is_repeated_by_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10_000))
-    monkeypatch.setattr(schedule.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(train.time, "monotonic", lambda: next(clock))
     timed = Schedule(minutes=10, steps=None)
     curve = rates(timed)
     assert len(curve) == 725  # one tick to start, then one a step after the warm-up, up to 480 = 80% of 600

@@ -1,16 +1,25 @@
-"""Two runners against each other: step by step, and through the engine's loop; and whether one fell back.
+"""Two runners against each other, step by step and through the engine's loop; one against transformers; and whether
+one fell back.
 
-Random weights make near-ties common, and rounding decides those. So logprobs are compared, and tokens only where one
-leads clearly.
+Random weights make near-ties common, and rounding decides those. So logprobs are compared, and tokens only if one leads
+clearly.
 """
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
-from bench.gpu.engine import Core, CoreAsk, Served, random_prompts
-from bench.gpu.findings import Check
+import torch
+from torch import Tensor
+
+from bench.gpu.engine import SEED, Core, Served, random_prompts
+from bench.gpu.findings import Outcome
+from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.layers.shard import Place
+from engine_worker.models.qwen3 import Qwen3
+from engine_worker.runner.weights import random_weights
 from engine_worker.step import Draw, Drawn, Runner, Slice, Step
 from sluice.ring.params import SamplingParams
 
@@ -21,6 +30,9 @@ COMMON = 0.5
 ALTERNATIVES = 20
 GREEDY = SamplingParams(temperature=0.0, logprobs=ALTERNATIVES)
 CHUNK = 256
+PARITY_CHUNK = 100
+PARITY_SLACK = 3.0
+"""Allowed deviation from transformers in float32, by that of transformers in the model's dtype, which is rounding."""
 FALLBACKS = {"attention": "reference", "fused": "no:", "cuda_graphs": "none:"}
 """How a choice begins if it is a slow fallback."""
 
@@ -29,7 +41,7 @@ FALLBACKS = {"attention": "reference", "fused": "no:", "cuda_graphs": "none:"}
 class Verdict:
     pairs: int
     clear: int
-    """Where one token leads by more than twice the tolerance."""
+    """Those in which one token leads by more than twice the tolerance."""
     agreed: int
     difference: float
     tolerance: float
@@ -128,20 +140,16 @@ class Walk:
         return Slice(tokens[start : start + count], start, self._tables[i], (draw,) if last else ())
 
 
-def same_steps(ours: Served, theirs: Served, sizes: tuple[int, ...], longest: int, slack: float = 1.0) -> Verdict:
+def same_steps(ours: Served, theirs: Served, sizes: Sequence[int], longest: int, slack: float = 1.0) -> Verdict:
     """Generation steps of these sizes, up and down again, with changing members of one pool, so that anything that a
     padding row wrote would be found. `slack` multiplies the tolerance."""
-    source = random.Random(1)
-    count = max(sizes)
-    lengths = [source.randint(1, longest) for _ in range(count)]
-    prompts = [random_prompts(1, length, ours.shape.vocab_size, i)[0] for i, length in enumerate(lengths)]
-    room = 2 * len(sizes) + 1
-    pairs: list[tuple[Drawn, Drawn]] = []
-    walks = [Walk(one.runner, prompts, room) for one in (ours, theirs)]
-    pairs += zip(*(walk.read_prompts(CHUNK) for walk in walks), strict=True)
+    source, vocab_size = random.Random(1), ours.shape.vocab_size
+    lengths = [source.randint(1, longest) for _ in range(max(sizes))]
+    prompts = [random_prompts(1, length, vocab_size, i)[0] for i, length in enumerate(lengths)]
+    walks = [Walk(one.runner, prompts, room=2 * len(sizes) + 1) for one in (ours, theirs)]
+    pairs = list(zip(*(walk.read_prompts(CHUNK) for walk in walks), strict=True))
     for size in (*sizes, *sizes[::-1]):
-        members = source.sample(range(count), size)
-        tokens = {i: source.randrange(ours.shape.vocab_size) for i in members}
+        tokens = {i: source.randrange(vocab_size) for i in source.sample(range(len(prompts)), size)}
         pairs += zip(*(walk.generate(tokens) for walk in walks), strict=True)
     return verdict(pairs, slack * TOLERANCES[ours.runner.choices["dtype"]])
 
@@ -151,40 +159,38 @@ def same_loops(ours: Served, theirs: Served, requests: int, longest: int, slack:
     counterpart. `slack` multiplies the tolerance."""
     source = random.Random(2)
     prompts = random_prompts(requests, longest, ours.shape.vocab_size, seed=3)
-    asks = [CoreAsk(prompt[: source.randint(1, longest)], source.randint(1, longest)) for prompt in prompts]
+    asks = [(prompt[: source.randint(1, longest)], source.randint(1, longest)) for prompt in prompts]
     cores = [Core(served, GREEDY) for served in (ours, theirs)]
     for core in cores:
-        core.submit(asks)
+        for prompt, max_tokens in asks:
+            core.submit(prompt, max_tokens)
         core.finish()
-    both = [[core.drawn[number] for core in cores] for number in range(requests)]
+    both = list(zip(*(core.drawn for core in cores), strict=True))
     parted = sum(any(a.token != b.token for a, b in zip(*pair, strict=True)) for pair in both)
     tolerance = slack * TOLERANCES[theirs.runner.choices["dtype"]]
     return verdict((pair for mine, other in both for pair in together(mine, other)), tolerance), parted
 
 
-def check_overlap(ahead: Served, plain: Served, requests: int, longest: int) -> Check:
+def check_overlap(ahead: Served, plain: Served, requests: int, longest: int) -> Outcome:
     found, parted = same_loops(ahead, plain, requests, longest)
-    detail = f"{requests} requests, {parted} part at a near-tie; {found}"
-    return Check(f"overlap = none, {ahead.shape.name}", found.passed, detail)
+    return Outcome(found.passed, f"{requests} requests, {parted} part at a near-tie; {found}")
 
 
-def check_graphs(graphs: Served, eager: Served, sizes: tuple[int, ...], longest: int) -> Check:
+def check_graphs(graphs: Served, eager: Served, sizes: tuple[int, ...], longest: int) -> Outcome:
     """Generation steps by CUDA graphs against eager ones, batches that fit a graph and padded ones. Fails on a GPU
     without graphs."""
-    name = f"graphs = eager, {graphs.shape.name}"
     if missing := fallbacks(graphs.runner.choices).get("cuda_graphs"):
-        return Check(name, passed=False, detail=missing)
+        return Outcome(False, missing)
     found = same_steps(graphs, eager, sizes, longest)
     batches = ", ".join(map(str, sizes))
-    detail = f"graphs: {graphs.runner.choices['cuda_graphs']}; batches of {batches}; {found}"
-    return Check(name, found.passed, detail)
+    return Outcome(found.passed, f"graphs: {graphs.runner.choices['cuda_graphs']}; batches of {batches}; {found}")
 
 
-def check_choices(served: Served) -> Check:
+def check_choices(served: Served) -> Outcome:
     choices = served.runner.choices
     missing = fallbacks(choices)
     taken = ", ".join(f"{name} = {choices[name]}" for name in FALLBACKS)
-    return Check(f"no fallback, {served.shape.name}", not missing, "; ".join(missing.values()) or taken)
+    return Outcome(not missing, "; ".join(missing.values()) or taken)
 
 
 def fallbacks(choices: Mapping[str, str]) -> dict[str, str]:
@@ -193,3 +199,72 @@ def fallbacks(choices: Mapping[str, str]) -> dict[str, str]:
         return {}
     said = {**choices, "attention": f"{choices['attention']}: {choices['attention_reason']}"}
     return {name: f"{name} = {said[name]}" for name, no in FALLBACKS.items() if said[name].startswith(no)}
+
+
+def check_parity(served: Served, device: torch.device, lengths: Sequence[int], steps: int) -> Outcome:
+    """Greedy continuations against transformers on the same random weights."""
+    prompts = [random_prompts(1, length, served.shape.vocab_size, seed)[0] for seed, length in enumerate(lengths)]
+    walk = Walk(served.runner, prompts, steps + 1)
+    drawn = [walk.read_prompts(PARITY_CHUNK)]
+    for _ in range(steps):
+        drawn.append(walk.generate({i: one.token for i, one in enumerate(drawn[-1])}))
+    model = twin(served, device)
+    rounded = [_logprobs(model, tokens, steps + 1, device) for tokens in walk.tokens]
+    model.float()
+    exact = [_logprobs(model, tokens, steps + 1, device) for tokens in walk.tokens]
+    ours = [[step[i] for step in drawn] for i in range(len(prompts))]
+    return _judge(ours, rounded, exact)
+
+
+def _judge(ours: list[list[Drawn]], rounded: list[Tensor], exact: list[Tensor]) -> Outcome:
+    off, noise, leads = 0.0, 0.0, []
+    for drawn, *rows in zip(ours, rounded, exact, strict=True):
+        for one, near, right in zip(drawn, *rows, strict=True):
+            found = alternatives(one)
+            ids = torch.tensor(list(found), device=right.device, dtype=torch.long)
+            mine = torch.tensor(list(found.values()), device=right.device)
+            off = max(off, _largest(mine - right[ids]))
+            noise = max(noise, _largest(near[ids] - right[ids]))
+            first, second = right.topk(2).values.tolist()
+            leads.append((first - second, one.token == int(right.argmax())))
+    allowed = max(PARITY_SLACK * noise, TOLERANCES["float32"])
+    clear = [same for lead, same in leads if lead > 2 * allowed]
+    detail = (
+        f"{len(leads)} tokens: logprobs are off by {off:.2g} at most (transformers itself {noise:.2g}, allowed "
+        f"{allowed:.2g}); {sum(clear)} of {len(clear)} clear choices agree"
+    )
+    # A draw that failed makes both infinite.
+    return Outcome(off <= allowed < inf and all(clear), detail)
+
+
+def _largest(differences: Tensor) -> float:
+    """Infinite without any: then nothing was drawn."""
+    return float(differences.abs().nan_to_num(nan=torch.inf).max()) if len(differences) else torch.inf
+
+
+@torch.inference_mode()
+def _logprobs(model: Any, tokens: list[int], count: int, device: torch.device) -> Tensor:
+    """[count, vocab] float32: after each of the last `count` tokens."""
+    logits = model(torch.tensor([tokens], device=device), logits_to_keep=count).logits[0]
+    return logits.float().log_softmax(dim=-1)
+
+
+def blank(path: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """transformers' model of a folder's config.json, with weights of its own."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with device:
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype).eval()
+
+
+@torch.inference_mode()
+def twin(served: Served, device: torch.device) -> Any:
+    """transformers' model with the weights of a runner, drawn in the same order from the same seed."""
+    model = blank(str(served.checkpoint.path), device, served.dtype)
+    raw = served.checkpoint.config
+    shape = Qwen3.read_config(raw)
+    ours = Qwen3(shape, ReferenceAttention(shape.heads), Place(served.dtype, torch.device("meta")))
+    theirs = dict(model.named_parameters())
+    targets = {name: theirs[name] for name in ours.targets()}
+    random_weights(targets, SEED, float(raw.get("initializer_range", 0.02)), lambda *_: None)
+    return model

@@ -55,6 +55,11 @@ def attention_computed_by(attention: Attention) -> Iterator[None]:
         _attention.reset(token)
 
 
+def context_of(config: Any) -> int:
+    """Tokens, by transformers' configuration of the model."""
+    return getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT
+
+
 def window_of_mask(mask: Tensor) -> str | int | None:
     """The window of a mask made for `PROBED`; None: causal without one. A string describes an unsupported mask."""
     found: str | int | None = getattr(mask, "seen", "a mask of its own making")
@@ -69,7 +74,7 @@ def _attend(
 
 def _make_mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Tensor], config: Any, **_: Any) -> Tensor:
     """Classifies the mask by a few of its rows, at the full length of the model's context."""
-    context = min(getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT, MAX_PROBED_CONTEXT)
+    context = min(context_of(config), MAX_PROBED_CONTEXT)
     rows = torch.tensor([[int(part * (context - 1))] for part in PROBED_ROWS])
     keys = torch.arange(context)[None]
     zero = torch.tensor(0)

@@ -1,4 +1,4 @@
-"""The adapter: a module of transformers behind our `Model` interface."""
+"""The adapter: a module of transformers behind our `Model` interface, tested once it is loaded."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -11,18 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache
-from engine_worker.attention.inputs import AttentionInputs
 from engine_worker.layers.moe import waits_for_device
 from engine_worker.layers.shard import Cut, Place
-from engine_worker.models.generic.check import check
-from engine_worker.models.generic.interface import SERVED, AttentionCall, attention_computed_by
+from engine_worker.models.config import Windows
+from engine_worker.models.generic.interface import SERVED, AttentionCall, attention_computed_by, context_of
 from engine_worker.models.generic.probe import probe
 from engine_worker.models.generic.source import Source, build, load, read_source
-from engine_worker.models.windows import Windows
+from sluice.ring.checkpoint import CheckpointError
 
-DEFAULT_CONTEXT = 2048
+TOLERANCE = 0.02
+"""Relative to the norm: far above the noise of bfloat16, far below the effect of a different token."""
+NEAR = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,6 @@ class AdapterConfig:
     vocab_size: int
     hidden_size: int
     windows: Windows
-    """One per layer."""
     heads: HeadShape
     attention: tuple[str, ...]
     """Each layer's attention submodule, by name."""
@@ -101,9 +101,8 @@ class Adapter:
         self._head = _with_precomputed_body(module, name)
         self._layers = {module.get_submodule(name): layer for layer, name in enumerate(self.config.attention)}
         source = self.config.source
-        context = getattr(source.config, "max_position_embeddings", None) or DEFAULT_CONTEXT
-        pad = getattr(source.config, "pad_token_id", None)
-        check(source.name, self._hidden, self.logits, self._whole, context, pad, self._device)
+        context, pad = context_of(source.config), getattr(source.config, "pad_token_id", None)
+        check_independence(source.name, self._hidden, self.logits, self._whole, context, pad, self._device)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, cache: KVCache, inputs: AttentionInputs) -> Tensor:
 
@@ -163,3 +162,50 @@ def _with_precomputed_body(module: nn.Module, path: str) -> nn.Module:
     found._modules = dict(module._modules)
     found._modules[name] = _with_precomputed_body(module.get_submodule(name), rest) if rest else _Precomputed()
     return found
+
+
+def check_independence(
+    name: str,
+    body: Callable[[Tensor, Tensor | None], Tensor],
+    logits: Callable[[Tensor], Tensor],
+    whole: Callable[[Tensor, Tensor], Tensor],
+    context: int,
+    pad: int | None,
+    device: torch.device,
+) -> None:
+    """With attention replaced by something that stays within each token, a token's hidden state must depend on nothing
+    but its id and its position, counted from 0; and the head after the body must give what the whole module gives.
+
+    body: ids [T], positions [T] (None: the module counts them itself) -> hidden [T, hidden]. logits: hidden ->
+    [T, vocab]. whole: ids, positions -> [T, vocab]. context: the longest the model supports. pad: an id that modules
+    may treat specially, so it is not used. Raises CheckpointError.
+    """
+    near, far = min(NEAR, context - 1), context - 1
+    numbers = [number for number in range(4) if number != pad][:3]
+    ids, positions, first = (torch.tensor(each, device=device) for each in (numbers, (near, 0, far), (0, 1)))
+    with attention_computed_by(_within_tokens):
+        hidden = body(ids[:2], positions[:2])
+        swapped = body(ids[[1, 0]], positions[[1, 0]]).flip(0)
+        beside_others = body(ids[[2, 0]], positions[[2, 0]])[1:]
+        differs = not _close(hidden, swapped) or not _close(hidden[:1], beside_others)
+        if differs:
+            raise CheckpointError(
+                f"{name} mixes tokens outside attention (recurrence, convolution), or counts positions itself"
+            )
+        if not _close(body(ids[:2], first), body(ids[:2], None)):
+            raise CheckpointError(f"{name} does not count positions from 0")
+        if not _close(logits(hidden), whole(ids[:2], positions[:2])):
+            raise CheckpointError(f"{name} does more than its head after its decoder")
+
+
+def _within_tokens(call: AttentionCall) -> Tensor:
+    """A mix of the token's own query, key and value, so that a change in any of them shows in the output."""
+    heads = call.query.shape[1]
+    key, value = (part.repeat_interleave(heads // part.shape[1], dim=1) for part in (call.key, call.value))
+    mixed = value + torch.tanh(call.query * key)[..., : value.shape[-1]]
+    return mixed.transpose(1, 2).contiguous()
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    distance = torch.linalg.vector_norm(found.float() - expected.float(), dim=-1)
+    return bool((distance <= TOLERANCE * torch.linalg.vector_norm(expected.float(), dim=-1)).all())

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engine_worker.attention.backend import HeadShape
+from engine_worker.models.config import Windows
 from engine_worker.models.generic.interface import PROBED, AttentionCall, attention_computed_by, window_of_mask
 from engine_worker.models.generic.source import Source, build
-from engine_worker.models.windows import Windows
 from sluice.ring.checkpoint import CheckpointError
 
 TOKENS = 23
@@ -29,10 +29,9 @@ INDICES = ("index", "indices")
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """The attention layers of a module, in call order."""
+    """The attention layers of a module, by name in call order."""
 
     modules: tuple[str, ...]
-    """Their names."""
     heads: HeadShape
     windows: Windows
 
@@ -130,7 +129,7 @@ class TokenCountTracer(TorchDispatchMode):
     """Taint tracking: follows a module's own count of the tokens in a step through everything computed from it.
 
     A run on a few tokens would not show such an influence, which may begin at thousands of tokens. Rows selected by a
-    count are not tainted: `check` notices wrong positions.
+    count are not tainted: `check_independence` notices wrong positions.
     """
 
     def __init__(self, tokens: int) -> None:

@@ -1,6 +1,6 @@
 """Loads transformers' module for a checkpoint: its class and its weights."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,9 +14,8 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelF
 from transformers.utils import logging
 
 from engine_worker.models.generic.interface import SERVED
-from sluice.ring.checkpoint import CheckpointError
+from sluice.ring.checkpoint import CheckpointError, listed
 
-LISTED = 5
 LOADING = "Loading weights"
 """Title of transformers' progress bar."""
 BATCH_BOUND = ("dynamic", "longrope")
@@ -92,7 +91,7 @@ def load(
     except (OSError, RuntimeError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"transformers cannot load {folder}: {error}") from error
     problems = [
-        f"{kind}: {_listed(report[f'{kind}_keys'])}" for kind in ("missing", "unexpected") if _keys(report, kind)
+        f"{kind}: {listed(report[f'{kind}_keys'])}" for kind in ("missing", "unexpected") if _keys(report, kind)
     ]
     if problems:
         raise CheckpointError(f"the weights in {folder} do not fit {source.name}; {'; '.join(problems)}")
@@ -130,9 +129,3 @@ def _progress_bar(progress: Callable[[int, int], None], total: int) -> Iterator[
 
 def _keys(report: Mapping[str, Any], kind: str) -> list[str]:
     return [name for name in report[f"{kind}_keys"] if not name.endswith("rotary_emb.inv_freq")]
-
-
-def _listed(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    more = f" and {len(ordered) - LISTED} more" if len(ordered) > LISTED else ""
-    return ", ".join(ordered[:LISTED]) + more

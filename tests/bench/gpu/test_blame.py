@@ -2,12 +2,12 @@
 
 import pytest
 
-from bench.gpu.findings import Check
+from bench.gpu.findings import Outcome
 from bench.gpu.plan import WITHOUT, blame
 
 
 def holds_if(condition):
-    return lambda options: Check("greedy = transformers", bool(condition(options)), "off by 2")
+    return lambda options: Outcome(bool(condition(options)), "off by 2")
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_a_trial_that_raises_does_not_end_the_search():
     def recheck(options):
         if options.get("cuda_graphs") is False and len(options) == 1:
             raise RuntimeError("out of memory\nwith much more")
-        return Check("", options.get("attention") == "reference" and len(options) == 1, "")
+        return Outcome(options.get("attention") == "reference" and len(options) == 1, "")
 
     found, told = blame(recheck)
     assert found == "an attention kernel"
-    assert told[0] == "without CUDA graphs: RuntimeError: out of memory"
+    assert told[0] == "without CUDA graphs: DOES NOT HOLD: RuntimeError: out of memory"

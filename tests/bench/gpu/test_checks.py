@@ -14,27 +14,28 @@ from hypothesis import strategies as st
 from torch.nn.attention import varlen as torch_varlen
 from torch.torch_version import TorchVersion
 
-from bench.gpu import measures, times
-from bench.gpu.checks import attention, kernels, pair, ranks
+from bench.gpu import measures
+from bench.gpu.checks import attention, engine, ranks
+from bench.gpu.checks.attention import Candidate, candidates
 from bench.gpu.checks.engine import (
     Verdict,
     check_choices,
     check_graphs,
     check_overlap,
+    check_parity,
     difference,
     together,
+    twin,
     verdict,
 )
-from bench.gpu.checks.kernels import Candidate, candidates
-from bench.gpu.checks.parity import check_parity, twin
 from bench.gpu.engine import Served, served
 from bench.gpu.findings import Skip
 from bench.gpu.measures import SHORTEST_GAP, uncovered
-from bench.gpu.scale import FULL, tiny_scale
+from bench.gpu.scale import FULL, VARIANTS, tiny_scale
 from bench.gpu.shapes import LARGE, SMALL, tiny
-from engine_worker.attention.backend import HeadShape, RefusedError
+from engine_worker.attention.backend import HeadShape, Refusal, RefusedError
 from engine_worker.attention.cache import KVCache, store_by_torch
-from engine_worker.attention.choice import KERNELS, Site
+from engine_worker.attention.choice import KERNELS
 from engine_worker.attention.paged import Kernel
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.sampling.choose import Filtered
@@ -72,9 +73,7 @@ def check_attention(make):
 
 
 def test_the_reference_is_itself():
-    found = check_attention(lambda heads, window, size: ReferenceAttention(heads))
-    assert found.passed
-    assert found.name == "this = reference"
+    assert check_attention(lambda heads, window, size: ReferenceAttention(heads)).passed
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_a_wrong_backend_is_found(what, told):
 
 def test_a_backend_that_is_not_here_is_skipped_with_its_reason():
     def refuse(*_):
-        raise Skip("it is not for this machine")
+        raise RefusedError(Refusal.ABSENT, "it is not for this machine")
 
     with pytest.raises(Skip, match="not for this machine"):
         check_attention(refuse)
@@ -103,7 +102,7 @@ def test_a_backend_that_is_not_here_is_skipped_with_its_reason():
 def test_one_that_is_for_some_is_checked_for_these():
     def make(heads, window, size):
         if window:
-            raise Skip("it knows no windows")
+            raise RefusedError(Refusal.ABSENT, "it knows no windows")
         return Wrong(heads, "window")
 
     found = check_attention(make)
@@ -145,8 +144,7 @@ def raising(error):
 @pytest.fixture
 def on_a_gpu(monkeypatch):
     """Or so all sites are told."""
-    of = Site.of
-    monkeypatch.setattr(Site, "of", staticmethod(lambda *given: replace(of(*given), capability=(9, 0))))
+    monkeypatch.setattr(attention, "capability_of", lambda device: (9, 0))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +157,7 @@ def on_a_gpu(monkeypatch):
 )
 def test_a_kernel_that_is_not_here_is_skipped(on_a_gpu, one, why):
     with pytest.raises(Skip, match=why):
-        attention.check(kernels.paged(one, CPU, torch.float32), CASES, torch.float32, CPU)
+        attention.check(attention.paged(one, CPU, torch.float32), CASES, torch.float32, CPU)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +170,7 @@ def test_a_kernel_that_is_not_here_is_skipped(on_a_gpu, one, why):
 )
 def test_a_kernel_that_is_here_and_fails_is_no_skip(on_a_gpu, load, why):
     with pytest.raises(RefusedError, match=why):
-        attention.check(kernels.paged(kernel(load), CPU, torch.float32), CASES, torch.float32, CPU)
+        attention.check(attention.paged(kernel(load), CPU, torch.float32), CASES, torch.float32, CPU)
 
 
 @pytest.fixture
@@ -190,7 +188,7 @@ def test_every_kernel_is_given_steps_that_it_takes(all_kernels, on_a_gpu, title)
     """Heads of 256 and empty sequences too. FlashAttention-2 packs grouped heads of single tokens, and needs as many
     tokens as sequences for it."""
     one = next(replace(kernel, majors=frozenset({9})) for kernel in KERNELS if kernel.title == title)
-    found = attention.check(kernels.paged(one, CPU, torch.bfloat16), HALF_CASES, torch.bfloat16, CPU)
+    found = attention.check(attention.paged(one, CPU, torch.bfloat16), HALF_CASES, torch.bfloat16, CPU)
     assert found.passed
     assert found.detail.startswith(f"{len(HALF_CASES)} steps")
 
@@ -206,17 +204,17 @@ def shifted(cache, key, value, slots):
 
 
 def test_a_store_that_is_wrong_is_found():
-    assert kernels.compare_stores(store_by_torch, FULL.heads, torch.float32, CPU).passed
+    assert attention.compare_stores(store_by_torch, FULL.heads, torch.float32, CPU).passed
     with pytest.raises(RefusedError, match="not in their slots"):
-        kernels.compare_stores(shifted, FULL.heads, torch.float32, CPU)
+        attention.compare_stores(shifted, FULL.heads, torch.float32, CPU)
 
 
 def test_a_store_that_is_not_here_is_skipped(monkeypatch):
     with pytest.raises(Skip, match="a CUDA device"):
-        kernels.check_store(FULL.heads, torch.float32, CPU)
-    monkeypatch.setattr(kernels, "triton_store", raising(ModuleNotFoundError("No module named 'triton'")))
+        attention.check_store(FULL.heads, torch.float32, CPU)
+    monkeypatch.setattr(attention, "triton_store", raising(ModuleNotFoundError("No module named 'triton'")))
     with pytest.raises(Skip, match="No module named 'triton'"):
-        kernels.check_store(FULL.heads, torch.float32, torch.device("cuda"))
+        attention.check_store(FULL.heads, torch.float32, torch.device("cuda"))
 
 
 def test_cases_ask_for_few_kernels_to_be_compiled():
@@ -229,7 +227,7 @@ def test_cases_ask_for_few_kernels_to_be_compiled():
     cases = attention.cases(FULL.heads, FULL.pages, FULL.longest, FULL.rounds)
     assert {case.window for case in cases} == set(attention.WINDOWS)
     assert {max(row.context for row in case.rows) for case in cases} == {FULL.longest}
-    assert len({variant(case) for case in cases}) == times.VARIANTS
+    assert len({variant(case) for case in cases}) == VARIANTS
 
 
 CHOICES = {
@@ -334,22 +332,29 @@ def test_a_runner_that_differs_is_found(runners: tuple[Served, Served, Served]):
     assert not check_parity(other, CPU, (3, 20), 3).passed
 
 
+def test_a_draw_that_failed_is_no_parity():
+    row = [torch.tensor([[0.0, -1.0]]).log_softmax(dim=-1)]
+    likely = Drawn(0, TokenLogprob(float(row[0][0, 0]), 1, list(enumerate(row[0][0].tolist()))))
+    assert engine._judge([[likely]], row, row).passed
+    assert not engine._judge([[Drawn(0)]], row, row).passed
+
+
 WORK = ranks.RanksWork("", {}, (1, 3), (4, 30))
 
 
 def test_ranks_that_differ_are_found(runners: tuple[Served, Served, Served]):
     ahead, plain, other = runners
-    found = pair.compare(ahead, plain, lambda: None, WORK)
+    found = ranks.compare(ahead, plain, lambda: None, WORK)
     assert found.passed
     assert "ended within 10 s" in found.detail
-    assert not pair.compare(ahead, other, lambda: None, WORK).passed
-    assert not pair.compare(chose(cuda_graphs="none: another rank cannot"), plain, lambda: None, WORK).passed
+    assert not ranks.compare(ahead, other, lambda: None, WORK).passed
+    assert not ranks.compare(chose(cuda_graphs="none: another rank cannot"), plain, lambda: None, WORK).passed
 
 
 def test_ranks_that_do_not_end_are_found(runners: tuple[Served, Served, Served], monkeypatch):
-    monkeypatch.setattr(pair, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(ranks, "CLOSE_SECONDS", 0.1)
     tested = threading.Event()
-    found = pair.compare(*runners[:2], tested.wait, WORK)
+    found = ranks.compare(*runners[:2], tested.wait, WORK)
     tested.set()
     assert not found.passed
     assert "did not end" in found.detail

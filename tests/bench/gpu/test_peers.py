@@ -6,11 +6,9 @@ import time
 import pytest
 import torch
 
-from bench.gpu.children import Children
+from bench.gpu.children import MARK, Children
 from bench.gpu.findings import Skip
-from bench.gpu.peers import MARK
-from bench.gpu.peers import systems as asking
-from bench.gpu.peers.systems import PEERS, PeerKind, measure_peer
+from bench.gpu.peers import PEERS, PeerKind, measure_peer
 from bench.gpu.shapes import Workload, tiny
 
 WORKS = [Workload(1, 2, 10), Workload(4, 2, 10)]
@@ -22,20 +20,21 @@ def entry(package: str, cpu: bool = True) -> PeerKind:
     return PeerKind("a peer", package, lambda options: None, cpu)
 
 
-@pytest.fixture
-def does(monkeypatch):
-    """What the child's process does."""
+class Does(Children):
+    """Runs this code instead."""
 
-    def with_code(code: str) -> None:
-        monkeypatch.setattr(asking, "_command", lambda *_: [sys.executable, "-c", code])
+    def __init__(self, folder, code):
+        super().__init__(folder)
+        self._code = code
 
-    return with_code
+    def run(self, command, seconds):
+        return super().run([sys.executable, "-c", self._code], seconds)
 
 
 @pytest.mark.process
-def test_lines_are_read_between_whatever_libraries_print(does, tmp_path):
-    does(f"print('hello'); {LINE % 1} print('loading'); {LINE % 4}")
-    found, why = measure_peer(entry("json"), tiny(), tmp_path, CPU, WORKS, Children(), 30)
+def test_lines_are_read_between_whatever_libraries_print(tmp_path):
+    does = Does(tmp_path, f"print('hello'); {LINE % 1} print('loading'); {LINE % 4}")
+    found, why = measure_peer(entry("json"), tiny(), WORKS, CPU, does, 30)
     assert [(one.system, one.batch, one.tokens_per_second) for one in found] == [
         ("a peer", 1, 5.0),
         ("a peer", 4, 20.0),
@@ -44,20 +43,19 @@ def test_lines_are_read_between_whatever_libraries_print(does, tmp_path):
 
 
 @pytest.mark.process
-def test_one_that_breaks_keeps_what_it_had(does, tmp_path):
-    does(f"{LINE % 1} raise SystemExit('no memory')")
-    found, why = measure_peer(entry("json"), tiny(), tmp_path, CPU, WORKS, Children(), 30)
+def test_one_that_breaks_keeps_what_it_had(tmp_path):
+    does = Does(tmp_path, f"{LINE % 1} raise SystemExit('no memory')")
+    found, why = measure_peer(entry("json"), tiny(), WORKS, CPU, does, 30)
     assert [one.batch for one in found] == [1]
     assert "status 1" in why
     assert "no memory" in why
 
 
 @pytest.mark.process
-def test_one_that_hangs_is_ended_with_what_it_started(does, tmp_path):
+def test_one_that_hangs_is_ended_with_what_it_started(tmp_path):
     code = f"{LINE % 4} import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
-    does(code)
     began = time.monotonic()
-    found, why = measure_peer(entry("json"), tiny(), tmp_path, CPU, WORKS, Children(), 3)
+    found, why = measure_peer(entry("json"), tiny(), WORKS, CPU, Does(tmp_path, code), 3)
     assert time.monotonic() - began < 30
     assert [one.batch for one in found] == [4]
     assert "not through after 3 s" in why
@@ -65,9 +63,9 @@ def test_one_that_hangs_is_ended_with_what_it_started(does, tmp_path):
 
 def test_one_that_is_not_there_is_skipped(tmp_path):
     with pytest.raises(Skip, match="not installed"):
-        measure_peer(entry("no_such_package"), tiny(), tmp_path, CPU, WORKS, Children(), 30)
+        measure_peer(entry("no_such_package"), tiny(), WORKS, CPU, Children(tmp_path), 30)
     with pytest.raises(Skip, match="CPU"):
-        measure_peer(entry("json", cpu=False), tiny(), tmp_path, CPU, WORKS, Children(), 30)
+        measure_peer(entry("json", cpu=False), tiny(), WORKS, CPU, Children(tmp_path), 30)
 
 
 def test_peers_are_known_by_the_package_that_they_import():

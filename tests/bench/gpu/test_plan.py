@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.gpu import plan
-from bench.gpu.findings import Check, Findings, Tried
+from bench.gpu.findings import Findings, Outcome, Tried
 from bench.gpu.page import markdown
 from bench.gpu.plan import NO_COMPILER, Plan
 from bench.gpu.scale import tiny_scale
@@ -37,37 +37,39 @@ def test_a_kernel_whose_process_died_does_not_run_in_this_one(made, findings, mo
     made._avoid()
     checked = []
     monkeypatch.setattr(made, "_check", lambda name, *_: checked.append(name))
-    made._kernels(made._avoided)
+    made._kernels()
     assert "Triton's store = torch's" not in checked
     assert checked
     loaded = []
     monkeypatch.setattr(plan.Stages, "_enter", Plan._enter)
     monkeypatch.setattr("bench.gpu.stages.served", lambda shape, folder, **options: loaded.append(options))
-    made._enter(SimpleNamespace(enter_context=lambda _: None), "as served", tiny(), 1, overlap=True)
+    made._runners = SimpleNamespace(enter_context=lambda _: None)
+    made._enter("as served", tiny(), 1, overlap=True)
     assert loaded[0]["fused_kernels"] is False
     assert not findings.passed
     assert "crashed its process" in markdown(findings)
 
 
-def test_a_check_that_does_not_hold_is_searched_for_the_layer_at_fault(made, findings):
+def test_a_check_that_does_not_hold_is_searched_for_the_layer_at_fault(made, findings, monkeypatch):
     asked = []
 
-    def again(options):
+    def again(_recheck, options):
         asked.append(options)
-        return Check("", options == {"cuda_graphs": False}, "")
+        return Outcome(options == {"cuda_graphs": False}, "")
 
-    made._blaming("graphs = eager", 0, lambda: Check("graphs = eager", True, ""), again)
+    monkeypatch.setattr(made, "_again", again)
+    made._blaming("graphs = eager", 0, lambda: Outcome(True, ""), _held)
     assert asked == []
-    made._blaming("overlap = none", 0, lambda: Check("overlap = none", False, ""), again)
-    assert findings.blamed["overlap = none"].startswith("CUDA graphs; ")
-    assert "| overlap = none | CUDA graphs; " in markdown(findings)
+    made._blaming("overlap = none", 0, lambda: Outcome(False, ""), _held)
+    assert findings.blamed["overlap = none, tiny"].startswith("CUDA graphs; ")
+    assert "| overlap = none, tiny | CUDA graphs; " in markdown(findings)
 
 
 @pytest.mark.slow
 def test_a_check_is_searched_on_a_real_runner(made, findings):
-    made._blaming("parity", 0, lambda: Check("parity", False, ""), lambda options: made._again(tiny(), _held, options))
-    assert findings.blamed["parity"].startswith("one of CUDA graphs, overlap, fused kernels, an attention kernel")
+    made._blaming("parity", 0, lambda: Outcome(False, ""), _held)
+    assert findings.blamed["parity, tiny"].startswith("one of CUDA graphs, overlap, fused kernels, an attention kernel")
 
 
 def _held(one):
-    return Check("", one.runner.num_blocks > 0, one.runner.choices["attention"])
+    return Outcome(one.runner.num_blocks > 0, one.runner.choices["attention"])

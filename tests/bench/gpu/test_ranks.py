@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu import standins
+from bench.gpu import children, standins
 from bench.gpu.checks import ranks
-from bench.gpu.checks.ranks import MARK
 from bench.gpu.children import Children
-from bench.gpu.findings import Check, Skip
+from bench.gpu.findings import Outcome, Skip
 from bench.gpu.scale import tiny_scale
 from bench.gpu.shapes import tiny
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-OPTIONS = tiny_scale().options(3, 100) | {"overlap": True}
+OPTIONS = tiny_scale().options(3, 100, device="cpu", overlap=True)
 
 
-def check(folder: Path, device: torch.device = CPU) -> Check:
-    return ranks.check_ranks(tiny(), folder, device, OPTIONS, (1, 3), (4, 30), Children())
+def check(folder: Path, device: torch.device = CPU) -> Outcome:
+    work = ranks.RanksWork(str(tiny().write(folder)), OPTIONS, (1, 3), (4, 30))
+    return ranks.check_ranks(work, device, Children(folder))
 
 
 @pytest.mark.process
@@ -26,14 +26,13 @@ def check(folder: Path, device: torch.device = CPU) -> Check:
 def test_two_ranks_are_as_one(tmp_path):
     found = check(tmp_path)
     assert found.passed, found.detail
-    assert found.name == "2 ranks = one, tiny"
     assert "graphs: none: the device is a CPU" in found.detail
     assert "ended within 10 s" in found.detail
 
 
 @pytest.mark.process
 def test_a_process_that_ends_before_it_has_compared_does_not_hold(tmp_path, monkeypatch):
-    monkeypatch.setattr(ranks.sys, "executable", "false")
+    monkeypatch.setattr(children.sys, "executable", "false")
     found = check(tmp_path)
     assert not found.passed
     assert "ended with status 1" in found.detail
@@ -49,19 +48,20 @@ def test_they_are_skipped_where_they_cannot_be(tmp_path, monkeypatch):
         check(tmp_path)
 
 
-LINE = MARK + '{"name": "ranks", "passed": %s, "detail": "so"}'
+def said(passed: bool) -> dict[str, object]:
+    return {"passed": passed, "detail": "so"}
 
 
 @pytest.mark.parametrize(
-    ("output", "why", "passed", "told"),
+    ("reports", "why", "passed", "told"),
     [
-        (LINE % "true", "", True, "so"),
-        (f"hello\n{LINE % 'false'}", "ended with status 1: a log", False, "so"),
-        (LINE % "true", "not through after 150 s: a log", False, "so; not through after 150 s: a log"),
-        ("hello", "ended with status 1: rank_lost", False, "ended with status 1: rank_lost"),
-        ("", "", False, "the process ended without a result"),
+        ([said(True)], "", True, "so"),
+        ([said(False)], "ended with status 1: a log", False, "so"),
+        ([said(True)], "not through after 150 s: a log", False, "so; not through after 150 s: a log"),
+        ([], "ended with status 1: rank_lost", False, "ended with status 1: rank_lost"),
+        ([], "", False, "the process ended without a result"),
     ],
 )
-def test_what_the_process_said_is_judged(output, why, passed, told):
-    found = ranks._judge("ranks", output, why)
+def test_what_the_process_said_is_judged(reports, why, passed, told):
+    found = ranks._judge(reports, why)
     assert (found.passed, found.detail) == (passed, told)

@@ -26,7 +26,7 @@ session.do("second", 0.1, lambda: HANGING)
 """
 HANGS_ITSELF = HANGS.replace("HANGING", "time.sleep(600)")
 ASKS_ONE_THAT_HANGS = HANGS.replace(
-    "HANGING", "session.children.run(['sh', '-c', f'sleep 600 & echo $! $$ > {out}/pids; wait'], out / 'log', 600)"
+    "HANGING", "session.children.run(['sh', '-c', f'sleep 600 & echo $! $$ > {out}/pids; wait'], 600)"
 )
 LEAVES_NOTHING = HANGS_ITSELF.replace("write_text(str(session.findings))", "joinpath('no', 'folder').touch()")
 

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.gpu import stages
-from bench.gpu.findings import Check, Findings, Skip
+from bench.gpu.findings import Findings, Outcome, Skip
 from bench.gpu.plan import Plan
 from bench.gpu.scale import FULL, tiny_scale
 from bench.gpu.session import Budget, GpuSession
@@ -65,20 +65,20 @@ def test_a_check_of_what_is_not_here_is_skipped(made, findings):
 
 
 def test_a_check_for_which_there_is_no_time_has_not_passed(made, findings):
-    made._check("one", 1e6, lambda: Check("one", True, ""))
+    made._check("one", 1e6, lambda: Outcome(True, ""))
     assert not findings.passed
 
 
 def test_a_measure_that_takes_too_much_memory_is_left_out(made, findings):
-    made._measure("one", 1, raises(torch.OutOfMemoryError("CUDA out of memory.\nmore")))
-    made._measure("two", 1e6, lambda: "")
+    made._do("one", 1, raises(torch.OutOfMemoryError("CUDA out of memory.\nmore")))
+    made._do("two", 1e6, lambda: "")
     assert findings.skipped["one"] == "out of memory: CUDA out of memory."
     assert findings.passed
 
 
 def test_an_engine_that_cannot_be_loaded_has_not_passed(made, findings, monkeypatch):
     monkeypatch.setattr(stages, "served", lambda *_, **__: raises(torch.OutOfMemoryError("CUDA out of memory."))())
-    made._goals(ExitStack(), tiny())
+    made._goals(tiny())
     assert list(findings.failed) == ["tiny, as served"]
     assert not findings.passed
 
@@ -103,9 +103,9 @@ def test_no_engine_is_held_while_the_large_one_loads(session, monkeypatch):
 
     monkeypatch.setattr(stages, "served", served)
     made = Plan(session, replace(tiny_scale(), large=tiny()), new=False)
-    for name in ("_measure", "_kernels", "_peers"):
-        monkeypatch.setattr(made, name, lambda *_: None)
-    monkeypatch.setattr(made, "_ranks", lambda: Check("ranks", True, ""))
+    for name in ("_record", "_rates", "_kernels", "_peers"):
+        monkeypatch.setattr(made, name, lambda *_: "")
+    monkeypatch.setattr(made, "_ranks", lambda: Outcome(True, ""))
     made.run()
     assert alive == [0, 1, 2, 0, 0, 0]
 

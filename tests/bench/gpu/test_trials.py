@@ -1,7 +1,5 @@
 """Kernels in processes of their own, and what is done without those whose process died."""
 
-import json
-
 import pytest
 import torch
 
@@ -17,27 +15,27 @@ PLACE = TrialPlace(HeadShape(2, 1, 16), 32, False, torch.float32, CPU)
 GOOD = {"ended": RUNS, "absent": False, "first": 0.5, "fastest": 0.001}
 
 
-def lines(*places: str, last: str | None = None, **told) -> str:
-    """What a process writes that came through these places, and began the last."""
-    done = [f"begun: {place}\ntried: {json.dumps({'place': place, **GOOD, **told})}\n" for place in places]
-    return "noise of a library\n" + "".join(done) + ("" if last is None else f"begun: {last}\n")
+def reports(*places: str, last: str | None = None, **told) -> list:
+    """Of a process that came through these places, and began the last."""
+    found = [one for place in places for one in ({"begun": place}, {"place": place, **GOOD, **told})]
+    return found + ([] if last is None else [{"begun": last}])
 
 
 def test_a_kernel_that_runs():
-    assert judge("Triton", lines("a", "b"), "") == [
+    assert judge("Triton", reports("a", "b"), "") == [
         Tried("Triton", place, RUNS, first=0.5, fastest=0.001) for place in ("a", "b")
     ]
 
 
 def test_a_process_that_dies_is_told_with_the_place_it_died_at():
-    *before, died = judge("Triton", lines("a", last="b"), "ended with status -11: Segmentation fault")
+    *before, died = judge("Triton", reports("a", last="b"), "ended with status -11: Segmentation fault")
     assert [one.ended for one in before] == [RUNS]
     assert died == Tried("Triton", "b", "its process ended with status -11: Segmentation fault", crashed=True)
 
 
 def test_a_kernel_that_is_not_here_is_one_line():
-    output = lines("a", "b", ended="is not available: it needs a CUDA device", absent=True)
-    assert judge("Triton", output, "") == [
+    found = reports("a", "b", ended="is not available: it needs a CUDA device", absent=True)
+    assert judge("Triton", found, "") == [
         Tried("Triton", "all", "is not available: it needs a CUDA device", absent=True)
     ]
 
@@ -79,13 +77,13 @@ def test_each_place_is_tried_many_times():
 def test_in_a_real_process(tmp_path, monkeypatch, title, ended):
     monkeypatch.setattr(trials, "ROUNDS", 2)
     given = places(tiny_scale(), torch.float32, CPU)
-    found = try_in_child(title, given, Children(), tmp_path / "log", 200)
+    found = try_in_child(title, given, Children(tmp_path), 200)
     assert {one.ended for one in found} == {ended}
 
 
 @pytest.mark.process
 def test_a_process_that_cannot_begin_is_a_crash(tmp_path):
-    (found,) = try_in_child("no such kernel", [PLACE], Children(), tmp_path / "log", 100)
+    (found,) = try_in_child("no such kernel", [PLACE], Children(tmp_path), 100)
     assert found.crashed
     assert "KeyError" in found.ended
 

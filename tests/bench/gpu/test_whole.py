@@ -92,7 +92,7 @@ def test_what_is_missing_is_stood_in_for_or_said(run):
     assert found.origin["stood in for"] == "msgspec, structlog"
     assert found.skipped["plot"] == "no matplotlib"
     assert "no msgspec, structlog" in found.skipped["2 ranks = one, tiny"]
-    assert "a CUDA device" in found.skipped["attention, FlashAttention-2 = reference"]
+    assert "a CUDA device" in found.skipped["FlashAttention-2 = reference"]
     assert {name for name, why in found.skipped.items() if why == "not installed"} == {
         f"side by side, tiny: {name}" for name in ("vLLM", "SGLang", "nano-vllm")
     }

@@ -5,9 +5,8 @@ from itertools import takewhile
 
 import torch
 
-from engine_worker.attention.backend import AttentionBackend, HeadShape
+from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
-from engine_worker.attention.inputs import AttentionInputs
 
 GONE = 1 << 24
 """No block of any pool here: reading it raises."""

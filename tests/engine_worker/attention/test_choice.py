@@ -8,9 +8,9 @@ from torch.nn.attention import varlen as torch_varlen
 from torch.torch_version import TorchVersion
 
 from engine_worker.attention import backend, choice
-from engine_worker.attention.backend import BrokenDeviceError, HeadShape, Refusal, RefusedError
+from engine_worker.attention.backend import BrokenDeviceError, HeadShape, Refusal, RefusedError, Site
 from engine_worker.attention.cache import store_by_torch
-from engine_worker.attention.choice import ChosenBackend, Site, choose
+from engine_worker.attention.choice import ChosenBackend, choose
 from engine_worker.attention.paged import Kernel
 from tests.engine_worker.attention import twins
 
@@ -41,7 +41,7 @@ def told(found: ChosenBackend) -> tuple[str, int]:
 
 
 def test_a_cpu_gets_its_own():
-    site = Site.of(CPU, torch.float32, HEADS, [None], 0)
+    site = Site(CPU, None, torch.float32, HEADS, (None,), 0)
     assert told(choose("auto", site)) == ("cpu", 16)
     assert told(choose("cpu", dataclasses.replace(site, tokens_per_block=5))) == ("cpu", 5)
     assert told(choose("reference", site)) == ("reference", 16)
@@ -49,7 +49,7 @@ def test_a_cpu_gets_its_own():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_on_a_cpu_is_refused_but_by_the_reference(dtype):
-    site = Site.of(CPU, getattr(torch, dtype), HEADS, [None], 0)
+    site = Site(CPU, None, getattr(torch, dtype), HEADS, (None,), 0)
     for wanted in ("auto", "cpu"):
         with pytest.raises(ValueError, match=rf"^dtype = {dtype} is slower than float32 on a CPU, .*dtype = float32"):
             choose(wanted, site)
@@ -59,7 +59,7 @@ def test_half_precision_on_a_cpu_is_refused_but_by_the_reference(dtype):
 @pytest.mark.parametrize("name", ["flash", "varlen", "triton"])
 def test_a_cpu_gets_none_of_a_gpus(name):
     with pytest.raises(ValueError, match=f"attention = {name} cannot run here.*needs a CUDA device"):
-        choose(name, Site.of(CPU, torch.float32, HEADS, [None], 0))
+        choose(name, Site(CPU, None, torch.float32, HEADS, (None,), 0))
 
 
 def test_a_gpu_does_not_get_a_cpus():

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.attention.backend import HeadShape
-from engine_worker.attention.context import TILE
-from engine_worker.attention.cpu import CpuAttention
+from engine_worker.attention.cpu import TILE, CpuAttention
 from engine_worker.attention.reference import ReferenceAttention
 from tests.engine_worker.attention.paged import PagedStep, attend, paged_step, pools, without_blocks_behind
 from tests.examples import examples

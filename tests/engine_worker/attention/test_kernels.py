@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import varlen as torch_varlen
 from torch.torch_version import TorchVersion
 
-from engine_worker.attention import flash, varlen
+from engine_worker.attention import flash
 from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import store_by_torch
 from engine_worker.attention.paged import Kernel, PagedAttention
@@ -36,7 +36,7 @@ def kernel(request, monkeypatch) -> Kernel:
     monkeypatch.setattr(torch, "__version__", TorchVersion(request.param))
     major, minor, _ = request.param.split(".")
     monkeypatch.setattr(torch_varlen, "varlen_attn", twins.varlen((int(major), int(minor))))
-    return varlen.KERNEL
+    return flash.VARLEN
 
 
 def assert_same(kernel: Kernel, heads: HeadShape, step, window=None) -> None:
@@ -125,5 +125,5 @@ def test_attending_unprepared_is_told(kernel):
     step = paged_step(SHARED, [(3, 1)], tokens_per_block=256)
     with pytest.raises(TypeError, match="prepare"):
         PagedAttention(kernel, SHARED, store_by_torch).attend(
-            step.query, step.key, step.value, step.pool.layers[0], step.inputs
+            step.query, step.key, step.value, step.pool.layers[0], step.inputs, None
         )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.kvcache.geometry import Geometry
+from engine_worker.kvcache.pool import Geometry
 
 sizes = st.integers(1, 9)
 

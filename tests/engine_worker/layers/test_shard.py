@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from engine_worker.attention.backend import HeadShape
-from engine_worker.layers.embedding import Embedding, LMHead
-from engine_worker.layers.linear import SummedLinear
+from engine_worker.layers.linear import Embedding, LMHead, SummedLinear
 from engine_worker.layers.mlp import SwiGLU
 from engine_worker.layers.shard import Place, Shard, Span
 

@@ -3,8 +3,8 @@ import transformers
 
 from engine_worker.layers.moe import ExpertShape
 from engine_worker.layers.rotary import LinearScaling, Llama3Scaling, Rope
+from engine_worker.models.config import NotNativeError, narrow_windows, widest_window
 from engine_worker.models.registry import model_class
-from engine_worker.models.windows import NotNativeError, narrow_windows, widest_window
 from sluice.ring.checkpoint import CheckpointError
 from tests.engine_worker.models.checkpoints import LLAMA3_ROPE, SIZES
 

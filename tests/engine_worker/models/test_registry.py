@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
+from engine_worker.models.config import NotNativeError
 from engine_worker.models.qwen3 import Qwen3Moe
 from engine_worker.models.registry import find_model, model_class
-from engine_worker.models.windows import NotNativeError
 from tests.engine_worker.models.checkpoints import CONFIGS
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -37,16 +36,9 @@ def messages(seed: int, sizes: list[int]) -> list[bytes]:
     return [source.randbytes(size) for size in sizes]
 
 
-def cut(message: bytes, seed: int) -> list[memoryview]:
-    """In up to four pieces, some of them empty."""
-    source = random.Random(seed)
-    edges = sorted([0, *(source.randint(0, len(message)) for _ in range(3)), len(message)])
-    return [memoryview(message)[begin:end] for begin, end in pairwise(edges)]
-
-
 def write(writer, sent: list[bytes]) -> None:
-    for i, message in enumerate(sent):
-        writer.send(cut(message, i))
+    for message in sent:
+        writer.send(message)
 
 
 def read(reader, count: int, naps: random.Random | None = None) -> list[bytes]:
@@ -100,7 +92,7 @@ def test_commands_wait_in_the_ring(sizes, data):
     writer, (reader,) = ring(1, 1 << 17)
     due = 0
     for i, message in enumerate(sent):
-        writer.send([message])
+        writer.send(message)
         if data.draw(st.booleans()):
             assert read(reader, i + 1 - due) == sent[due : i + 1]
             due = i + 1
@@ -123,7 +115,7 @@ def test_threads_that_send_at_once_do_not_mix(channel):
     writer, (reader,) = channel(1)
     with ThreadPoolExecutor(5) as pool:
         sending = [
-            pool.submit(lambda name=name: [writer.send([bytes([name]) * 3000, bytes([i])]) for i in range(20)])
+            pool.submit(lambda name=name: [writer.send(bytes([name]) * 3000 + bytes([i])) for i in range(20)])
             for name in range(4)
         ]
         found = pool.submit(read, reader, 80).result(60)
@@ -138,7 +130,7 @@ def test_threads_that_send_at_once_do_not_mix(channel):
 def test_how_far_a_reader_is(channel):
     writer, readers = channel(2)
     for _ in range(3):
-        writer.send([b"x"])
+        writer.send(b"x")
     for _ in range(2):
         readers[1].receive(SECONDS)
         readers[1].complete()
@@ -155,7 +147,7 @@ def test_a_reader_that_reads_nothing_stops_the_writer_for_a_bounded_time(channel
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(readers[0].receive, SECONDS)
         with pytest.raises(ChannelError, match="rank 2"):
-            writer.send([bytes(50 << 20)])
+            writer.send(bytes(50 << 20))
         close(writer, readers[1:])
         reading.exception(60)
     readers[0].close()
@@ -170,7 +162,7 @@ def test_silence_is_bounded(channel):
 
 def test_the_other_end_has_gone(channel):
     writer, readers = channel(2)
-    writer.send([b"last words"])
+    writer.send(b"last words")
     assert not writer.disconnected(1)
     readers[1].close()
     end = time.monotonic() + SECONDS
@@ -179,7 +171,7 @@ def test_the_other_end_has_gone(channel):
     assert (writer.disconnected(1), writer.disconnected(2)) == (False, True)
     with pytest.raises(ChannelError, match="rank 2"):  # noqa: PT012 - TCP may take one before it hears
         for _ in range(100):
-            writer.send([b"anybody?"])
+            writer.send(b"anybody?")
             time.sleep(0.01)
     writer.close()
     assert readers[0].receive(SECONDS) == b"last words"
@@ -192,7 +184,7 @@ def test_the_other_end_has_gone(channel):
 def test_a_command_out_of_turn_is_no_command():
     writer, (reader,) = ring(1)
     writer.sent = 4
-    writer.send([b"x"])
+    writer.send(b"x")
     with pytest.raises(ChannelError, match="received command 5 instead of 1"):
         reader.receive(SECONDS)
     close(writer, [reader])
@@ -205,7 +197,7 @@ def test_who_waits_is_woken_at_once():
         for _ in range(20):
             reading = pool.submit(reader.receive, SECONDS)
             time.sleep(0.01)
-            writer.send([b"x"])
+            writer.send(b"x")
             assert reading.result(SECONDS) == b"x"
     close(writer, [reader])
 
@@ -220,7 +212,7 @@ def test_strangers_are_turned_away():
     strangers[3].close()
     reader = connect(listener.endpoint, 1, SECONDS)
     sender = TcpSender(listener.accept(2, SECONDS), SECONDS)
-    sender.send([b"for one"])
+    sender.send(b"for one")
     assert reader.receive(SECONDS) == b"for one"
     for stranger in strangers[:3]:
         stranger.settimeout(SECONDS)
@@ -243,7 +235,7 @@ def test_who_says_nothing_hinders_nobody():
         time.sleep(0.3)
         slow.sendall(handshake[7:])
         sender = TcpSender(accepting.result(60), SECONDS)
-    sender.send([b"for both"])
+    sender.send(b"for both")
     assert reader.receive(SECONDS) == b"for both"
     assert slow.recv(100).endswith(b"for both")
     for stranger in silent:
@@ -304,7 +296,7 @@ def test_from_process_to_process():
     theirs.close()
     writer = ShmSender(SharedMemory(descriptor, 1), [Wakeup(ours)], SECONDS)
     for i in range(500):
-        writer.send([bytes([i % 251]) * (i * 37 % 9000), b""])
+        writer.send(bytes([i % 251]) * (i * 37 % 9000))
     assert process.wait(60) == 499 * 37 % 9000 % 100
     assert writer.completed(1) == 500
     assert writer.disconnected(1)

@@ -13,7 +13,7 @@ from tests.fakes.processes import wait_until
 pytestmark = pytest.mark.slow
 
 STEP_SECONDS = 0.5
-COMMAND = [encode(Shutdown())]
+COMMAND = encode(Shutdown())
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ def test_a_router_gets_heartbeats_until_its_hellos_stop():
     assert routers.live().keys() == {"mem://r0", "mem://r1"}
     clock.now += 2
     assert routers.live().keys() == {"mem://r1"}
-    routers.on_hello(Hello("r1", "mem://r1", cache_heard=7))
-    assert {address: last.cache_heard for address, last in routers.last_hellos.items()} == {"mem://r1": 7}
+    routers.on_hello(Hello("r1", "mem://r1", cache_known=7))
+    assert {address: last.cache_known for address, last in routers.last_hellos.items()} == {"mem://r1": 7}
 
 
 def test_a_router_that_took_the_place_of_another_is_new_once():

@@ -8,8 +8,7 @@ import pytest
 import structlog
 
 from engine_worker.hooks import Report
-from engine_worker.ringside.stats_callback import StatsCallback, find_function
-from engine_worker.ringside.stats_log import Cursor, StatsLog
+from engine_worker.ringside.stats_log import Cursor, StatsCallback, StatsLog, find_function
 from sluice.ring.stats import RequestStats, Stage, StepStats
 
 PATIENCE = 60

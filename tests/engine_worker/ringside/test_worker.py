@@ -85,8 +85,8 @@ class World:
         )
         assert self.lane.send(spec)
 
-    def hello(self, cache_heard: int = 0, epoch: int = 0) -> None:
-        assert self.lane.send(Hello("router-0", self.router.address, cache_heard, epoch))
+    def hello(self, cache_known: int = 0, epoch: int = 0) -> None:
+        assert self.lane.send(Hello("router-0", self.router.address, cache_known, epoch))
 
     def heartbeats(self, until) -> list[EngineHeartbeat]:
         """Those that come, up to one that is as it is awaited."""
@@ -247,10 +247,10 @@ def test_each_router_is_told_of_the_cache_what_it_has_not_heard(start):
         -1
     ].cache
     assert (set(news.stored), news.removed, news.last) == (set(blocks), [], 2)
-    world.hello(cache_heard=1)
+    world.hello(cache_known=1)
     news = world.heartbeats(lambda heartbeat: heartbeat.cache is not None and heartbeat.cache.after == 1)[-1].cache
     assert (news.stored, news.removed, news.last, news.whole) == (blocks[1:], [], 2, False)
-    world.hello(cache_heard=2)
+    world.hello(cache_known=2)
     world.heartbeats(lambda heartbeat: heartbeat.cache is None)
     assert world.lane.send(Flush(world.worker.epoch, 7))
     news = world.heartbeats(lambda heartbeat: heartbeat.cache is not None)[-1].cache

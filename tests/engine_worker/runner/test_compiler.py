@@ -1,8 +1,10 @@
 """Whether Triton can compile here, known before anything is compiled."""
 
 import pytest
+import torch
 
-from engine_worker.runner import load, machine
+from engine_worker.runner import fusing, load
+from engine_worker.runner.config import RunnerConfig
 
 
 @pytest.fixture
@@ -10,35 +12,36 @@ def equipped(monkeypatch, tmp_path):
     """One with a compiler and headers."""
     (tmp_path / "Python.h").touch()
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
-    monkeypatch.setattr(machine.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    monkeypatch.setattr(fusing.shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
+    monkeypatch.setattr(fusing.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
     return monkeypatch
 
 
 def test_nothing_is_missing(equipped):
-    assert machine.missing_compiler() is None
+    assert fusing.missing_compiler() is None
 
 
 def test_without_a_compiler(equipped):
-    equipped.setattr(machine.shutil, "which", lambda name: None)
-    found = machine.missing_compiler()
+    equipped.setattr(fusing.shutil, "which", lambda name: None)
+    found = fusing.missing_compiler()
     assert found is not None
     assert found.startswith("Triton needs a C compiler (gcc, clang or the variable CC): install gcc and python3-dev")
     equipped.setenv("CC", "/opt/cc")
-    assert machine.missing_compiler() is None
+    assert fusing.missing_compiler() is None
 
 
 def test_without_headers(equipped, tmp_path):
     (tmp_path / "Python.h").unlink()
-    found = machine.missing_compiler()
+    found = fusing.missing_compiler()
     assert found is not None
     assert f"Python's headers ({tmp_path}/Python.h)" in found
     assert "\n" not in found
 
 
 def test_a_gpu_engine_warns_of_it_once_before_its_trials(monkeypatch):
-    warned = []
+    warned, gpu = [], torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     for absent in ("Triton needs a C compiler", None):
         monkeypatch.setattr(load, "missing_compiler", lambda absent=absent: absent)
-        load._check_compiler(lambda event, why: warned.append((event, why)))
+        load._use_device(gpu, RunnerConfig(), lambda event, why: warned.append((event, why)))
     assert warned == [("compiler_not_found", "Triton needs a C compiler")]

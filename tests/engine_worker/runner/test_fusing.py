@@ -7,7 +7,7 @@ from engine_worker.attention import backend
 from engine_worker.attention.backend import HeadShape
 from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.runner.fusing import by_triton, fuse, none
-from engine_worker.sampling.gumbel_max import torch_gumbel_max
+from engine_worker.sampling.noise import torch_gumbel_max
 from tests.engine_worker.models.test_fused import Fusible
 from tests.fakes.kernels import CountedKernels
 

@@ -31,20 +31,22 @@ def runner(tmp_path_factory):
     return load_runner(open_written(folder), RunnerConfig("cpu", kv_cache_tokens=256, threads=1), lambda *_: None)
 
 
-def test_a_device_that_answers(runner):
+def test_a_device_that_answers(runner, monkeypatch):
     asked = []
-    ModelRunner(runner._forward, synchronize=asked.append).check()
+    runner.check()
+    monkeypatch.setattr("engine_worker.runner.runner.synchronize", asked.append)
     runner.check()
     assert [device.type for device in asked] == ["cpu"]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_device_that_does_not(runner, overlap):
+def test_a_device_that_does_not(runner, overlap, monkeypatch):
     def wait_for(device):
         raise RuntimeError(f"{SAID}\nCUDA kernel errors might be reported at some other API call")
 
     ranks = Others()
-    lost = ModelRunner(runner._forward, overlap, ranks, wait_for)
+    lost = ModelRunner(runner._forward, overlap, ranks)
+    monkeypatch.setattr("engine_worker.runner.runner.synchronize", wait_for)
     with pytest.raises(DeviceLostError, match=f"^cpu has failed: {SAID}$") as caught:
         lost.check()
     assert ranks.lost == [caught.value]

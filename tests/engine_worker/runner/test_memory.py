@@ -3,7 +3,7 @@ import torch
 
 from engine_worker.runner import memory
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.memory import MemoryTooSmallError, count_blocks, count_host_blocks
+from engine_worker.runner.memory import MemoryTooSmallError, count_blocks, count_host_blocks, free_memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -43,8 +43,8 @@ def test_engines_that_share_the_memory():
 def test_engines_of_one_gpu_get_equal_parts_whenever_they_look(monkeypatch):
     """Each looks after it has loaded, which the other may have or not; the first has its KV cache by then."""
     total, weights = 80 << 20, 16 << 20
-    monkeypatch.setattr(memory, "gpu_memory", lambda device: total)
-    monkeypatch.setattr(memory, "reserved_memory", lambda device: weights)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, total))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: weights)
     share = int((total // 2 - weights) * 0.9) >> 16
     for taken in (weights, 2 * weights, 2 * weights + share * (1 << 16)):
         assert count(free=total - taken, engines_per_gpu=2, device=CUDA) == share
@@ -94,3 +94,31 @@ def test_on_a_gpu():
     with pytest.raises(MemoryTooSmallError, match=r"kv_cache_tokens = 262160 take 1024 MiB, but 1023 MiB are free"):
         count(kv_cache_tokens=(1 << 18) + 16, free=(1 << 30) - 1, device=CUDA)
     assert count(kv_cache_tokens=1 << 40, kv_memory_fraction=0.5, device=CUDA) == 1 << 13
+
+
+@pytest.fixture
+def container(tmp_path, monkeypatch):
+    """Writes the files of a control group."""
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+
+    def write(**files: str) -> None:
+        for name, text in files.items():
+            (tmp_path / name.replace("_", ".")).write_text(text + "\n")
+
+    return write
+
+
+def test_this_machine():
+    assert free_memory(CPU) > 1 << 20
+
+
+def test_without_a_limit_the_machine_counts(container):
+    container(memory_max="max", memory_current="1000")
+    assert free_memory(CPU) > 1 << 20
+
+
+def test_a_containers_limits_count(container):
+    container(memory_max="5000", memory_current="1000")
+    assert free_memory(CPU) == 4000
+    container(memory_max="5000", memory_current="6000")
+    assert free_memory(CPU) == 0

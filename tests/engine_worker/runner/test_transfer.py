@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from engine_worker.runner.transfer import ALIGNED, arrays_to_device, pack, to_device, unpack
+from engine_worker.runner.batch import (
+    ALIGNED,
+    arrays_to_device,
+    pack,
+    to_device,
+    unpack,
+)
 
 CPU = torch.device("cpu")
 SOME = st.lists(

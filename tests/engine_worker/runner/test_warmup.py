@@ -13,7 +13,7 @@ from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.memory import MemoryTooSmallError
 from engine_worker.runner.warmup import FILTERED, capture_graphs, graphs_refused, largest_step, warm_up
 from engine_worker.sampling.choose import Filtered, Unfiltered
-from engine_worker.sampling.gumbel_max import torch_gumbel_max
+from engine_worker.sampling.noise import torch_gumbel_max
 from tests.engine_worker.models.checkpoints import CONFIGS
 from tests.fakes.graphs import FakeCapture
 from tests.fakes.paged_attention import PagedTorch

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engine_worker.runner.transfer import to_device
+from engine_worker.runner.batch import to_device
 from engine_worker.sampling.choose import Chosen, Filtered
-from engine_worker.sampling.gumbel_max import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.logit_edits import LogitEdits
+from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample
 from engine_worker.step import Draw, Drawn
 from sluice.ring.params import SamplingParams

@@ -4,9 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.runner.transfer import to_device
+from engine_worker.runner.batch import to_device
 from engine_worker.sampling import choose
-from engine_worker.sampling.filters import Filters, keep
+from engine_worker.sampling.choose import Filters, keep
 from sluice.ring.params import SamplingParams
 from tests.engine_worker.sampling.draws import draw, filtered
 from tests.engine_worker.sampling.test_distribution import warped

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.runner.transfer import to_device
+from engine_worker.runner.batch import to_device
 from engine_worker.sampling import choose
 from engine_worker.sampling.sampler import SamplingPlan, sample
 from tests.engine_worker.sampling.draws import draw, edit, tensors

@@ -99,7 +99,7 @@ async def test_nobody_hears_what_came_before(client, ring):
 
 
 async def test_a_slow_listener_loses_the_oldest_and_it_is_counted():
-    steps = StatsBroadcast(capacity=3)
+    steps = StatsBroadcast(3)
     with steps.subscribe() as slow, steps.subscribe() as fast:
         steps.on_heartbeat(heartbeat_of(steps_of(1, 2), [REQUEST]))
         assert iterations(await fast.next()) == [1, 2]

@@ -204,7 +204,7 @@ async def test_the_submit_holds_the_whole_request(client, ring):
     assert first.stopping.stop_token_ids == (8,)
     assert first.stopping.eos_token_ids
     assert (first.text.stop, first.text.min_tokens) == (("a",), 2)
-    assert first.router == client.router.address
+    assert first.router == client.router.ring.address
     assert first.detokenizer in ring.detokenizers
     assert second.stopping.max_tokens == 2048 - len(second.prompt)
     assert second.stopping.eos_token_ids == ()

@@ -133,7 +133,9 @@ async def test_news_in_heartbeats_that_were_lost_come_again(two):
     lost = one.journal.news(heard_before)
     one.journal.remove(*blocks(PROMPT)[10:])
     # A heartbeat from after the lost one, as if this router had heard that one.
-    client.router.ring.placement.on_engine_heartbeat(one.heartbeat(Hello("router", client.router.address, lost.last)))
+    client.router.ring.placement.on_engine_heartbeat(
+        one.heartbeat(Hello("router", client.router.ring.address, lost.last))
+    )
     assert not client.router.ring.placement.update_cache()
     await told(client, one, other)
     other.journal.store(*blocks(PROMPT)[:11])

@@ -33,6 +33,22 @@ async def read_all(call):
     raise AssertionError("it ended well")
 
 
+@pytest.fixture
+async def full(ring, start):
+    """A client whose router runs the one request that it may run. What a test queues behind it never gets further."""
+    ring.add_engine()
+    ring.add_detokenizer()
+    ring.script = hang
+    client = await start(max_live=1)
+    first = client.stream(text_spec())
+    await first.read()
+    yield client
+    first.cancel()
+    await client.until(lambda: nothing_left(client))
+    # Only now, with the permit free, would a forgotten one have been submitted.
+    assert len(ring.calls) == 1
+
+
 async def test_a_cancel_in_the_middle_reaches_the_engine_and_frees_everything(client, ring):
     ring.script = slowly
     call = client.stream(text_spec(n=2))
@@ -71,24 +87,15 @@ async def test_a_cancel_before_the_start(client, ring):
     await client.until(lambda: ring.cancels and nothing_left(client))
 
 
-async def test_a_cancel_while_queued_leaves_the_queue_and_never_reaches_the_engine(ring, start):
-    ring.add_engine()
-    ring.add_detokenizer()
-    ring.script = hang
-    client = await start(max_live=1)
-    first = client.stream(text_spec())
-    await first.read()
-    second = client.stream(text_spec())
+async def test_a_cancel_while_queued_leaves_the_queue_and_never_reaches_the_engine(full):
+    second = full.stream(text_spec())
     reading = asyncio.ensure_future(second.read())
-    await client.until(lambda: client.router.ring.admission.waiting == 1)
+    await full.until(lambda: full.router.ring.admission.waiting == 1)
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    await client.until(lambda: client.router.ring.admission.waiting == 0)
-    first.cancel()
-    await client.until(lambda: nothing_left(client))
-    assert len(ring.calls) == 1
-    assert client.router.ring.admission.waiting_tokens == 0
+    await full.until(lambda: full.router.ring.admission.waiting == 0)
+    assert full.router.ring.admission.waiting_tokens == 0
 
 
 async def test_the_deadline_cancels(client, ring):
@@ -103,18 +110,11 @@ async def test_the_deadline_cancels(client, ring):
     await client.until(lambda: ring.cancels and nothing_left(client))
 
 
-async def test_the_deadline_holds_in_the_queue(ring, start):
-    ring.add_engine()
-    ring.add_detokenizer()
-    ring.script = hang
-    client = await start(max_live=1)
-    first = client.stream(text_spec())
-    await first.read()
+async def test_the_deadline_holds_in_the_queue(full):
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await client.events(text_spec(), timeout=0.2)
+        await full.events(text_spec(), timeout=0.2)
     assert error.value.code() is StatusCode.DEADLINE_EXCEEDED
-    await client.until(lambda: client.router.ring.admission.waiting == 0)
-    first.cancel()
+    await full.until(lambda: full.router.ring.admission.waiting == 0)
 
 
 async def test_a_closed_connection_cancels(client, ring):
@@ -150,41 +150,23 @@ async def test_abort_of_an_unknown_or_ended_request_is_false(client, ring):
     assert (await refused(abort(pb.AbortRequest()))).fields == ["request_id"]
 
 
-async def test_abort_while_queued_ends_normally_without_tokens(ring, start):
-    ring.add_engine()
-    ring.add_detokenizer()
-    ring.script = hang
-    client = await start(max_live=1)
-    first = client.stream(text_spec())
-    await first.read()
-    second = asyncio.ensure_future(client.events(text_spec(request_id="queued", n=2)))
-    await client.until(lambda: client.router.ring.admission.waiting == 1)
-    assert (await client.generation.Abort(pb.AbortRequest(request_id="queued"))).aborted
+async def test_abort_while_queued_ends_normally_without_tokens(full):
+    second = asyncio.ensure_future(full.events(text_spec(request_id="queued", n=2)))
+    await full.until(lambda: full.router.ring.admission.waiting == 1)
+    assert (await full.generation.Abort(pb.AbortRequest(request_id="queued"))).aborted
     events = await second
     assert [event.WhichOneof("event") for event in events] == ["started", "finished", "finished", "done"]
     assert finish_reasons(events) == [pb.FINISH_REASON_ABORTED] * 2
-    assert len(ring.calls) == 1
-    first.cancel()
-    await client.until(lambda: nothing_left(client))
 
 
-async def test_the_time_limit_in_the_queue_ends_normally_without_tokens(ring, start):
-    ring.add_engine()
-    ring.add_detokenizer()
-    ring.script = hang
-    client = await start(max_live=1)
-    first = client.stream(text_spec())
-    await first.read()
+async def test_the_time_limit_in_the_queue_ends_normally_without_tokens(full):
     # A prompt that need not be tokenized: it waits in the queue, however slow the threads are.
     prompt = pb.TokenIds(ids=[5, 6, 7])
-    answer = await client.generate(pb.GenerationSpec(token_ids=prompt, time_limit=Duration(nanos=100_000_000)))
+    answer = await full.generate(pb.GenerationSpec(token_ids=prompt, time_limit=Duration(nanos=100_000_000)))
     (output,) = answer.outputs
     assert (output.finish_reason, output.text) == (pb.FINISH_REASON_TIME_LIMIT, "")
     assert answer.usage.completion_tokens == 0
     assert answer.usage.prompt_tokens == 3
-    assert len(ring.calls) == 1
-    first.cancel()
-    await client.until(lambda: nothing_left(client))
 
 
 async def test_the_engine_gets_what_is_left_of_the_time_limit(client, ring):
@@ -317,21 +299,13 @@ async def test_stop_waits_for_live_requests(client, ring):
     assert finish_reasons(await events) == [pb.FINISH_REASON_LENGTH]
 
 
-async def test_abort_and_time_limit_at_the_same_moment(ring, start):
-    ring.add_engine()
-    ring.add_detokenizer()
-    ring.script = hang
-    client = await start(max_live=1)
-    first = client.stream(text_spec())
-    await first.read()
+async def test_abort_and_time_limit_at_the_same_moment(full):
     for i in range(20):
         spec = text_spec(request_id=f"r{i}", time_limit=Duration(nanos=20_000_000))
-        events = asyncio.ensure_future(client.events(spec))
+        events = asyncio.ensure_future(full.events(spec))
         await asyncio.sleep(0.018 + 0.0005 * i)
-        await asyncio.gather(*(client.generation.Abort(pb.AbortRequest(request_id=f"r{i}")) for _ in range(3)))
+        await asyncio.gather(*(full.generation.Abort(pb.AbortRequest(request_id=f"r{i}")) for _ in range(3)))
         assert [event.WhichOneof("event") for event in await events] == ["started", "finished", "done"]
-    first.cancel()
-    await client.until(lambda: nothing_left(client))
 
 
 async def test_clients_that_do_not_read_are_bounded(ring, start):

@@ -85,10 +85,10 @@ async def test_a_router_that_takes_the_place_of_another_has_lost_nothing(ring, s
     await former.router.stop(0.0)
     client = await start()
     assert await client.events(text_spec())
-    assert (client.router.ring.inbox.gaps, client.lines("messages_lost")) == (0, [])
-    detokenizer.lanes[client.router.address].sent += 2
-    await client.until(lambda: client.lines("messages_lost"))
-    assert client.lines("messages_lost")[0]["requests"] == 0
+    assert (client.router.ring.inbox.gaps, client.lines("frames_lost")) == (0, [])
+    detokenizer.lanes[client.router.ring.address].sent += 2
+    await client.until(lambda: client.lines("frames_lost"))
+    assert client.lines("frames_lost")[0]["requests"] == 0
     assert client.router.ring.inbox.gaps == 1
 
 
@@ -217,7 +217,7 @@ async def test_heartbeats_from_nowhere_are_counted_and_ignored(ring, start):
     ring.add_detokenizer()
     stranger = ring.add_engine("stranger")
     client = await start(engines=(f"ipc://{ring.folder}/engine",))
-    stranger.greeted[client.router.address] = Hello("router", client.router.address)
+    stranger.greeted[client.router.ring.address] = Hello("router", client.router.ring.address)
     await client.until(lambda: client.router.ring.membership.engines.unknown > 1)
     assert [peer.name for peer in client.router.ring.membership.engines.alive] == ["engine"]
     assert len(client.lines("heartbeat_rejected")) == 1
@@ -251,7 +251,7 @@ async def test_a_full_lane_is_passed_by(ring, start):
     client = await start()
     full.reading = False
     peer = next(peer for peer in client.router.ring.membership.engines.alive if peer.name == "a")
-    await until_full(peer.lane, lambda: peer.lane.send(Hello("x" * 1000, client.router.address)))
+    await until_full(peer.lane, lambda: peer.lane.send(Hello("x" * 1000, client.router.ring.address)))
     await asyncio.gather(*(client.events(text_spec()) for _ in range(8)))
     assert (len(full.calls), len(free.calls)) == (0, 8)
 
@@ -270,7 +270,7 @@ async def test_a_paused_router_does_not_take_its_own_sleep_for_silence(ring, sta
 async def test_random_bytes_in_the_inbox_are_dropped_and_counted(client, ring):
     random.seed(1)
     socket = ring.context.socket(zmq.PUSH)
-    socket.connect(client.router.address)
+    socket.connect(client.router.ring.address)
     frames = [random.randbytes(random.randrange(200)) for _ in range(200)]
     frames += [HEADER.pack(MAGIC, VERSION, 1, i) + random.randbytes(random.randrange(200)) for i in range(200)]
     frames += [HEADER.pack(MAGIC, VERSION + 1, 1, 0), b"", b"\x90" * 100_000]

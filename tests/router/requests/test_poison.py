@@ -7,6 +7,8 @@ from grpc import StatusCode
 
 from sluice.client.errors import Poison, from_rpc_error
 from sluice.ring.errors import Fault, FinishReason
+from sluice.ring.wire import PROBATION_TOKENS
+from sluice.v1 import generation_pb2 as pb
 from tests.fakes.ring_peers import Call, end, generate
 from tests.router.conftest import nothing_left, refused, text_spec
 from tests.router.requests.broken_attempts import IDS, check_whole, tokens
@@ -35,6 +37,8 @@ class Mortal:
             return
         for offset in range(len(submit.resume.get(0, ())), self.at):
             await call.send(tokens(call, 0, offset), start=True)
+            if offset == PROBATION_TOKENS + len(submit.resume.get(0, ())):
+                engine.quarantine = None
         await asyncio.sleep(0.05)
         self.deaths.append(call)
         engine.quarantine = None
@@ -71,6 +75,28 @@ async def test_after_two_deaths_in_a_row_it_ends(two, ring, at, deaths):
     suspects = two.router.ring.suspects
     assert (suspects.poisoned, suspects.quarantines, suspects._held, suspects._waiting) == (1, 1, None, set())
     assert len(two.lines("quarantine_entered")) == len(two.lines("poison_request_ended")) == 1
+
+
+@pytest.mark.parametrize(
+    ("brought", "alone"), [([7, 7, 12], [False, False, True, True]), ([0, 12], [False, True, True])]
+)
+async def test_tokens_that_came_late_do_not_clear_it(two, ring, brought, alone):
+    """They were drawn, and lost, when engines died under its former attempts: here its 13th token kills each."""
+
+    class Lossy(Mortal):
+        async def __call__(self, call):
+            died = len(self.deaths)
+            self.at = brought[died] if died < len(brought) else 12
+            if died == 0 and self.at:
+                await call.send(tokens(call, 0, 0, self.at), start=True)
+                self.at = 0
+            await super().__call__(call)
+
+    ring.script = script = Lossy()
+    spec = poison(output=pb.OutputOptions(token_ids=True, stream_interval=7))
+    details = await refused(two.events(spec))
+    assert (details.info.reason, details.info.metadata["engine_deaths"]) == ("POISON", "3")
+    assert [call.submit.alone for call in script.deaths] == alone
 
 
 async def test_one_that_was_aboard_by_chance_goes_on(two, ring):

@@ -35,7 +35,7 @@ def stall_engine(ring, call, client):
 
 
 def lose_text(ring, call, client):
-    ring.detokenizers[call.submit.detokenizer].lanes[client.router.address].sent += 3
+    ring.detokenizers[call.submit.detokenizer].lanes[client.router.ring.address].sent += 3
 
 
 def lose_tokens(ring, call, client):

@@ -178,7 +178,7 @@ class Machine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(DETOKENIZERS), count=st.integers(1, 8))
     def lose_text(self, name, count):
         self.ring.next_batch(name, count)
-        self.do(self.dispatcher.on_messages_lost, name)
+        self.do(self.dispatcher.on_frames_lost, name)
 
     @rule(name=st.sampled_from(DETOKENIZERS), data=st.data())
     def lose_tokens(self, name, data):
@@ -189,7 +189,7 @@ class Machine(RuleBasedStateMachine):
             if data.draw(st.booleans()):
                 self.bring(name, 3)
             peer = next(peer for peer in self.ring.detokenizers.all if peer.address == name)
-            self.do(self.dispatcher.on_messages_lost_between, epoch, peer)
+            self.do(self.dispatcher.on_frames_lost_between, epoch, peer)
 
     @rule(name=st.sampled_from(ENGINES))
     def restart_engine(self, name):

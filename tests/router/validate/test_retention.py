@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.errors import RequestError, Violations
 from router.validate.model import limits_of
-from router.validate.retention import parse_retention
+from router.validate.prompt import parse_retention
 from sluice.ring.params import RangeRetention, RetentionParams
 from sluice.settings.services import RouterSettings
 from sluice.v1 import generation_pb2 as pb

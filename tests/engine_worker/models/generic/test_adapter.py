@@ -44,6 +44,7 @@ def check(runner, model) -> None:
         torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTED)
 def test_logits_equal_transformers(tmp_path, name):
     model = write_checkpoint(tmp_path, ADAPTED[name])

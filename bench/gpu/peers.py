@@ -1,27 +1,29 @@
-"""Other systems, each measured in its own process. Their packages are imported on use."""
+"""Other systems on the same shape with random weights, each in its own process. Their packages are imported on use.
+
+python -m bench.gpu.peers WORK: measures one and reports the seconds of each batch.
+"""
 
 import inspect
-import json
-import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from bench.gpu.checks.parity import blank
-from bench.gpu.children import Children
+from bench.gpu.checks.engine import blank
+from bench.gpu.children import Children, read_work, report
+from bench.gpu.engine import random_prompts
 from bench.gpu.findings import Skip, Throughput
-from bench.gpu.peers import MARK
 from bench.gpu.shapes import Shape, Workload
 
 DEVIATION = 0.02
 MEMORY_FRACTION = 0.85
 PAGE_TOKENS = 32
 TIMEOUT_SECONDS = 60.0
+WARM_TOKENS = 4
 
 
 class PeerOptions(NamedTuple):
@@ -34,6 +36,15 @@ class PeerOptions(NamedTuple):
     @property
     def dtype(self) -> str:
         return "bfloat16" if self.device == "cuda" else "float32"
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """As vLLM and nano-vllm call them."""
+        return {"max_model_len": self.tokens, "max_num_seqs": self.batch}
+
+
+RANDOM: Mapping[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
+"""Random weights, as vLLM and SGLang call them, and no text."""
 
 
 class PeerSystem(NamedTuple):
@@ -91,15 +102,8 @@ def _config(options: PeerOptions) -> Any:
 
 def load_vllm(options: PeerOptions) -> PeerSystem:
     vllm: Any = import_module("vllm")
-    llm = vllm.LLM(
-        model=options.model,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        dtype=options.dtype,
-        max_model_len=options.tokens,
-        max_num_seqs=options.batch,
-        gpu_memory_utilization=MEMORY_FRACTION,
-    )
+    memory = {"gpu_memory_utilization": MEMORY_FRACTION}
+    llm = vllm.LLM(model=options.model, dtype=options.dtype, **RANDOM, **options.limits, **memory)
 
     def run(prompts: list[list[int]], max_tokens: int) -> int:
         params = vllm.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
@@ -112,15 +116,8 @@ def load_vllm(options: PeerOptions) -> PeerSystem:
 
 def load_sglang(options: PeerOptions) -> PeerSystem:
     sglang: Any = import_module("sglang")
-    engine = sglang.Engine(
-        model_path=options.model,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        dtype=options.dtype,
-        context_length=options.tokens,
-        max_running_requests=options.batch,
-        log_level="error",
-    )
+    limits = {"context_length": options.tokens, "max_running_requests": options.batch}
+    engine = sglang.Engine(model_path=options.model, dtype=options.dtype, log_level="error", **RANDOM, **limits)
 
     def run(prompts: list[list[int]], max_tokens: int) -> int:
         params = {"temperature": 0.0, "max_new_tokens": max_tokens, "ignore_eos": True}
@@ -132,8 +129,7 @@ def load_sglang(options: PeerOptions) -> PeerSystem:
 
 def load_nanovllm(options: PeerOptions) -> PeerSystem:
     nanovllm: Any = import_module("nanovllm")
-    limits = {"max_model_len": options.tokens, "max_num_seqs": options.batch}
-    llm = nanovllm.LLM(options.model, enforce_eager=False, **limits)
+    llm = nanovllm.LLM(options.model, enforce_eager=False, **options.limits)
     # It has no random weights.
     with torch.no_grad():
         for weight in llm.model_runner.model.parameters():
@@ -152,26 +148,23 @@ class PeerKind(NamedTuple):
     name: str
     package: str
     load: Callable[[PeerOptions], PeerSystem]
-    cpu: bool
+    cpu: bool = False
 
 
-PEERS: Mapping[str, PeerKind] = {
-    kind.package: kind
-    for kind in (
-        PeerKind("transformers, continuous batching", "transformers", load_transformers, cpu=True),
-        PeerKind("vLLM", "vllm", load_vllm, cpu=False),
-        PeerKind("SGLang", "sglang", load_sglang, cpu=False),
-        PeerKind("nano-vllm", "nanovllm", load_nanovllm, cpu=False),
-    )
-}
+KINDS = (
+    PeerKind("transformers, continuous batching", "transformers", load_transformers, cpu=True),
+    PeerKind("vLLM", "vllm", load_vllm),
+    PeerKind("SGLang", "sglang", load_sglang),
+    PeerKind("nano-vllm", "nanovllm", load_nanovllm),
+)
+PEERS: Mapping[str, PeerKind] = {kind.package: kind for kind in KINDS}
 
 
 def measure_peer(
     kind: PeerKind,
     shape: Shape,
-    folder: Path,
-    device: torch.device,
     works: Sequence[Workload],
+    device: torch.device,
     children: Children,
     seconds: float,
 ) -> tuple[list[Throughput], str]:
@@ -181,22 +174,33 @@ def measure_peer(
         raise Skip("not installed")
     if device.type == "cpu" and not kind.cpu:
         raise Skip("not asked on a CPU")
-    command = _command(kind, shape, folder, device, works)
-    output, why = children.run(command, folder / f"{kind.package}.log", seconds)
-    lines = [json.loads(line.removeprefix(MARK)) for line in output.splitlines() if line.startswith(MARK)]
-    times = {line["batch"]: line["seconds"] for line in lines}
+    longest = max(work.prompt_tokens + work.output_tokens for work in works)
+    options = PeerOptions(str(shape.write(children.folder)), device.type, max(work.batch for work in works), longest)
+    asked = {"package": kind.package, "options": options, "vocab_size": shape.vocab_size, "works": works}
+    reports, why = children.ask(__name__, asked, seconds)
+    times = {one["batch"]: one["seconds"] for one in reports}
     return [work.result(kind.name, shape.name, times[work.batch]) for work in works if work.batch in times], why
 
 
-def _command(kind: PeerKind, shape: Shape, folder: Path, device: torch.device, works: Sequence[Workload]) -> list[str]:
-    largest = max(works, key=lambda work: work.prompt_tokens + work.output_tokens)
-    values = {
-        "model": shape.write(folder),
-        "device": device.type,
-        "vocab": shape.vocab_size,
-        "prompt": largest.prompt_tokens,
-        "output": largest.output_tokens,
-    }
-    flags = [part for name, value in values.items() for part in (f"--{name}", str(value))]
-    batches = [str(work.batch) for work in works]
-    return [sys.executable, "-m", "bench.gpu.peers.child", kind.package, *flags, "--batches", *batches]
+def main() -> None:
+    asked = read_work()
+    peer = PEERS[asked["package"]].load(PeerOptions(*asked["options"]))
+    for work in (Workload(*each) for each in asked["works"]):
+        vocab_size = asked["vocab_size"]
+        peer.run(random_prompts(work.batch, work.prompt_tokens, vocab_size, seed=work.batch), WARM_TOKENS)
+        report(batch=work.batch, seconds=min(_seconds(peer, work, vocab_size, seed) for seed in work.seeds))
+    peer.close()
+
+
+def _seconds(peer: PeerSystem, work: Workload, vocab_size: int, seed: int) -> float:
+    prompts = random_prompts(work.batch, work.prompt_tokens, vocab_size, seed)
+    began = time.perf_counter()
+    tokens = peer.run(prompts, work.output_tokens)
+    seconds = time.perf_counter() - began
+    if tokens != work.tokens:
+        raise RuntimeError(f"{tokens} tokens came instead of {work.tokens}")
+    return seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -7,8 +7,8 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sluice.telemetry.health import Health, ProgressBeacon
-from sluice.telemetry.server import MAX_CONNECTIONS, StatusServer
+from sluice.telemetry.server import MAX_CONNECTIONS, Health, StatusServer
+from sluice.telemetry.service_status import ProgressBeacon
 from tests.fakes.clock import Clock
 from tests.fakes.processes import wait_until
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.ring.checkpoint import CheckpointError
-from sluice.ring.weight_files import INDEX, SINGLE, check_weight_files, weight_files
+from sluice.ring.checkpoint import INDEX, SINGLE, CheckpointError, check_weight_files, weight_files
 from sluice.tiny_model import path
 
 

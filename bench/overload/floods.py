@@ -1,0 +1,219 @@
+"""Many requests at once against a small queue; and one tenant that floods while another sends little."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import grpc
+import msgspec
+from grpc import aio
+from msgspec.structs import asdict
+
+from bench.harness.calls import REQUEST, StreamTimes, deltas, has_retry_info, spec, time_stream, until_logged
+from bench.harness.children import cpu_seconds
+from bench.harness.stats import thinned
+from sluice.launch import LogLine, Ring
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1.generation_pb2_grpc import GenerationServiceStub
+
+MAX_TOKENS = 4
+PROMPT_TOKENS = 8
+MILLISECONDS = 1000.0
+SETTLING_SECONDS = 0.5
+
+
+class Volley(msgspec.Struct, frozen=True):
+    requests: int
+    seconds: float = 0.0
+    """Within which they are sent; 0: at once."""
+    connections: int = 1
+
+
+class Burst(Volley, frozen=True, kw_only=True):
+    served: int
+    refused: int
+    told_when: int
+    """Rejections with RetryInfo."""
+    client: list[float]
+    router: list[float]
+    """As the router reports it: from when it has read the message."""
+    cpu: dict[str, float]
+    unexplained: dict[str, int] = {}
+    """Calls that failed without the router's rejection, by status: it never saw them."""
+
+
+class Retried(msgspec.Struct, frozen=True):
+    requests: int
+    served: int
+    errors: dict[str, int]
+    seconds: float
+
+
+async def measure_burst(ring: Ring, lines: Sequence[LogLine], volley: Volley) -> Burst:
+    refusals: list[tuple[float, bool]] = []
+    unexplained: Counter[str] = Counter()
+    requests, name = volley.requests, f"burst-{volley.requests}-{volley.seconds:g}"
+
+    async with AsyncExitStack() as stack:
+        # Otherwise gRPC joins channels to one address into one connection.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [aio.insecure_channel(ring.address, options) for _ in range(volley.connections)]
+        for channel in channels:
+            await stack.enter_async_context(channel)
+            await channel.channel_ready()
+        stubs = [GenerationServiceStub(channel) for channel in channels]
+        before = _cpu(ring)
+
+        async def one(i: int) -> None:
+            await asyncio.sleep(volley.seconds * i / requests)
+            began = time.perf_counter()
+            try:
+                await stubs[i % len(stubs)].Generate(_request(i, f"{name}-{i}"))
+            except aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    refusals.append((time.perf_counter() - began, has_retry_info(error)))
+                else:
+                    unexplained[error.code().name] += 1
+
+        await asyncio.gather(*map(one, range(requests)))
+        used = {name: MILLISECONDS * (after - before[name]) / requests for name, after in _cpu(ring).items()}
+    logged = await until_logged(lines, REQUEST, name, requests - unexplained.total())
+    return Burst(
+        **asdict(volley),
+        served=requests - len(refusals) - unexplained.total(),
+        refused=len(refusals),
+        told_when=sum(when for _, when in refusals),
+        client=thinned([MILLISECONDS * took for took, _ in refusals]),
+        router=thinned([MILLISECONDS * line["seconds"] for line in logged if line["outcome"] == "OVERLOADED"]),
+        cpu=used,
+        unexplained=dict(unexplained),
+    )
+
+
+async def measure_retries(address: str, requests: int, first_backoff: float) -> Retried:
+    errors: Counter[str] = Counter()
+    began = time.perf_counter()
+    options = [("grpc.service_config", json.dumps(_policy(first_backoff)))]
+    async with aio.insecure_channel(address, options=options) as channel:
+        stub = GenerationServiceStub(channel)
+
+        async def one(i: int) -> None:
+            try:
+                await stub.Generate(_request(i, ""))
+            except aio.AioRpcError as error:
+                errors[error.code().name] += 1
+
+        await asyncio.gather(*map(one, range(requests)))
+    return Retried(requests, requests - errors.total(), dict(errors), time.perf_counter() - began)
+
+
+def _cpu(ring: Ring) -> dict[str, float]:
+    return {"client": time.process_time(), "router": cpu_seconds(ring.pids["router"])}
+
+
+def _request(number: int, request_id: str) -> pb.GenerateRequest:
+    return pb.GenerateRequest(spec=spec([100 + number % 1000] * PROMPT_TOKENS, MAX_TOKENS, request_id))
+
+
+def _policy(first_backoff: float) -> Mapping[str, Any]:
+    """Five attempts is gRPC's maximum."""
+    retry = {
+        "maxAttempts": 5,
+        "initialBackoff": f"{first_backoff:g}s",
+        "maxBackoff": f"{16 * first_backoff:g}s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["RESOURCE_EXHAUSTED", "UNAVAILABLE"],
+    }
+    return {"methodConfig": [{"name": [{"service": "sluice.v1.GenerationService"}], "retryPolicy": retry}]}
+
+
+class TenantPlan(msgspec.Struct, frozen=True):
+    rounds: int
+    requests: int
+    """Of the quiet tenant, one after the other, in each half of a round."""
+    flood: int
+    """Requests of the other that are always in flight."""
+    flood_tokens: int
+    prompt_tokens: int = 32
+    output_tokens: int = 16
+
+
+class TenantTimes(msgspec.Struct, frozen=True):
+    first_token: list[float]
+    queue: list[float]
+    """In the router, until the request was submitted to an engine."""
+    gaps: list[float]
+    """Between two tokens: how long a step takes."""
+
+
+class Tenants(msgspec.Struct, frozen=True):
+    plan: TenantPlan
+    batch: int
+    alone: TenantTimes
+    flooded: TenantTimes
+
+
+async def measure_tenants(address: str, lines: Sequence[LogLine], plan: TenantPlan, batch: int) -> Tenants:
+    """With and without the flood, in turns."""
+    found: dict[str, list[StreamTimes]] = {"alone": [], "flooded": []}
+    async with aio.insecure_channel(address) as channel, aio.insecure_channel(address) as other:
+        quiet = GenerationServiceStub(channel)
+        await _ask(quiet, "warm", 0, plan)
+        for round_ in range(plan.rounds):
+            found["alone"] += await _ask(quiet, "alone", round_, plan)
+            async with _flood(GenerationServiceStub(other), plan, batch):
+                found["flooded"] += await _ask(quiet, "flooded", round_, plan)
+    times = []
+    for name, streams in found.items():
+        logged = await until_logged(lines, REQUEST, name, len(streams))
+        queue = thinned([MILLISECONDS * line["queue_seconds"] for line in logged])
+        first = thinned([MILLISECONDS * stream.first_token for stream in streams])
+        gaps = thinned([MILLISECONDS * gap for stream in streams for gap in stream.gaps])
+        times.append(TenantTimes(first, queue, gaps))
+    return Tenants(plan, batch, *times)
+
+
+async def _ask(stub: GenerationServiceStub, name: str, round_: int, plan: TenantPlan) -> list[StreamTimes]:
+    found = []
+    for i in range(plan.requests):
+        request_id = f"{name}-{round_ * plan.requests + i}"
+        # A salt of its own: no prompt may be found in the cache.
+        cache = pb.KvCacheOptions(salt=request_id)
+        asked = spec([100] * plan.prompt_tokens, plan.output_tokens, request_id, kv_cache=cache)
+        found.append(await time_stream(stub, asked, "quiet"))
+    return found
+
+
+@asynccontextmanager
+async def _flood(stub: GenerationServiceStub, plan: TenantPlan, batch: int) -> AsyncIterator[None]:
+    """`plan.flood` requests in flight, from when half a batch of them generates."""
+    running = 0
+    full = asyncio.Event()
+
+    async def repeat(number: int) -> None:
+        nonlocal running
+        while True:
+            started = False
+            async for _ in deltas(stub, spec([300 + number] * plan.prompt_tokens, plan.flood_tokens), "flood"):
+                running += not started
+                started = True
+                if running >= batch // 2:
+                    full.set()
+
+    tasks = [asyncio.create_task(repeat(number)) for number in range(plan.flood)]
+    try:
+        waiting = asyncio.create_task(full.wait())
+        await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        if not full.is_set():
+            raise RuntimeError("the flood did not start")
+        await asyncio.sleep(SETTLING_SECONDS)
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
