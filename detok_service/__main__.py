@@ -1,10 +1,10 @@
 """`python -m detok_service`: one detokenizer process."""
 
-from sluice.ring.process import die_with_parent, exit_on_interrupt, on_stop_signal, run_service
+from sluice.ring.process import die_with_parent, exit_on_signals, on_stop_signal, run_service
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
-    exit_on_interrupt()
+    exit_on_signals()
 
 import gc
 import secrets
@@ -24,14 +24,14 @@ from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_lim
 from sluice.ring.inbox import Inbox
 from sluice.ring.keys import InsecureError, KeysError
 from sluice.ring.lane import Lane
-from sluice.ring.ports import PortError, check_ports
+from sluice.ring.ports import check_ports
 from sluice.ring.socket_file import ListenError
 from sluice.ring.wire import ToDetokenizer
 from sluice.settings.read import load_settings
 from sluice.settings.services import DetokenizerSettings
 from sluice.telemetry import configure
 from sluice.telemetry.output import protect_stderr
-from sluice.telemetry.server import MAX_CONNECTIONS, serve_status
+from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 
 # Longest wait for a message: the handler of a signal runs during the poll, but the poll goes on after it.
@@ -53,9 +53,10 @@ def main() -> None:
     check_limit(raise_limit(), NEEDED_DESCRIPTORS, log)
     try:
         check_ports(settings.ports)
+        metrics_port = MetricsPort(settings)
         checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
         decoders = load_decoders(checkpoint.tokenizer_file)
-    except (CheckpointError, PortError, TokenizerError) as error:
+    except (CheckpointError, OSError, TokenizerError) as error:
         raise SystemExit(str(error)) from error
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -63,23 +64,19 @@ def main() -> None:
         inbox: Inbox[ToDetokenizer] = Inbox(context, settings.listen, ToDetokenizer, security=security)  # type: ignore[arg-type]
     except (KeysError, InsecureError, ListenError) as error:
         raise SystemExit(str(error)) from error
-    address = settings.advertise or inbox.address
+    address = settings.address(inbox.address)
     identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint)
     open_lane = partial(Lane, context, security=security.to("router"))
     service = Detokenizer(identity, decoders, open_lane, settings.max_streams, log)
     status_file = StatusFile()
     beacon = ProgressBeacon(status_file=status_file)
-    try:
-        server = serve_status(settings, beacon, partial(metrics.read, service, inbox), partial(unready, service))
-    except OSError as error:
-        raise SystemExit(str(error)) from error
+    metrics_port.show(beacon, partial(metrics.read, service, inbox), partial(unready, service))
     on_stop_signal(service.drain)
     # The token tables live as long as the process: without this, every full collection would walk through them.
     gc.freeze()
     log.info("ready", address=address, model=checkpoint.name, decoder=decoders.kind)
     serve(service, inbox, settings, beacon, status_file, log)
-    if server is not None:
-        server.close()
+    metrics_port.close()
     inbox.close()
     context.term()
 

@@ -1,10 +1,10 @@
 """`python -m engine_worker`: one engine process."""
 
-from sluice.ring.process import exit_on_interrupt
+from sluice.ring.process import exit_on_signals
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
-    exit_on_interrupt()
+    exit_on_signals()
 
 import gc
 import os
@@ -18,7 +18,7 @@ from engine_worker.parallel.channel import ChannelError
 from engine_worker.parallel.rank_env import RankEnv, read_rank_env
 from engine_worker.ringside.heartbeats import MAX_ROUTERS
 from engine_worker.ringside.outbox import MAX_LANES
-from engine_worker.ringside.worker import Worker
+from engine_worker.ringside.worker import Worker, open_metrics_port
 from engine_worker.scheduling.build import find_classes
 from engine_worker.step import Runner
 from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
@@ -30,7 +30,8 @@ from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure
 from sluice.telemetry.output import protect_stderr
-from sluice.telemetry.server import MAX_CONNECTIONS
+from sluice.telemetry.server import MAX_CONNECTIONS, MetricsPort
+from sluice.telemetry.startup import Startup
 
 NEEDED_DESCRIPTORS = OWN_DESCRIPTORS + MAX_CONNECTIONS + (MAX_LANES + MAX_ROUTERS) * LANE_DESCRIPTORS
 PROGRESS_SECONDS = 0.1
@@ -54,17 +55,21 @@ def main() -> None:
             check_ports(settings.ports)
             find_classes(settings)
             settings.security.check(settings.listen)
+            # Before the model is loaded: probes and scrapes show how far that is.
+            metrics_port = open_metrics_port(settings)
             checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision)
-            runner = load(settings, rank_env, checkpoint, log, stack)
+            runner = load(settings, rank_env, checkpoint, metrics_port.startup, log, stack)
         except (CheckpointError, PortError, ValueError, ChannelError) as error:
             raise SystemExit(str(error)) from error
-        serve(settings, checkpoint, runner, log)
+        serve(settings, checkpoint, runner, log, metrics_port)
 
 
-def serve(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log: BoundLogger) -> None:
+def serve(
+    settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log: BoundLogger, metrics_port: MetricsPort
+) -> None:
     """Serve until a signal has arrived and the engine has drained. Raises SystemExit if it cannot listen."""
     try:
-        worker = Worker(settings, checkpoint, runner, log)
+        worker = Worker(settings, checkpoint, runner, log, metrics_port)
     except (OSError, ValueError) as error:
         raise SystemExit(str(error)) from error
     # What was loaded lives as long as the process: the collector need not look at it again in the middle of a step.
@@ -76,7 +81,12 @@ def serve(settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log:
 
 
 def load(
-    settings: EngineSettings, rank_env: RankEnv, checkpoint: Checkpoint, log: BoundLogger, stack: ExitStack
+    settings: EngineSettings,
+    rank_env: RankEnv,
+    checkpoint: Checkpoint,
+    startup: Startup,
+    log: BoundLogger,
+    stack: ExitStack,
 ) -> Runner:
     """`stack` will shut the other ranks down. Raises as `load_runner`, and ChannelError if a rank does not connect."""
     # If cores are shared, a thread that spins at a barrier takes the core from the thread it waits for.
@@ -86,7 +96,7 @@ def load(
     from engine_worker.runner.load import load_runner
 
     config = section_of(settings, RunnerConfig)
-    progress, capturing = progress_log(log, "loading"), progress_log(log, "capturing")
+    progress, capturing = (reported(startup, stage, progress_log(log, stage)) for stage in ("loading", "capturing"))
     if settings.tensor_parallel == 1:
 
         def warn(event: str, reason: str) -> None:
@@ -112,6 +122,16 @@ def progress_log(
         if clock() >= next_at or done >= total:
             next_at = clock() + PROGRESS_SECONDS
             log.info(event, done=done, total=total)
+
+    return progress
+
+
+def reported(startup: Startup, stage: str, log_progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """A callback for (done, total) that tells probes too."""
+
+    def progress(done: int, total: int) -> None:
+        startup.report(stage, done, total)
+        log_progress(done, total)
 
     return progress
 

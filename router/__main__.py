@@ -1,10 +1,10 @@
 """python -m router"""
 
-from sluice.ring.process import exit_on_interrupt
+from sluice.ring.process import exit_on_signals
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
-    exit_on_interrupt()
+    exit_on_signals()
 
 import asyncio
 import signal
@@ -22,6 +22,7 @@ from sluice.ring.process import die_with_parent, run_service
 from sluice.settings.read import load_settings
 from sluice.settings.services import RouterSettings
 from sluice.telemetry.output import protect_stderr
+from sluice.telemetry.server import MetricsPort
 
 
 def main() -> None:
@@ -31,17 +32,20 @@ def main() -> None:
     die_with_parent()
     try:
         check_ports(settings.ports)
+        # Before all that takes long: probes get an answer.
+        metrics_port = MetricsPort(settings)
         checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(settings, checkpoint))
+            runner.run(_serve(settings, checkpoint, metrics_port))
     except (AddressError, CheckpointError, InsecureError, KeysError, OSError, RuntimeError) as error:
         raise SystemExit(str(error)) from error
 
 
-async def _serve(settings: RouterSettings, checkpoint: Checkpoint) -> None:
+async def _serve(settings: RouterSettings, checkpoint: Checkpoint, metrics_port: MetricsPort) -> None:
     logger = telemetry.configure("router", settings.log_level)
     settings = fit_connections(settings, raise_limit(), logger)
-    router = RouterApp(settings, checkpoint, logger)
+    router = RouterApp(settings, checkpoint, logger, metrics_port)
+    # After what takes long: until then a signal ends the process at once.
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

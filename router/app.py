@@ -24,7 +24,7 @@ from router.text.tokenizer_pool import TokenizerPool
 from router.validate.model import describe, limits_of
 from sluice.ring.checkpoint import Checkpoint
 from sluice.settings.services import RouterSettings
-from sluice.telemetry.server import StatusServer, serve_status
+from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, State, StatusFile
 from sluice.v1 import admin_pb2, generation_pb2
 
@@ -48,7 +48,13 @@ class RouterApp:
     RuntimeError if a port cannot be bound.
     """
 
-    def __init__(self, settings: RouterSettings, checkpoint: Checkpoint, log: BoundLogger) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        checkpoint: Checkpoint,
+        log: BoundLogger,
+        metrics_port: MetricsPort | None = None,
+    ) -> None:
         self.settings = settings
         self._log = log
         self._access = Access(settings, log)
@@ -67,7 +73,7 @@ class RouterApp:
         )
         self._status_file = StatusFile()
         self._beacon = ProgressBeacon(time.monotonic, self._status_file)
-        self._status: StatusServer | None = None
+        self._metrics_port = metrics_port
         self._listeners = self._make_listeners()
         self.tasks: list[asyncio.Task[None]] = []
         """From `start` on. One that ends is a fault."""
@@ -84,9 +90,8 @@ class RouterApp:
 
     async def start(self) -> None:
         """Bind every port, then say hello to peers, then take calls."""
-        # The status server first: probes get an answer while the rest starts.
-        unready = self.ring.not_ready_because
-        self._status = serve_status(self.settings, self._beacon, self._read_metrics, unready)
+        self._metrics_port = self._metrics_port or MetricsPort(self.settings)
+        self._metrics_port.show(self._beacon, self._read_metrics, self.ring.not_ready_because)
         for listener in self._listeners:
             listener.bind()
         forever = [self.ring.start(), self._access.reloads.run(RELOAD_SECONDS), self._touch_beacon()]
@@ -116,8 +121,8 @@ class RouterApp:
         await asyncio.wait(self.tasks)
         ring.close()
         self._text.close()
-        if self._status is not None:
-            self._status.close()
+        if self._metrics_port is not None:
+            self._metrics_port.close()
         self._log.info(
             "stopped",
             handed_back=handed_back,

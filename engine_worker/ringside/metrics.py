@@ -12,14 +12,20 @@ from sluice.ring.inbox import Inbox
 from sluice.ring.wire import ToEngine
 from sluice.telemetry.metrics import counter, gauge, histogram
 from sluice.telemetry.output import lines_lost
+from sluice.telemetry.startup import Startup
 
 P = "sluice_engine_"
+
+
+def start(startup: Startup) -> Iterator[Metric]:
+    """From before the model is loaded."""
+    yield gauge(P + "loading_ratio", "Part of the weights that is loaded; 1 once the engine serves.", startup.loaded)
 
 
 def read(
     engine: Engine, inbox: "Inbox[ToEngine]", mailbox: Mailbox, outbox: Outbox, stats_callback: StatsCallback | None
 ) -> Iterator[Metric]:
-    """All metrics. Called from the thread of the scrape."""
+    """All other metrics. Called from the thread of the scrape."""
     yield from requests(engine, mailbox)
     yield from steps(engine)
     yield from memory(engine)

@@ -26,7 +26,7 @@ from sluice.ring.lane import Lane
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
 from sluice.settings.services import EngineSettings
-from sluice.telemetry.server import serve_status
+from sluice.telemetry.server import MetricsPort
 from sluice.telemetry.service_status import ProgressBeacon, ServiceStatus, StatusFile
 
 IDLE_SECONDS = 0.25
@@ -41,10 +41,22 @@ MAX_FLUSHES_REPORTED = 16
 MAX_LANES_REPORTED = 64
 
 
+def open_metrics_port(settings: EngineSettings) -> MetricsPort:
+    """Raises OSError if it cannot listen."""
+    return MetricsPort(settings, metrics.start)
+
+
 class Worker:
     """`serve` runs the step loop in the caller's thread until `stop` has let it drain."""
 
-    def __init__(self, settings: EngineSettings, checkpoint: Checkpoint, runner: Runner, log: BoundLogger) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        checkpoint: Checkpoint,
+        runner: Runner,
+        log: BoundLogger,
+        metrics_port: MetricsPort | None = None,
+    ) -> None:
         """Binds the inbox. Raises ListenError, OSError, KeysError, InsecureError; ValueError on an unusable
         stats_callback or scheduler."""
         self._settings = settings
@@ -53,7 +65,7 @@ class Worker:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         messages: type[ToEngine] = ToEngine  # type: ignore[assignment]
         self._inbox = Inbox(self._context, settings.listen, messages, security=self._security)
-        self.address = settings.advertise or self._inbox.address
+        self.address = settings.address(self._inbox.address)
         self.epoch = secrets.randbits(63)
         self.terms = Terms(
             fingerprint=fingerprint(checkpoint, settings.weights, runner.dtype, settings.max_attention_window),
@@ -75,9 +87,7 @@ class Worker:
         self._callback = self._make_callback()
         self._status_file = StatusFile()
         self._beacon = ProgressBeacon(time.monotonic, self._status_file)
-        self._status = serve_status(
-            settings, self._beacon, self._read_metrics, lambda: "it is draining" if self._stopping else None
-        )
+        self._metrics_port = metrics_port or open_metrics_port(settings)
         # The heartbeats' thread reads these two, so they are replaced whole, never modified.
         self._flushes: list[tuple[int, int]] = []
         """(number, blocks freed) of the latest cache flushes."""
@@ -91,6 +101,8 @@ class Worker:
         """Holder of the quarantine, as last announced."""
         self._stopping = False
         self._draining_since: float | None = None
+        unready = "it is draining"
+        self._metrics_port.show(self._beacon, self._read_metrics, lambda: unready if self._stopping else None)
 
     def sizes(self) -> dict[str, int]:
         stats = self._engine.stats.latest
@@ -195,8 +207,7 @@ class Worker:
         self._heartbeats.stop()
         if self._callback is not None:
             self._callback.stop()
-        if self._status is not None:
-            self._status.close()
+        self._metrics_port.close()
         self._outbox.close(LINGER_SECONDS)
         self._log.info(
             "stopped",

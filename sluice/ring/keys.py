@@ -134,6 +134,12 @@ def has_key(folder: Path, role: Role) -> bool:
     return _public(folder, role).exists() or _secret(folder, role).exists()
 
 
+def public_keys(folder: Path) -> dict[Role, tuple[bytes, ...]]:
+    """Of all roles, from a folder of keys, or one of public keys alone, as a mounted Secret is. Raises KeysError."""
+    files = folder / "public" if (folder / "public").is_dir() else folder
+    return {role: _read(files / f"{role}.key") for role in ROLES}
+
+
 def generate(folder: Path, role: Role) -> None:
     """A new pair for a role. Its former public key stays valid as its second one. Raises OSError, KeysError."""
     public, secret = zmq.curve_keypair()

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -17,6 +18,7 @@ from sluice.ring.descriptors import exhausted, reserve
 from sluice.settings.services import Monitoring
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.service_status import ProgressBeacon
+from sluice.telemetry.startup import Startup
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse
@@ -33,9 +35,22 @@ END_SECONDS = 1.0
 """For the thread of a closed connection to notice."""
 
 
+class Probes(Protocol):
+    """Answers of /livez and /readyz: None, or the reason why not."""
+
+    def dead(self) -> str | None: ...
+
+    def not_ready(self) -> str | None: ...
+
+
+class Page(NamedTuple):
+    registry: CollectorRegistry
+    probes: Probes
+
+
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Answers of /livez and /readyz: None, or the reason why not."""
+    """The probes of a service that runs."""
 
     beacon: ProgressBeacon
     live_stall: float
@@ -60,15 +75,20 @@ class Health:
 class StatusServer:
     """Answers in its own threads, even if the service's loop hangs. Port 0: any. Raises OSError if it cannot listen."""
 
-    def __init__(self, registry: CollectorRegistry, health: Health, host: str, port: int) -> None:
+    def __init__(self, registry: CollectorRegistry, probes: Probes, host: str, port: int) -> None:
+        self._page = Page(registry, probes)
         server: type[_Server] = _Server6 if ":" in host else _Server
         try:
-            self._server = make_server(host, port, _application(registry, health), server, _Handler)
+            self._server = make_server(host, port, _application(lambda: self._page), server, _Handler)
         except OSError as error:
             raise OSError(f"cannot serve metrics and health on {host} port {port}: {error}") from error
         self.port = int(self._server.server_port)
         self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
         self._thread.start()
+
+    def show(self, registry: CollectorRegistry, probes: Probes) -> None:
+        """From now on."""
+        self._page = Page(registry, probes)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -76,30 +96,52 @@ class StatusServer:
         self._thread.join()
 
 
-def serve_status(
-    settings: Monitoring,
-    beacon: ProgressBeacon,
-    read_metrics: Callable[[], Iterable[Metric]],
-    unready: Callable[[], str | None],
-) -> StatusServer | None:
-    """None without a metrics_port. Raises OSError if it cannot listen."""
-    if not settings.metrics_port:
-        return None
-    health = Health(beacon, settings.live_stall, settings.ready_stall, unready)
-    return StatusServer(registry_of(read_metrics), health, settings.metrics_host, settings.metrics_port)
+class MetricsPort:
+    """The metrics port of a service, which answers before the service is ready. Does nothing without a metrics_port.
+
+    Raises OSError if it cannot listen.
+    """
+
+    def __init__(
+        self, settings: Monitoring, read_startup: Callable[[Startup], Iterable[Metric]] = lambda _: ()
+    ) -> None:
+        """`read_startup`: the service's metrics of its start; they stay."""
+        self.startup = Startup()
+        self._settings = settings
+        self._read_startup = read_startup
+        self._server: StatusServer | None = None
+        if settings.metrics_port:
+            registry = registry_of(lambda: read_startup(self.startup))
+            self._server = StatusServer(registry, self.startup, settings.metrics_host, settings.metrics_port)
+
+    def show(
+        self,
+        beacon: ProgressBeacon,
+        read_metrics: Callable[[], Iterable[Metric]],
+        unready: Callable[[], str | None],
+    ) -> None:
+        """The start has ended: from now on answer for the service that runs."""
+        self.startup.end()
+        if self._server is not None:
+            health = Health(beacon, self._settings.live_stall, self._settings.ready_stall, unready)
+            self._server.show(registry_of(lambda: chain(self._read_startup(self.startup), read_metrics())), health)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
 
 
-def _application(registry: CollectorRegistry, health: Health) -> "_Application":
-    metrics: _Application = make_wsgi_app(registry)
-    probes = {"/livez": health.dead, "/readyz": health.not_ready}
-
+def _application(current: Callable[[], Page]) -> "_Application":
     def answer(environ: dict[str, Any], start: "StartResponse") -> Iterable[bytes]:
         path = environ["PATH_INFO"]
+        registry, probes = current()
         if path == "/metrics":
+            metrics: _Application = make_wsgi_app(registry)
             return metrics(environ, start)
-        if path not in probes:
+        answers = {"/livez": probes.dead, "/readyz": probes.not_ready}
+        if path not in answers:
             return _text(start, "404 Not Found", "there are /metrics, /livez and /readyz")
-        problem = probes[path]()
+        problem = answers[path]()
         return _text(start, "503 Service Unavailable", problem) if problem else _text(start, "200 OK", "ok")
 
     return answer

@@ -9,6 +9,7 @@ import router.metrics
 from router.api.stats_broadcast import StatsBroadcast
 from router.requests.registry import RequestCounters, Requests
 from router.requests.suspects import Suspects
+from sluice.telemetry.startup import Startup
 from tests.fakes.admission import make_admission
 from tests.fakes.engine import EngineBench
 from tests.fakes.metrics_page import documented
@@ -30,8 +31,9 @@ def shown(metrics) -> list[tuple[str, str, tuple[str, ...], str]]:
 
 def test_engine():
     bench = EngineBench()
-    metrics = engine_worker.ringside.metrics.read(bench.engine, INBOX, bench.mailbox, bench.outbox, None)
-    assert shown(metrics) == documented("sluice_engine_")
+    found = engine_worker.ringside.metrics
+    running = found.read(bench.engine, INBOX, bench.mailbox, bench.outbox, None)
+    assert shown([*found.start(Startup()), *running]) == documented("sluice_engine_")
 
 
 async def test_router():

@@ -3,11 +3,14 @@
 import socket
 import urllib.error
 import urllib.request
+from types import SimpleNamespace as Having
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sluice.telemetry.server import MAX_CONNECTIONS, Health, StatusServer
+from sluice.settings.services import Monitoring
+from sluice.telemetry.metrics import gauge
+from sluice.telemetry.server import MAX_CONNECTIONS, Health, MetricsPort, StatusServer
 from sluice.telemetry.service_status import ProgressBeacon
 from tests.fakes.clock import Clock
 from tests.fakes.processes import wait_until
@@ -112,3 +115,33 @@ def test_silent_and_broken_connections_are_bounded_and_go_away(serve, health, mo
         with socket.create_connection(address, timeout=30) as broken:
             broken.sendall(noise)
     assert wait_until(lambda: ask(server, "/livez")[0] == 200)
+
+
+def test_a_service_that_loads_is_alive_and_says_how_far_it_is():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    opened = MetricsPort(
+        Monitoring(metrics_port=port), lambda startup: [gauge("loaded", "Part of the weights.", startup.loaded)]
+    )
+    try:
+        server = Having(port=port)
+        assert ask(server, "/livez") == (200, "ok\n")
+        assert ask(server, "/readyz") == (503, "starting\n")
+        opened.startup.report("loading", 43, 100)
+        assert ask(server, "/readyz") == (503, "loading 43 %\n")
+        assert "loaded 0.43" in ask(server, "/metrics")[1]
+        opened.startup.report("capturing", 1, 2)
+        assert ask(server, "/readyz") == (503, "capturing 50 %\n")
+        opened.show(ProgressBeacon(), lambda: [gauge("steps", "Steps.", 7)], lambda: None)
+        assert ask(server, "/readyz") == (200, "ok\n")
+        scraped = ask(server, "/metrics")[1]
+        assert "loaded 1.0" in scraped
+        assert "steps 7.0" in scraped
+    finally:
+        opened.close()
+
+
+def test_without_a_metrics_port_there_is_no_server():
+    opened = MetricsPort(Monitoring())
+    opened.show(ProgressBeacon(), list, lambda: None)
+    opened.close()
