@@ -26,6 +26,8 @@ EXAMPLES = FOLDER / "values"
 MANIFESTS = FOLDER / "manifests"
 NAME, NAMESPACE = "sluice", "llm"
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", tuple: "array"}
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's where it is: ten times as fast."""
 POD_DEPENDENT = {"id", "listen", "config"}
 """Settings that differ from pod to pod, so the chart gives them by environment."""
 
@@ -74,7 +76,7 @@ def render(values: Mapping[str, Any], name: str = NAME, namespace: str = NAMESPA
     with Chart.load(CHART) as chart:
         rendered = chart.render(dict(values), name=name, namespace=namespace)
     texts = [text for file, text in sorted(rendered.items()) if file.endswith(".yaml")]
-    objects = [each for text in texts for each in yaml.safe_load_all(text) if each]
+    objects = [each for text in texts for each in yaml.load_all(text, LOADER) if each]
     kept = [each for each in objects if "helm.sh/hook" not in each["metadata"].get("annotations", {})]
     return "---\n".join(yaml.dump(each, Dumper=Dumper, sort_keys=False, width=120) for each in kept)
 

@@ -9,6 +9,8 @@ from typing import Any
 import yaml
 from helm_python import Chart
 
+from k8s.render import LOADER
+
 CHART = Path(__file__).parents[2] / "k8s" / "chart" / "sluice"
 VALUES = CHART.parents[1] / "values"
 RELEASE = "sluice"
@@ -38,7 +40,7 @@ def render(values: Mapping[str, Any]) -> str:
 
 
 def objects_from(values: Mapping[str, Any]) -> tuple[Object, ...]:
-    return tuple(each for each in yaml.safe_load_all(render(values)) if each)
+    return tuple(each for each in yaml.load_all(render(values), LOADER) if each)
 
 
 @cache
