@@ -65,9 +65,9 @@ def _watch(handlers: Mapping[int, Handler]) -> None:
 
     def watch() -> None:
         while number := os.read(reader, 1):
-            handler = handlers.get(number[0])
-            if handler is not None and signal.getsignal(number[0]) is handler:
-                handler(number[0], None)
+            installed = signal.getsignal(number[0])
+            if callable(installed) and installed is handlers.get(number[0]):
+                installed(number[0], None)
 
     threading.Thread(target=watch, name="signals", daemon=True).start()
 
