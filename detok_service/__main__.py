@@ -24,7 +24,7 @@ from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_lim
 from sluice.ring.inbox import Inbox
 from sluice.ring.keys import InsecureError, KeysError
 from sluice.ring.lane import Lane
-from sluice.ring.ports import check_ports
+from sluice.ring.ports import PortError, check_ports
 from sluice.ring.socket_file import ListenError
 from sluice.ring.wire import ToDetokenizer
 from sluice.settings.read import load_settings
@@ -56,7 +56,7 @@ def main() -> None:
         metrics_port = MetricsPort(settings)
         checkpoint = open_checkpoint(settings.model, settings.name, revision=settings.revision, weights=False)
         decoders = load_decoders(checkpoint.tokenizer_file)
-    except (CheckpointError, OSError, TokenizerError) as error:
+    except (CheckpointError, PortError, TokenizerError) as error:
         raise SystemExit(str(error)) from error
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -91,10 +91,14 @@ def serve(
 ) -> None:
     status = ServiceStatus("ready", service.identity.address, service.identity.epoch)
     status_file.report(status)
+    looked_at = time.monotonic()
     while not service.drained(settings.drain_timeout):
+        # What is there already came while the last messages were handled.
+        arrived = looked_at if inbox.waiting else None
         inbox.wait(wait_seconds(service))
+        looked_at = time.monotonic()
         messages = inbox.receive(MAX_MESSAGES)
-        service.handle(messages)
+        service.handle(messages, arrived)
         service.tick()
         # A full look means a backlog: one that lasts makes the service unready.
         beacon.touch(moving=len(messages) < MAX_MESSAGES)

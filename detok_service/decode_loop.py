@@ -220,11 +220,12 @@ class DecodeLoop:
         self._links.add(stream)
         self._table.close(stream)
 
-    def flush(self) -> None:
+    def flush(self, arrived: float) -> None:
+        """`arrived`: when the rows came that have been decoded since the last flush."""
         if self._given_up:
             self._links.drop(self._given_up)
             self._given_up.clear()
-        self._links.flush()
+        self._links.flush(arrived)
 
     def _open(self, opened: Open, engine: Engine, now: float) -> None:
         ended = set(opened.ended)

@@ -7,7 +7,7 @@ from prometheus_client.metrics_core import Metric
 from detok_service.service import Detokenizer
 from sluice.ring.inbox import Inbox
 from sluice.ring.wire import ToDetokenizer
-from sluice.telemetry.metrics import counter, gauge
+from sluice.telemetry.metrics import counter, gauge, histogram
 from sluice.telemetry.output import lines_lost
 
 P = "sluice_detok_"
@@ -20,6 +20,8 @@ def read(service: Detokenizer, inbox: "Inbox[ToDetokenizer]") -> Iterator[Metric
     yield counter(P + "tokens", "Tokens received.", loop.tokens)
     yield gauge(P + "queue_messages", "Messages in the latest read of the inbox.", service.backlog)
     yield gauge(P + "queue_rows", "Rows held up by full lanes.", service.waiting)
+    text = "From a row's arrival to its text being handed to the lane."
+    yield histogram(P + "delay_seconds", text, service.delay)
     yield counter(P + "streams_failed", "Streams ended with an error here, by code.", loop.failed, ("code",))
     yield counter(P + "rows_unknown", "Rows of streams that never began here.", loop.unknown_rows)
     yield counter(P + "streams_dropped", "Streams whose attempt its router gave up.", loop.dropped)

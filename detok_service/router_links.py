@@ -1,5 +1,6 @@
 """Lanes to the routers: text batches, one per router and look into the inbox, and heartbeats."""
 
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -12,6 +13,7 @@ from sluice.ring.heartbeats import DetokenizerHeartbeat, Epochs
 from sluice.ring.lane import SendLane
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import Started, TextBatch
+from sluice.telemetry.histogram import Histogram
 
 MAX_LINKS = 256
 """Each takes a lane."""
@@ -20,6 +22,18 @@ MAX_BATCH_TOKENS = 16_384
 # More than a ring has: only forged epochs can reach it.
 MAX_LOST_ENGINES = 4096
 MAX_LOST = 256
+DELAY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Delay:
+    """From a row's arrival to its text being handed to a lane. A batch counts as late as its oldest row."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = Histogram(DELAY_SECONDS)
+        self._clock = clock
+
+    def observe(self, arrived: float, rows: int) -> None:
+        self.seconds.observe(max(0.0, self._clock() - arrived), rows)
 
 
 class RouterLink:
@@ -29,7 +43,7 @@ class RouterLink:
     is bounded by the live tokens, and a slow router does not delay others.
     """
 
-    def __init__(self, lane: SendLane, detokenizer: str, now: float, lost: Counter[int]) -> None:
+    def __init__(self, lane: SendLane, detokenizer: str, now: float, lost: Counter[int], delay: Delay) -> None:
         self.lost = lost
         """By engine epoch, how often everything on its way to this router was dropped: see `RouterLinks.remove`."""
         self.last_hello = now
@@ -44,6 +58,9 @@ class RouterLink:
         self._started: list[Started] = []
         self._streams: list[TextStream] = []
         self._unsent: TextBatch | None = None
+        self._delay = delay
+        self._arrived: float | None = None
+        """When the oldest of what waits here came; None if nothing waits."""
 
     @property
     def waiting(self) -> int:
@@ -79,11 +96,21 @@ class RouterLink:
         self._started = [one for one in self._started if wanted(one.request, one.attempt)]
         self._streams = [stream for stream in self._streams if wanted(*stream.key[:2])]
 
-    def flush(self) -> None:
-        while (self._streams or self._started or self._unsent) and self.lane.ready():
+    def flush(self, arrived: float) -> None:
+        """Send what the lane takes. `arrived`: when the rows came that have been added since the last flush."""
+        if not self.waiting:
+            # What waited may have been dropped.
+            self._arrived = None
+            return
+        since = self._arrived = arrived if self._arrived is None else self._arrived
+        while self.waiting and self.lane.ready():
             # A built batch cannot go back into its streams, so it is kept if the lane refuses it after all.
             batch = self._unsent or self._batch()
             self._unsent = None if self.lane.send(batch) else batch
+            if self._unsent is None:
+                self._delay.observe(since, len(batch.request))
+        if not self.waiting:
+            self._arrived = None
 
     def _batch(self) -> TextBatch:
         rows = []
@@ -105,9 +132,14 @@ class RouterLinks:
     """Links by router address: opened when a router is first named, closed when it is silent."""
 
     def __init__(
-        self, open_lane: Callable[[str], SendLane], detokenizer: str, log: structlog.stdlib.BoundLogger
+        self,
+        open_lane: Callable[[str], SendLane],
+        detokenizer: str,
+        log: structlog.stdlib.BoundLogger,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`open_lane` raises ValueError for an invalid address."""
+        self.delay = Delay(clock)
         self.by_address: dict[str, RouterLink] = {}
         """Read-only for others."""
         self._lost: OrderedDict[str, Counter[int]] = OrderedDict()
@@ -135,7 +167,7 @@ class RouterLinks:
                 return None
             # A router that was removed and is back must still learn what it lost.
             lost = self._lost.pop(address, Counter())
-            link = self.by_address[address] = RouterLink(lane, self._detokenizer, now, lost)
+            link = self.by_address[address] = RouterLink(lane, self._detokenizer, now, lost, self.delay)
         return link
 
     def listening(self) -> Iterator[tuple[str, RouterLink]]:
@@ -164,9 +196,10 @@ class RouterLinks:
         for link in self.by_address.values():
             link.drop(attempts)
 
-    def flush(self) -> None:
+    def flush(self, arrived: float) -> None:
+        """See `RouterLink.flush`."""
         for link in self.by_address.values():
-            link.flush()
+            link.flush(arrived)
 
     def silent(self, seconds: float, now: float) -> list[str]:
         """Addresses of routers without a hello for this long."""

@@ -23,6 +23,7 @@ from sluice.ring.timing import (
     ROUTER_SILENCE_SECONDS,
 )
 from sluice.ring.wire import Drop, TokenBatch
+from sluice.telemetry.histogram import Histogram
 
 # Names and epochs come off the wire: without a bound, forged ones would fill the memory.
 MAX_ENGINES = 4096
@@ -118,7 +119,7 @@ class Detokenizer:
         self._log = log
         self._clock = clock
         self._table = StreamTable(max_streams)
-        self._links = RouterLinks(open_lane, identity.name, log)
+        self._links = RouterLinks(open_lane, identity.name, log, clock)
         self._engines = Engines()
         self.decode_loop = DecodeLoop(self._table, self._links, decoders, max_streams, log, clock)
         self.heartbeat_at = clock()
@@ -134,8 +135,18 @@ class Detokenizer:
     def waiting(self) -> int:
         return self._links.waiting
 
-    def handle(self, messages: Iterable[Hello | TokenBatch | KeepAlive | Drop | Gap]) -> None:
-        """Ingest all messages, then decode, so that rows of one sequence are joined. Sends what the lanes take."""
+    @property
+    def delay(self) -> Histogram:
+        """See `router_links.Delay`."""
+        return self._links.delay.seconds
+
+    def handle(
+        self, messages: Iterable[Hello | TokenBatch | KeepAlive | Drop | Gap], arrived: float | None = None
+    ) -> None:
+        """Ingest all messages, then decode, so that rows of one sequence are joined. Sends what the lanes take.
+
+        `arrived`: by the clock, the earliest time at which they may have come; default: now.
+        """
         now = self._clock()
         missed = self.backlog = 0
         for message in messages:
@@ -161,7 +172,7 @@ class Detokenizer:
             missed = 0
         self.decode_loop.advance(now)
         self.decode_loop.replay(now)
-        self.decode_loop.flush()
+        self.decode_loop.flush(now if arrived is None else arrived)
 
     def tick(self) -> None:
         """Send heartbeats, and drop silent engines and routers. To be called at `heartbeat_at` or a little later."""
@@ -172,7 +183,7 @@ class Detokenizer:
         self._drop_silent_engines(now)
         self._drop_silent_routers(now)
         self._send_heartbeat(now)
-        self.decode_loop.flush()
+        self.decode_loop.flush(now)
 
     def drain(self) -> None:
         """Ask routers, by heartbeats from now on, to place nothing more here. What still comes is served."""
@@ -192,7 +203,7 @@ class Detokenizer:
         """End the live streams with DRAINING and close all lanes."""
         for stream in list(self._table.live.values()):
             self.decode_loop.fail(stream, ErrorCode.DRAINING, "the detokenizer stops")
-        self.decode_loop.flush()
+        self.decode_loop.flush(self._clock())
         self._links.close(linger)
 
     def _log_gap(self, gap: Gap) -> None:

@@ -27,6 +27,7 @@ from sluice.ring.wire import Open, Submit, TokenRow
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure
+from sluice.telemetry.startup import Startup
 
 NAME = "Sluice, engine alone"
 IDLE_SECONDS = 0.001
@@ -55,7 +56,7 @@ class EngineAlone:
         self._log = configure("engine alone", "warning")
         # Nothing unwinds this stack: other ranks, if any, end with this process.
         rank_env = read_rank_env(settings.tensor_parallel, os.environ)
-        self._runner = load(settings, rank_env, self._checkpoint, self._log, ExitStack())
+        self._runner = load(settings, rank_env, self._checkpoint, Startup(), self._log, ExitStack())
         self._ahead = 0.0
         self._submitted: list[Submit] = []
         self._stops: list[Stop] = []

@@ -42,7 +42,7 @@ MAX_LANES_REPORTED = 64
 
 
 def open_metrics_port(settings: EngineSettings) -> MetricsPort:
-    """Raises OSError if it cannot listen."""
+    """Raises PortError if it cannot listen."""
     return MetricsPort(settings, metrics.start)
 
 

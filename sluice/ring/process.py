@@ -27,7 +27,9 @@ def exit_on_signals(terminated: int = 0) -> None:
     SIGINT under nohup.
     """
     statuses = {signal.SIGTERM: terminated, signal.SIGINT: INTERRUPTED}
-    handlers = {number: _exit_with(status) for number, status in statuses.items() if not _ignored(number)}
+    handlers: dict[int, Handler] = {
+        number: _exit_with(status) for number, status in statuses.items() if not _ignored(number)
+    }
     for number, handler in handlers.items():
         signal.signal(number, handler)
     _watch(handlers)
@@ -47,7 +49,7 @@ def _ignored(number: int) -> bool:
     return signal.getsignal(number) is signal.SIG_IGN
 
 
-def _watch(handlers: Mapping[signal.Signals, Handler]) -> None:
+def _watch(handlers: Mapping[int, Handler]) -> None:
     """Call these from a thread too, as long as they are installed: the main thread calls a handler only between two
     instructions of Python, but one call into a library can read weights, or wait for other ranks, for minutes."""
     import threading
@@ -61,13 +63,11 @@ def _watch(handlers: Mapping[signal.Signals, Handler]) -> None:
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
-    by_number: dict[int, Handler] = {**handlers}
-
     def watch() -> None:
         while number := os.read(reader, 1):
-            handler = by_number.get(number[0])
-            if handler is not None and signal.getsignal(number[0]) is handler:
-                handler(number[0], None)
+            installed = signal.getsignal(number[0])
+            if callable(installed) and installed is handlers.get(number[0]):
+                installed(number[0], None)
 
     threading.Thread(target=watch, name="signals", daemon=True).start()
 

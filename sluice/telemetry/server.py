@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import Metric
 
 from sluice.ring.descriptors import exhausted, reserve
+from sluice.ring.ports import PortError
 from sluice.settings.services import Monitoring
 from sluice.telemetry.metrics import registry_of
 from sluice.telemetry.service_status import ProgressBeacon
@@ -73,7 +74,10 @@ class Health:
 
 
 class StatusServer:
-    """Answers in its own threads, even if the service's loop hangs. Port 0: any. Raises OSError if it cannot listen."""
+    """Answers in its own threads, even if the service's loop hangs. Port 0: any.
+
+    Raises PortError if it cannot listen.
+    """
 
     def __init__(self, registry: CollectorRegistry, probes: Probes, host: str, port: int) -> None:
         self._page = Page(registry, probes)
@@ -81,7 +85,7 @@ class StatusServer:
         try:
             self._server = make_server(host, port, _application(lambda: self._page), server, _Handler)
         except OSError as error:
-            raise OSError(f"cannot serve metrics and health on {host} port {port}: {error}") from error
+            raise PortError(f"cannot serve metrics and health on {host} port {port}: {error}") from error
         self.port = int(self._server.server_port)
         self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
         self._thread.start()
@@ -99,7 +103,7 @@ class StatusServer:
 class MetricsPort:
     """The metrics port of a service, which answers before the service is ready. Does nothing without a metrics_port.
 
-    Raises OSError if it cannot listen.
+    Raises PortError if it cannot listen.
     """
 
     def __init__(

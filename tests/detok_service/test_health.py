@@ -36,6 +36,10 @@ class Flood:
 
     over = False
 
+    @property
+    def waiting(self) -> bool:
+        return not self.over
+
     def wait(self, seconds: float) -> None:
         time.sleep(min(seconds, 0.01))
 

@@ -101,6 +101,30 @@ def test_a_stream_from_open_to_end():
     assert bench.service.streams == 0
 
 
+def test_delay_is_from_arrival_to_the_lane_once_per_batch():
+    bench = Bench()
+    delay = bench.service.delay
+    bench.handle(batch(row(1, 0, [0]), row(2, 0, [0]), opens=[opened(1), opened(2)]))
+    assert (sum(delay.counts), delay.total) == (2, 0.0)
+    # They came while the messages before were handled.
+    bench.service.handle([batch(row(1, 1, [0]))], bench.now - 0.25)
+    assert (sum(delay.counts), delay.total) == (3, 0.25)
+    # The lane is full for two seconds; the oldest row counts.
+    bench.lanes["router"].room = 0
+    bench.handle(batch(row(1, 2, [0])))
+    bench.now += 1
+    bench.handle(batch(row(2, 1, [0])))
+    assert sum(delay.counts) == 3
+    bench.now += 1
+    bench.lanes["router"].room = 1
+    bench.handle()
+    assert (sum(delay.counts), delay.total) == (5, 0.25 + 2 * 2.0)
+    bench.now += 60
+    bench.lanes["router"].room = 1
+    bench.handle(batch(row(1, 3, [0])))
+    assert (sum(delay.counts), delay.total) == (6, 0.25 + 2 * 2.0)
+
+
 def test_a_backlog_is_joined_per_sequence_before_it_is_decoded():
     feeds = []
 

@@ -3,8 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import msgspec
@@ -23,6 +26,7 @@ from sluice.settings.services import EngineSettings
 from tests.fakes.clock import Clock
 from tests.fakes.engine import spec_of
 from tests.fakes.lanes import connected
+from tests.fakes.processes import wait_until
 from tests.fakes.rows import rows_of
 
 pytestmark = pytest.mark.process
@@ -80,6 +84,38 @@ def test_it_serves_the_model_in_the_box_and_drains(tmp_path):
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def test_its_metrics_port_answers_while_it_loads(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = start(
+        *("--model", str(MODEL), "--listen", f"ipc://{tmp_path}/engine", "--threads", "1"),
+        *("--metrics-port", str(port)),
+    )
+    try:
+        assert wait_until(lambda: get(port, "/livez") == (200, "ok\n"))
+        # Before torch is imported.
+        status, reason = get(port, "/readyz")
+        assert status == 503
+        assert reason.startswith(("starting", "loading"))
+        assert "sluice_engine_loading_ratio " in get(port, "/metrics")[1]
+        events(process, "ready")
+        assert wait_until(lambda: get(port, "/readyz") == (200, "ok\n"))
+        assert "sluice_engine_loading_ratio 1.0" in get(port, "/metrics")[1]
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import router.metrics
 from router.api.stats_broadcast import StatsBroadcast
 from router.requests.registry import RequestCounters, Requests
 from router.requests.suspects import Suspects
+from sluice.telemetry.histogram import Histogram
 from sluice.telemetry.startup import Startup
 from tests.fakes.admission import make_admission
 from tests.fakes.engine import EngineBench
@@ -60,6 +61,7 @@ def test_detokenizer():
         decode_loop=Having(tokens=0, unknown_rows=0, stale_opens=0, failed=Counter(), dropped=0),
         gaps=0,
         draining_since=None,
+        delay=Histogram((1.0,)),
     )
     assert shown(detok_service.metrics.read(service, INBOX)) == documented("sluice_detok_")
 
