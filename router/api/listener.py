@@ -100,4 +100,12 @@ def _options(settings: RouterSettings) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_MILLISECONDS),
         ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
+        *_age_options(settings),
     ]
+
+
+def _age_options(settings: RouterSettings) -> list[tuple[str, int]]:
+    # Left out, gRPC's values are infinite. Its least age is 1 ms.
+    age, grace = settings.max_connection_age, settings.max_connection_age_grace
+    options = [("grpc.max_connection_age_ms", max(1, round(age * 1000)))] if age else []
+    return options if grace is None else [*options, ("grpc.max_connection_age_grace_ms", round(grace * 1000))]

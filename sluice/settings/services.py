@@ -129,6 +129,15 @@ class RouterSettings(
         return self
 
     @model_validator(mode="after")
+    def _check_connection_age(self) -> Self:
+        if self.max_connection_age_grace is not None and not self.max_connection_age:
+            raise ValueError(
+                "max_connection_age_grace: has no effect without max_connection_age "
+                f"(got {self.max_connection_age_grace:g})"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_admin_port(self) -> Self:
         if self.admin_tokens_file is not None and self.admin_port is None:
             raise ValueError("admin_tokens_file needs admin_port")

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+FOLDERS = ("*.md", "docs/**/*.md", "examples/**/*.md", "k8s/**/*.md")
+PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(folder))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"```.*?```", re.DOTALL)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["docs/architecture.md", "docs/README.md", "CONTRIBUTING.md"]
+PAGES = ["docs/architecture.md", "docs/README.md", "CONTRIBUTING.md", "k8s/README.md"]
 TOP = {path.name for path in ROOT.iterdir() if path.is_dir()}
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import yaml
 from helm_python import Chart
 
+from k8s.render import LOADER
+
 CHART = Path(__file__).parents[2] / "k8s" / "chart" / "sluice"
 VALUES = CHART.parents[1] / "values"
 RELEASE = "sluice"
@@ -37,10 +39,14 @@ def render(values: Mapping[str, Any]) -> str:
     return "".join(f"---\n{text}\n" for file, text in sorted(rendered.items()) if file.endswith(".yaml"))
 
 
+def objects_from(values: Mapping[str, Any]) -> tuple[Object, ...]:
+    return tuple(each for each in yaml.load_all(render(values), LOADER) if each)
+
+
 @cache
 def objects_of(name: str) -> tuple[Object, ...]:
     """All objects that the chart renders with this set of values."""
-    return tuple(each for each in yaml.safe_load_all(render(values_of(name))) if each)
+    return objects_from(values_of(name))
 
 
 @dataclass(frozen=True)

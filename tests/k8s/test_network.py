@@ -36,9 +36,15 @@ def connects(objects: tuple[Object, ...], sender: Pod, receiver: Pod, port: int)
     return leaves and allowed(into["ingress"], "from", sender.labels, port)
 
 
+def policy_of(name: str, labels: dict[str, str]) -> Object:
+    policies = [each["spec"] for each in kinds(objects_of(name), "NetworkPolicy")]
+    (own,) = [each for each in policies if selects(each["podSelector"]["matchLabels"], labels)]
+    return own
+
+
 def router_policy(name: str) -> Object:
-    policies = kinds(objects_of(name), "NetworkPolicy")
-    return next(each["spec"] for each in policies if each["metadata"]["name"].endswith("router"))
+    router = next(pod for pod in pods(objects_of(name)) if pod.component == "router")
+    return policy_of(name, router.labels)
 
 
 @pytest.mark.parametrize("name", WITH_POLICIES)
@@ -82,4 +88,17 @@ def test_strangers() -> None:
 
 def test_the_test_pod_may_call_routers() -> None:
     (test,) = kinds(objects_of("multi-node"), "Pod")
+    router = next(pod for pod in pods(objects_of("multi-node")) if pod.component == "router")
     assert allowed(router_policy("multi-node")["ingress"], "from", test["metadata"]["labels"], 50051)
+    own = policy_of("multi-node", test["metadata"]["labels"])
+    assert allowed(own["egress"], "to", router.labels, 50051)
+    assert not allowed(own["egress"], "to", router.labels, 7000)
+    assert "ingress" not in own
+
+
+def test_the_job_of_the_keys_may_call_kubernetes_alone() -> None:
+    (job,) = kinds(objects_of("keys-by-job"), "Job")
+    own = policy_of("keys-by-job", job["spec"]["template"]["metadata"]["labels"])
+    assert allowed(own["egress"], "to", {}, 443)
+    assert not allowed(own["egress"], "to", {}, 7000)
+    assert "ingress" not in own

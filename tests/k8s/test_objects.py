@@ -7,7 +7,7 @@ import pytest
 from helm_python import lint
 
 from k8s.render import MANIFESTS, manifests
-from tests.k8s.chart import CHART, NATIVE, VALUE_SETS, kinds, objects_of, pods, render, selects, values_of
+from tests.k8s.chart import CHART, NATIVE, VALUE_SETS, kinds, objects_from, objects_of, pods, render, selects, values_of
 
 VERSIONS = ("1.31", "1.34", "1.37")
 INFO = 1
@@ -103,4 +103,73 @@ def test_gpus_are_requested_and_limited() -> None:
 def test_only_the_job_has_a_token() -> None:
     assert {each["kind"] for each in objects_of("default")} & {"Role", "RoleBinding", "Job"} == set()
     (job,) = kinds(objects_of("keys-by-job"), "Job")
-    assert job["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+    (account,) = job["spec"]["template"]["spec"]["volumes"]
+    assert {next(iter(each)) for each in account["projected"]["sources"]} == {
+        "serviceAccountToken",
+        "configMap",
+        "downwardAPI",
+    }
+    for pod in pods(objects_of("keys-by-job")):
+        assert "serviceAccountToken" not in str(pod.template)
+
+
+UNITS = {"m": 1e-3, "Mi": 2**20, "Gi": 2**30}
+
+
+def quantity(text: str | int) -> float:
+    digits = str(text).rstrip("".join(UNITS))
+    return float(digits) * UNITS.get(str(text)[len(digits) :], 1)
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_no_request_exceeds_its_limit(name: str) -> None:
+    for pod in pods(objects_of(name)):
+        limits = pod.container["resources"]["limits"]
+        for resource, text in pod.container["resources"]["requests"].items():
+            assert quantity(text) <= quantity(limits.get(resource, text)), resource
+        assert {"cpu", "memory"} <= limits.keys()
+
+
+def test_routers_find_pools_of_one_node_and_of_several() -> None:
+    pools = [{"name": "small"}, {"name": "large", "multiNode": {"size": 2}}]
+    rendered = objects_from({"engines": pools})
+    service = next(each for each in kinds(rendered, "Service") if each["metadata"]["name"] == "sluice-engine")
+    found = [pod for pod in pods(rendered) if selects(service["spec"]["selector"], pod.labels)]
+    assert [pod.labels["sluice.dev/pool"] for pod in found] == ["small", "large"]
+    assert found[1].labels["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
+
+
+def test_ranks_have_the_time_to_drain() -> None:
+    for pod in pods(objects_of("multi-node")):
+        if pod.component == "engine":
+            environment = {each["name"]: each.get("value") for each in pod.container["env"]}
+            seconds = int(environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+            assert 60 < seconds < pod.template["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_a_digest_belongs_to_its_repository() -> None:
+    digest = "sha256:" + "0" * 64
+    images = {pod.component: pod.container["image"] for pod in pods(objects_from({"image": {"digest": digest}}))}
+    assert images == {
+        "router": f"sluice@{digest}",
+        "detok": f"sluice@{digest}",
+        "engine": "sluice-engine:0.1.0",
+    }
+
+
+def test_with_tls_the_protocol_is_not_h2c() -> None:
+    for name, protocol in (("default", "kubernetes.io/h2c"), ("multi-node", None)):
+        (service,) = [each for each in kinds(objects_of(name), "Service") if each["metadata"]["name"] == "sluice"]
+        assert {port.get("appProtocol") for port in service["spec"]["ports"]} == {protocol}
+
+
+def test_detokenizers_scale_by_their_longest_queue() -> None:
+    (scaled,) = kinds(objects_of("multi-node"), "ScaledObject")
+    prometheus = next(each for each in scaled["spec"]["triggers"] if each["type"] == "prometheus")
+    # AverageValue, the default, would divide the maximum by the number of pods.
+    assert prometheus["metricType"] == "Value"
+    assert prometheus["metadata"]["query"].startswith("max(")
+    (deployment,) = [
+        each for each in kinds(objects_of("multi-node"), "Deployment") if "detok" in each["metadata"]["name"]
+    ]
+    assert "replicas" not in deployment["spec"]

@@ -8,7 +8,7 @@ import pytest
 from helm_python import Chart, HelmError
 
 from k8s.render import SCHEMA, schema_with_settings
-from tests.k8s.chart import CHART
+from tests.k8s.chart import CHART, render
 
 SCHEMA_TREE = json.loads(SCHEMA.read_text())
 
@@ -70,3 +70,17 @@ def test_a_bad_value_is_refused(values: dict[str, Any], problem: str) -> None:
 
 def test_settings_in_the_schema_are_those_of_the_services() -> None:
     assert SCHEMA.read_text() == schema_with_settings(), "run: make manifests"
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"router": {"admin": {"enabled": True}}}, "router.admin.tokensSecret"),
+        ({"router": {"tls": {"clientCa": "clients"}}}, "router.tls.secretName"),
+        ({"model": {"source": "pvc"}}, "model.pvc"),
+        ({"detok": {"autoscaling": {"kind": "keda"}}}, "prometheusAddress"),
+    ],
+)
+def test_values_that_do_not_work_together_are_refused(values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(HelmError, match=problem):
+        render(values)

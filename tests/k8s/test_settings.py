@@ -65,6 +65,7 @@ def test_files_are_mounted(rendered: list[tuple[Pod, ServiceSettings]]) -> None:
         files = [settings.model] if settings.model.startswith("/") else []
         if settings.keys is not None:
             files += [str(settings.keys / "secret" / f"{settings.role}.key"), str(settings.keys / "public" / "x.key")]
+        files += [each["value"] for each in pod.container["env"] if each["name"] == "HF_TOKEN_PATH"]
         if isinstance(settings, RouterSettings):
             given = (settings.tls_certificate, settings.tls_key, settings.tls_client_ca, settings.tokens_file)
             files += [file for file in (*given, settings.admin_tokens_file) if file is not None]

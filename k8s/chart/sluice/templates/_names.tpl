@@ -43,8 +43,10 @@ labels:
 {{- end -}}
 
 {{- define "sluice.image" -}}
-{{/* Of a service: its own `image` merged over the common one. */ -}}
-{{- $image := mustMergeOverwrite (deepCopy .root.Values.image) (default dict .spec.image) -}}
+{{/* Of a service: its own `image` merged over the common one. A digest belongs to one repository, so it is not inherited. */ -}}
+{{- $common := .root.Values.image -}}
+{{- $own := default dict .spec.image -}}
+{{- $image := mustMergeOverwrite (ternary (omit $common "digest") (deepCopy $common) (hasKey $own "repository")) $own -}}
 {{- with $image.registry }}{{ . }}/{{ end -}}
 {{- $image.repository -}}
 {{- if $image.digest -}}@{{ $image.digest }}{{- else -}}:{{ default .root.Chart.AppVersion $image.tag }}{{- end -}}
@@ -62,7 +64,9 @@ labels:
 {{- range (default (list dict) .Values.engines) -}}
 {{- $spec := mustMergeOverwrite (deepCopy $.Values.engine) (omit (deepCopy .) "name" "model") -}}
 {{- $model := mustMergeOverwrite (deepCopy $.Values.model) (default dict .model) -}}
-{{- $object := ternary (printf "%s-engine-%s" $full .name) (printf "%s-engine" $full) (hasKey . "name") -}}
+{{/* A LeaderWorkerSet's controller creates a Service of the set's name, so that is never FULLNAME-engine. */ -}}
+{{- $unnamed := ternary (printf "%s-engine-group" $full) (printf "%s-engine" $full) (gt ($spec.multiNode.size | int) 1) -}}
+{{- $object := ternary (printf "%s-engine-%s" $full .name) $unnamed (hasKey . "name") -}}
 {{- $pools = append $pools (dict "name" (default "" .name) "object" $object "spec" $spec "model" $model) -}}
 {{- end -}}
 {{- dict "pools" $pools | toJson -}}

@@ -10,6 +10,9 @@ volumes, mounts, resources, startupSeconds; probed: false for processes that lis
 metadata:
   labels:
     {{- include "sluice.labels" . | nindent 4 }}
+    {{- if .probed }}
+    sluice.dev/ring: "true"
+    {{- end }}
     {{- with $spec.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -28,6 +31,8 @@ spec:
     runAsUser: 10001
     runAsGroup: 10001
     fsGroup: 10001
+    # Not file by file through a large cache of models at each start.
+    fsGroupChangePolicy: OnRootMismatch
     seccompProfile: {type: RuntimeDefault}
   {{- with $root.Values.imagePullSecrets }}
   imagePullSecrets:
@@ -56,6 +61,8 @@ spec:
     - maxSkew: 1
       topologyKey: kubernetes.io/hostname
       whenUnsatisfiable: ScheduleAnyway
+      # Pods of one revision: those that a rollout is about to remove do not count.
+      matchLabelKeys: [pod-template-hash]
       labelSelector:
         matchLabels:
           {{- include "sluice.selector" . | nindent 10 }}
@@ -103,7 +110,7 @@ spec:
 - {name: HOME, value: /tmp}
 - {name: HF_HOME, value: {{ ternary "/var/cache/huggingface" "/tmp/huggingface" (eq .model.source "hub") }}}
 {{- if and (eq .model.source "hub") .model.hub.tokenSecret }}
-- {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: {{ .model.hub.tokenSecret }}, key: token}}}
+- {name: HF_TOKEN_PATH, value: /etc/sluice/hub/token}
 {{- end }}
 {{- with .env }}
 {{ toYaml . }}
@@ -141,6 +148,9 @@ livenessProbe:
 {{- end }}
 {{- if eq .model.source "hub" }}
 - {name: models, mountPath: /var/cache/huggingface}
+{{- if .model.hub.tokenSecret }}
+- {name: hub-token, mountPath: /etc/sluice/hub, readOnly: true}
+{{- end }}
 {{- else }}
 - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
@@ -179,6 +189,10 @@ livenessProbe:
   persistentVolumeClaim: {claimName: {{ .model.hub.cachePvc }}}
 {{- else }}
   emptyDir: {}
+{{- end }}
+{{- if and (eq .model.source "hub") .model.hub.tokenSecret }}
+- name: hub-token
+  secret: {secretName: {{ .model.hub.tokenSecret }}, defaultMode: 0440}
 {{- end }}
 {{- with .volumes }}
 {{ toYaml . }}

@@ -25,6 +25,12 @@
 
 {{- define "sluice.routerSettings" -}}
 {{- $router := .Values.router -}}
+{{- if and $router.tls.clientCa (not $router.tls.secretName) -}}
+{{- fail "router.tls.clientCa: clients show certificates over TLS only; router.tls.secretName is needed" -}}
+{{- end -}}
+{{- if and $router.admin.enabled (not (or $router.admin.tokensSecret $router.tokens.secretName $router.settings.auth)) -}}
+{{- fail "router.admin.enabled: AdminService needs tokens: router.admin.tokensSecret or router.tokens.secretName" -}}
+{{- end -}}
 {{- $own := include "sluice.commonSettings" (dict "root" . "spec" $router "model" .Values.model) | fromJson -}}
 {{- $peer := printf "dns://%s-%%s.%s.svc.%s:%d" (include "sluice.fullname" .) .Release.Namespace .Values.clusterDomain (.Values.ring.port | int) -}}
 {{- $any := include "sluice.anyInterface" . -}}
