@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bench.catalog import TOPICS
 from bench.harness.origin import origin
-from bench.harness.topic import progress_bar
+from bench.harness.topic import progress_lines
 from bench.page import OUT, Measured, load, save, show, write_page
 from sluice.ring.cores import usable_cores
 
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
     began = time.monotonic()
     chosen = {name: topic for name, topic in TOPICS.items() if "all" in options.parts or name in options.parts}
     failed: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, progress_bar(console) as progress:
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, progress_lines(console) as progress:
         for name, topic in chosen.items():
             plan = replace(topic.quick if options.quick else topic.plan, threads=options.threads)
             try:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bench.deaths.kills import SOAK, soak_plan, soak_summary
 from bench.harness.origin import origin
-from bench.harness.topic import progress_bar
+from bench.harness.topic import progress_lines
 from bench.page import OUT, Measured, load, save, write_page
 
 
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
     given = _options(arguments)
     plan = soak_plan(given.minutes, given.every, streams=given.streams, seed=given.seed, threads=given.threads)
     console = Console()
-    with progress_bar(console) as progress:
+    with progress_lines(console) as progress:
         result = SOAK.run("soak", plan, given.out, progress)
     given.out.mkdir(parents=True, exist_ok=True)
     save(given.out, "soak", Measured(origin(arguments, given.threads, "bench.soak"), result))

@@ -29,10 +29,6 @@ class KillPlan(streams.StreamsPlan, frozen=True):
     seconds_between: float = 2.0
     seed: int = 0
 
-    @property
-    def steps(self) -> int:
-        return self.streams + self.kills
-
 
 class Death(msgspec.Struct, frozen=True):
     service: str

@@ -24,10 +24,6 @@ class RestartPlan(streams.StreamsPlan, frozen=True):
     stopped_seconds: float = 30.0
     after_seconds: float = 10.0
 
-    @property
-    def steps(self) -> int:
-        return self.streams + self.routers + self.engines + self.detokenizers + 2
-
 
 class Restart(msgspec.Struct, frozen=True):
     service: str

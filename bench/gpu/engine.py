@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from bench.gpu.shapes import Shape
-from bench.systems.submits import ATTEMPT, GREEDY, submit
+from bench.systems.direct import ATTEMPT, GREEDY, Inbox, submit
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms, longest_sequence
 from engine_worker.hooks import Hooks, Responses, Stop
@@ -25,7 +25,6 @@ from engine_worker.runner.weights import Progress
 from engine_worker.step import Drawn, Runner
 from sluice.ring.checkpoint import Checkpoint, open_checkpoint
 from sluice.ring.params import SamplingParams
-from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching
 
 SEED = 7
@@ -100,15 +99,13 @@ class Core:
     """Submits requests, steps as often as asked, and keeps what was drawn."""
 
     def __init__(self, served: Served, sampling: SamplingParams = GREEDY) -> None:
-        config, checkpoint = served.config, served.checkpoint
+        config, checkpoint, self._inbox = served.config, served.checkpoint, Inbox()
         batching = Batching(config.max_batch_size, config.max_tokens_per_step)
         longest = longest_sequence(served.runner, batching, checkpoint.max_context_tokens)
         terms = Terms(checkpoint.fingerprint, checkpoint.vocab_size, longest, config.max_batch_size)
-        hooks = Hooks(self._get_requests, self._on_responses, self._get_stops, lambda _: None)
+        hooks = Hooks(self._inbox.get_requests, self._on_responses, self._inbox.get_stops, lambda _: None)
         self._engine = Engine(served.runner, terms, batching, hooks, time.monotonic, cast(Any, StderrLog()))
         self._sampling = sampling
-        self._inbox: list[Submit] = []
-        self._stops: list[Stop] = []
         self._prompt_tokens: list[int] = []
         self._live: set[int] = set()
         self._ticks = self._drawn = self._context = 0
@@ -117,7 +114,7 @@ class Core:
 
     def submit(self, prompt: list[int], max_tokens: int) -> None:
         number = len(self.drawn)
-        self._inbox.append(submit(number, prompt, max_tokens, self._sampling))
+        self._inbox.submits.append(submit(number, prompt, max_tokens, self._sampling))
         self._prompt_tokens.append(len(prompt))
         self.drawn.append([])
         self._live.add(number)
@@ -145,20 +142,12 @@ class Core:
             pass  # Steps that were launched ahead.
 
     def stop(self) -> None:
-        self._stops += [Stop(number, ATTEMPT) for number in self._live]
+        self._inbox.stops += [Stop(number, ATTEMPT) for number in self._live]
         self.finish()
 
     def _step(self) -> None:
-        if not self._engine.step() and self._live and not self._inbox:
+        if not self._engine.step() and self._live and not self._inbox.submits:
             raise RuntimeError(f"the engine has nothing to do, but {len(self._live)} requests have not ended")
-
-    def _get_requests(self, limit: int) -> list[Submit]:
-        taken, self._inbox = self._inbox[:limit], self._inbox[limit:]
-        return taken
-
-    def _get_stops(self) -> list[Stop]:
-        taken, self._stops = self._stops, []
-        return taken
 
     def _on_responses(self, responses: Responses) -> None:
         for _, fault in responses.refused:
@@ -180,9 +169,3 @@ class Core:
 def random_prompts(count: int, tokens: int, vocab_size: int, seed: int) -> list[list[int]]:
     source = random.Random(seed)
     return [[source.randrange(vocab_size) for _ in range(tokens)] for _ in range(count)]
-
-
-def freeze_heap() -> None:
-    """The garbage collector ignores existing objects from here on, as in the engine's own process."""
-    gc.collect()
-    gc.freeze()

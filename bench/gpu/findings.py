@@ -144,7 +144,6 @@ class Findings:
     throughput: list[Throughput] = field(default_factory=list)
     choices: dict[str, dict[str, str]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    """Reason by task."""
     failed: dict[str, str] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -152,7 +151,6 @@ class Findings:
     tried: list[Tried] = field(default_factory=list)
     memory: list[DeviceMemory] = field(default_factory=list)
     blamed: dict[str, str] = field(default_factory=dict)
-    """Layer at fault, by failed check."""
     doing: str = ""
     """The running task; empty at the end."""
 

@@ -21,7 +21,7 @@ def origin(arguments: list[str], device: torch.device) -> dict[str, str]:
     found = {
         "date": now(),
         "command": command("bench.gpu", arguments),
-        "device": _short_device(device),
+        "device": _device(device),
         "software": f"Python {platform.python_version()}, {packages_text(versions(SIDE_BY_SIDE))}",
     }
     stood_in = ", ".join(standins.installed())
@@ -32,7 +32,7 @@ def facts(device: torch.device) -> dict[str, str]:
     present = versions(PACKAGES)
     absent = [name for name in OPTIONAL if name in standins.installed() or find_spec(name) is None]
     return {
-        "device": _device(device),
+        "device": _state(device),
         "compiler": missing_compiler() or "Triton can compile",
         "packages": packages_text(present),
         "not installed": ", ".join([name for name in PACKAGES if name not in present] + absent) or "nothing",
@@ -42,19 +42,16 @@ def facts(device: torch.device) -> dict[str, str]:
     }
 
 
-def _short_device(device: torch.device) -> str:
-    if device.type != "cuda":
-        return f"CPU, {torch.get_num_threads()} threads"
-    properties = torch.cuda.get_device_properties(device)
-    return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-
-
 def _device(device: torch.device) -> str:
     if device.type != "cuda":
-        return f"a CPU, {torch.get_num_threads()} threads: its figures say nothing about a GPU"
+        return f"CPU, {torch.get_num_threads()} threads"
     found = torch.cuda.get_device_properties(device)
-    free, total = torch.cuda.mem_get_info(device)
-    return (
-        f"{found.name}, compute capability {found.major}.{found.minor}, {found.multi_processor_count} multiprocessors, "
-        f"{free >> 30} of {total >> 30} GiB free; {torch.cuda.device_count()} of them"
-    )
+    return f"{found.name}, {found.total_memory / 2**30:.0f} GiB"
+
+
+def _state(device: torch.device) -> str:
+    if device.type != "cuda":
+        return f"{_device(device)}: its figures say nothing about a GPU"
+    found, free = torch.cuda.get_device_properties(device), torch.cuda.mem_get_info(device)[0]
+    parts = f"compute capability {found.major}.{found.minor}, {found.multi_processor_count} multiprocessors"
+    return f"{_device(device)}, {free >> 30} free, {parts}; {torch.cuda.device_count()} of them"

@@ -10,10 +10,10 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bench.gpu.engine import Core, Served, StepWindow, freeze_heap, random_prompts, served
+from bench.gpu.engine import Core, Served, StepWindow, random_prompts, served
 from bench.gpu.findings import Decode, DeviceMemory, Gaps, PromptRate, Rates, Skip, Throughput
 from bench.gpu.shapes import Shape, Workload
-from bench.systems.submits import GREEDY
+from bench.systems.direct import GREEDY, freeze_heap
 from engine_worker.attention.backend import synchronize
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.memory import free_memory

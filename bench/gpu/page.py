@@ -66,13 +66,14 @@ def tables(found: Findings) -> list[Table]:
     context = "context | prompts | tokens/s | TFLOP/s | of the matrix product's"
     gaps = "steps | batch | µs per step | µs idle per step, profiled | longest, µs"
     kernels = "kernel, in its own process | heads | | first, s | fastest, ms"
+    checks = [(one.name, "holds" if one.passed else "**DOES NOT HOLD**", one.detail) for one in found.checks]
     wanted = [(goal.name, goal.wanted, goal.found, "met" if goal.met else "missed") for goal in goals(found)]
     made = [
         _table("The machine", "what | found", found.facts.items()),
         _table("Goals", "goal | wanted | found |", wanted),
         _table("The device", "what | found", _device(found)),
         _table("Kernels", kernels, map(_tried, found.tried)),
-        _table("Checks", "check | | how", _checks(found)),
+        _table("Checks", "check | | how", checks),
         _table("At fault", "check | layer, and what was tried", found.blamed.items()),
         _table("Memory of the default path, GiB", "after | tensors | torch's | free", _memory(found)),
         _table("Generation, through the engine's loop", generation, _decode(found)),
@@ -119,10 +120,6 @@ def _tried(one: Tried) -> Sequence[str]:
     ended = one.ended if one.absent or one.ended == RUNS else f"**{_brief(one.ended)}**"
     first, fastest = short(one.first) if one.first else "", short(one.fastest * 1e3) if one.fastest else ""
     return (one.kernel, one.place, ended, first, fastest)
-
-
-def _checks(found: Findings) -> Rows:
-    return [(check.name, "holds" if check.passed else "**DOES NOT HOLD**", check.detail) for check in found.checks]
 
 
 def _memory(found: Findings) -> Rows:

@@ -168,8 +168,7 @@ def measure_peer(
     children: Children,
     seconds: float,
 ) -> tuple[list[Throughput], str]:
-    """Results within `seconds`, and why some are missing. Raises Skip if it is not installed or not meant for this
-    device."""
+    """Results within `seconds`, and why some are missing. Raises Skip if it is absent or not for this device."""
     if find_spec(kind.package) is None:
         raise Skip("not installed")
     if device.type == "cpu" and not kind.cpu:

@@ -15,7 +15,7 @@ from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape, Workload
 from bench.gpu.stages import Stages
 from bench.gpu.trials import avoiding, places, subjects, try_in_child
-from bench.systems.submits import GREEDY
+from bench.systems.direct import GREEDY
 from engine_worker.runner.fusing import missing_compiler
 from sluice.ring.params import SamplingParams
 
@@ -160,7 +160,7 @@ class Plan(Stages):
         few = len(self._scale.parity_lengths)
         one = self._enter("parity", shape, few, cuda_graphs=False, kv_cache_tokens=4096)
         if one is not None:
-            self._check(f"greedy = transformers, {shape.name}", PARITY, partial(self._parity, one))
+            self._check(f"greedy = transformers, {shape.name}", PARITY, self._parity, one)
 
     def _large(self, shape: Shape) -> None:
         fast = self._enter(AS_SERVED, shape, max(self._scale.batches), overlap=True)

@@ -106,8 +106,7 @@ class GpuSession:
         self.say(f"{name}: FAILED: {short}")
 
     def watch(self, leave: Callable[[], None], grace: float = GRACE) -> None:
-        """End the process and its children if a task does not return; before that call `leave`, which writes the
-        findings."""
+        """End the process and its children if a task does not return; `leave` is called before, to write findings."""
         args = (threading.current_thread(), leave, grace)
         threading.Thread(target=self._watch, args=args, name="budget", daemon=True).start()
 

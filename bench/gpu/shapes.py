@@ -55,13 +55,14 @@ class Shape:
 
     @property
     def head_sizes(self) -> int:
-        c = self.config
-        return int(c["num_hidden_layers"] * c["num_attention_heads"] * c["head_dim"])
+        return self._head_sizes("num_attention_heads")
 
     @property
     def kv_elements(self) -> int:
-        c = self.config
-        return int(2 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"])
+        return 2 * self._head_sizes("num_key_value_heads")
+
+    def _head_sizes(self, heads: str) -> int:
+        return int(self.config["num_hidden_layers"] * self.config[heads] * self.config["head_dim"])
 
 
 class Workload(NamedTuple):

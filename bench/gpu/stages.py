@@ -47,14 +47,12 @@ class Stages:
     def _kernels(self) -> None:
         scale, device, dtype = self._scale, self._device, self._dtype
         if attention.STORE not in self._avoided:
-            self._check(
-                f"{attention.STORE} = torch's", LIBRARY, partial(attention.check_store, scale.heads, dtype, device)
-            )
+            self._check(f"{attention.STORE} = torch's", LIBRARY, attention.check_store, scale.heads, dtype, device)
         cases = attention.cases(scale.heads, scale.pages, scale.longest, scale.rounds)
         for one in attention.candidates(device, dtype):
             if one.title not in self._avoided:
-                check = partial(attention.check, one, cases, dtype, device)
-                self._check(f"{one.title} = reference", scale.attention_seconds(one.compiles), check)
+                seconds = scale.attention_seconds(one.compiles)
+                self._check(f"{one.title} = reference", seconds, attention.check, one, cases, dtype, device)
 
     def _fitting(self, shape: Shape) -> Shape | None:
         """None, reported as skipped, if this GPU has no room for it."""
@@ -89,7 +87,7 @@ class Stages:
 
     def _chosen(self, one: Served) -> None:
         self._findings.choices[one.shape.name] = dict(one.runner.choices)
-        self._check(f"no fallback, {one.shape.name}", 0, partial(check_choices, one))
+        self._check(f"no fallback, {one.shape.name}", 0, check_choices, one)
 
     def _ranks(self) -> Outcome:
         free_unused()  # The memory is needed by other processes.
@@ -110,25 +108,25 @@ class Stages:
         for batch in batches:
             name = f"generation, {one.shape.name}, {mode}, batch {batch}"
             seconds = self._scale.generation_seconds(one.shape, batch)
-            measure = partial(decode, one, mode, batch, self._scale.prompt, self._scale.steps)
-            self._record(name, seconds, measure, self._findings.decode)
+            sizes = (batch, self._scale.prompt, self._scale.steps)
+            self._record(self._findings.decode, name, seconds, decode, one, mode, *sizes)
 
     def _gaps(self, mode: str, *runners: Served) -> None:
         for batch, one in product(self._scale.few_batches, runners):
             title = "with" if one.runner.overlap else "without"
             name = f"gaps, {one.shape.name}, {mode}, batch {batch}, {title} overlap"
             seconds = self._scale.generation_seconds(one.shape, batch) + PROFILE
-            measure = partial(gaps, one, mode, self._device, batch, self._scale.prompt, self._scale.steps)
-            self._record(name, seconds, measure, self._findings.gaps)
+            sizes = (batch, self._scale.prompt, self._scale.steps)
+            self._record(self._findings.gaps, name, seconds, gaps, one, mode, self._device, *sizes)
 
     def _side_by_side(self, one: Served) -> None:
         """Context, and requests as the peers get them."""
-        seconds = SETTLE + 2 * context_seconds(one.shape, *self._scale.prompts)
-        measure = partial(prompt_rate, one, *self._scale.prompts)
-        self._record(f"context, {one.shape.name}", seconds, measure, self._findings.context)
+        name, prompts = f"context, {one.shape.name}", self._scale.prompts
+        seconds = SETTLE + 2 * context_seconds(one.shape, *prompts)
+        self._record(self._findings.context, name, seconds, prompt_rate, one, *prompts)
         for work in self._scale.works:
             name = f"side by side, {one.shape.name}, batch {work.batch}: {SLUICE}"
-            self._record(name, throughput_seconds(work), partial(throughput, one, work), self._findings.throughput)
+            self._record(self._findings.throughput, name, throughput_seconds(work), throughput, one, work)
 
     def _peers(self, shape: Shape) -> None:
         installed = [kind for kind in PEERS.values() if find_spec(kind.package) is not None]
@@ -147,19 +145,19 @@ class Stages:
             self._findings.skipped[name] = why
         return "; ".join([f"batch {one.batch}: {one}" for one in found] + ([f"not all: {why}"] if why else []))
 
-    def _record(self, name: str, seconds: float, measure: Callable[[], T], into: list[T]) -> None:
+    def _record(self, into: list[T], name: str, seconds: float, measure: Callable[..., T], *args: Any) -> None:
         def measured() -> str:
-            into.append(measure())
+            into.append(measure(*args))
             return str(into[-1])
 
         self._do(name, seconds, measured)
 
-    def _check(self, name: str, seconds: float, task: Callable[[], Outcome]) -> None:
+    def _check(self, name: str, seconds: float, task: Callable[..., Outcome], *args: Any) -> None:
         """Any exception but Skip becomes a failed check."""
 
         def checked() -> str:
             try:
-                outcome = task()
+                outcome = task(*args)
             except Skip:
                 raise
             except Exception as error:

@@ -5,20 +5,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Generic, Self, TypeVar, cast
+from typing import IO, Any, Self, cast
 
 import msgspec
 
-from bench.harness.load import Load, R, Run
-
-L = TypeVar("L", bound=Load)
+from bench.harness.load import Load, Run
 
 READY = b"ready\n"
 ROOT = Path(__file__).parents[2]
 CLOSE_SECONDS = 20.0
 
 
-class SystemProcess(Generic[R]):
+class SystemProcess:
     """A `python -m module` that serves loads. Raises RuntimeError when the process dies."""
 
     def __init__(
@@ -27,11 +25,9 @@ class SystemProcess(Generic[R]):
         module: str,
         arguments: Sequence[str],
         log: Path,
-        answers: type[R],
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
-        self._answers = answers
         self._log = log
         command = [sys.executable, "-m", module, *arguments]
         with log.open("ab") as stream:
@@ -43,27 +39,24 @@ class SystemProcess(Generic[R]):
         self._stdout = cast(IO[bytes], self._process.stdout)
         self._ready = False
 
-    def run(self, load: Load) -> R:
+    def run(self, load: Load) -> Run:
         # Loading takes seconds: children start together and are awaited one by one.
         if not self._ready:
             self._ready = self._read() == READY
         self._stdin.write(msgspec.json.encode(load) + b"\n")
         self._stdin.flush()
-        return msgspec.json.decode(self._read(), type=self._answers)
+        return msgspec.json.decode(self._read(), type=Run)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
         self._stdin.close()
         try:
             self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     def _read(self) -> bytes:
         line = self._stdout.readline()
@@ -72,14 +65,14 @@ class SystemProcess(Generic[R]):
         return line
 
 
-def serve(answer: Callable[[L], Run], loads: type[L]) -> None:
-    """The child's side: answer loads of this type until standard input ends."""
+def serve(answer: Callable[[Load], Run]) -> None:
+    """The child's side: answer loads until standard input ends."""
     lines = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # Libraries print to standard output too, and must not corrupt the answers.
     lines.write(READY)
     lines.flush()
     for line in sys.stdin.buffer:
-        lines.write(msgspec.json.encode(answer(msgspec.json.decode(line, type=loads))) + b"\n")
+        lines.write(msgspec.json.encode(answer(msgspec.json.decode(line, type=Load))) + b"\n")
         lines.flush()
 
 

@@ -1,7 +1,7 @@
 """A load (requests), what a system made of it (a run), and which request goes in when."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -10,26 +10,14 @@ from sluice.ring.params import RetentionParams
 from sluice.ring.wire import TokenRow
 
 
-class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request: greedy, ignoring EOS, so that its output length is known beforehand."""
+class Ask(msgspec.Struct, frozen=True):
+    """One request: greedy, ignoring EOS, so that its output length is known beforehand.
+
+    Only the engine alone understands what follows `max_tokens`, and a load's `settings`.
+    """
 
     prompt: list[int]
     max_tokens: int
-
-
-class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    asks: Sequence[Ask]
-    width: int
-    """Most requests in flight; the next is submitted as soon as one ends."""
-    salt: str = ""
-    """Prefix-cache domain: one load must not find what another computed."""
-    ids: bool = False
-    """Return token ids."""
-
-
-class EngineAsk(Ask, frozen=True):
-    """A request with what only the engine alone understands."""
-
     arrives: float | None = None
     """Seconds after all initial requests have their first token. None: an initial request."""
     passed: float = 0.0
@@ -39,8 +27,13 @@ class EngineAsk(Ask, frozen=True):
     """Output tokens after which it is cancelled, as by a stop string. None: it runs to max_tokens."""
 
 
-class EngineLoad(Load, frozen=True):
-    asks: Sequence[EngineAsk]
+class Load(msgspec.Struct, frozen=True):
+    asks: Sequence[Ask]
+    width: int
+    """Most requests in flight; the next is submitted as soon as one ends."""
+    salt: str = ""
+    """Prefix-cache domain: one load must not find what another computed."""
+    with_ids: bool = False
     settings: dict[str, Any] | None = None
     """If given, a new engine with these settings and an empty cache serves this load, within the process's memory."""
 
@@ -54,7 +47,6 @@ class Trace(msgspec.Struct, frozen=True):
     arrivals: list[float]
     counts: list[int]
     tokens: list[int]
-    """Output token ids, if requested."""
     cached_tokens: int = 0
     """Prompt tokens from the prefix cache, if the system reports them."""
 
@@ -68,33 +60,15 @@ class Run(msgspec.Struct, frozen=True):
     """From the first submission to the last token."""
     cpu: dict[str, float]
     traces: list[Trace]
-
-
-class EngineRun(Run, frozen=True):
     steps: int = 0
+    """Of the engine alone."""
 
 
-R = TypeVar("R", bound=Run)
-R_co = TypeVar("R_co", bound=Run, covariant=True)
-
-
-class System(Protocol[R_co]):
+class System(Protocol):
     @property
     def name(self) -> str: ...
 
-    def run(self, load: Load) -> R_co: ...
-
-
-class Configured:
-    """The engine alone under given settings: a new engine per load."""
-
-    def __init__(self, name: str, engine: System[EngineRun], settings: dict[str, Any]) -> None:
-        self.name = name
-        self._engine = engine
-        self._settings = settings
-
-    def run(self, load: Load) -> EngineRun:
-        return self._engine.run(replace(load, settings=self._settings))
+    def run(self, load: Load) -> Run: ...
 
 
 class Feed:
@@ -118,7 +92,7 @@ class Feed:
 class Arrivals:
     """A feed whose load ends with timed requests: these are submitted at their time, whatever else is in flight."""
 
-    def __init__(self, load: EngineLoad) -> None:
+    def __init__(self, load: Load) -> None:
         self._asks = load.asks
         self._untimed = sum(ask.arrives is None for ask in load.asks)
         self._feed = Feed(replace(load, asks=load.asks[: self._untimed]))

@@ -54,8 +54,7 @@ class Series(NamedTuple):
 def canvas(
     shape: tuple[int, int], size: tuple[float, float], title: str, subtitle: str, widths: Sequence[float] | None = None
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of `size` inches with a grid of axes, (rows, columns), under a title; relative `widths` of the columns.
-    Needs no display."""
+    """A figure of `size` inches, with a grid of axes of `shape`, (rows, columns), under a title. Needs no display."""
     with rc_context(STYLE):
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
@@ -136,9 +135,8 @@ def distribution(axes: Axes, heading: str, unit: str, series: Sequence[Series], 
     for one in series:
         if one.values:
             percents = [100 * (i + 1) / len(one.values) for i in range(len(one.values))]
-            label = (
-                f"{one.name}: p50 {short(percentile(one.values, 50))}, p99 {short(percentile(one.values, 99))} {unit}"
-            )
+            p50, p99 = (short(percentile(one.values, percent)) for percent in (50, 99))
+            label = f"{one.name}: p50 {p50}, p99 {p99} {unit}"
             times = np.maximum(one.values, 1e-3)  # The logarithm needs more than 0.
             axes.step(times, percents, where="post", color=one.colour, linewidth=2.2, label=label)
     axes.set_xscale(scale)

@@ -1,6 +1,6 @@
 """A topic: one question, from how much is measured over the result to words and a picture; and fair rounds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,9 +8,9 @@ import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import replace
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from bench.harness.load import Load, R, System
+from bench.harness.load import Load, Run, System
 from bench.harness.stats import Figures
 from bench.harness.tables import Section, number, numbers
 
@@ -22,11 +22,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured."""
 
     threads: int = 1
-
-    @property
-    def steps(self) -> int:
-        """How often progress is reported."""
-        raise NotImplementedError
 
 
 class Topic(NamedTuple):
@@ -40,14 +35,15 @@ class Topic(NamedTuple):
     draw: Callable[[Any], Figure]
 
     def run(self, name: str, plan: Plan, folder: Path, progress: Progress) -> Any:
-        """Measures and shows the progress."""
-        task = progress.add_task(f"{name}: starting", total=plan.steps)
-        return self.measure(plan, folder, lambda done: progress.update(task, advance=1, description=f"{name}: {done}"))
+        """Measures and shows what was done last."""
+        task = progress.add_task(f"{name}: starting", total=None)
+        result = self.measure(plan, folder, lambda done: progress.update(task, description=f"{name}: {done}"))
+        progress.stop_task(task)
+        return result
 
 
-def progress_bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console)
+def progress_lines(console: Console) -> Progress:
+    return Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console)
 
 
 def engine_settings(threads: int, **others: Any) -> dict[str, Any]:
@@ -64,20 +60,20 @@ def latency_cells(figures: Figures) -> str:
     return f"{first} | {numbers(figures.inter_token_p50, figures.inter_token_p99)}"
 
 
-def interleave(loads: Sequence[tuple[System[R], Load]], repeats: int, step: Step) -> list[list[R]]:
+def interleave(sides: Mapping[str, tuple[System, Load]], repeats: int, step: Step) -> list[list[Run]]:
     """Runs of each system under its load, after a short uncounted round, each with a prefix-cache domain of its own."""
-    for system, load in loads:
+    runs: dict[str, list[Run]] = {}
+    for name, (system, load) in sides.items():
         system.run(_brief(load))
-        step(f"{system.name}, warming up")
-    runs: list[list[R]] = [[] for _ in loads]
+        runs[name] = []
+        step(f"{name}, warming up")
     for repeat in range(repeats):
         # Every second round goes backwards, so that drift of the machine affects all systems alike.
-        order = range(len(loads)) if repeat % 2 == 0 else reversed(range(len(loads)))
-        for i in order:
-            system, load = loads[i]
-            runs[i].append(system.run(replace(load, salt=f"{load.salt}-{repeat}")))
-            step(f"{system.name}, round {repeat + 1} of {repeats}")
-    return runs
+        for name in sides if repeat % 2 == 0 else reversed(runs):
+            system, load = sides[name]
+            runs[name].append(system.run(replace(load, salt=f"{load.salt}-{repeat}")))
+            step(f"{name}, round {repeat + 1} of {repeats}")
+    return list(runs.values())
 
 
 def _brief(load: Load) -> Load:

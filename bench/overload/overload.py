@@ -28,10 +28,6 @@ class OverloadPlan(Plan, frozen=True):
     max_live: int = 8
     max_waiting: int = 16
 
-    @property
-    def steps(self) -> int:
-        return len(self.volleys) + 2
-
 
 class OverloadResult(msgspec.Struct, frozen=True):
     max_live: int

@@ -3,7 +3,6 @@
 python -m bench.systems.engine_alone [the engine's own flags, such as --model]
 """
 
-import gc
 import os
 import time
 from collections.abc import Mapping
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.children import SystemProcess, serve
-from bench.harness.load import Arrivals, EngineAsk, EngineLoad, EngineRun, Trace
-from bench.systems.submits import ATTEMPT, submit
+from bench.harness.load import Arrivals, Ask, Load, Run, Trace
+from bench.systems.direct import ATTEMPT, Inbox, freeze_heap, submit
 from engine_worker.__main__ import load
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms, longest_sequence
@@ -23,7 +22,7 @@ from engine_worker.parallel.rank_env import read_rank_env
 from engine_worker.step import Runner
 from sluice.launch.plan import child_environment
 from sluice.ring.checkpoint import open_checkpoint
-from sluice.ring.wire import Open, Submit, TokenRow
+from sluice.ring.wire import Open, TokenRow
 from sluice.settings.read import load_settings
 from sluice.settings.services import EngineSettings
 from sluice.telemetry import configure
@@ -58,17 +57,15 @@ class EngineAlone:
         rank_env = read_rank_env(settings.tensor_parallel, os.environ)
         self._runner = load(settings, rank_env, self._checkpoint, Startup(), self._log, ExitStack())
         self._ahead = 0.0
-        self._submitted: list[Submit] = []
-        self._stops: list[Stop] = []
+        self._inbox = Inbox()
         self._opened: list[Open] = []
         self._sent: list[tuple[float, list[TokenRow]]] = []
         self._steps = 0
         self._next_number = 0
         self._engine = self._assemble(settings, self._runner)
-        gc.collect()
-        gc.freeze()  # As the engine's own process does.
+        freeze_heap()
 
-    def answer(self, load: EngineLoad) -> EngineRun:
+    def answer(self, load: Load) -> Run:
         """Rows are only collected while the clock runs, and evaluated afterwards."""
         engine = self._engine if load.settings is None else self._changed(load.settings)
         arrivals, base = Arrivals(load), self._next_number
@@ -83,7 +80,7 @@ class EngineAlone:
                 self._ahead += load.asks[i].passed
                 ask = load.asks[i]
                 own = submit(base + i, ask.prompt, ask.max_tokens, salt=load.salt, retention=ask.retention)
-                self._submitted.append(own)
+                self._inbox.submits.append(own)
                 submitted[i] = at
             if arrivals.over:
                 break
@@ -91,7 +88,7 @@ class EngineAlone:
                 time.sleep(IDLE_SECONDS)
             for at, rows in self._sent:
                 some = [(row.request - base, row) for row in rows]
-                self._stops += [Stop(base + i, ATTEMPT) for i, row in some if _is_enough(load.asks[i], row)]
+                self._inbox.stops += [Stop(base + i, ATTEMPT) for i, row in some if _is_enough(load.asks[i], row)]
                 received.append((at - began, some))
                 arrivals.on_rows(at - began, some)
             self._sent.clear()
@@ -99,7 +96,7 @@ class EngineAlone:
         while engine.step():
             pass  # Steps launched ahead must end now: the next load may get a new engine.
         cached = {opened.request - base: opened.cached_tokens for opened in self._opened}
-        return EngineRun(received[-1][0], used, _traces(submitted, cached, received), self._steps)
+        return Run(received[-1][0], used, _traces(submitted, cached, received), self._steps)
 
     def _changed(self, settings: dict[str, Any]) -> Engine:
         changed = replace(self._settings, **settings)
@@ -113,17 +110,9 @@ class EngineAlone:
             max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
         )
-        hooks = Hooks(self._get_requests, self._keep, self._get_stops, self._count)
+        hooks = Hooks(self._inbox.get_requests, self._keep, self._inbox.get_stops, self._count)
         clock = lambda: time.monotonic() + self._ahead  # noqa: E731
         return Engine(runner, terms, settings, hooks, clock, self._log)
-
-    def _get_requests(self, limit: int) -> list[Submit]:
-        taken, self._submitted = self._submitted[:limit], self._submitted[limit:]
-        return taken
-
-    def _get_stops(self) -> list[Stop]:
-        taken, self._stops = self._stops, []
-        return taken
 
     def _keep(self, responses: Responses) -> None:
         for _, fault in responses.refused:
@@ -135,7 +124,7 @@ class EngineAlone:
         self._steps += report.step is not None
 
 
-def _is_enough(ask: EngineAsk, row: TokenRow) -> bool:
+def _is_enough(ask: Ask, row: TokenRow) -> bool:
     return ask.ends_after is not None and row.end is None and row.offset + len(row.tokens) >= ask.ends_after
 
 
@@ -152,13 +141,13 @@ def _traces(submitted: Mapping[int, float], cached: Mapping[int, int], received:
     return traces
 
 
-def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> SystemProcess[EngineRun]:
+def engine_alone(model: Path, engine: Mapping[str, Any], logs: Path) -> SystemProcess:
     """A child process with these engine settings, in the environment of a ring's engine."""
     settings = {"model": model, **engine}
     flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     log = logs / "engine-alone.log"
-    return SystemProcess(NAME, "bench.systems.engine_alone", flags, log, EngineRun, child_environment())
+    return SystemProcess(NAME, "bench.systems.engine_alone", flags, log, child_environment())
 
 
 if __name__ == "__main__":
-    serve(EngineAlone(load_settings(EngineSettings)).answer, EngineLoad)
+    serve(EngineAlone(load_settings(EngineSettings)).answer)

@@ -31,7 +31,7 @@ class ThroughRing:
 
     name = NAME
 
-    def __init__(self, pids: Mapping[str, int], client: SystemProcess[Run]) -> None:
+    def __init__(self, pids: Mapping[str, int], client: SystemProcess) -> None:
         self._pids = pids
         self._client = client
 
@@ -55,7 +55,7 @@ def through_ring(model: Path, engine: Mapping[str, Any], logs: Path) -> Iterator
     with (
         (logs / "ring.log").open("a", encoding="utf-8") as log,
         Ring(model, engine_args=engine, observe=lambda line: print(line.text, file=log, flush=True)) as ring,
-        SystemProcess("client", "bench.systems.ring", [ring.address], logs / "client.log", Run) as client,
+        SystemProcess("client", "bench.systems.ring", [ring.address], logs / "client.log") as client,
     ):
         yield ThroughRing(ring.pids, client)
 
@@ -87,7 +87,7 @@ async def answer(stream: Any, load: Load) -> Run:
 
 
 def _request(ask: Ask, load: Load) -> bytes:
-    cache, output = pb.KvCacheOptions(salt=load.salt), pb.OutputOptions(token_ids=load.ids)
+    cache, output = pb.KvCacheOptions(salt=load.salt), pb.OutputOptions(token_ids=load.with_ids)
     asked = spec(ask.prompt, ask.max_tokens, kv_cache=cache, output=output)
     return pb.GenerateStreamRequest(spec=asked).SerializeToString()
 
@@ -109,7 +109,7 @@ def main() -> None:
     asyncio.set_event_loop(loop)
     channel = aio.insecure_channel(sys.argv[1])
     stream: Any = channel.unary_stream(METHOD)
-    serve(lambda load: loop.run_until_complete(answer(stream, load)), Load)
+    serve(lambda load: loop.run_until_complete(answer(stream, load)))
     loop.run_until_complete(channel.close())
 
 

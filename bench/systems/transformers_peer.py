@@ -102,7 +102,7 @@ def main() -> None:
         seconds = time.perf_counter() - began
         return Run(seconds, {"transformers": time.process_time() - cpu}, traces)
 
-    serve(answer, Load)
+    serve(answer)
     if manager is not None:
         manager.stop(timeout=10)
         manager.destroy()

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
-from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System, Trace
+from bench.harness.load import Ask, Load, Run, System, Trace
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import percentile
 from bench.harness.style import BLUE, GREY, ORANGE, SOFT, canvas, frame, note, ranks
@@ -39,20 +39,16 @@ class ChunkedPlan(Plan, frozen=True):
     tokens_per_step: int = 256
     repeats: int = 15
 
-    @property
-    def steps(self) -> int:
-        return len(MODES) * (1 + self.repeats) + 1
-
-    def load(self, seconds: float) -> EngineLoad:
+    def load(self, seconds: float) -> Load:
         """The long prompt arrives once all streams run, the newcomers evenly within the `seconds` after it."""
         streams = python_prompts(TINY, self.streams, 32)
         (long,) = python_prompts(TINY, 1, self.context_tokens)
         brief = python_prompts(TINY, self.newcomers + 1, self.newcomer_tokens)[1:]
         pause = seconds / self.newcomers
-        asks = [EngineAsk(prompt, self.stream_tokens) for prompt in streams]
-        asks.append(EngineAsk(long, self.output_tokens, 0.0))
-        asks += (EngineAsk(prompt, self.output_tokens, (i + 0.5) * pause) for i, prompt in enumerate(brief))
-        return EngineLoad(asks, self.streams)
+        asks = [Ask(prompt, self.stream_tokens) for prompt in streams]
+        asks.append(Ask(long, self.output_tokens, 0.0))
+        asks += (Ask(prompt, self.output_tokens, (i + 0.5) * pause) for i, prompt in enumerate(brief))
+        return Load(asks, self.streams)
 
 
 class Arrival(msgspec.Struct, frozen=True):
@@ -82,31 +78,30 @@ class ChunkedEntry(msgspec.Struct, frozen=True):
 
 class ChunkedResult(ChunkedPlan, frozen=True, kw_only=True):
     entries: list[ChunkedEntry]
-    """In the order of MODES."""
 
 
 def measure(plan: ChunkedPlan, logs: Path, step: Step) -> ChunkedResult:
     """The long prompt is first timed alone, in one piece: the newcomers arrive within that time."""
     common = {"max_tokens_per_step": plan.tokens_per_step, "block_reuse": False}
     with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
-        systems = [Configured(mode, engine, {**common, **settings}) for mode, settings in MODES.items()]
-        seconds = _context_seconds(systems[0], plan)
+        settings = {mode: {**common, **own} for mode, own in MODES.items()}
+        load = plan.load(_context_seconds(engine, plan, settings["in one piece"]))
         step("the long prompt alone")
-        load = plan.load(seconds)
-        runs = interleave([(system, load) for system in systems], plan.repeats, step)
+        sides = {mode: (engine, replace(load, settings=own)) for mode, own in settings.items()}
+        runs = interleave(sides, plan.repeats, step)
     modes = zip(MODES, runs, strict=True)
     entries = [_entry(mode, [_episode(run, plan) for run in own]) for mode, own in modes]
     return ChunkedResult(**asdict(plan), entries=entries)
 
 
-def _context_seconds(system: System[EngineRun], plan: ChunkedPlan) -> float:
+def _context_seconds(engine: System, plan: ChunkedPlan, settings: dict[str, Any]) -> float:
     prompts = python_prompts(TINY, 2, plan.context_tokens)
     # The first of the two warms up.
-    (*_, trace) = system.run(EngineLoad([EngineAsk(prompt, 1) for prompt in prompts], 1)).traces
+    (*_, trace) = engine.run(Load([Ask(prompt, 1) for prompt in prompts], 1, settings=settings)).traces
     return trace.arrivals[0] - trace.submitted
 
 
-def _episode(run: EngineRun, plan: ChunkedPlan) -> Episode:
+def _episode(run: Run, plan: ChunkedPlan) -> Episode:
     streams, (long, *newcomers) = run.traces[: plan.streams], run.traces[plan.streams :]
     zero = long.submitted
 
@@ -126,16 +121,10 @@ def _entry(mode: str, episodes: Sequence[Episode]) -> ChunkedEntry:
         for before, after in pairwise(stream)
         if after > 0 and before < episode.long.first_token
     ]
-    return ChunkedEntry(
-        mode,
-        1000 * percentile(waits, 50),
-        1000 * percentile(waits, 99),
-        1000 * percentile(gaps, 50),
-        1000 * percentile(gaps, 99),
-        1000 * statistics.median(episode.long.first_token for episode in episodes),
-        len(waits),
-        sorted(episodes, key=lambda episode: episode.long.first_token)[len(episodes) // 2],
-    )
+    times = (1000 * percentile(samples, percent) for samples in (waits, gaps) for percent in (50, 99))
+    long = 1000 * statistics.median(episode.long.first_token for episode in episodes)
+    middle = sorted(episodes, key=lambda episode: episode.long.first_token)[len(episodes) // 2]
+    return ChunkedEntry(mode, *times, long, len(waits), middle)
 
 
 def section(result: ChunkedResult) -> Section:

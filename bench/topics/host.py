@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 from matplotlib.figure import Figure
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
-from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System
+from bench.harness.load import Ask, Load, Run, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, ORANGE, Series, canvas, dashed, distribution, frame, lines
 from bench.harness.tables import Section, numbers, table
@@ -34,13 +34,9 @@ class HostPlan(Plan, frozen=True):
     def host_tokens(self) -> int:
         return 5 * self.pool_tokens // 2
 
-    @property
-    def steps(self) -> int:
-        return 2 * len(self.working_sets) * (1 + self.repeats)
-
-    def load(self, working_set: float) -> EngineLoad:
+    def load(self, working_set: float) -> Load:
         prompts = python_prompts(TINY, self.prompts(working_set), self.prompt_tokens)
-        return EngineLoad([EngineAsk(prompt, self.output_tokens) for prompt in prompts * (1 + self.visits)], 1)
+        return Load([Ask(prompt, self.output_tokens) for prompt in prompts * (1 + self.visits)], 1)
 
     def prompts(self, working_set: float) -> int:
         return round(working_set * self.pool_tokens / (self.prompt_tokens + self.output_tokens))
@@ -77,13 +73,13 @@ def measure(plan: HostPlan, logs: Path, step: Step) -> HostResult:
     return HostResult(**asdict(plan), points=points)
 
 
-def _point(engine: System[EngineRun], plan: HostPlan, working_set: float, step: Step) -> HostPoint:
+def _point(engine: System, plan: HostPlan, working_set: float, step: Step) -> HostPoint:
     load = plan.load(working_set)
-    loads = [
-        (Configured(f"{working_set:g} pools, {name}", engine, settings), load)
+    sides = {
+        f"{working_set:g} pools, {name}": (engine, replace(load, settings=settings))
         for (name, _), settings in zip(SIDES, ({"kv_host_memory": 0}, {}), strict=True)
-    ]
-    without, tiered = interleave(loads, plan.repeats, step)
+    }
+    without, tiered = interleave(sides, plan.repeats, step)
     prompts = plan.prompts(working_set)
     device, host = (_revisits(runs, prompts, plan) for runs in (without, tiered))
     pairs = [pair for a, b in zip(without, tiered, strict=True) for pair in zip(a.traces, b.traces, strict=True)]
@@ -92,7 +88,7 @@ def _point(engine: System[EngineRun], plan: HostPlan, working_set: float, step: 
     return HostPoint(working_set, prompts, device, host, same, len(pairs), saved)
 
 
-def _revisits(runs: Sequence[EngineRun], prompts: int, plan: HostPlan) -> Revisits:
+def _revisits(runs: Sequence[Run], prompts: int, plan: HostPlan) -> Revisits:
     visits = [list(run.traces[prompts:]) for run in runs]
     times = [sorted(trace.first_token_ms for trace in of_run) for of_run in visits]
     return Revisits(

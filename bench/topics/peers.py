@@ -9,7 +9,7 @@ import msgspec
 from matplotlib.figure import Figure
 
 from bench.harness.children import SystemProcess
-from bench.harness.load import Ask, Load, Run, System
+from bench.harness.load import Ask, Load, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, GREY, canvas, frame, ranks
@@ -35,16 +35,12 @@ class Work(msgspec.Struct, frozen=True):
         lengths = random.Random(0)
         prompts = python_prompts(TINY, self.requests, self.prompt_tokens)
         asks = [Ask(prompt, lengths.randint(self.shortest, self.longest)) for prompt in prompts]
-        return Load(asks, self.width, ids=True)
+        return Load(asks, self.width, with_ids=True)
 
 
 class PeersPlan(Plan, frozen=True):
     works: list[Work]
     repeats: int
-
-    @property
-    def steps(self) -> int:
-        return 4 * len(self.works) * (1 + self.repeats)
 
 
 class PeerEntry(msgspec.Struct, frozen=True):
@@ -69,12 +65,12 @@ def measure(plan: PeersPlan, logs: Path, step: Step) -> PeersResult:
     engine = engine_settings(plan.threads)
     width = max(work.width for work in plan.works)
 
-    def transformers(name: str, mode: str) -> SystemProcess[Run]:
+    def transformers(name: str, mode: str) -> SystemProcess:
         options = [str(TINY), mode, str(plan.threads), str(width)]
-        return SystemProcess(name, "bench.systems.transformers_peer", options, logs / f"{mode}.log", Run)
+        return SystemProcess(name, "bench.systems.transformers_peer", options, logs / f"{mode}.log")
 
     with ExitStack() as stack:
-        systems: list[System[Run]] = [
+        systems: list[System] = [
             stack.enter_context(transformers(BASE, "generate")),
             stack.enter_context(transformers("transformers continuous batching", "continuous")),
             stack.enter_context(engine_alone(TINY, engine, logs)),
@@ -83,19 +79,14 @@ def measure(plan: PeersPlan, logs: Path, step: Step) -> PeersResult:
         return PeersResult([_measure_work(work, systems, plan.repeats, step) for work in plan.works])
 
 
-def _measure_work(work: Work, systems: Sequence[System[Run]], repeats: int, step: Step) -> PeerTable:
+def _measure_work(work: Work, systems: Sequence[System], repeats: int, step: Step) -> PeerTable:
     load = work.load()
-    runs = interleave([(system, load) for system in systems], repeats, step)
-    base = runs[0]
-    entries = [
-        PeerEntry(system.name, figures(own), ratio(own, base), _same(own[0], base[0]))
-        for system, own in zip(systems, runs, strict=True)
-    ]
+    runs = interleave({system.name: (system, load) for system in systems}, repeats, step)
+    base, entries = runs[0], []
+    for system, own in zip(systems, runs, strict=True):
+        same = sum(a.tokens == b.tokens for a, b in zip(own[0].traces, base[0].traces, strict=True))
+        entries.append(PeerEntry(system.name, figures(own), ratio(own, base), same))
     return PeerTable(work, entries)
-
-
-def _same(run: Run, base: Run) -> int:
-    return sum(a.tokens == b.tokens for a, b in zip(run.traces, base.traces, strict=True))
 
 
 def section(result: PeersResult) -> Section:
@@ -125,9 +116,8 @@ def section(result: PeersResult) -> Section:
 
 
 def draw(result: PeersResult) -> Figure:
-    about = (
-        "Output tokens per second: same checkpoint, requests, greedy sampling and threads. In brackets: by generate."
-    )
+    same = "same checkpoint, requests, greedy sampling and threads"
+    about = f"Output tokens per second: {same}. In brackets: by generate."
     columns, title = len(result.tables), "Side by side with transformers on the same CPU"
     figure, (row,) = canvas((1, columns), (1.5 + 5 * columns, 3.2), title, about)
     for axes, peers in zip(row, result.tables, strict=True):

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
-from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System
+from bench.harness.load import Ask, Load, Run, System
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, FAINT, ORANGE, TEAL, canvas, frame
@@ -42,11 +42,6 @@ class Mix(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     """What each request asks for, though its output ends earlier. None: exactly its output length."""
 
-    def ask(self, prompt: list[int], length: int) -> EngineAsk:
-        if self.max_tokens is None:
-            return EngineAsk(prompt, length)
-        return EngineAsk(prompt, self.max_tokens, ends_after=length)
-
     def lengths(self, count: int, shortest: int, longest: int) -> list[int]:
         draws = random.Random(0)
         if not self.few_long:
@@ -75,16 +70,14 @@ class PoliciesPlan(Plan, frozen=True):
     repeats: int = 3
     mixes: tuple[Mix, ...] = MIXES
 
-    @property
-    def steps(self) -> int:
-        return len(self.mixes) * len(POLICIES) * (1 + self.repeats)
-
-    def load(self, mix: Mix) -> EngineLoad:
+    def load(self, mix: Mix) -> Load:
         """Wide enough for all requests: the engine's scheduler decides which of them run."""
         prompts = python_prompts(TINY, self.requests, self.prompt_tokens)
         lengths = mix.lengths(self.requests, self.shortest, self.longest)
-        asks = [mix.ask(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
-        return EngineLoad(asks, self.requests)
+        asks = [Ask(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
+        if mix.max_tokens is not None:
+            asks = [replace(ask, max_tokens=mix.max_tokens, ends_after=ask.max_tokens) for ask in asks]
+        return Load(asks, self.requests)
 
 
 class Life(msgspec.Struct, frozen=True):
@@ -108,7 +101,6 @@ class Outcome(msgspec.Struct, frozen=True):
     mix: Mix
     tokens: int
     entries: list[PolicyEntry]
-    """In the order of POLICIES."""
 
 
 class PoliciesResult(PoliciesPlan, frozen=True, kw_only=True):
@@ -121,20 +113,20 @@ def measure(plan: PoliciesPlan, logs: Path, step: Step) -> PoliciesResult:
     return PoliciesResult(**asdict(plan), outcomes=outcomes)
 
 
-def _outcome(engine: System[EngineRun], plan: PoliciesPlan, mix: Mix, step: Step) -> Outcome:
+def _outcome(engine: System, plan: PoliciesPlan, mix: Mix, step: Step) -> Outcome:
     load = plan.load(mix)
     settings: dict[str, Any] = {"max_batch_size": mix.batch}
     if mix.pool is not None:
         settings["kv_cache_tokens"] = mix.pool
-    loads = [
-        (Configured(name, engine, {"capacity_scheduler_policy": policy, **settings}), load)
+    sides = {
+        name: (engine, replace(load, settings={"capacity_scheduler_policy": policy, **settings}))
         for policy, name in POLICIES.items()
-    ]
-    runs = dict(zip(POLICIES, interleave(loads, plan.repeats, step), strict=True))
+    }
+    runs = dict(zip(POLICIES, interleave(sides, plan.repeats, step), strict=True))
     return Outcome(mix, load.tokens, [_entry(policy, own, runs[BASE]) for policy, own in runs.items()])
 
 
-def _entry(policy: str, runs: Sequence[EngineRun], base: Sequence[EngineRun]) -> PolicyEntry:
+def _entry(policy: str, runs: Sequence[Run], base: Sequence[Run]) -> PolicyEntry:
     middle = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
     return PolicyEntry(
         policy,
@@ -147,7 +139,7 @@ def _entry(policy: str, runs: Sequence[EngineRun], base: Sequence[EngineRun]) ->
     )
 
 
-def _longest_pause(run: EngineRun) -> float:
+def _longest_pause(run: Run) -> float:
     pauses = (after - before for trace in run.traces for before, after in pairwise(trace.arrivals))
     return 1000 * max(pauses, default=0.0)
 

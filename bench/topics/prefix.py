@@ -7,7 +7,7 @@ import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
-from bench.harness.load import Ask, Load, Run, System, Trace
+from bench.harness.load import Ask, Load, System, Trace
 from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, ORANGE, Series, canvas, frame, lines
 from bench.harness.tables import Section, table
@@ -20,10 +20,6 @@ class PrefixPlan(Plan, frozen=True):
     share: float = 0.9
     """Of the prompt, in the cache."""
     repeats: int = 7
-
-    @property
-    def steps(self) -> int:
-        return len(self.prompt_tokens) * (1 + self.repeats)
 
 
 class PrefixPoint(msgspec.Struct, frozen=True):
@@ -46,7 +42,7 @@ def measure(plan: PrefixPlan, logs: Path, step: Step) -> PrefixResult:
     return PrefixResult(**asdict(plan), points=points)
 
 
-def _point(ring: System[Run], plan: PrefixPlan, tokens: int, step: Step) -> PrefixPoint:
+def _point(ring: System, plan: PrefixPlan, tokens: int, step: Step) -> PrefixPoint:
     prompts = python_prompts(TINY, plan.repeats + 1, tokens)
     pairs = []
     for round_, prompt in enumerate(prompts):
@@ -66,7 +62,7 @@ def _point(ring: System[Run], plan: PrefixPlan, tokens: int, step: Step) -> Pref
     )
 
 
-def _one(ring: System[Run], prompt: list[int], salt: str) -> Trace:
+def _one(ring: System, prompt: list[int], salt: str) -> Trace:
     return ring.run(Load([Ask(prompt, 1)], width=1, salt=salt)).traces[0]
 
 
@@ -86,9 +82,8 @@ def section(result: PrefixResult) -> Section:
 
 
 def draw(result: PrefixResult) -> Figure:
-    about = (
-        f"First-token time through the ring, one stream, with {result.share:.0%} of the prompt cached and with none."
-    )
+    cached = f"with {result.share:.0%} of the prompt cached and with none"
+    about = f"First-token time through the ring, one stream, {cached}."
     figure, ((axes,),) = canvas((1, 1), (8, 4.6), "A cached prefix is not computed again", about)
     times = [
         Series("cold", ORANGE, [point.cold for point in result.points]),

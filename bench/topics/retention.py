@@ -8,7 +8,7 @@ import msgspec
 from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
-from bench.harness.load import Configured, EngineAsk, EngineLoad, EngineRun, System, Trace
+from bench.harness.load import Ask, Load, Run, System, Trace
 from bench.harness.models import TINY, python_prompts
 from bench.harness.style import BLUE, GREY, ORANGE, Series, bars, canvas, frame
 from bench.harness.tables import Section, number, plural, table
@@ -30,29 +30,25 @@ class RetentionPlan(Plan, frozen=True):
     seconds: float = 3600.0
     repeats: int = 1
 
-    @property
-    def steps(self) -> int:
-        return 2 * len(self.floods) * (1 + self.repeats)
-
     def prompts(self, flood: float) -> int:
         return round(flood * self.pool_tokens / PROMPT_TOKENS)
 
-    def load(self, flood: float, retention: RetentionParams) -> EngineLoad:
+    def load(self, flood: float, retention: RetentionParams) -> Load:
         """Visits with a flood before each but the first. The priority expires before the last flood."""
         (system,) = python_prompts(TINY, 1, self.system_tokens)
         questions = python_prompts(TINY, self.visits + 2, self.question_tokens)
         count = self.prompts(flood)
         others = iter(python_prompts(TINY, 1 + count * len(questions), PROMPT_TOKENS)[1:])
-        asks: list[EngineAsk] = []
+        asks: list[Ask] = []
         for i, question in enumerate(questions):
             if i:
                 # The engine's clock skips past the priority; nothing waits for an hour.
                 passed = self.seconds + 1 if i == len(questions) - 1 else 0.0
-                asks += [EngineAsk(next(others), 1, passed=0.0 if j else passed) for j in range(count)]
-            asks.append(EngineAsk(system + question, 1, retention=retention))
-        return EngineLoad(asks, 1)
+                asks += [Ask(next(others), 1, passed=0.0 if j else passed) for j in range(count)]
+            asks.append(Ask(system + question, 1, retention=retention))
+        return Load(asks, 1, settings={})
 
-    def visited(self, run: EngineRun, flood: float) -> list[Trace]:
+    def visited(self, run: Run, flood: float) -> list[Trace]:
         return list(run.traces[:: self.prompts(flood) + 1])[1:]
 
 
@@ -82,16 +78,16 @@ def measure(plan: RetentionPlan, logs: Path, step: Step) -> RetentionResult:
     return RetentionResult(**asdict(plan), points=points)
 
 
-def _point(engine: System[EngineRun], plan: RetentionPlan, flood: float, step: Step) -> RetentionPoint:
+def _point(engine: System, plan: RetentionPlan, flood: float, step: Step) -> RetentionPoint:
     kept = RetentionParams((RangeRetention(0, plan.system_tokens, PRIORITY, plan.seconds),))
-    loads = [
-        (Configured(f"flood of {flood:g} pools, {name}", engine, {}), plan.load(flood, retention))
+    sides = {
+        f"flood of {flood:g} pools, {name}": (engine, plan.load(flood, retention))
         for name, retention in (("plain", RetentionParams()), ("kept", kept))
-    ]
-    return RetentionPoint(flood, *(_hits(runs, plan, flood) for runs in interleave(loads, plan.repeats, step)))
+    }
+    return RetentionPoint(flood, *(_hits(runs, plan, flood) for runs in interleave(sides, plan.repeats, step)))
 
 
-def _hits(runs: Sequence[EngineRun], plan: RetentionPlan, flood: float) -> Hits:
+def _hits(runs: Sequence[Run], plan: RetentionPlan, flood: float) -> Hits:
     visits = [plan.visited(run, flood) for run in runs]
     both = [trace for of_run in visits for trace in of_run[:-1]], [of_run[-1] for of_run in visits]
     before, after = (statistics.mean(trace.cached_tokens / plan.system_tokens for trace in traces) for traces in both)

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 from matplotlib.figure import Figure
 
-from bench.harness.load import Ask, Load, Run, System
+from bench.harness.load import Ask, Load, System
 from bench.harness.models import TINY, python_prompts, write_qwen3_06b
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, GREY, ORANGE, TEAL, Series, bars, canvas, frame
@@ -39,10 +39,6 @@ class ModelPlan(msgspec.Struct, frozen=True):
 class RingPlan(Plan, frozen=True):
     models: list[ModelPlan]
 
-    @property
-    def steps(self) -> int:
-        return sum(2 * len(model.shapes) * (1 + model.repeats) for model in self.models)
-
 
 class RingPoint(msgspec.Struct, frozen=True):
     shape: StreamShape
@@ -75,8 +71,8 @@ def _measure_model(plan: ModelPlan, threads: int, logs: Path, step: Step) -> Rin
         for shape in plan.shapes:
             prompts = python_prompts(model, shape.streams, shape.prompt_tokens)
             load = Load([Ask(prompt, shape.output_tokens) for prompt in prompts], width=shape.streams)
-            systems: list[System[Run]] = [alone, ring]
-            of_alone, of_ring = interleave([(system, load) for system in systems], plan.repeats, step)
+            sides: dict[str, tuple[System, Load]] = {"alone": (alone, load), "ring": (ring, load)}
+            of_alone, of_ring = interleave(sides, plan.repeats, step)
             points.append(RingPoint(shape, figures(of_alone), figures(of_ring), ratio(of_ring, of_alone)))
     return RingModel(plan.title, points)
 

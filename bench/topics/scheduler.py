@@ -1,10 +1,7 @@
 """What a step costs the engine besides the model: scheduling, and the whole loop, by the number of sequences."""
 
-import gc
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +15,7 @@ from msgspec.structs import asdict
 from bench.harness.style import Series, canvas, dashed, frame, lines
 from bench.harness.tables import Section, Table, number, numbers, short, table
 from bench.harness.topic import Plan, Step, Topic
-from bench.systems.submits import submit
+from bench.systems.direct import freeze_heap, submit
 from bench.topics.policies import COLOURS, POLICIES
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms
@@ -41,10 +38,6 @@ class SchedulerPlan(Plan, frozen=True):
     samples: int = 200
     repeats: int = 3
 
-    @property
-    def steps(self) -> int:
-        return len(POLICIES) * len(self.running) * len(self.waiting) * self.repeats
-
 
 class StepCosts(msgspec.Struct, frozen=True):
     """Microseconds of a step: p50 and p99 of a round's steps, medians of the rounds."""
@@ -66,14 +59,6 @@ class SchedulerPoint(msgspec.Struct, frozen=True):
 
 class SchedulerResult(SchedulerPlan, frozen=True, kw_only=True):
     points: list[SchedulerPoint]
-
-    @property
-    def sizes(self) -> list[int]:
-        return sorted({point.running for point in self.points})
-
-    @property
-    def queues(self) -> list[int]:
-        return sorted({point.waiting for point in self.points})
 
     def of(self, policy: str, waiting: int) -> list[SchedulerPoint]:
         """By the number of running sequences."""
@@ -135,9 +120,7 @@ class ScriptedEngine:
         )
 
     def timed_steps(self) -> list[tuple[float, float]]:
-        """For each step, CPU seconds of scheduling, and of everything but the runner.
-
-        Raises RuntimeError if a step runs more or fewer sequences than planned."""
+        """CPU seconds of each step's scheduling, and of all but the runner. Raises RuntimeError if others run."""
         for _ in range(SETTLING_STEPS):
             self._engine.step()
         return [self._timed_step() for _ in range(self._samples)]
@@ -173,21 +156,10 @@ def measure(plan: SchedulerPlan, _: Path, step: Step) -> SchedulerResult:
 
 
 def _round(engine: ScriptedEngine) -> StepCosts:
-    with _frozen_heap():
-        times = engine.timed_steps()
+    freeze_heap()
+    times = engine.timed_steps()
     schedule, whole = (1e6 * np.array(column) for column in zip(*times, strict=True))
     return StepCosts(*(float(np.percentile(each, percent)) for each in (schedule, whole) for percent in (50, 99)))
-
-
-@contextmanager
-def _frozen_heap() -> Iterator[None]:
-    """The garbage collector ignores existing objects, as in the engine's own process."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _medians(rounds: list[StepCosts]) -> StepCosts:
@@ -200,14 +172,14 @@ def section(result: SchedulerResult) -> Section:
         "The engine's core around a runner that computes nothing, every sequence generating. *Scheduling*: expiry, "
         "schedule, planning. The *whole* step adds committing tokens, rows and statistics. "
         f"{result.samples} steps a round.",
-        [_answer(result, queue) for queue in result.queues],
-        [_table(result, queue) for queue in result.queues],
+        [_answer(result, queue) for queue in result.waiting],
+        [_table(result, queue) for queue in result.waiting],
     )
 
 
 def _answer(result: SchedulerResult, waiting: int) -> str:
-    most = result.sizes[-1]
-    at = LIMIT_AT if LIMIT_AT in result.sizes else most
+    most = result.running[-1]
+    at = LIMIT_AT if LIMIT_AT in result.running else most
     points = [point for point in result.points if point.waiting == waiting]
     slowest = max(point.costs.schedule for point in points if point.running == at)
     whole = max(point.costs.whole for point in points if point.running == most)
@@ -226,7 +198,7 @@ def _table(result: SchedulerResult, waiting: int) -> Table:
             ("whole", [(cost.whole, cost.whole_p99) for cost in costs]),
         ):
             rows.append(f"{name}: {what} | {' | '.join(numbers(*pair) for pair in pairs)}")
-    running = " | ".join(f"{size:,} running" for size in result.sizes)
+    running = " | ".join(f"{size:,} running" for size in result.running)
     return table(f"µs of a step, p50 · p99, {_queue(waiting)} | {running}", rows)
 
 
@@ -235,7 +207,7 @@ def _queue(waiting: int) -> str:
 
 
 def draw(result: SchedulerResult) -> Figure:
-    styles = f"Solid: empty queue; dashed: {result.queues[-1]:,} requests wait as well."
+    styles = f"Solid: empty queue; dashed: {result.waiting[-1]:,} requests wait as well."
     about = f"Median µs of a step by the number of generating sequences. {styles}"
     figure, ((schedule, whole),) = canvas((1, 2), (12, 5.2), "What a step costs besides the model", about)
     for axes, name, what in ((schedule, "Scheduling", "schedule"), (whole, "The whole step", "whole")):
@@ -246,11 +218,11 @@ def draw(result: SchedulerResult) -> Figure:
                 [getattr(point.costs, what) for point in result.of(policy, waiting)],
                 "o--" if waiting else "o-",
             )
-            for policy, waiting in product(POLICIES, result.queues)
+            for policy, waiting in product(POLICIES, result.waiting)
         ]
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        lines(axes, result.sizes, shown)
+        lines(axes, result.running, shown)
         frame(axes, name, "µs of a step", x="generating sequences", grid="y")
     dashed(schedule, LIMIT_AT, f"limit: {short(LIMIT)} µs")
     return figure

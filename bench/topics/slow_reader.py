@@ -37,10 +37,6 @@ class SlowReaderPlan(Plan, frozen=True):
     seconds: float = 15.0
     long_seconds: float = 600.0
 
-    @property
-    def steps(self) -> int:
-        return 2 * self.rounds + 2
-
 
 class SlowReaderResult(SlowReaderPlan, frozen=True, kw_only=True):
     """Speeds in tokens per second of all neighbours together, one of each per round."""

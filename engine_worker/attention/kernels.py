@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine_worker.attention.backend import AttentionInputs
 from engine_worker.attention.cache import LayerCache
-from engine_worker.attention.paged import PagedInputs
 from engine_worker.attention.split import LONG, SPLITS, UNSPLIT, Split, plan_split
 
 TILE_BYTES = 1 << 15
@@ -165,7 +165,7 @@ def _combine(
     tl.store(out + pair * HEAD_DIM + at, mean.to(out.dtype.element_ty), mask=inside)
 
 
-def attend(query: Tensor, cache: LayerCache, inputs: PagedInputs, scale: float, window: int | None) -> Tensor:
+def attend(query: Tensor, cache: LayerCache, inputs: AttentionInputs, scale: float, window: int | None) -> Tensor:
     """See `engine_worker.attention.paged.Attend`."""
     # Leading generation rows get a launch of their own, in steps with context too: their tiles have few rows, and their
     # keys are split if that pays.
@@ -186,7 +186,7 @@ def attend(query: Tensor, cache: LayerCache, inputs: PagedInputs, scale: float, 
 def _launch(
     query: Tensor,
     cache: LayerCache,
-    inputs: PagedInputs,
+    inputs: AttentionInputs,
     scale: float,
     window: int | None,
     out: Tensor,

@@ -65,9 +65,10 @@ def _watch(handlers: Mapping[int, Handler]) -> None:
 
     def watch() -> None:
         while number := os.read(reader, 1):
-            installed = signal.getsignal(number[0])
-            if callable(installed) and installed is handlers.get(number[0]):
-                installed(number[0], None)
+            handler = handlers.get(number[0])
+            replaced = signal.getsignal(number[0]) is not handler
+            if handler is not None and not replaced:
+                handler(number[0], None)
 
     threading.Thread(target=watch, name="signals", daemon=True).start()
 

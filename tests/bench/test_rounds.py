@@ -17,7 +17,7 @@ def test_systems_take_turns_warm_up_and_never_find_what_another_round_computed()
     a, b = Recorder("a", calls), Recorder("b", calls)
     load = Load([Ask([1, 2], 50), Ask([3], 1), Ask([4], 9)], width=2, salt="s")
     heard = []
-    runs = interleave([(a, load), (b, load)], 3, heard.append)
+    runs = interleave({"a": (a, load), "b": (b, load)}, 3, heard.append)
     assert [name for name, _ in calls] == ["a", "b", "a", "b", "b", "a", "a", "b"]
     assert [ask.max_tokens for ask in calls[0][1].asks] == [2, 1]
     assert [len(of_one) for of_one in runs] == [3, 3]

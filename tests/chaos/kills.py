@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.deaths.kills import TOPIC, KillPlan, soak_summary
-from bench.harness.topic import progress_bar
+from bench.harness.topic import progress_lines
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     given = parser.parse_args()
     plan = KillPlan(given.streams, kills=given.kills, seconds_between=given.seconds, seed=given.seed)
     console = Console()
-    with progress_bar(console) as progress:
+    with progress_lines(console) as progress:
         result = TOPIC.run("kills", plan, Path(), progress)
     for fault in result.faults:
         console.print(fault, markup=False)

@@ -61,7 +61,7 @@ def scheduler_result() -> scheduler.SchedulerResult:
         for waiting in (0, 1000)
         for running in (1, 64, 256)
     ]
-    return scheduler.SchedulerResult(samples=100, points=points)
+    return scheduler.SchedulerResult((1, 64, 256), samples=100, points=points)
 
 
 def retention_result() -> retention.RetentionResult:

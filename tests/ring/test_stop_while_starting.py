@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -37,9 +38,9 @@ def command(module: str, folder: Path, *flags: str) -> list[str]:
     return [sys.executable, "-m", module, *model, *own, *flags]
 
 
-def start(*arguments: str) -> subprocess.Popen[bytes]:
+def start(*arguments: str, **variables: str) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    return subprocess.Popen(arguments, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(arguments, cwd=ROOT, env=environment | variables, stderr=subprocess.DEVNULL)
 
 
 def children(pid: int) -> list[int]:
@@ -86,6 +87,18 @@ def test_ranks_end_with_the_engine(tmp_path: Path, seconds: float) -> None:
     assert engine.wait(60) == 0
     assert wait_until(lambda: not any(map(is_alive, ranks)), LIMIT)
     assert time.monotonic() - sent < LIMIT
+
+
+def test_a_rank_that_waits_for_the_others_ends(tmp_path: Path) -> None:
+    """Started by torchrun, on another machine than rank 0, which never comes."""
+    with socket.create_server(("127.0.0.1", 0)) as unanswered:
+        others = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unanswered.getsockname()[1])}
+        rank = start(*command("engine_worker", tmp_path, "--tensor-parallel", "2"), **others, **master)
+        connection, _ = unanswered.accept()
+        with connection:
+            rank.terminate()
+            assert rank.wait(LIMIT) == 0
 
 
 def test_a_call_into_a_library_is_not_waited_for(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""Each attention backend against `reference`, on random page tables, lengths and windows; Triton's store against
-torch's."""
+"""Each attention backend against `reference`, on random pages, lengths and windows; Triton's store against torch's."""
 
 import random
 from collections.abc import Callable, Sequence

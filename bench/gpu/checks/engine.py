@@ -7,9 +7,8 @@ clearly.
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,35 +36,28 @@ FALLBACKS = {"attention": "reference", "fused": "no:", "cuda_graphs": "none:"}
 """How a choice begins if it is a slow fallback."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    pairs: int
-    clear: int
-    """Those in which one token leads by more than twice the tolerance."""
-    agreed: int
-    difference: float
-    tolerance: float
-
-    @property
-    def passed(self) -> bool:
-        return self.pairs > 0 and self.agreed == self.clear and self.difference <= self.tolerance
-
-    def __str__(self) -> str:
-        return (
-            f"{self.pairs} tokens: logprobs differ by {self.difference:.2g} at most (allowed {self.tolerance:.2g}); "
-            f"{self.agreed} of {self.clear} clear choices agree"
-        )
+class Choice(NamedTuple):
+    lead: float
+    """Of the likeliest token, in logprob."""
+    agreed: bool
 
 
-def verdict(pairs: Iterable[tuple[Drawn, Drawn]], tolerance: float) -> Verdict:
-    count, clear, agreed, most = 0, 0, 0, 0.0
+def verdict(pairs: Iterable[tuple[Drawn, Drawn]], tolerance: float) -> Outcome:
+    choices, most = [], 0.0
     for ours, theirs in pairs:
-        count += 1
         most = max(most, difference(alternatives(ours), alternatives(theirs)))
-        if _lead(theirs) > 2 * tolerance:
-            clear += 1
-            agreed += ours.token == theirs.token
-    return Verdict(count, clear, agreed, most, tolerance)
+        choices.append(Choice(_lead(theirs), ours.token == theirs.token))
+    return judge(choices, most, tolerance)
+
+
+def judge(choices: Sequence[Choice], most: float, tolerance: float, about: str = "") -> Outcome:
+    """Holds if logprobs differ by at most the tolerance, and tokens agree if one leads by more than twice that."""
+    clear = [choice.agreed for choice in choices if choice.lead > 2 * tolerance]
+    detail = (
+        f"{len(choices)} tokens: logprobs differ by {most:.2g} at most ({about}allowed {tolerance:.2g}); "
+        f"{sum(clear)} of {len(clear)} clear choices agree"
+    )
+    return Outcome(bool(choices) and most <= tolerance < inf and all(clear), detail)
 
 
 def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
@@ -140,7 +132,7 @@ class Walk:
         return Slice(tokens[start : start + count], start, self._tables[i], (draw,) if last else ())
 
 
-def same_steps(ours: Served, theirs: Served, sizes: Sequence[int], longest: int, slack: float = 1.0) -> Verdict:
+def same_steps(ours: Served, theirs: Served, sizes: Sequence[int], longest: int, slack: float = 1.0) -> Outcome:
     """Generation steps of these sizes, up and down again, with changing members of one pool, so that anything that a
     padding row wrote would be found. `slack` multiplies the tolerance."""
     source, vocab_size = random.Random(1), ours.shape.vocab_size
@@ -154,7 +146,7 @@ def same_steps(ours: Served, theirs: Served, sizes: Sequence[int], longest: int,
     return verdict(pairs, slack * TOLERANCES[ours.runner.choices["dtype"]])
 
 
-def same_loops(ours: Served, theirs: Served, requests: int, longest: int, slack: float = 1.0) -> tuple[Verdict, int]:
+def same_loops(ours: Served, theirs: Served, requests: int, longest: int, slack: float = 1.0) -> tuple[Outcome, int]:
     """Two engines, each by its own loop, and how many continuations part. They may at a near-tie; what follows has no
     counterpart. `slack` multiplies the tolerance."""
     source = random.Random(2)
@@ -173,17 +165,18 @@ def same_loops(ours: Served, theirs: Served, requests: int, longest: int, slack:
 
 def check_overlap(ahead: Served, plain: Served, requests: int, longest: int) -> Outcome:
     found, parted = same_loops(ahead, plain, requests, longest)
-    return Outcome(found.passed, f"{requests} requests, {parted} part at a near-tie; {found}")
+    return found._replace(detail=f"{requests} requests, {parted} part at a near-tie; {found.detail}")
 
 
 def check_graphs(graphs: Served, eager: Served, sizes: tuple[int, ...], longest: int) -> Outcome:
-    """Generation steps by CUDA graphs against eager ones, batches that fit a graph and padded ones. Fails on a GPU
-    without graphs."""
+    """Batches that fit a graph, and padded ones. Fails on a GPU without graphs."""
     if missing := fallbacks(graphs.runner.choices).get("cuda_graphs"):
         return Outcome(False, missing)
     found = same_steps(graphs, eager, sizes, longest)
     batches = ", ".join(map(str, sizes))
-    return Outcome(found.passed, f"graphs: {graphs.runner.choices['cuda_graphs']}; batches of {batches}; {found}")
+    return found._replace(
+        detail=f"graphs: {graphs.runner.choices['cuda_graphs']}; batches of {batches}; {found.detail}"
+    )
 
 
 def check_choices(served: Served) -> Outcome:
@@ -212,12 +205,11 @@ def check_parity(served: Served, device: torch.device, lengths: Sequence[int], s
     rounded = [_logprobs(model, tokens, steps + 1, device) for tokens in walk.tokens]
     model.float()
     exact = [_logprobs(model, tokens, steps + 1, device) for tokens in walk.tokens]
-    ours = [[step[i] for step in drawn] for i in range(len(prompts))]
-    return _judge(ours, rounded, exact)
+    return parity([[step[i] for step in drawn] for i in range(len(prompts))], rounded, exact)
 
 
-def _judge(ours: list[list[Drawn]], rounded: list[Tensor], exact: list[Tensor]) -> Outcome:
-    off, noise, leads = 0.0, 0.0, []
+def parity(ours: list[list[Drawn]], rounded: list[Tensor], exact: list[Tensor]) -> Outcome:
+    off, noise, choices = 0.0, 0.0, []
     for drawn, *rows in zip(ours, rounded, exact, strict=True):
         for one, near, right in zip(drawn, *rows, strict=True):
             found = alternatives(one)
@@ -226,15 +218,9 @@ def _judge(ours: list[list[Drawn]], rounded: list[Tensor], exact: list[Tensor]) 
             off = max(off, _largest(mine - right[ids]))
             noise = max(noise, _largest(near[ids] - right[ids]))
             first, second = right.topk(2).values.tolist()
-            leads.append((first - second, one.token == int(right.argmax())))
-    allowed = max(PARITY_SLACK * noise, TOLERANCES["float32"])
-    clear = [same for lead, same in leads if lead > 2 * allowed]
-    detail = (
-        f"{len(leads)} tokens: logprobs are off by {off:.2g} at most (transformers itself {noise:.2g}, allowed "
-        f"{allowed:.2g}); {sum(clear)} of {len(clear)} clear choices agree"
-    )
-    # A draw that failed makes both infinite.
-    return Outcome(off <= allowed < inf and all(clear), detail)
+            choices.append(Choice(first - second, one.token == int(right.argmax())))
+    # A draw that failed makes both infinite, and the check fails.
+    return judge(choices, off, max(PARITY_SLACK * noise, TOLERANCES["float32"]), f"transformers itself {noise:.2g}, ")
 
 
 def _largest(differences: Tensor) -> float:

@@ -84,8 +84,8 @@ def compare(ranks: Served, one: Served, close: Callable[[], None], work: RanksWo
     loops, parted = same_loops(ranks, one, count, longest, SLACK)
     ended = _ends(close, CLOSE_SECONDS)
     detail = (
-        f"graphs: {ranks.runner.choices['cuda_graphs']}; step by step {steps}; "
-        f"{count} requests, {parted} part at a near-tie; {loops}; "
+        f"graphs: {ranks.runner.choices['cuda_graphs']}; step by step {steps.detail}; "
+        f"{count} requests, {parted} part at a near-tie; {loops.detail}; "
         f"{'ended' if ended else 'did not end'} within {CLOSE_SECONDS:.0f} s"
     )
     return Outcome(steps.passed and loops.passed and ended, detail)

@@ -18,7 +18,6 @@ from bench.gpu import measures
 from bench.gpu.checks import attention, engine, ranks
 from bench.gpu.checks.attention import Candidate, candidates
 from bench.gpu.checks.engine import (
-    Verdict,
     check_choices,
     check_graphs,
     check_overlap,
@@ -275,11 +274,12 @@ def drawn(*logprobs: float) -> Drawn:
 
 def test_verdicts():
     one = drawn(-1.0, -2.0)
-    assert verdict([(one, one)], 0.1) == Verdict(1, 1, 1, 0.0, 0.1)
-    assert verdict([(one, one)], 0.6).clear == 0
+    words = "1 tokens: logprobs differ by 0 at most (allowed {}); {} clear choices agree"
+    assert verdict([(one, one)], 0.1) == (True, words.format(0.1, "1 of 1"))
+    assert verdict([(one, one)], 0.6) == (True, words.format(0.6, "0 of 0"))
     assert not verdict([], 0.1).passed
     assert not verdict([(one, drawn(-1.3, -2.0))], 0.1).passed
-    assert not verdict([(one, Drawn(1, one.logprob))], 0.1).agreed
+    assert not verdict([(one, Drawn(1, one.logprob))], 0.1).passed
     other = Drawn(1, one.logprob)
     assert not verdict([(other, one)], 0.1).passed
     assert not verdict([(Drawn(0), Drawn(0))], 0.1).passed
@@ -335,8 +335,8 @@ def test_a_runner_that_differs_is_found(runners: tuple[Served, Served, Served]):
 def test_a_draw_that_failed_is_no_parity():
     row = [torch.tensor([[0.0, -1.0]]).log_softmax(dim=-1)]
     likely = Drawn(0, TokenLogprob(float(row[0][0, 0]), 1, list(enumerate(row[0][0].tolist()))))
-    assert engine._judge([[likely]], row, row).passed
-    assert not engine._judge([[Drawn(0)]], row, row).passed
+    assert engine.parity([[likely]], row, row).passed
+    assert not engine.parity([[Drawn(0)]], row, row).passed
 
 
 WORK = ranks.RanksWork("", {}, (1, 3), (4, 30))

@@ -1,0 +1,55 @@
+"""An engine's core driven without a ring: what a router would have sent, and the heap as in an engine's process."""
+
+import gc
+from typing import Any
+
+from engine_worker.hooks import Stop
+from sluice.ring.params import SamplingParams, StopParams, TextParams
+from sluice.ring.wire import Submit
+
+GREEDY = SamplingParams(temperature=0.0)
+HERE = "inproc://here"
+ATTEMPT = 0
+
+
+class Inbox:
+    """Requests and stops that an engine takes in with its next step."""
+
+    def __init__(self) -> None:
+        self.submits: list[Submit] = []
+        self.stops: list[Stop] = []
+
+    def get_requests(self, limit: int) -> list[Submit]:
+        taken, self.submits = self.submits[:limit], self.submits[limit:]
+        return taken
+
+    def get_stops(self) -> list[Stop]:
+        taken, self.stops = self.stops, []
+        return taken
+
+
+def freeze_heap() -> None:
+    """The garbage collector ignores existing objects from here on, as in the engine's own process."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
+def submit(number: int, prompt: list[int], max_tokens: int, sampling: SamplingParams = GREEDY, **more: Any) -> Submit:
+    """`more`: further fields of Submit, such as `salt`."""
+    return Submit(
+        request=number,
+        attempt=ATTEMPT,
+        engine_epoch=1,
+        name=str(number),
+        prompt=prompt,
+        n=1,
+        sampling=sampling,
+        stopping=StopParams(max_tokens=max_tokens),
+        text=TextParams(),
+        priority=2,
+        time_limit=None,
+        detokenizer=HERE,
+        router=HERE,
+        **({"salt": ""} | more),
+    )
