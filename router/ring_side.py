@@ -117,7 +117,7 @@ class RingSide:
         self.counters = RequestCounters()
         # Half of the time: the other half is left for a suspect to run like any other request.
         self.suspects = Suspects(settings.recovery_timeout / 2, time.monotonic)
-        self.serving = ServingModel(settings.allow_mixed_models, log)
+        self.serving = ServingModel(settings.allow_mixed_models, log, settings.serving_version)
         self.dispatcher = self._make_dispatcher(context_tokens)
 
     def start(self) -> Coroutine[Any, Any, None]:

@@ -285,4 +285,5 @@ class Worker:
             progress=self._beacon.turns,
             cut_off=self._outbox.cut_off,
             quarantine=self._engine.intake.quarantine.holder,
+            model_version=self._settings.model_version,
         )

@@ -20,25 +20,33 @@ class ServingModel:
     """A model is known by its fingerprint: weights, configuration and dtype (`EngineHeartbeat.fingerprint`).
 
     New requests go to the model that most engines serve; on a tie to the one that they went to before, and at first to
-    the smallest fingerprint, so that routers agree. A bound request (`RequestState.bound`) stays with its model.
+    the smallest fingerprint, so that routers agree. If the operator names a version (`EngineHeartbeat.model_version`),
+    only engines of that version count, as long as one of them is usable. A bound request (`RequestState.bound`) stays
+    with its model.
     """
 
     _mixing: bool
     """Every request may go to every engine; a bound one prefers its own model."""
     _log: BoundLogger
+    _version: str = ""
+    """Of the engines that new requests go to; empty: any."""
     _current: str = ""
     _mixed: bool = False
+    _missing: bool = False
+    """It was logged that no engine of `_version` takes work."""
 
     def engines_for(self, request: RequestState, usable: Iterable[EnginePeer]) -> list[EnginePeer]:
         """The usable engines to which the request may go now."""
         engines = list(usable)
-        if self._mixing:
-            return (request.bound and _serving(request.model, engines)) or engines
-        return _serving(request.model if request.bound else self._settle(engines), engines)
+        if request.bound:
+            return _serving(request.model, engines) or (engines if self._mixing else [])
+        named = self._of_version(engines)
+        self._watch_version(engines)
+        return named if self._mixing else _serving(self._settle(named), named)
 
     def choose(self, usable: Iterable[EnginePeer]) -> str:
         """Fingerprint of the model of new requests; empty: any model, or there is no engine."""
-        engines = Counter(peer.heartbeat.fingerprint for peer in usable if peer.heartbeat)
+        engines = Counter(peer.heartbeat.fingerprint for peer in self._of_version(usable) if peer.heartbeat)
         if self._mixing or not engines:
             return ""
         most = max(engines.values())
@@ -68,6 +76,27 @@ class ServingModel:
             self._log.warning("models_converged", model=next(iter(found)))
         if found:
             self._mixed = len(found) > 1
+
+    def _of_version(self, usable: Iterable[EnginePeer]) -> list[EnginePeer]:
+        """Those of the version that the operator named; all, if there is none of them."""
+        engines = list(usable)
+        if not self._version:
+            return engines
+        return [peer for peer in engines if self._is_of_version(peer)] or engines
+
+    def _watch_version(self, usable: list[EnginePeer]) -> None:
+        """Log once when requests have to go to engines of another version, and once when that is over."""
+        if not self._version or not usable:
+            return
+        missing = not any(map(self._is_of_version, usable))
+        if missing and not self._missing:
+            self._log.warning("serving_version_missing", version=self._version)
+        if self._missing and not missing:
+            self._log.info("serving_version_found", version=self._version)
+        self._missing = missing
+
+    def _is_of_version(self, peer: EnginePeer) -> bool:
+        return peer.heartbeat is not None and peer.heartbeat.model_version == self._version
 
     def _settle(self, engines: list[EnginePeer]) -> str:
         former, chosen = self._current, self.choose(engines)

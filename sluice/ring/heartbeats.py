@@ -81,6 +81,8 @@ class EngineHeartbeat(Message, frozen=True):
     """Addresses of detokenizers whose lanes have accepted nothing for CUT_OFF_SECONDS."""
     quarantine: Number | None = None
     """The request that it runs alone (`Submit.alone`), refusing all others."""
+    model_version: Name = ""
+    """The operator's label of its model (setting `model_version`), by which a router chooses engines."""
 
 
 class DetokenizerHeartbeat(Message, frozen=True):

@@ -24,6 +24,8 @@ class PeerSettings:
     longest step."""
     ready_grace: Seconds = 30.0
     """Seconds that a router which was ready stays so without an engine or a detokenizer. A drain ends it at once."""
+    serving_version: Annotated[str, Field(max_length=253)] = ""
+    """`model_version` of the engines that new requests go to, while one of them takes work; default: any."""
     allow_mixed_models: bool = False
     """Treat engines with different weights, configuration or dtype as one model, also within a stream."""
 

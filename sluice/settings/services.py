@@ -171,6 +171,8 @@ class EngineSettings(Parallelism, Batching, KvCacheSize, Compute, ServiceSetting
 
     max_requests: Annotated[int, Range(ge=1, le=1 << 20)] = 256
     """Live requests; more are refused with OVERLOADED."""
+    model_version: Annotated[str, Field(max_length=253)] = ""
+    """Label of its model, for the router's `serving_version`; see docs/operations.md, Updating weights."""
     stats_callback: str | None = None
     """Your module:function, called with a JSON object per step and per statistics report of a request."""
 

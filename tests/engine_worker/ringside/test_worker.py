@@ -470,3 +470,7 @@ def test_heartbeats_bring_every_step_once_and_what_became_of_requests(start):
     assert [step.iteration for heartbeat in found for step in heartbeat.steps] == list(range(1, 7))
     (ended,) = (request for heartbeat in found for request in heartbeat.requests if request.stage is Stage.ENDED)
     assert (ended.request, ended.name, ended.prompt_tokens, ended.generated_tokens) == (1, "1", 3, 6)
+
+
+def test_heartbeats_report_the_label_of_the_model(start):
+    assert start(model_version="v2").worker._heartbeat().model_version == "v2"

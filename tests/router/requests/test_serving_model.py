@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 import structlog
 
@@ -31,14 +32,22 @@ def engines(*models: str) -> list[Peer]:
     return found
 
 
-def serving(mixing: bool = False) -> tuple[ServingModel, list[dict]]:
+def versions(*labels: str) -> list[Peer]:
+    """Engines of these versions, each with the label as fingerprint of its model."""
+    found = engines(*labels)
+    for peer in found:
+        peer.heartbeat = msgspec.structs.replace(peer.heartbeat, model_version=peer.heartbeat.fingerprint)
+    return found
+
+
+def serving(mixing: bool = False, version: str = "") -> tuple[ServingModel, list[dict]]:
     logs: list[dict] = []
 
     def keep(_, __, event):
         logs.append(event)
         raise structlog.DropEvent
 
-    return ServingModel(mixing, structlog.wrap_logger(None, processors=[keep])), logs
+    return ServingModel(mixing, structlog.wrap_logger(None, processors=[keep]), version), logs
 
 
 def models(peers: list[Peer]) -> list[str]:
@@ -93,6 +102,37 @@ def test_where_models_are_mixed_a_bound_request_prefers_its_own(live):
     assert models(found.engines_for(live, engines("a", "a"))) == ["a", "a"]
     found.check(live, engines("a"))
     assert found.choose(engines("a", "b")) == ""
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+def test_new_requests_go_to_the_version_that_the_operator_names(live, mixing):
+    found, logs = serving(mixing, "v2")
+    assert models(found.engines_for(live, versions("v1", "v1", "v2"))) == ["v2"]
+    assert not logs
+
+
+def test_it_counts_among_engines_of_one_model_too(live):
+    found, _ = serving(version="v2")
+    same = engines("a", "a")
+    same[1].heartbeat = msgspec.structs.replace(same[1].heartbeat, model_version="v2")
+    assert found.engines_for(live, same) == same[1:]
+
+
+def test_a_bound_request_stays_with_its_model_whatever_version_is_named(live):
+    submit(live, "v1")
+    live.log.mark_start_delivered()
+    found, _ = serving(version="v2")
+    assert models(found.engines_for(live, versions("v1", "v2", "v2"))) == ["v1"]
+
+
+def test_while_no_engine_has_the_version_most_decide_and_the_log_tells_once(live):
+    found, logs = serving(version="v3")
+    for _ in range(3):
+        assert models(found.engines_for(live, versions("v1", "v2", "v2"))) == ["v2", "v2"]
+        assert found.engines_for(live, []) == []
+    assert models(found.engines_for(live, versions("v1", "v1", "v3"))) == ["v3"]
+    events = [line["event"] for line in logs]
+    assert events.count("serving_version_missing") == events.count("serving_version_found") == 1
 
 
 def told_of_its_start(live):

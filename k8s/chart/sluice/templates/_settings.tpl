@@ -55,6 +55,7 @@
 {{- $gpus := $spec.gpu.count | int -}}
 {{- $own := include "sluice.commonSettings" (dict "root" .root "spec" $spec "model" .pool.model) | fromJson -}}
 {{- $_ := mustMergeOverwrite $own (dict
+  "model_version" .pool.name
   "device" (ternary "cuda" "cpu" (gt $gpus 0))
   "tensor_parallel" (mul (max 1 $gpus) ($spec.multiNode.size | int) | int)) -}}
 {{- mustMergeOverwrite $own (deepCopy $spec.settings) | toYaml -}}
