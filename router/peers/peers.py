@@ -24,6 +24,8 @@ class Peer(Generic[B]):
     lane: Lane
     hello_sent: bool = False
     """The lane accepted the latest hello."""
+    hung_up: bool = False
+    """As its lane, at the latest look."""
     unreachable: bool = False
     """The lane is disconnected, although heartbeats may still arrive."""
     heartbeat: B | None = None
@@ -61,8 +63,14 @@ class Peer(Generic[B]):
         return reachable and self.heartbeat is not None and not self.heartbeat.draining
 
     def is_silent(self, now: float, timeout: float) -> bool:
-        # A peer that disconnected has most likely died: no need to wait for the whole timeout.
-        return now - self.last_heartbeat_at > (min(timeout, HUNG_UP_SECONDS) if self.lane.hung_up() else timeout)
+        """Whether it counts as lost: it has died, or sent no heartbeat for too long."""
+        if self.hung_up:
+            refused_at = self.lane.refused_at
+            # After a heartbeat that came later, it lives, though its inbox is closed.
+            if refused_at is not None and refused_at > self.last_heartbeat_at:
+                return True
+            timeout = min(timeout, HUNG_UP_SECONDS)
+        return now - self.last_heartbeat_at > timeout
 
     @property
     def quarantined(self) -> bool:
@@ -164,10 +172,11 @@ class Peers(Generic[B]):
             peer.hello_sent = peer.lane.send(self._hello(peer.epoch))
 
     def check_lanes(self) -> None:
-        """Update `unreachable`, and repeat hellos that a lane rejected: a new lane is full until it is connected."""
+        """Update `hung_up` and `unreachable`, and repeat rejected hellos: a new lane is full until it is connected."""
         for peer in self._peers.values():
+            peer.hung_up = peer.lane.hung_up()
             # While keys change, a lane may report a hang-up although its other connection works.
-            peer.unreachable = peer.lane.hung_up() and not peer.lane.ready()
+            peer.unreachable = peer.hung_up and not peer.lane.ready()
             if not peer.hello_sent and peer.lane.ready():
                 peer.hello_sent = peer.lane.send(self._hello(peer.epoch))
 
@@ -194,7 +203,7 @@ class Peers(Generic[B]):
         silent = [peer for peer in self._peers.values() if peer.is_silent(now, self._timeout)]
         lost = [peer for peer in silent if peer.alive]
         for peer in lost:
-            peer.alive, peer.dead = False, peer.lane.hung_up() and not peer.asked_to_drain
+            peer.alive, peer.dead = False, peer.hung_up and not peer.asked_to_drain
         return lost
 
     def mark_stalled(self, now: float) -> list[Peer[B]]:
