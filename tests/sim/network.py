@@ -14,6 +14,7 @@ from sluice.ring.timing import RECONNECT_SECONDS
 from sluice.ring.wire import Submit
 
 USUAL_SECONDS = 0.0005
+NEXT_SECONDS = 1e-9
 CONNECT_SECONDS = 0.1
 """At most; until then a lane takes nothing."""
 
@@ -181,7 +182,8 @@ class Network:
                     case "reorder":
                         seconds, late = seconds + self.random.uniform(0.001, 0.1), True
         if not late:
-            lane.free_at = max(lane.free_at, now + seconds)
+            # Never at the same time as the frame before it: the loop's timers have no order then.
+            lane.free_at = max(lane.free_at + NEXT_SECONDS, now + seconds)
         at = now + seconds if late else lane.free_at
         if not times:
             lane.unread -= 1
