@@ -40,6 +40,8 @@ class PausesPlan(Plan, frozen=True):
     rounds: int = 1
     max_tokens: int = 1500
     causes: tuple[str, ...] = CAUSES
+    note: str = ""
+    """On the circumstances, for the page."""
 
     @property
     def steps(self) -> int:
@@ -195,8 +197,8 @@ def section(result: PausesResult) -> Section:
         "`peer_timeout` of 5 s. One engine or one detokenizer gets SIGKILL (killed), SIGSTOP (frozen), a network link "
         f"that is down (cut off), or SIGTERM (drained), {result.plan.rounds} times each. *Pause*: the longest wait for "
         "text of each stream that lost its attempt. *Before*: the version in which every death took a second of "
-        "silence to be noticed, measured in turns with this one. Other jobs used the same two cores at the time. "
-        "Cut off needs root.",
+        "silence to be noticed, measured in turns with this one. "
+        f"Cut off needs root. {result.plan.note}".rstrip(),
         [answer],
         [table("ms | pauses | p50 | p99", rows)],
     )

@@ -24,10 +24,8 @@ class Peer(Generic[B]):
     lane: Lane
     hello_sent: bool = False
     """The lane accepted the latest hello."""
-    hung_up: bool = False
-    """As its lane, at the latest look."""
     unreachable: bool = False
-    """The lane is disconnected, although heartbeats may still arrive."""
+    """The lane is disconnected, although heartbeats may still arrive; at the latest look."""
     heartbeat: B | None = None
     last_heartbeat_at: float = 0.0
     """On the monotonic clock, as `last_progress_at`."""
@@ -64,7 +62,7 @@ class Peer(Generic[B]):
 
     def is_silent(self, now: float, timeout: float) -> bool:
         """Whether it counts as lost: it has died, or sent no heartbeat for too long."""
-        if self.hung_up:
+        if self.unreachable:
             refused_at = self.lane.refused_at
             # After a heartbeat that came later, it lives, though its inbox is closed.
             if refused_at is not None and refused_at > self.last_heartbeat_at:
@@ -172,11 +170,10 @@ class Peers(Generic[B]):
             peer.hello_sent = peer.lane.send(self._hello(peer.epoch))
 
     def check_lanes(self) -> None:
-        """Update `hung_up` and `unreachable`, and repeat rejected hellos: a new lane is full until it is connected."""
+        """Update `unreachable`, and repeat rejected hellos: a new lane is full until it is connected."""
         for peer in self._peers.values():
-            peer.hung_up = peer.lane.hung_up()
             # While keys change, a lane may report a hang-up although its other connection works.
-            peer.unreachable = peer.hung_up and not peer.lane.ready()
+            peer.unreachable = peer.lane.hung_up() and not peer.lane.ready()
             if not peer.hello_sent and peer.lane.ready():
                 peer.hello_sent = peer.lane.send(self._hello(peer.epoch))
 
@@ -203,7 +200,7 @@ class Peers(Generic[B]):
         silent = [peer for peer in self._peers.values() if peer.is_silent(now, self._timeout)]
         lost = [peer for peer in silent if peer.alive]
         for peer in lost:
-            peer.alive, peer.dead = False, peer.hung_up and not peer.asked_to_drain
+            peer.alive, peer.dead = False, peer.unreachable and not peer.asked_to_drain
         return lost
 
     def mark_stalled(self, now: float) -> list[Peer[B]]:

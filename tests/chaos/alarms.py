@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sluice.launch import LogLine, Ring
@@ -49,6 +50,9 @@ def one(keyed: bool, seconds: float) -> int:
             lines.clear()
             stops, rotations = disturb(ring, keys if keyed else None, seconds)
     lost = sum(line.fields.get("event") == "peer_lost" for line in lines)
+    for line in lines if lost else ():
+        if line.fields.get("event") in ("peer_lost", "peer_joined"):
+            print(line.child, line.fields, flush=True)
     kind = "TCP with keys" if keyed else "ipc"
     print(f"{kind}: {seconds:g} s, {stops} stops, {rotations} rotations, {lost} peers lost", flush=True)
     return lost
@@ -78,7 +82,9 @@ def disturb(ring: Ring, keys: Path | None, seconds: float) -> tuple[int, int]:
         os.kill(pid, signal.SIGCONT)
         stops += 1
         if keys is not None and stops % ROTATE_EVERY == 0:
-            generate(keys, source.choice(ROLES))
+            role = source.choice(ROLES)
+            generate(keys, role)
+            print(f"{datetime.now(UTC):%H:%M:%S} new key of {role}", flush=True)
             rotations += 1
         time.sleep(EVERY_SECONDS)
     return stops, rotations

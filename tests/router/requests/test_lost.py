@@ -139,7 +139,7 @@ async def test_a_peer_that_was_cut_off_and_still_heartbeats_is_not_lost(ring, st
     engine.reading = False
     engine.inbox.close()
     with nobody_answers(engine.address):
-        await client.until(lambda: peer.hung_up)
+        await client.until(lambda: peer.unreachable)
         await heartbeats_for(client, peer, 2 * HUNG_UP_SECONDS)
         assert not client.lines("peer_lost")
     call.cancel()
