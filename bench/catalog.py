@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from bench.deaths import kills, restart
+from bench.deaths import kills, pauses, restart
 from bench.harness.topic import Topic
 from bench.overload import overload
 from bench.topics import chunked, host, peers, policies, prefix, retention, ring, scheduler, slow_reader
@@ -18,6 +18,7 @@ TOPICS: Mapping[str, Topic] = {
     "peers": peers.TOPIC,
     "deaths": kills.TOPIC,
     "restart": restart.TOPIC,
+    "pauses": pauses.TOPIC,
     "overload": overload.TOPIC,
     "slow_reader": slow_reader.TOPIC,
     "soak": kills.SOAK,

@@ -15,12 +15,13 @@ from router.peers.peers import B, DetokenizerPeer, EnginePeer, HeartbeatSource, 
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.keys import PLAIN, Security
-from sluice.ring.timing import HELLO_SECONDS
+from sluice.ring.timing import HELLO_SECONDS, WATCH_SECONDS
 from sluice.settings.router import PeerSettings
 
 RESOLVE_SECONDS = 2.0
 """Between two look-ups of the peers' names and files: a new replica takes part about this soon."""
-TICK_SECONDS = 0.25
+PAUSE_SECONDS = 0.25
+"""A look at the peers that comes later than this shows that this process was paused."""
 MAX_WARNED = 1000
 
 OnLost = Callable[[EnginePeer | DetokenizerPeer, str, bool, bool], None]
@@ -155,13 +156,13 @@ class Membership:
     async def _watch(self) -> None:
         last = time.monotonic()
         while True:
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(WATCH_SECONDS)
             now = time.monotonic()
             # While this process was paused, the peers' heartbeats piled up in the inbox: it says nothing about them.
-            late = now - last - TICK_SECONDS
+            late = now - last - WATCH_SECONDS
             last = now
             for peers in self._kinds:
-                if late > TICK_SECONDS:
+                if late > PAUSE_SECONDS:
                     peers.exclude_pause(late)
                 peers.check_lanes()
             for peers in self._kinds:

@@ -25,7 +25,7 @@ class Peer(Generic[B]):
     hello_sent: bool = False
     """The lane accepted the latest hello."""
     unreachable: bool = False
-    """The lane is disconnected, although heartbeats may still arrive."""
+    """The lane is disconnected, although heartbeats may still arrive; at the latest look."""
     heartbeat: B | None = None
     last_heartbeat_at: float = 0.0
     """On the monotonic clock, as `last_progress_at`."""
@@ -61,8 +61,14 @@ class Peer(Generic[B]):
         return reachable and self.heartbeat is not None and not self.heartbeat.draining
 
     def is_silent(self, now: float, timeout: float) -> bool:
-        # A peer that disconnected has most likely died: no need to wait for the whole timeout.
-        return now - self.last_heartbeat_at > (min(timeout, HUNG_UP_SECONDS) if self.lane.hung_up() else timeout)
+        """Whether it counts as lost: it has died, or sent no heartbeat for too long."""
+        if self.unreachable:
+            refused_at = self.lane.refused_at
+            # After a heartbeat that came later, it lives, though its inbox is closed.
+            if refused_at is not None and refused_at > self.last_heartbeat_at:
+                return True
+            timeout = min(timeout, HUNG_UP_SECONDS)
+        return now - self.last_heartbeat_at > timeout
 
     @property
     def quarantined(self) -> bool:
@@ -164,7 +170,7 @@ class Peers(Generic[B]):
             peer.hello_sent = peer.lane.send(self._hello(peer.epoch))
 
     def check_lanes(self) -> None:
-        """Update `unreachable`, and repeat hellos that a lane rejected: a new lane is full until it is connected."""
+        """Update `unreachable`, and repeat rejected hellos: a new lane is full until it is connected."""
         for peer in self._peers.values():
             # While keys change, a lane may report a hang-up although its other connection works.
             peer.unreachable = peer.lane.hung_up() and not peer.lane.ready()
@@ -194,7 +200,7 @@ class Peers(Generic[B]):
         silent = [peer for peer in self._peers.values() if peer.is_silent(now, self._timeout)]
         lost = [peer for peer in silent if peer.alive]
         for peer in lost:
-            peer.alive, peer.dead = False, peer.lane.hung_up() and not peer.asked_to_drain
+            peer.alive, peer.dead = False, peer.unreachable and not peer.asked_to_drain
         return lost
 
     def mark_stalled(self, now: float) -> list[Peer[B]]:

@@ -23,6 +23,7 @@ from sluice.ring.descriptors import exhausted, reserve
 from sluice.ring.half_open import end_half_open
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, InsecureError, KeyPair, Security
 from sluice.ring.message import VERSION, Message
+from sluice.ring.timing import RECONNECT_SECONDS
 
 # ZeroMQ never retries a peer that refused the handshake, so a lane with keys is reopened if it was not connected within
 # HANDSHAKE_SECONDS, or accepted nothing for STUCK_SECONDS.
@@ -37,7 +38,8 @@ HEADER = struct.Struct("<2sHQQ")
 MAX_FRAME_BYTES = 32 << 20
 # 34 years at a thousand frames per second: a larger number is garbage, and would make a gap of that size.
 MAX_FRAME_NUMBER = 1 << 40
-EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CLOSED
+"""CLOSED: an attempt to connect failed."""
 
 
 def header(lane: int, number: int) -> bytes:
@@ -73,8 +75,8 @@ class Lane:
     `capacity` is ZeroMQ's high-water mark in messages; its pipes and the kernel's buffers hold some more. A lane that
     is not connected is full. What it held when its connection ended is lost and shows as a gap at the receiver.
     A `watched` lane notices when its receiver closes the connection, which the kernel also does for a process that
-    dies. Without a free file descriptor it is neither `open` nor ready, and tries again. Raises ValueError for an
-    invalid address, InsecureError for one that must not be used.
+    dies, and whether anybody still listens at the address then. Without a free file descriptor it is neither `open` nor
+    ready, and tries again. Raises ValueError for an invalid address, InsecureError for one that must not be used.
     """
 
     def __init__(
@@ -97,7 +99,8 @@ class Lane:
         self._events: zmq.Socket[bytes] | None = None
         """Of the socket's monitor (zmq_socket_monitor(3))."""
         self._disconnected = False
-        """Whether the latest of these events is a disconnect."""
+        """Whether a connection ended, and none was made since then."""
+        self._refused_at: float | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._keys = self._current_keys()
         self._keys_at = self._moved_at = time.monotonic()
@@ -142,9 +145,17 @@ class Lane:
 
         Must be called regularly: ZeroMQ's I/O thread blocks once a thousand events are unread.
         """
-        while self._events is not None and self._events.poll(0):
-            self._disconnected = recv_monitor_message(self._events)["event"] == zmq.Event.DISCONNECTED
+        while self._events is not None and int(self._events.get(zmq.EVENTS)) & zmq.POLLIN:
+            self._on_event(recv_monitor_message(self._events)["event"])
         return self._disconnected
+
+    @property
+    def refused_at(self) -> float | None:
+        """When `hung_up` learned, on the monotonic clock, that a connection ended and nobody listens at the address any
+        more: the receiver's process has ended. None if it may live.
+        """
+        # A receiver whose key changes closes its connections, and may not listen for a moment.
+        return None if self._refused_at is None or self._rotating() else self._refused_at
 
     def close(self, linger: float = 0.0) -> None:
         """Close, after at most `linger` seconds to send what ZeroMQ still holds."""
@@ -191,7 +202,7 @@ class Lane:
             socket.set(zmq.SNDHWM, self._capacity)
             socket.set(zmq.LINGER, 0)
             # A peer that is restarted should be back within a heartbeat; ZeroMQ doubles this up to the maximum.
-            socket.set(zmq.RECONNECT_IVL, 50)
+            socket.set(zmq.RECONNECT_IVL, int(1000 * RECONNECT_SECONDS))
             socket.set(zmq.RECONNECT_IVL_MAX, 1000)
             # Without it ZeroMQ queues messages for a connection that may never come, and the sender would notice only
             # when that queue is full: after a minute of keep-alives.
@@ -213,12 +224,25 @@ class Lane:
             raise
         return socket
 
+    def _on_event(self, event: int) -> None:
+        match event:
+            case zmq.Event.DISCONNECTED:
+                self._disconnected = True
+            case zmq.Event.HANDSHAKE_SUCCEEDED:
+                self._disconnected, self._refused_at = False, None
+            case zmq.Event.CLOSED if self._disconnected and self._refused_at is None:
+                self._refused_at = time.monotonic()
+
+    def _rotating(self) -> bool:
+        keys = self._current_keys()
+        return keys is not None and len(keys[1]) > 1
+
     def _stop_watching(self, socket: "zmq.Socket[bytes]") -> None:
         # Before the socket is closed: afterwards its monitor cannot be disabled.
         if self._events is not None:
             socket.disable_monitor()
             self._events.close()
-        self._events, self._disconnected = None, False
+        self._events, self._disconnected, self._refused_at = None, False, None
 
     def _renew(self, ready: bool) -> None:
         """Reopen the lane if it is stuck or keys have changed. What it held shows as a gap."""

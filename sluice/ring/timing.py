@@ -10,9 +10,15 @@ HEARTBEAT_SECONDS = 0.5
 KEEP_ALIVE_SECONDS = 1.0
 """engine → detokenizer. Sent by the step loop, so a long step delays it."""
 
+RECONNECT_SECONDS = 0.05
+"""From the end of a connection until the first attempt at another one. Refused, it tells a death from a cut."""
+WATCH_SECONDS = 0.05
+"""Between two looks of a router at the connections to its peers."""
+DEATH_SECONDS = 0.3
+"""A router notices the death of a process within this time, if the kernel closes its connections at once."""
 HUNG_UP_SECONDS = 2 * HEARTBEAT_SECONDS
-"""A router's patience with a peer whose connection ended: one that lives, and was only cut off, has sent a heartbeat
-over a new connection by then."""
+"""A router's patience with a peer whose connection ended, while it is unknown whether its process has: one that lives,
+and was only cut off, has sent a heartbeat over a new connection by then."""
 ROUTER_SILENCE_SECONDS = 30.0
 """Without a hello for this long a router is lost: its requests and streams end, and it gets no more heartbeats."""
 DRAINING_ROUTER_SILENCE_SECONDS = 4.0

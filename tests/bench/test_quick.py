@@ -12,7 +12,7 @@ from bench.page import load
 ROOT = Path(__file__).parents[2]
 SERVED = ("ring", "prefix", "peers")
 CROWDED = ("overload", "slow_reader")
-DEADLY = ("deaths", "restart", "soak")
+DEADLY = ("deaths", "restart", "pauses", "soak")
 """They have tests of their own: tests/chaos."""
 ALONE = ("policies", "chunked", "scheduler", "retention", "host")
 

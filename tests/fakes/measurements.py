@@ -2,7 +2,7 @@
 
 import msgspec
 
-from bench.deaths import kills, restart
+from bench.deaths import kills, pauses, restart
 from bench.deaths.freeze import Frozen, Leftovers
 from bench.harness.memory import Trail
 from bench.harness.stats import Figures
@@ -115,6 +115,16 @@ def deaths_result() -> kills.KillResult:
     )
 
 
+def pauses_result() -> pauses.PausesResult:
+    found = [
+        pauses.Pauses(version, cause, victim, [0.1, 0.2, 0.3])
+        for version in (pauses.BEFORE, pauses.NOW)
+        for cause in pauses.CAUSES
+        for victim in pauses.VICTIMS
+    ]
+    return pauses.PausesResult(pauses.PausesPlan(), 0, found)
+
+
 def restart_result() -> restart.RestartResult:
     def phase(name: str, stall: float) -> restart.RestartPhase:
         return restart.RestartPhase(
@@ -164,6 +174,7 @@ RESULTS = {
     "peers": peers_result,
     "deaths": deaths_result,
     "restart": restart_result,
+    "pauses": pauses_result,
     "overload": overload_result,
     "slow_reader": slow_reader_result,
     "soak": deaths_result,

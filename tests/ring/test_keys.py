@@ -16,6 +16,7 @@ from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.keys import ROLES, InsecureError, Keys, KeysError, Security, generate
 from sluice.ring.lane import Lane
 from sluice.ring.wire import ToDetokenizer
+from tests.fakes.lanes import until
 
 SECONDS = 60.0
 
@@ -243,6 +244,20 @@ def test_a_new_key_of_the_receiver_is_taken_up_by_both_ends(context, folder, inb
     deliver(later, inbox, 2)
     lane.close()
     later.close()
+
+
+def test_a_receiver_that_is_gone_while_its_key_changes_may_live(context, folder, address):
+    inbox = Inbox(context, address, ToDetokenizer, security=Security(Keys(folder, "detok")))
+    lane = Lane(context, inbox.address, security=Security(Keys(folder, "engine")).to("detok"), watched=True)
+    deliver(lane, inbox, 0)
+    generate(folder, "detok")
+    inbox.close()
+    until(lambda: lane.hung_up() and lane._refused_at)
+    assert lane.refused_at is None
+    public = folder / "public" / "detok.key"
+    public.write_bytes(public.read_bytes().split()[0])
+    assert lane.refused_at is not None
+    lane.close()
 
 
 def test_a_lane_that_knows_the_new_key_reaches_who_has_it_not_yet(context, folder, tmp_path):

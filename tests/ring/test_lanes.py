@@ -64,11 +64,15 @@ def test_a_watched_lane_sees_its_receiver_hang_up_and_come_back(context, address
     assert other.send(pulse(0))
     take(inbox, 2)
     assert not lane.hung_up()
+    assert lane.refused_at is None
     inbox.close()
     until(lane.hung_up)
+    until(lambda: lane.hung_up() and lane.refused_at)
     assert not other.hung_up()
+    assert other.refused_at is None
     inbox = Inbox(context, lane.address, ToDetokenizer, security=INSECURE)
     until(lambda: not lane.hung_up())
+    assert lane.refused_at is None
     for each in (lane, other, inbox):
         each.close()
 
@@ -77,7 +81,22 @@ def test_a_watched_lane_that_never_had_a_receiver_did_not_see_it_hang_up(context
     lane = Lane(context, f"ipc://{tmp_path}/nobody", watched=True)
     time.sleep(0.2)
     assert not lane.hung_up()
+    assert lane.refused_at is None
     lane.close()
+
+
+def test_a_receiver_that_only_the_way_was_cut_to_is_not_refused(context, tmp_path):
+    inbox = Inbox(context, f"ipc://{tmp_path}/inbox", ToDetokenizer)
+    with Wire(tmp_path / "wire", tmp_path / "inbox") as wire:
+        lane = connected(Lane(context, f"ipc://{tmp_path}/wire", watched=True))
+        hung_up = []
+        for _ in range(3):
+            wire.cut()
+            until(lane.hung_up)
+            until(lambda: hung_up.append(lane.refused_at) or not lane.hung_up())
+        assert set(hung_up) == {None}
+    lane.close()
+    inbox.close()
 
 
 def test_a_slow_consumer_shows_as_full_and_loses_nothing(context, inbox):

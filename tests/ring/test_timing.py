@@ -7,6 +7,7 @@ from sluice.ring.timing import (
     CACHE_REPORT_SECONDS,
     CUT_OFF_FORGET_SECONDS,
     CUT_OFF_SECONDS,
+    DEATH_SECONDS,
     DOUBTFUL_ENGINE_SILENCE_SECONDS,
     DRAIN_NOTICE_SECONDS,
     DRAINING_ROUTER_SILENCE_SECONDS,
@@ -16,7 +17,9 @@ from sluice.ring.timing import (
     HUNG_UP_SECONDS,
     KEEP_ALIVE_SECONDS,
     LANE_FORGET_SECONDS,
+    RECONNECT_SECONDS,
     ROUTER_SILENCE_SECONDS,
+    WATCH_SECONDS,
 )
 from sluice.settings.services import DetokenizerSettings, EngineSettings, RouterSettings, ServiceSettings
 from sluice.telemetry.service_status import TOUCH_SECONDS
@@ -38,6 +41,11 @@ def test_a_silence_spans_several_intervals():
 
 def test_a_connection_that_ended_is_a_hint_that_shortens_the_silence():
     assert 2 * HEARTBEAT_SECONDS <= HUNG_UP_SECONDS < default(RouterSettings, "peer_timeout")
+
+
+def test_a_death_is_noticed_sooner_than_a_heartbeat_could_be_missed():
+    # The first attempt to connect again, and the look after it; the rest is for a busy machine.
+    assert 2 * (RECONNECT_SECONDS + WATCH_SECONDS) <= DEATH_SECONDS < HEARTBEAT_SECONDS
 
 
 def test_a_router_recovers_its_streams_before_peers_end_them():

@@ -122,7 +122,7 @@ async def client(ring, start) -> Client:
 @pytest.fixture
 def quick_recovery(monkeypatch):
     """Losses are noticed, and followed by another attempt, in a fraction of the time."""
-    monkeypatch.setattr("router.peers.membership.TICK_SECONDS", 0.02)
+    monkeypatch.setattr("router.peers.membership.WATCH_SECONDS", 0.02)
     monkeypatch.setattr("router.peers.membership.HELLO_SECONDS", 0.05)
     monkeypatch.setattr("router.requests.recovery.FIRST_BACKOFF_SECONDS", 0.002)
     monkeypatch.setattr("router.requests.recovery.LONGEST_BACKOFF_SECONDS", 0.01)

@@ -10,9 +10,11 @@ import msgspec
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import HEADER, MAGIC
 from sluice.ring.message import VERSION
+from sluice.ring.timing import RECONNECT_SECONDS
 from sluice.ring.wire import Submit
 
 USUAL_SECONDS = 0.0005
+NEXT_SECONDS = 1e-9
 CONNECT_SECONDS = 0.1
 """At most; until then a lane takes nothing."""
 
@@ -81,6 +83,8 @@ class SimLane:
         self._inbox: SimInbox | None = None
         """The receiver to which it connects, or is connected."""
         self._connected_at = 0.0
+        self._ended_at: float | None = None
+        """When the connection ended, as far as `hung_up` knows."""
         self._encoder = msgspec.msgpack.Encoder()
 
     def ready(self) -> bool:
@@ -102,7 +106,18 @@ class SimLane:
     def hung_up(self) -> bool:
         there = self._network.listens(self.address)
         self.connected = self.connected or there
-        return self.connected and not there
+        ended = self.connected and not there
+        if not ended:
+            self._ended_at = None
+        elif self._ended_at is None:
+            self._ended_at = asyncio.get_running_loop().time()
+        return ended
+
+    @property
+    def refused_at(self) -> float | None:
+        """The kernel refuses for a process that has ended."""
+        at = None if self._ended_at is None else self._ended_at + RECONNECT_SECONDS
+        return at if at is not None and at <= asyncio.get_running_loop().time() else None
 
     def close(self, linger: float = 0.0) -> None:
         self.closed = True
@@ -167,7 +182,8 @@ class Network:
                     case "reorder":
                         seconds, late = seconds + self.random.uniform(0.001, 0.1), True
         if not late:
-            lane.free_at = max(lane.free_at, now + seconds)
+            # Never at the same time as the frame before it: the loop's timers have no order then.
+            lane.free_at = max(lane.free_at + NEXT_SECONDS, now + seconds)
         at = now + seconds if late else lane.free_at
         if not times:
             lane.unread -= 1

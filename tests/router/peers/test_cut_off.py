@@ -9,7 +9,6 @@ from tests.router.conftest import nothing_left, refused, rest, text_spec
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr("router.peers.membership.TICK_SECONDS", 0.05)
     monkeypatch.setattr("router.peers.membership.HELLO_SECONDS", 0.1)
 
 

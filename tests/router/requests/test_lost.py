@@ -1,7 +1,10 @@
 """Engines and detokenizers that are late, die, restart, or stop reading."""
 
 import asyncio
+import contextlib
+import os
 import random
+import socket
 import time
 
 import grpc
@@ -15,6 +18,7 @@ from sluice.ring.heartbeats import Hello
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import HEADER, MAGIC
 from sluice.ring.message import VERSION
+from sluice.ring.timing import HEARTBEAT_SECONDS
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes.ring_peers import end, generate, hang
@@ -23,7 +27,6 @@ from tests.router.conftest import nothing_left, refused, rest, text_spec
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr("router.peers.membership.TICK_SECONDS", 0.05)
     monkeypatch.setattr("router.peers.membership.HELLO_SECONDS", 0.1)
 
 
@@ -101,8 +104,30 @@ async def test_a_peer_that_hung_up_and_is_silent_is_lost_long_before_the_timeout
     ring.script = generate
     dead = dying if first.submit.engine_epoch == dying.epoch else other
     await dead.close()
+    closed = time.monotonic()
+    await client.until(lambda: client.lines("peer_lost"))
+    # Sooner than a heartbeat could be missed.
+    assert time.monotonic() - closed < 2 * HEARTBEAT_SECONDS
     assert (await rest(call))[-1].HasField("done")
     assert len(client.lines("peer_lost")) == 1
+
+
+@contextlib.contextmanager
+def nobody_answers(address):
+    """Connections to this ipc address are accepted, and that is all."""
+    path = address.removeprefix("ipc://")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        yield
+        os.unlink(path)
+
+
+async def heartbeats_for(client, peer, seconds):
+    """Wait until its heartbeats have come for so long."""
+    heard = []
+    hear, peer.on_heartbeat = peer.on_heartbeat, lambda heartbeat, now: (heard.append(now), hear(heartbeat, now))
+    await client.until(lambda: heard and time.monotonic() - heard[0] > seconds)
 
 
 async def test_a_peer_that_was_cut_off_and_still_heartbeats_is_not_lost(ring, start):
@@ -113,11 +138,25 @@ async def test_a_peer_that_was_cut_off_and_still_heartbeats_is_not_lost(ring, st
     (peer,) = client.router.ring.membership.engines.all
     engine.reading = False
     engine.inbox.close()
-    await client.until(peer.lane.hung_up)
-    heartbeats = []
-    hear, peer.on_heartbeat = peer.on_heartbeat, lambda heartbeat, now: (heartbeats.append(now), hear(heartbeat, now))
-    await client.until(lambda: heartbeats and time.monotonic() - heartbeats[0] > 2 * HUNG_UP_SECONDS)
-    assert not client.lines("peer_lost")
+    with nobody_answers(engine.address):
+        await client.until(lambda: peer.unreachable)
+        await heartbeats_for(client, peer, 2 * HUNG_UP_SECONDS)
+        assert not client.lines("peer_lost")
+    call.cancel()
+
+
+async def test_a_peer_that_closed_its_inbox_and_still_heartbeats_is_lost_only_once(ring, start):
+    engine = ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(peer_timeout=600.0)
+    call = await busy(client, ring)
+    (peer,) = client.router.ring.membership.engines.all
+    engine.reading = False
+    engine.inbox.close()
+    await client.until(lambda: client.lines("peer_lost"))
+    await heartbeats_for(client, peer, 2 * HUNG_UP_SECONDS)
+    assert peer.alive
+    assert len(client.lines("peer_lost")) == 1
     call.cancel()
 
 
@@ -129,10 +168,11 @@ async def test_a_peer_that_heartbeats_but_cannot_be_reached_gets_nothing_new(rin
     (peer,) = client.router.ring.membership.engines.all
     engine.reading = False
     engine.inbox.close()
-    await client.until(lambda: not peer.usable)
-    details = await refused(client.events(text_spec()))
-    assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
-    assert len(client.router.ring.requests.on_ring) == 1
+    with nobody_answers(engine.address):
+        await client.until(lambda: not peer.usable)
+        details = await refused(client.events(text_spec()))
+        assert (details.code, details.info.reason) == (StatusCode.UNAVAILABLE, "NO_ENGINE")
+        assert len(client.router.ring.requests.on_ring) == 1
     ring.script = generate
     engine.inbox = Inbox(ring.context, engine.address, engine.kinds)
     engine.reading = True

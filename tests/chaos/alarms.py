@@ -1,0 +1,94 @@
+"""python -m tests.chaos.alarms: a ring on a busy machine, in which nobody dies, must not lose a peer.
+
+Every few seconds an engine, a detokenizer or the router is stopped for half a second; keys rotate meanwhile.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sluice.launch import LogLine, Ring
+from sluice.ring.keys import ROLES, generate
+
+STOPPED_SECONDS = 0.5
+EVERY_SECONDS = 4.0
+ROTATE_EVERY = 5
+"""Stops."""
+PORTS = {"router": 7391, "engine": 7392, "detok": 7393}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.alarms")
+    parser.add_argument("--seconds", type=float, default=180.0, help="for each of TCP with keys, and ipc")
+    parser.add_argument("--busy", type=int, default=16, help="processes that keep the cores busy")
+    given = parser.parse_args()
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(given.busy)]
+    try:
+        lost = [one(keyed, given.seconds) for keyed in (True, False)]
+    finally:
+        for child in busy:
+            child.kill()
+            child.wait()
+    return 1 if any(lost) else 0
+
+
+def one(keyed: bool, seconds: float) -> int:
+    """How many peers were lost."""
+    lines: list[LogLine] = []
+    with tempfile.TemporaryDirectory() as name:
+        keys = Path(name)
+        for role in ROLES if keyed else ():
+            generate(keys, role)
+        with Ring(engines=1, detokenizers=1, observe=lines.append, **(over_tcp(keys) if keyed else {})) as ring:
+            lines.clear()
+            stops, rotations = disturb(ring, keys if keyed else None, seconds)
+    lost = sum(line.fields.get("event") == "peer_lost" for line in lines)
+    for line in lines if lost else ():
+        if line.fields.get("event") in ("peer_lost", "peer_joined"):
+            print(line.child, line.fields, flush=True)
+    kind = "TCP with keys" if keyed else "ipc"
+    print(f"{kind}: {seconds:g} s, {stops} stops, {rotations} rotations, {lost} peers lost", flush=True)
+    return lost
+
+
+def over_tcp(keys: Path) -> dict:
+    address = {role: f"tcp://127.0.0.1:{port}" for role, port in PORTS.items()}
+    return {
+        "keys": str(keys),
+        "engine_args": {"listen": address["engine"]},
+        "detokenizer_args": {"listen": address["detok"]},
+        "router_args": {
+            "listen": address["router"],
+            "engines": address["engine"],
+            "detokenizers": address["detok"],
+        },
+    }
+
+
+def disturb(ring: Ring, keys: Path | None, seconds: float) -> tuple[int, int]:
+    """How often services were stopped, and keys rotated."""
+    source, end, stops, rotations = random.Random(0), time.monotonic() + seconds, 0, 0
+    while time.monotonic() < end:
+        pid = source.choice(list(ring.pids.values()))
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(STOPPED_SECONDS)
+        os.kill(pid, signal.SIGCONT)
+        stops += 1
+        if keys is not None and stops % ROTATE_EVERY == 0:
+            role = source.choice(ROLES)
+            generate(keys, role)
+            print(f"{datetime.now(UTC):%H:%M:%S} new key of {role}", flush=True)
+            rotations += 1
+        time.sleep(EVERY_SECONDS)
+    return stops, rotations
+
+
+if __name__ == "__main__":
+    sys.exit(main())
