@@ -1,10 +1,10 @@
 """`python -m detok_service`: one detokenizer process."""
 
-from sluice.ring.process import die_with_parent, exit_on_interrupt, on_stop_signal, run_service
+from sluice.ring.process import die_with_parent, exit_on_signals, on_stop_signal, run_service
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
-    exit_on_interrupt()
+    exit_on_signals()
 
 import gc
 import secrets
@@ -63,7 +63,7 @@ def main() -> None:
         inbox: Inbox[ToDetokenizer] = Inbox(context, settings.listen, ToDetokenizer, security=security)  # type: ignore[arg-type]
     except (KeysError, InsecureError, ListenError) as error:
         raise SystemExit(str(error)) from error
-    address = settings.advertise or inbox.address
+    address = settings.address(inbox.address)
     identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint)
     open_lane = partial(Lane, context, security=security.to("router"))
     service = Detokenizer(identity, decoders, open_lane, settings.max_streams, log)

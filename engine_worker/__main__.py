@@ -1,10 +1,10 @@
 """`python -m engine_worker`: one engine process."""
 
-from sluice.ring.process import exit_on_interrupt
+from sluice.ring.process import exit_on_signals
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
-    exit_on_interrupt()
+    exit_on_signals()
 
 import gc
 import os

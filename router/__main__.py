@@ -1,10 +1,10 @@
 """python -m router"""
 
-from sluice.ring.process import exit_on_interrupt
+from sluice.ring.process import exit_on_signals
 
 if __name__ == "__main__":
     # Before the imports below, which take a second.
-    exit_on_interrupt()
+    exit_on_signals()
 
 import asyncio
 import signal
@@ -42,6 +42,7 @@ async def _serve(settings: RouterSettings, checkpoint: Checkpoint) -> None:
     logger = telemetry.configure("router", settings.log_level)
     settings = fit_connections(settings, raise_limit(), logger)
     router = RouterApp(settings, checkpoint, logger)
+    # After what takes long: until then a signal ends the process at once.
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -179,7 +179,7 @@ class RingSide:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self.inbox = RouterInbox(self._context, settings.listen, self._on_message, self._log, security)
-        self.address = settings.advertise or self.inbox.address
+        self.address = settings.address(self.inbox.address)
         self.placement = Placement(CACHED_BLOCKS, time.monotonic)
         self.membership = Membership(
             self._context,

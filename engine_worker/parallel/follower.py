@@ -4,8 +4,15 @@ Rank 0 starts it as `python -m engine_worker.parallel.follower RANK SIZE MEMORY 
 WAKEUP are inherited file descriptors.
 """
 
-import select
 import signal
+
+from sluice.ring.process import die_with_parent
+
+if __name__ == "__main__":
+    # Before the imports below, which take seconds: rank 0 may end meanwhile. Not SIGTERM, which is ignored later.
+    die_with_parent(signal.SIGKILL)
+
+import select
 import socket
 import sys
 import threading
@@ -28,7 +35,6 @@ from engine_worker.runner.config import find_device
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.load import load_forward
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
-from sluice.ring.process import die_with_parent
 from sluice.telemetry import configure
 from sluice.telemetry.output import leave, protect_stderr
 
@@ -43,8 +49,7 @@ FIRST_SECONDS = 600.0
 def main() -> None:
     """A child process of rank 0. Exit status 0 after a Shutdown."""
     protect_stderr()
-    # Not SIGTERM, which `run` ignores.
-    die_with_parent(signal.SIGKILL)
+    leave_signals_to_rank_0()
     rank, size, memory, wakeup = map(int, sys.argv[1:5])
     end = socket.socket(fileno=wakeup)
     watch_hangup(end.fileno())
@@ -76,6 +81,12 @@ def watch_hangup(descriptor: int) -> None:
     threading.Thread(target=watch, name="hangup", daemon=True).start()
 
 
+def leave_signals_to_rank_0() -> None:
+    """It drains, then sends a Shutdown. Before the model is loaded, a rank that torchrun started just ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 class Follower:
     def __init__(
         self, receiver: ChannelReceiver, rank_env: RankEnv, log: BoundLogger, store: Store | None = None
@@ -90,9 +101,6 @@ class Follower:
 
     def run(self) -> int:
         """Compute until a Shutdown; returns the exit status."""
-        # Signals are rank 0's to handle: it drains, then sends a Shutdown.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
         try:
             self._follow()
         except (ChannelError, msgspec.DecodeError) as error:
@@ -116,6 +124,7 @@ class Follower:
             match command:
                 case LoadModel():
                     forward = self._load(command)
+                    leave_signals_to_rank_0()
                     self._seconds = command.silent_seconds
                 case ComputeStep(moves, arrays) if forward is not None:
                     forward.logits(moves, None if arrays is None else forward.prepare(arrays))

@@ -53,7 +53,7 @@ class Worker:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         messages: type[ToEngine] = ToEngine  # type: ignore[assignment]
         self._inbox = Inbox(self._context, settings.listen, messages, security=self._security)
-        self.address = settings.advertise or self._inbox.address
+        self.address = settings.address(self._inbox.address)
         self.epoch = secrets.randbits(63)
         self.terms = Terms(
             fingerprint=fingerprint(checkpoint, settings.weights, runner.dtype, settings.max_attention_window),

@@ -2,12 +2,12 @@
 
 import signal
 
-from sluice.ring.process import INTERRUPTED, exit_on_interrupt
+from sluice.ring.process import INTERRUPTED, TERMINATED, exit_on_interrupt, exit_on_signals
 
 
 def main() -> None:
     """Ctrl-C prints no traceback, not even during the imports, which take a second, or at exit."""
-    exit_on_interrupt()
+    exit_on_signals(TERMINATED)
     from sluice.cli.commands import app
 
     try:

@@ -9,6 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 import zmq
 
+from sluice.ring.half_open import end_half_open
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, KeyPair, Security, ZapHandler
 from sluice.ring.lane import MAX_FRAME_BYTES, is_ipv6, open_frame
 from sluice.ring.message import Message
@@ -54,6 +55,7 @@ class Inbox(Generic[M]):
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(messages)
         self._socket = context.socket(zmq.PULL)
         self._socket.set(zmq.IPV6, is_ipv6(address))
+        end_half_open(self._socket, sends=False)
         self._socket.set(zmq.RCVHWM, capacity)
         self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.set(zmq.LINGER, 0)

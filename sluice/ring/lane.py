@@ -20,6 +20,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from sluice.ring.descriptors import exhausted, reserve
+from sluice.ring.half_open import end_half_open
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, InsecureError, KeyPair, Security
 from sluice.ring.message import VERSION, Message
 
@@ -186,6 +187,7 @@ class Lane:
                 # ZeroMQ's default name contains a descriptor number, which may be reused before the name is free.
                 self._events = socket.get_monitor_socket(EVENTS, f"inproc://monitor.{secrets.token_hex(8)}")
             socket.set(zmq.IPV6, is_ipv6(self.address))
+            end_half_open(socket, sends=True)
             socket.set(zmq.SNDHWM, self._capacity)
             socket.set(zmq.LINGER, 0)
             # A peer that is restarted should be back within a heartbeat; ZeroMQ doubles this up to the maximum.

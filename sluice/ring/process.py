@@ -1,12 +1,13 @@
 """What every service process does: exits silently or with one clear line, and dies with its parent."""
 
-import ctypes
-import json
+# Only what takes no time: until `exit_on_signals` is called, process 1 of a container gets no signals.
 import os
 import signal
 import sys
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
+from types import FrameType
+
+Handler = Callable[[int, FrameType | None], None]
 
 PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "SLUICE_PARENT_PID"
@@ -14,16 +15,61 @@ START_FAILED = "start_failed"
 """Event of the last line of a service that exits with an explained error."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
+TERMINATED = 143
+"""The same after SIGTERM, for a command that has not done its work."""
+
+
+def exit_on_signals(terminated: int = 0) -> None:
+    """Until other handlers are installed, SIGTERM ends the process at once with this status, SIGINT with INTERRUPTED.
+
+    To be called before slow imports. The kernel delivers no signal without a handler to process 1 of a container; and a
+    KeyboardInterrupt may be swallowed or replaced by the library being imported. What is ignored stays ignored, such as
+    SIGINT under nohup.
+    """
+    statuses = {signal.SIGTERM: terminated, signal.SIGINT: INTERRUPTED}
+    handlers = {number: _exit_with(status) for number, status in statuses.items() if not _ignored(number)}
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    _watch(handlers)
 
 
 def exit_on_interrupt() -> None:
-    """Until another handler is installed, SIGINT ends the process at once, with status INTERRUPTED and no traceback.
+    """The same for SIGINT alone, in a process that is about to end."""
+    if not _ignored(signal.SIGINT):
+        signal.signal(signal.SIGINT, _exit_with(INTERRUPTED))
 
-    To be called before slow imports: a KeyboardInterrupt may be swallowed or replaced by the library being imported.
-    If SIGINT is ignored, as under nohup, it stays ignored.
-    """
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+
+def _exit_with(status: int) -> Handler:
+    return lambda *_: os._exit(status)
+
+
+def _ignored(number: int) -> bool:
+    return signal.getsignal(number) is signal.SIG_IGN
+
+
+def _watch(handlers: Mapping[signal.Signals, Handler]) -> None:
+    """Call these from a thread too, as long as they are installed: the main thread calls a handler only between two
+    instructions of Python, but one call into a library can read weights, or wait for other ranks, for minutes."""
+    import threading
+    from fcntl import F_DUPFD_CLOEXEC, fcntl
+
+    ends = os.pipe()
+    # Not among the standard descriptors, should one of these be closed: what libraries print is no signal.
+    reader, writer = (fcntl(end, F_DUPFD_CLOEXEC, 3) for end in ends)
+    for end in ends:
+        os.close(end)
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    by_number: dict[int, Handler] = {**handlers}
+
+    def watch() -> None:
+        while number := os.read(reader, 1):
+            handler = by_number.get(number[0])
+            if handler is not None and signal.getsignal(number[0]) is handler:
+                handler(number[0], None)
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
 def run_service(service: str, main: Callable[[], None]) -> None:
@@ -38,6 +84,9 @@ def run_service(service: str, main: Callable[[], None]) -> None:
 
 
 def _last_line(service: str, error: str) -> str:
+    import json
+    from datetime import UTC, datetime
+
     if sys.stderr.isatty():
         return f"python -m {service}: {error}"
     time = datetime.now(UTC).isoformat()
@@ -50,6 +99,8 @@ def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is None or sys.platform != "linux":
         return
+    import ctypes
+
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != int(parent):
         raise SystemExit("the parent process has exited")

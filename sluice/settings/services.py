@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass as validated
 
+from sluice.ring.address import check_advertised, reachable_at
 from sluice.ring.keys import Keys, Role, Security
 from sluice.ring.ports import Port
 from sluice.settings.engine import CAPACITY_POLICIES, Batching, Compute, KvCacheSize, Parallelism
@@ -64,9 +65,10 @@ class ServiceSettings(Monitoring):
     id: str = ""
     """Name of this process in logs and heartbeats; default: role, host name and process id."""
     listen: str = "tcp://127.0.0.1:*"
-    """Address of the ring inbox: ipc:///path or tcp://host:port (port *: any)."""
+    """Address of the ring inbox: ipc:///path or tcp://host:port (port *: any; host *: any, with `advertise`)."""
     advertise: str | None = None
-    """Address at which the other services reach the inbox; default: the bound address."""
+    """Where the other services reach the inbox: a host, host:port or an address; default: the bound address, and
+    its port."""
     keys: Path | None = None
     """Folder of the ring's keys, see `sluice keygen`. Required for tcp:// between services."""
     insecure_ring: bool = False
@@ -82,6 +84,11 @@ class ServiceSettings(Monitoring):
     def __post_init__(self) -> None:
         if not self.id:
             object.__setattr__(self, "id", f"{self.role}-{socket.gethostname()}-{os.getpid()}")
+        check_advertised(self.listen, self.advertise)
+
+    def address(self, bound: str) -> str:
+        """For the other services, of an inbox that is bound to this."""
+        return reachable_at(bound, self.advertise)
 
     @property
     def security(self) -> Security:

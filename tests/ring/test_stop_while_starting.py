@@ -1,0 +1,110 @@
+"""SIGTERM while a service starts or loads: it ends with status 0, and its ranks with it. Also as process 1."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sluice.tiny_model import path
+from tests.fakes.processes import is_alive, wait_until
+
+pytestmark = pytest.mark.process
+
+SECONDS = (0.0, 0.1, 0.5, 1.0, 2.0)
+"""After the start. The first ones also wait for the handler: before, the kernel drops what is sent to process 1."""
+LIMIT = 5.0
+UNSHARE = ("unshare", "--pid", "--fork")
+ROOT = Path(__file__).parents[2]
+BLOCKED = """
+import hashlib, pathlib
+from sluice.ring.process import exit_on_signals
+exit_on_signals()
+pathlib.Path({marker!r}).touch()
+hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)
+"""
+"""One call into a library that takes minutes, and that no signal interrupts."""
+
+
+def command(module: str, folder: Path, *flags: str) -> list[str]:
+    peers = ("--engines", f"ipc://{folder}/1", "--detokenizers", f"ipc://{folder}/2", "--port", "0")
+    own = peers if module == "router" else ()
+    model = ("--model", str(path()), "--listen", f"ipc://{folder}/inbox")
+    return [sys.executable, "-m", module, *model, *own, *flags]
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    return subprocess.Popen(arguments, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for tasks in Path(f"/proc/{pid}/task").glob("*/children") for child in tasks.read_text().split()]
+
+
+def catches_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) & 1 << signal.SIGTERM - 1)
+
+
+def can_unshare() -> bool:
+    return (
+        shutil.which(UNSHARE[0]) is not None and subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
+    )
+
+
+@pytest.mark.skipif(not can_unshare(), reason="needs the permission to unshare --pid")
+@pytest.mark.parametrize("module", ["router", "detok_service", "engine_worker"])
+def test_process_1_ends_at_any_time_of_its_start(tmp_path: Path, module: str) -> None:
+    started = []
+    for seconds in SECONDS:
+        (tmp_path / str(seconds)).mkdir()
+        started.append((time.monotonic() + seconds, start(*UNSHARE, *command(module, tmp_path / str(seconds)))))
+    for at, unshare in started:
+        assert wait_until(lambda pid=unshare.pid: bool(children(pid)))
+        (process,) = children(unshare.pid)
+        time.sleep(max(0.0, at - time.monotonic()))
+        assert wait_until(lambda pid=process: catches_sigterm(pid))
+        os.kill(process, signal.SIGTERM)
+        sent = time.monotonic()
+        assert unshare.wait(60) == 0
+        assert time.monotonic() - sent < LIMIT
+
+
+@pytest.mark.parametrize("seconds", [1.0, 3.0, 5.0])
+def test_ranks_end_with_the_engine(tmp_path: Path, seconds: float) -> None:
+    engine = start(*command("engine_worker", tmp_path, "--tensor-parallel", "2", "--threads", "1"))
+    time.sleep(seconds)
+    ranks = children(engine.pid)
+    engine.send_signal(signal.SIGTERM)
+    sent = time.monotonic()
+    assert engine.wait(60) == 0
+    assert wait_until(lambda: not any(map(is_alive, ranks)), LIMIT)
+    assert time.monotonic() - sent < LIMIT
+
+
+def test_a_call_into_a_library_is_not_waited_for(tmp_path: Path) -> None:
+    marker = tmp_path / "calling"
+    process = start(sys.executable, "-c", BLOCKED.format(marker=str(marker)))
+    assert wait_until(marker.exists)
+    process.terminate()
+    assert process.wait(LIMIT) == 0
+
+
+def test_a_service_s_own_handler_takes_over() -> None:
+    code = """
+from sluice.ring.process import exit_on_signals, on_stop_signal
+import os, signal, time
+exit_on_signals()
+stopped = []
+on_stop_signal(lambda: stopped.append(1))
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.5)
+raise SystemExit(7 if stopped else 8)
+"""
+    assert start(sys.executable, "-c", code).wait(60) == 7
