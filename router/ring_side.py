@@ -13,6 +13,7 @@ from router.errors import RequestError
 from router.peers.discovery import Addresses
 from router.peers.membership import Membership
 from router.peers.placement import Placement
+from router.readiness import Readiness
 from router.requests.admission import Admission
 from router.requests.attempts import AttemptSender
 from router.requests.dispatcher import Dispatcher
@@ -33,6 +34,7 @@ MAX_SOCKETS = 8192
 """Of ZeroMQ, whose default of 1023 suffices for only 341 peers."""
 BATCH_MESSAGES = 32
 """Handled in one go; then other tasks get their turn."""
+GRACE_SLACK_SECONDS = 0.02
 HAND_BACK_SECONDS = 2.0
 """For the answers of requests that are handed back to reach their clients."""
 
@@ -106,6 +108,9 @@ class RingSide:
         self._on_ready = on_ready
         self._gap: Gap | None = None
         self._catching_up: asyncio.Handle | None = None
+        self._readiness = Readiness(settings.ready_grace)
+        self._grace_ends: asyncio.TimerHandle | None = None
+        """The latest: an earlier one that still runs changes nothing."""
         self._connect(tokenizer)
         self.requests = Requests(settings.max_open, settings.max_tenant_requests)
         self.admission = Admission(settings, time.monotonic)
@@ -138,6 +143,8 @@ class RingSide:
         return len(late)
 
     def close(self) -> None:
+        if self._grace_ends is not None:
+            self._grace_ends.cancel()
         # The dispatcher first, so that nothing is sent through a closed lane; the context last: it waits for sockets.
         self.dispatcher.close()
         self.inbox.close()
@@ -149,7 +156,7 @@ class RingSide:
         self.serving.watch(self.membership.engines.all)
         self.dispatcher.move_off_draining()
         self.dispatcher.move_off_cut_off()
-        self._on_ready(self.membership.ready.is_set() and not self.requests.closed)
+        self._update_readiness()
         heartbeats = [peer.heartbeat for peer in self.membership.engines.usable if peer.heartbeat]
         capacity = sum(heartbeat.stats.max_requests for heartbeat in heartbeats)
         # An engine holds more requests than one of its batches runs.
@@ -162,7 +169,7 @@ class RingSide:
         """Why new requests would not get through. Called from the thread of a probe."""
         if self.requests.closed:
             return "it is draining"
-        if self.membership.ready.is_set():
+        if self._readiness.ready:
             return None
         usable = {
             "engine": any(peer.usable for peer in self.membership.engines.all),
@@ -170,12 +177,18 @@ class RingSide:
         }
         return f"no {' and no '.join(kind for kind, there in usable.items() if not there)} takes work"
 
+    def _update_readiness(self) -> None:
+        grace = self._readiness.update(self.membership.ready.is_set())
+        if grace is not None:
+            # A little later, since the loop's clock is coarser than the one that `Readiness` asks.
+            later = grace + GRACE_SLACK_SECONDS
+            self._grace_ends = asyncio.get_running_loop().call_later(later, self._update_readiness)
+        self._on_ready(self._readiness.ready and not self.requests.closed)
+
     def _connect(self, tokenizer: str) -> None:
         settings, security = self._settings, self._settings.security
-        for address in (*settings.engines, *settings.detokenizers):
-            security.check(address)
         # Before the inbox is bound, since an address may be invalid.
-        addresses = Addresses(settings.engines), Addresses(settings.detokenizers)
+        addresses = self._addresses(settings.engines), self._addresses(settings.detokenizers)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self.inbox = RouterInbox(self._context, settings.listen, self._on_message, self._log, security)
@@ -191,6 +204,9 @@ class RingSide:
             self._log,
             security,
         )
+
+    def _addresses(self, entries: tuple[str, ...]) -> Addresses:
+        return Addresses(entries, check=self._settings.security.check, log=self._log)
 
     def _make_dispatcher(self, context_tokens: int) -> Dispatcher:
         settings, log = self._settings, self._log

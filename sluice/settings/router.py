@@ -13,7 +13,8 @@ class PeerSettings:
     """Peers"""
 
     engines: tuple[str, ...] = ()
-    """Engine inboxes: tcp://host:port, ipc:///path, or dns://name:port, which is resolved again and again."""
+    """Engine inboxes: tcp://host:port, ipc:///path, dns://name:port, which is resolved every 2 s, or file:///path of a
+    list of these, one a line, which is read every 2 s."""
     detokenizers: tuple[str, ...] = ()
     """Detokenizer inboxes, written like those of engines."""
     peer_timeout: PositiveSeconds = 5.0
@@ -21,6 +22,8 @@ class PeerSettings:
     stall_timeout: PositiveSeconds = 30.0
     """Seconds without progress of its loop after which an engine is lost although its heartbeats arrive. More than its
     longest step."""
+    ready_grace: Seconds = 30.0
+    """Seconds that a router which was ready stays so without an engine or a detokenizer. A drain ends it at once."""
     allow_mixed_models: bool = False
     """Treat engines with different weights, configuration or dtype as one model, also within a stream."""
 

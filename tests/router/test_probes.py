@@ -39,6 +39,7 @@ async def test_a_router_is_ready_while_both_kinds_of_peers_take_work(ring, start
         detokenizers=(f"ipc://{ring.folder}/detok",),
         metrics_port=port,
         peer_timeout=1.0,
+        ready_grace=0.0,
     )
     assert await ask(port, "/livez") == OK
     assert await ask(port, "/readyz") == (503, "no engine and no detokenizer takes work\n")

@@ -56,7 +56,7 @@ def told() -> Told:
 def small_ring(told):
     """One of each."""
     for attempt in range(5):
-        settings = {"router_args": {"peer_timeout": PEER_TIMEOUT}, "observe": told}
+        settings = {"router_args": {"peer_timeout": PEER_TIMEOUT, "ready_grace": 0.0}, "observe": told}
         ring = Ring(engines=1, detokenizers=1, metrics_port=free_ports(3), **settings)
         try:
             ring.start()

@@ -36,7 +36,7 @@ def ask(name=""):
 
 async def test_health_follows_the_ring(ring, start):
     engine = ring.add_engine()
-    client = await start(wait=False, detokenizers=(f"ipc://{ring.folder}/detok",), peer_timeout=1.0)
+    client = await start(wait=False, detokenizers=(f"ipc://{ring.folder}/detok",), peer_timeout=1.0, ready_grace=0.0)
     health = HealthStub(client.channel)
     watchers = [health.Watch(ask()), health.Watch(ask())]
     assert [(await watcher.read()).status for watcher in watchers] == [NOT_SERVING] * 2
