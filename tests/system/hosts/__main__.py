@@ -19,8 +19,8 @@ from tests.system.hosts.scenarios import BY_DNS, BY_IPV6, BY_TCP, Scenario
 from tests.system.hosts.streams import Outcome, run_disturbed, run_undisturbed
 
 RINGS: Mapping[str, tuple[Naming, bool, Mapping[str, Scenario]]] = {
-    "dns://": ("dns", False, BY_DNS),
     "tcp://name": ("tcp", False, BY_TCP),
+    "dns://": ("dns", False, BY_DNS),
     "dns://, IPv6 only": ("dns", True, BY_IPV6),
 }
 

@@ -4,12 +4,13 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
 
-RESOLV_CONF = Path("/etc/netns")
+ETC = Path("/etc/netns")
 """`ip netns exec NAME` mounts the files of its folder NAME over those of /etc."""
 TOOLS = ("ip", "dnsmasq")
 DNS_PORT = 53
@@ -49,9 +50,11 @@ class Machine:
         ip(*own, "link", "set", "lo", "up")
         ip(*own, "address", "add", f"{self.ip}/{network.prefix}", "dev", "eth0", *network.options)
         ip(*own, "link", "set", "eth0", "up")
-        self._files = RESOLV_CONF / self._namespace
+        self._files = ETC / self._namespace
         self._files.mkdir(parents=True)
         (self._files / "resolv.conf").write_text(f"nameserver {network.gateway}\n")
+        # gloo listens at the address of the machine's own name.
+        (self._files / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{self.ip} {socket.gethostname()}\n")
 
     @property
     def host(self) -> str:

@@ -23,7 +23,7 @@ Naming = Literal["dns", "tcp"]
 """How routers know peers: by `dns://` and one name for all of a kind, or by `tcp://` and a name for each."""
 
 RING_PORT, GRPC_PORT, TORCHRUN_PORT = 7000, 50051, 29500
-START_SECONDS = 180.0
+START_SECONDS = 120.0
 DRAIN_SECONDS = 60.0
 MODULES = {settings.role: settings.module for settings in SERVICES.values()}
 SETTINGS: Mapping[Role, Mapping[str, Any]] = {
@@ -103,7 +103,7 @@ class Ring:
     def moved(self) -> int:
         """Requests that have ended after more than one attempt."""
         routers = [each for each in self._started if each.role == "router"]
-        return sum(line["attempts"] > 1 for router in routers for line in router.events("request_ended"))
+        return sum(line.get("attempts", 0) > 1 for router in routers for line in router.events("request_ended"))
 
     def of(self, role: Role) -> list[Service]:
         return [each for each in self.services.values() if each.role == role]

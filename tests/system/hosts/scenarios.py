@@ -49,6 +49,16 @@ def moves_by_drain(seat: str) -> Scenario:
     return scenario
 
 
+def router_vanishes(ring: Ring) -> None:
+    """It comes back at the address that clients know."""
+    service = ring.services["router-0"]
+    _lose(service)
+    time.sleep(CUT_SECONDS)
+    service.machine.plug()
+    ring.start(service.seat, service.machine)
+    time.sleep(AFTER_SECONDS)
+
+
 def is_cut_off(role: Role) -> Scenario:
     """One service of a kind, with its process running on."""
 
@@ -149,15 +159,16 @@ ADDRESSES: Mapping[str, Scenario] = {
     "DNS says NXDOMAIN": dns_says_nxdomain,
 }
 BY_DNS: Mapping[str, Scenario] = {
-    "a detokenizer is added": detokenizer_added,
-    "a detokenizer drains": detokenizer_drains,
-    **MOVES,
-    **{f"{name} is cut off for 10 s": is_cut_off(role) for role, name in NAMES.items()},
-    **ADDRESSES,
-    "DNS names half of the peers": dns_names_half,
     "keys rotate": keys_rotate,
     "everything rolls": everything_rolls,
     "two machines compute one engine": two_machines_compute_one_engine,
+    "a detokenizer is added": detokenizer_added,
+    "a detokenizer drains": detokenizer_drains,
+    **MOVES,
+    "a router vanishes, and comes back": router_vanishes,
+    **{f"{name} is cut off for 10 s": is_cut_off(role) for role, name in NAMES.items()},
+    **ADDRESSES,
+    "DNS names half of the peers": dns_names_half,
 }
 BY_TCP: Mapping[str, Scenario] = {**MOVES, **ADDRESSES}
 BY_IPV6: Mapping[str, Scenario] = {**MOVES, "a router is cut off for 10 s": is_cut_off("router")}
