@@ -25,6 +25,7 @@ Naming = Literal["dns", "tcp"]
 RING_PORT, GRPC_PORT, TORCHRUN_PORT = 7000, 50051, 29500
 START_SECONDS = 120.0
 DRAIN_SECONDS = 60.0
+KNOWN_SECONDS = 30.0
 MODULES = {settings.role: settings.module for settings in SERVICES.values()}
 SETTINGS: Mapping[Role, Mapping[str, Any]] = {
     "router": {"port": GRPC_PORT, "insecure": True},
@@ -135,10 +136,23 @@ class Ring:
         if not service.events("ready"):
             raise RuntimeError(f"{service.seat} is not ready: see {service.log}")
 
+    def wait_known(self, service: Service) -> None:
+        """Raises RuntimeError unless every router has heard of this engine or detokenizer soon after it was ready."""
+        (ready,) = service.events("ready")
+
+        def knows(router: Service) -> bool:
+            joined = [line for line in router.events("peer_joined") if line["address"] == ready["address"]]
+            return any(line["timestamp"] >= ready["timestamp"] for line in joined)
+
+        if not wait_until(lambda: all(map(knows, self.of("router"))), KNOWN_SECONDS):
+            raise RuntimeError(f"{service.seat} is unknown to a router {KNOWN_SECONDS:g} s after it was ready")
+
     def start(self, seat: str, machine: Machine | None = None) -> Service:
-        """Launch, and wait until it is ready."""
+        """Launch, and wait until it is ready and the routers know it."""
         service = self.launch(seat, machine)
         self.wait_ready(service)
+        if service.role != "router":
+            self.wait_known(service)
         return service
 
     def forget(self, seat: str) -> Service:

@@ -76,10 +76,12 @@ def dns_is_silent(ring: Ring) -> None:
     """While a detokenizer is killed and restarted where it was."""
     with _silence(ring):
         time.sleep(RESOLVED_SECONDS)
-        service = ring.services["detok-1"]
-        service.kill()
-        ring.start(service.seat, service.machine)
+        former = ring.services["detok-1"]
+        former.kill()
+        service = ring.launch(former.seat, former.machine)
+        ring.wait_ready(service)
         time.sleep(RESOLVED_SECONDS)
+    ring.wait_known(service)
     time.sleep(AFTER_SECONDS)
 
 
@@ -120,7 +122,7 @@ def two_machines_compute_one_engine(ring: Ring) -> None:
     """It joins, and computes all streams while the other engines are replaced."""
     ranks = ring.launch_pair("engine-2")
     ring.wait_ready(ranks[0])
-    time.sleep(RESOLVED_SECONDS)
+    ring.wait_known(ranks[0])
     for seat in ("engine-0", "engine-1"):
         ring.services[seat].drain()
         ring.forget(seat)
