@@ -49,25 +49,25 @@ def moves_by_drain(seat: str) -> Scenario:
     return scenario
 
 
-def router_vanishes(ring: Ring) -> None:
-    """It comes back at the address that clients know."""
-    service = ring.services["router-0"]
-    _lose(service)
-    time.sleep(CUT_SECONDS)
-    service.machine.plug()
-    ring.start(service.seat, service.machine)
-    time.sleep(AFTER_SECONDS)
+def routers_vanish(ring: Ring) -> None:
+    """One after the other, since a client uses one of them. Each comes back at the address that clients know."""
+    for service in ring.of("router"):
+        _lose(service)
+        time.sleep(CUT_SECONDS)
+        service.machine.plug()
+        ring.start(service.seat, service.machine)
+        time.sleep(AFTER_SECONDS)
 
 
-def is_cut_off(role: Role) -> Scenario:
-    """One service of a kind, with its process running on."""
+def are_cut_off(role: Role) -> Scenario:
+    """Each service of a kind, one after the other, with its process running on."""
 
     def scenario(ring: Ring) -> None:
-        machine = ring.of(role)[0].machine
-        machine.unplug()
-        time.sleep(CUT_SECONDS)
-        machine.plug()
-        time.sleep(AFTER_SECONDS)
+        for service in ring.of(role):
+            service.machine.unplug()
+            time.sleep(CUT_SECONDS)
+            service.machine.plug()
+            time.sleep(AFTER_SECONDS)
 
     return scenario
 
@@ -150,7 +150,7 @@ def _silence(ring: Ring) -> Iterator[None]:
         ring.network.dns.answer()
 
 
-NAMES: Mapping[Role, str] = {"detok": "a detokenizer", "engine": "an engine", "router": "a router"}
+NAMES: Mapping[Role, str] = {"detok": "each detokenizer", "engine": "each engine", "router": "each router"}
 MOVES: Mapping[str, Scenario] = {
     "an engine moves by drain": moves_by_drain("engine-0"),
     "an engine vanishes, another takes its seat": vanishes("engine-1"),
@@ -167,10 +167,10 @@ BY_DNS: Mapping[str, Scenario] = {
     "a detokenizer is added": detokenizer_added,
     "a detokenizer drains": detokenizer_drains,
     **MOVES,
-    "a router vanishes, and comes back": router_vanishes,
-    **{f"{name} is cut off for 10 s": is_cut_off(role) for role, name in NAMES.items()},
+    "each router vanishes, and comes back": routers_vanish,
+    **{f"{name} is cut off for 10 s": are_cut_off(role) for role, name in NAMES.items()},
     **ADDRESSES,
     "DNS names half of the peers": dns_names_half,
 }
 BY_TCP: Mapping[str, Scenario] = {**MOVES, **ADDRESSES}
-BY_IPV6: Mapping[str, Scenario] = {**MOVES, "a router is cut off for 10 s": is_cut_off("router")}
+BY_IPV6: Mapping[str, Scenario] = {**MOVES, "each router is cut off for 10 s": are_cut_off("router")}
