@@ -21,8 +21,9 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 RESUME_SECONDS = 60.0
 MAX_MESSAGE_BYTES = 64 << 20
 # Long enough that a router does not close the connection for too many pings.
-KEEPALIVE_MILLISECONDS = 15_000
-PING_TIMEOUT_MILLISECONDS = 10_000
+KEEPALIVE_MILLISECONDS = 10_000
+# How long a stream pauses when its router's machine vanishes while data is on its way to it, as it mostly is.
+PING_TIMEOUT_MILLISECONDS = 5_000
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

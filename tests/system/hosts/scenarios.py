@@ -1,0 +1,176 @@
+"""What happens to the ring while streams run. Each scenario leaves at least two ready services of each kind."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from sluice.ring.keys import ROLES, Role
+from tests.system.hosts.ring import Ring, Service
+
+Scenario = Callable[[Ring], None]
+
+CUT_SECONDS = 10.0
+AFTER_SECONDS = 6.0
+"""After a disturbance, for what follows from it."""
+RESOLVED_SECONDS = 6.0
+"""For all routers to notice what the DNS says."""
+
+
+def detokenizer_added(ring: Ring) -> None:
+    """It stays."""
+    ring.start("detok-2")
+    time.sleep(RESOLVED_SECONDS + AFTER_SECONDS)
+
+
+def detokenizer_drains(ring: Ring) -> None:
+    """It leaves for good."""
+    ring.services["detok-0"].drain()
+    ring.forget("detok-0")
+    time.sleep(AFTER_SECONDS)
+
+
+def vanishes(seat: str) -> Scenario:
+    """Its machine says nothing more, and another takes its seat at another address."""
+
+    def scenario(ring: Ring) -> None:
+        _lose(ring.services[seat])
+        ring.start(seat)
+        time.sleep(AFTER_SECONDS)
+
+    return scenario
+
+
+def moves_by_drain(seat: str) -> Scenario:
+    def scenario(ring: Ring) -> None:
+        ring.services[seat].drain()
+        ring.start(seat)
+        time.sleep(AFTER_SECONDS)
+
+    return scenario
+
+
+def routers_vanish(ring: Ring) -> None:
+    """One after the other, since a client uses one of them. Each comes back at the address that clients know."""
+    for service in ring.of("router"):
+        _lose(service)
+        time.sleep(CUT_SECONDS)
+        service.machine.plug()
+        ring.start(service.seat, service.machine)
+        time.sleep(AFTER_SECONDS)
+
+
+def are_cut_off(role: Role) -> Scenario:
+    """Each service of a kind, one after the other, with its process running on."""
+
+    def scenario(ring: Ring) -> None:
+        for service in ring.of(role):
+            service.machine.unplug()
+            time.sleep(CUT_SECONDS)
+            service.machine.plug()
+            time.sleep(AFTER_SECONDS)
+
+    return scenario
+
+
+def dns_is_silent(ring: Ring) -> None:
+    """While a detokenizer is killed and restarted where it was."""
+    with _silence(ring):
+        time.sleep(RESOLVED_SECONDS)
+        former = ring.services["detok-1"]
+        former.kill()
+        service = ring.launch(former.seat, former.machine)
+        ring.wait_ready(service)
+        time.sleep(RESOLVED_SECONDS)
+    ring.wait_known(service)
+    time.sleep(AFTER_SECONDS)
+
+
+def dns_says_nxdomain(ring: Ring) -> None:
+    ring.network.dns.say(dict.fromkeys((*ROLES, *ring.services), ()))
+    time.sleep(RESOLVED_SECONDS + AFTER_SECONDS)
+    ring.publish()
+    time.sleep(RESOLVED_SECONDS)
+
+
+def dns_names_half(ring: Ring) -> None:
+    """One of two engines, and one of two detokenizers."""
+    ring.network.dns.say({role: [ring.of(role)[0].machine.ip] for role in ROLES})
+    time.sleep(RESOLVED_SECONDS + AFTER_SECONDS)
+    ring.publish()
+    time.sleep(RESOLVED_SECONDS)
+
+
+def everything_rolls(ring: Ring) -> None:
+    """Each service drains and its successor starts: engines and detokenizers at other addresses."""
+    for role in ("detok", "engine", "router"):
+        for service in ring.of(role):
+            service.drain()
+            ring.start(service.seat, service.machine if role == "router" else None)
+            time.sleep(RESOLVED_SECONDS)
+
+
+def keys_rotate(ring: Ring) -> None:
+    """Of each role: a new public key beside the former one, then the secret, then the former one goes."""
+    for role in ROLES:
+        for change in (ring.keys.announce, ring.keys.adopt, ring.keys.retire):
+            change(role)
+            time.sleep(2.0)
+    time.sleep(AFTER_SECONDS)
+
+
+def two_machines_compute_one_engine(ring: Ring) -> None:
+    """It joins, and computes all streams while the other engines are replaced."""
+    ranks = ring.launch_pair("engine-2")
+    ring.wait_ready(ranks[0])
+    ring.wait_known(ranks[0])
+    for seat in ("engine-0", "engine-1"):
+        ring.services[seat].drain()
+        ring.forget(seat)
+    time.sleep(AFTER_SECONDS)
+    for seat in ("engine-0", "engine-1"):
+        ring.start(seat)
+    time.sleep(RESOLVED_SECONDS)
+    ring.forget("engine-2")
+    for rank in ranks:
+        rank.kill()
+    time.sleep(AFTER_SECONDS)
+
+
+def _lose(service: Service) -> None:
+    service.machine.unplug()
+    service.kill()
+
+
+@contextmanager
+def _silence(ring: Ring) -> Iterator[None]:
+    ring.network.dns.fall_silent()
+    try:
+        yield
+    finally:
+        ring.network.dns.answer()
+
+
+NAMES: Mapping[Role, str] = {"detok": "each detokenizer", "engine": "each engine", "router": "each router"}
+MOVES: Mapping[str, Scenario] = {
+    "an engine moves by drain": moves_by_drain("engine-0"),
+    "an engine vanishes, another takes its seat": vanishes("engine-1"),
+    "a detokenizer vanishes, another takes its seat": vanishes("detok-1"),
+}
+ADDRESSES: Mapping[str, Scenario] = {
+    "DNS is silent, a detokenizer restarts": dns_is_silent,
+    "DNS says NXDOMAIN": dns_says_nxdomain,
+}
+BY_DNS: Mapping[str, Scenario] = {
+    "keys rotate": keys_rotate,
+    "everything rolls": everything_rolls,
+    "two machines compute one engine": two_machines_compute_one_engine,
+    "a detokenizer is added": detokenizer_added,
+    "a detokenizer drains": detokenizer_drains,
+    **MOVES,
+    "each router vanishes, and comes back": routers_vanish,
+    **{f"{name} is cut off for 10 s": are_cut_off(role) for role, name in NAMES.items()},
+    **ADDRESSES,
+    "DNS names half of the peers": dns_names_half,
+}
+BY_TCP: Mapping[str, Scenario] = {**MOVES, **ADDRESSES}
+BY_IPV6: Mapping[str, Scenario] = {**MOVES, "each router is cut off for 10 s": are_cut_off("router")}

@@ -1,0 +1,47 @@
+"""Some scenarios on one ring. `python -m tests.system.hosts` runs all of them."""
+
+import pytest
+
+from tests.system.hosts.network import Network, missing
+from tests.system.hosts.page import page
+from tests.system.hosts.ring import Ring
+from tests.system.hosts.scenarios import BY_DNS
+from tests.system.hosts.streams import Outcome, run_disturbed, run_undisturbed
+
+pytestmark = pytest.mark.timeout(600)
+
+QUICK = (
+    "a detokenizer vanishes, another takes its seat",
+    "an engine moves by drain",
+    "DNS says NXDOMAIN",
+)
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    if reason := missing():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("hosts")
+    with Network(folder) as network, Ring(network, folder) as ring:
+        yield ring
+
+
+@pytest.fixture(scope="module")
+def truths(ring):
+    return run_undisturbed(ring)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_streams_go_on_unchanged(ring, truths, name):
+    outcome = run_disturbed(ring, name, BY_DNS[name], truths)
+    assert outcome.streams >= len(truths)
+    assert (outcome.failed, outcome.changed, outcome.broken) == (0, 0, ""), outcome.text
+    # NXDOMAIN is the one of them that nobody may notice.
+    assert bool(outcome.moves) == (name != "DNS says NXDOMAIN"), outcome.text
+
+
+def test_the_page_marks_what_is_too_long():
+    text = page([Outcome("calm", 8, pause=0.4), Outcome("late", 8, moves=3, pause=12.34)], [])
+    assert "| calm | 8 | 0 | 0 | 0 | 0.4 |" in text
+    assert "| late | 8 | 0 | 0 | 3 | **12.3** |" in text
+    assert "1 of 2 scenarios" in text
