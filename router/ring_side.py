@@ -11,6 +11,7 @@ from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.discovery import Addresses
+from router.peers.engine_calls import EngineCalls
 from router.peers.membership import Membership
 from router.peers.placement import Placement
 from router.requests.admission import Admission
@@ -20,6 +21,7 @@ from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
+from sluice.ring.calls import CallAnswer
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.inbox import Gap, Inbox
@@ -192,6 +194,8 @@ class RingSide:
             security,
         )
 
+        self.calls = EngineCalls(self.membership, self.address, self._log)
+
     def _make_dispatcher(self, context_tokens: int) -> Dispatcher:
         settings, log = self._settings, self._log
         requests, membership, suspects = self.requests, self.membership, self.suspects
@@ -206,6 +210,9 @@ class RingSide:
             self._gap = message
             return
         gap, self._gap = self._gap, None
+        if isinstance(message, CallAnswer):
+            self.calls.on_answer(message)
+            return
         if isinstance(message, EngineHeartbeat):
             if self.membership.on_heartbeat(message):
                 self.placement.on_engine_heartbeat(message)

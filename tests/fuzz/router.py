@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from router.app import RouterApp
+from sluice.ring.calls import CallAnswer, RankAnswer, failed
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat
@@ -59,6 +60,7 @@ def templates(engine: str, detokenizer: str) -> list[Message]:
             5,
         ),
         DetokenizerHeartbeat("other-detok", 78, detokenizer, True, 3, 1, 10.0, "", {77: 2}),
+        CallAnswer(77, 9, [RankAnswer(0, "[1]"), failed(1, "no")]),
     ]
 
 
