@@ -116,6 +116,7 @@ class RingSide:
         self.suspects = Suspects(settings.recovery_timeout / 2, time.monotonic)
         self.serving = ServingModel(settings.allow_mixed_models, log)
         self.dispatcher = self._make_dispatcher(context_tokens)
+        self.calls = EngineCalls(self.membership, self.address, log)
 
     def start(self) -> Coroutine[Any, Any, None]:
         """Read messages; returns what follows the peers, which runs until it is cancelled."""
@@ -193,8 +194,6 @@ class RingSide:
             self._log,
             security,
         )
-
-        self.calls = EngineCalls(self.membership, self.address, self._log)
 
     def _make_dispatcher(self, context_tokens: int) -> Dispatcher:
         settings, log = self._settings, self._log

@@ -91,6 +91,8 @@ class Follower:
         self._store = store
         self._seconds = FIRST_SECONDS
         self._group: RankGroup | None = None
+        self._methods: Methods | None = None
+        """Once the model is loaded."""
 
     def run(self) -> int:
         """Compute until a Shutdown; returns the exit status."""
@@ -115,18 +117,16 @@ class Follower:
     @torch.inference_mode()
     def _follow(self) -> None:
         forward: Forward | None = None
-        methods: Methods | None = None
         while True:
             command = decode(self._receiver.receive(self._seconds))
             match command:
                 case LoadModel():
                     forward = self._load(command)
-                    methods = Methods(forward.rank)
                     self._seconds = command.silent_seconds
                 case ComputeStep(moves, arrays) if forward is not None:
                     forward.logits(moves, None if arrays is None else forward.prepare(arrays))
-                case CallMethod(number, call) if methods is not None and call.names(self._rank_env.rank):
-                    self._answer(number, methods.answer(call))
+                case CallMethod(number, call) if self._methods is not None and call.names(self._rank_env.rank):
+                    self._leave(number, self._methods.answer(call))
                 case Shutdown():
                     break
             self._receiver.complete()
@@ -135,7 +135,7 @@ class Follower:
         if self._group is not None:
             self._group.close()
 
-    def _answer(self, number: int, answer: RankAnswer) -> None:
+    def _leave(self, number: int, answer: RankAnswer) -> None:
         try:
             if self._store is not None:
                 leave_answer(self._store, number, self._rank_env.rank, answer)
@@ -156,6 +156,7 @@ class Follower:
             raise ChannelError("rank 0 sent no address of a store")
         self._group = RankGroup(rank_env.rank, rank_env.size, find_device(config), self._store, seconds)
         forward = load_forward(checkpoint, config, lambda *_: None, self._group)
+        self._methods = Methods(forward.rank)
         self._group.barrier()
         return forward
 
