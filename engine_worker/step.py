@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from sluice.ring.calls import MethodCall, RankAnswer
 from sluice.ring.errors import Fault
 from sluice.ring.params import SamplingParams
 from sluice.ring.wire import TokenLogprob
@@ -95,6 +96,13 @@ class Launched(Protocol):
         """Wait for one result per draw, in the order of slices and draws. Raises if the step as a whole failed."""
 
 
+class PendingCall(Protocol):
+    """A method that runs on the ranks."""
+
+    def poll(self) -> list[RankAnswer] | None:
+        """All answers, by rank, once they are there; never waits."""
+
+
 class Runner(Protocol):
     """Computes steps in launch order. Called from one thread.
 
@@ -118,6 +126,9 @@ class Runner(Protocol):
 
     def launch(self, step: Step) -> Launched:
         """Start computing a step after those launched before it. What it refers to may change once it is collected."""
+
+    def call(self, call: MethodCall) -> PendingCall:
+        """Run a method on the ranks, after the steps launched so far. Its failure is an answer, never an exception."""
 
     def check(self) -> None:
         """Called after a failed step: raises DeviceLostError if all later ones would fail too."""

@@ -142,6 +142,7 @@ class RouterApp:
             ring.membership,
             ring.placement,
             ring.serving,
+            ring.calls,
             self._stats_broadcast,
             ring.requests,
             ring.drain,

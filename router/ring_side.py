@@ -11,6 +11,7 @@ from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.discovery import Addresses
+from router.peers.engine_calls import EngineCalls
 from router.peers.membership import Membership
 from router.peers.placement import Placement
 from router.readiness import Readiness
@@ -21,6 +22,7 @@ from router.requests.recovery import Recovery
 from router.requests.registry import RequestCounters, Requests
 from router.requests.serving_model import ServingModel
 from router.requests.suspects import Suspects
+from sluice.ring.calls import CallAnswer
 from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.inbox import Gap, Inbox
@@ -119,6 +121,7 @@ class RingSide:
         self.suspects = Suspects(settings.recovery_timeout / 2, time.monotonic)
         self.serving = ServingModel(settings.allow_mixed_models, log, settings.serving_version)
         self.dispatcher = self._make_dispatcher(context_tokens)
+        self.calls = EngineCalls(self.membership, self.address, log)
 
     def start(self) -> Coroutine[Any, Any, None]:
         """Read messages; returns what follows the peers, which runs until it is cancelled."""
@@ -222,6 +225,9 @@ class RingSide:
             self._gap = message
             return
         gap, self._gap = self._gap, None
+        if isinstance(message, CallAnswer):
+            self.calls.on_answer(message)
+            return
         if isinstance(message, EngineHeartbeat):
             if self.membership.on_heartbeat(message):
                 self.placement.on_engine_heartbeat(message)

@@ -4,7 +4,7 @@ import statistics
 import time
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from engine_worker.core.intake import Terms
 from engine_worker.hooks import Hooks
 from engine_worker.step import Drawn
 from engine_worker.step import Step as EngineStep
+from sluice.ring.calls import MethodCall
 from sluice.ring.wire import Submit
 from sluice.settings.engine import Batching
 
@@ -87,6 +88,9 @@ class ScriptedRunner:
         drawn = [self._drawn] * sum(len(part.draws) for part in step.slices)
         self.returned = time.thread_time()
         return Done(drawn)
+
+    def call(self, call: MethodCall) -> NoReturn:
+        raise NotImplementedError(f"the benchmark calls no methods, but {call.method}")
 
     def check(self) -> None:
         """There is no device."""

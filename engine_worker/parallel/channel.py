@@ -32,9 +32,9 @@ class ChannelSender(Protocol):
     def sent(self) -> int:
         """Commands sent so far."""
 
-    def send(self, message: bytes) -> None:
-        """Raises ChannelError if a rank has disconnected, or does not make room in time; the channel is unusable
-        then."""
+    def send(self, message: bytes) -> int:
+        """Returns the command's number. Raises ChannelError if a rank has disconnected, or does not make room in time;
+        the channel is unusable then."""
 
     def idle(self) -> bool:
         """Whether no thread is sending at the moment."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from engine_worker.runner.batch import StepArrays
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Move
+from sluice.ring.calls import MethodCall
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -38,6 +39,12 @@ class ComputeStep(Command, frozen=True):
     """None: moves only."""
 
 
+class CallMethod(Command, frozen=True):
+    number: int
+    """Of the call: each rank that it names leaves its answer in the group's store under it."""
+    call: MethodCall
+
+
 class Heartbeat(Command, frozen=True):
     """No work; a rank that completes it is making progress."""
 
@@ -64,14 +71,15 @@ def _unpack(_: type, packed: Any) -> NDArray[Any]:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
-_decoder = msgspec.msgpack.Decoder(LoadModel | ComputeStep | Heartbeat | Shutdown, dec_hook=_unpack)
+Commands = LoadModel | ComputeStep | CallMethod | Heartbeat | Shutdown
+_decoder = msgspec.msgpack.Decoder(Commands, dec_hook=_unpack)
 
 
 def encode(command: Command) -> bytes:
     return _encoder.encode(command)
 
 
-def decode(message: bytearray) -> LoadModel | ComputeStep | Heartbeat | Shutdown:
+def decode(message: bytearray) -> Commands:
     """Raises msgspec.DecodeError on an invalid message."""
-    found: LoadModel | ComputeStep | Heartbeat | Shutdown = _decoder.decode(message)
+    found: Commands = _decoder.decode(message)
     return found

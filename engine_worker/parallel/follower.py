@@ -22,11 +22,13 @@ from typing import NoReturn
 
 import msgspec
 import torch
+import torch.distributed as dist
 from structlog.stdlib import BoundLogger
 from torch.distributed.distributed_c10d import Store
 
+from engine_worker.parallel.answers import leave_answer
 from engine_worker.parallel.channel import EXIT_GROUP_LOST, ChannelError, ChannelReceiver
-from engine_worker.parallel.commands import ComputeStep, LoadModel, Shutdown, decode
+from engine_worker.parallel.commands import CallMethod, ComputeStep, LoadModel, Shutdown, decode
 from engine_worker.parallel.group import RankGroup, connect_store, store_errors, torchrun_store
 from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.parallel.shm_channel import SharedMemory, ShmReceiver, Wakeup
@@ -34,6 +36,8 @@ from engine_worker.parallel.tcp import ENDPOINT_KEY, connect
 from engine_worker.runner.config import find_device
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.load import load_forward
+from engine_worker.runner.methods import Methods
+from sluice.ring.calls import RankAnswer
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.telemetry import configure
 from sluice.telemetry.output import leave, protect_stderr
@@ -98,6 +102,8 @@ class Follower:
         self._store = store
         self._seconds = FIRST_SECONDS
         self._group: RankGroup | None = None
+        self._methods: Methods | None = None
+        """Once the model is loaded."""
 
     def run(self) -> int:
         """Compute until a Shutdown; returns the exit status."""
@@ -128,6 +134,8 @@ class Follower:
                     self._seconds = command.silent_seconds
                 case ComputeStep(moves, arrays) if forward is not None:
                     forward.logits(moves, None if arrays is None else forward.prepare(arrays))
+                case CallMethod(number, call) if self._methods is not None and call.names(self._rank_env.rank):
+                    self._leave(number, self._methods.answer(call))
                 case Shutdown():
                     break
             self._receiver.complete()
@@ -136,6 +144,14 @@ class Follower:
         if self._group is not None:
             self._group.close()
 
+    def _leave(self, number: int, answer: RankAnswer) -> None:
+        try:
+            if self._store is not None:
+                leave_answer(self._store, number, self._rank_env.rank, answer)
+        except dist.DistError as error:
+            # Rank 0 reports that it is missing. If the group is lost, the next command shows it.
+            self._log.warning("answer_lost", error=str(error))
+
     def _load(self, load: LoadModel) -> Forward:
         rank_env, seconds = self._rank_env, load.start_seconds
         # Each machine opens its own copy; the fingerprint proves that it is the same.
@@ -143,11 +159,13 @@ class Follower:
         if checkpoint.fingerprint != load.fingerprint:
             raise CheckpointError(f"{checkpoint.path} holds different files on this machine than on rank 0's")
         config = replace(load.config, device_index=rank_env.local_rank, ranks_here=rank_env.local_size)
-        store = connect_store(load.store, rank_env.size, seconds) if load.store else self._store
-        if store is None:
+        if load.store:
+            self._store = connect_store(load.store, rank_env.size, seconds)
+        if self._store is None:
             raise ChannelError("rank 0 sent no address of a store")
-        self._group = RankGroup(rank_env.rank, rank_env.size, find_device(config), store, seconds)
+        self._group = RankGroup(rank_env.rank, rank_env.size, find_device(config), self._store, seconds)
         forward = load_forward(checkpoint, config, lambda *_: None, self._group)
+        self._methods = Methods(forward.rank)
         self._group.barrier()
         return forward
 

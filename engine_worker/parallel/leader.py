@@ -11,19 +11,22 @@ from dataclasses import replace
 from structlog.stdlib import BoundLogger
 from torch.distributed.distributed_c10d import Store
 
+from engine_worker.parallel.answers import StoredAnswers
 from engine_worker.parallel.channel import EXIT_GROUP_LOST, ChannelError, ChannelSender, RankGoneError
-from engine_worker.parallel.commands import Command, ComputeStep, LoadModel, Shutdown, encode
+from engine_worker.parallel.commands import CallMethod, Command, ComputeStep, LoadModel, Shutdown, encode
 from engine_worker.parallel.group import RankGroup, open_store, store_errors, torchrun_store
 from engine_worker.parallel.processes import Processes
 from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.parallel.tcp import ENDPOINT_KEY, RankListener, TcpSender
 from engine_worker.parallel.watchdog import Watchdog
 from engine_worker.runner.batch import StepArrays
+from engine_worker.runner.calls import Poll
 from engine_worker.runner.config import RunnerConfig, find_device
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
 from engine_worker.step import Move, Runner
+from sluice.ring.calls import MethodCall
 from sluice.ring.checkpoint import Checkpoint
 from sluice.telemetry.output import leave
 
@@ -55,6 +58,7 @@ class Leader:
         self._runner: ModelRunner | None = None
         """Set once all ranks have loaded."""
         self._processes: Processes | None = None
+        self._calls = 0
         self._store: Store
         self._address: str | None = None
         sender: ChannelSender
@@ -105,6 +109,12 @@ class Leader:
     def send_step(self, moves: tuple[Move, ...], arrays: StepArrays | None) -> None:
         self._send(ComputeStep(moves, arrays))
 
+    def call(self, call: MethodCall) -> Poll:
+        self._calls += 1
+        sent = self._send(CallMethod(self._calls, call))
+        ranks = [rank for rank in range(1, self._rank_env.size) if call.names(rank)]
+        return StoredAnswers(self._store, self._sender, self._calls, sent, ranks).poll
+
     def on_step_failed(self, error: Exception) -> None:
         self._end_group(f"rank 0 failed: {error!r}")
 
@@ -133,13 +143,15 @@ class Leader:
         except (ChannelError, RuntimeError) as error:
             self._log.warning("shutdown_failed", error=str(error))
 
-    def _send(self, command: Command) -> None:
+    def _send(self, command: Command) -> int:
+        """Returns its number."""
         try:
-            self._sender.send(encode(command))
+            return self._sender.send(encode(command))
         except RankGoneError as error:
             self._end_group(f"rank {error.rank} {self._exit_reason(error.rank) or 'has disconnected'}")
         except ChannelError as error:
             self._end_group(str(error))
+        return self._sender.sent
 
     def _waiting_since(self) -> float | None:
         return None if self._runner is None else self._runner.waiting_since

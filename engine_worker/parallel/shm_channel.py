@@ -139,7 +139,7 @@ class ShmSender:
         self._fence = Fence()
         self._sending = threading.Lock()
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: bytes) -> int:
         with self._sending:
             self._write(memoryview(HEADER.pack(self.sent + 1, len(message))))
             self._write(memoryview(message))
@@ -147,6 +147,7 @@ class ShmSender:
             for rank, wakeup in enumerate(self._wakeups, 1):
                 if not wakeup.wake():
                     raise RankGoneError(rank)
+            return self.sent
 
     def idle(self) -> bool:
         return not self._sending.locked()

@@ -104,7 +104,7 @@ class TcpSender:
         for ack_socket in self._ack_sockets:
             ack_socket.setblocking(False)
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: bytes) -> int:
         with self._sending:
             frame = HEADER.pack(self.sent + 1, len(message)) + message
             for rank, connection in enumerate(self._connections, 1):
@@ -113,6 +113,7 @@ class TcpSender:
                 except OSError as error:
                     raise ChannelError(f"rank {rank} cannot be reached: {error}") from error
             self.sent += 1
+            return self.sent
 
     def idle(self) -> bool:
         return not self._sending.locked()

@@ -1,7 +1,11 @@
-"""Heartbeats to the routers: which routers want them, and the thread that sends them however long a step takes."""
+"""Heartbeats to the routers: which routers want them, and the thread that sends them however long a step takes.
+
+The same thread, which owns the lanes to the routers, sends the answers to their calls.
+"""
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -12,6 +16,7 @@ import zmq
 from structlog.stdlib import BoundLogger
 
 from engine_worker.ringside.stats_log import Cursor, StatsLog
+from sluice.ring.calls import CallAnswer
 from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Epochs, Hello
 from sluice.ring.keys import PLAIN, Security
 from sluice.ring.lane import Lane
@@ -23,6 +28,8 @@ yet."""
 LANE_CAPACITY = 8
 MAX_ROUTERS = 256
 """Each takes a lane."""
+MAX_ANSWERS = 64
+"""To calls, waiting for full lanes."""
 
 
 class LastHello(NamedTuple):
@@ -91,6 +98,8 @@ class Heartbeats(threading.Thread):
         """How much of the statistics each router has got."""
         self._invalid: set[str] = set()
         """Addresses to which no lane can be opened."""
+        self._answers: deque[tuple[str, CallAnswer]] = deque(maxlen=MAX_ANSWERS)
+        """With the address of the router; another thread appends."""
         self._wakeups: SimpleQueue[bool] = SimpleQueue()
         """True: send a last heartbeat and end."""
 
@@ -99,13 +108,19 @@ class Heartbeats(threading.Thread):
         while not last:
             with suppress(Empty):
                 last = self._wakeups.get(timeout=pause)
-            pause = CONNECT_SECONDS if self._send() else HEARTBEAT_SECONDS
+            opened = self._send()
+            pause = CONNECT_SECONDS if self._send_answers() or opened else HEARTBEAT_SECONDS
         for lane in self._lanes.values():
             lane.close(HEARTBEAT_SECONDS)
 
     def send_now(self) -> None:
         """Send a heartbeat without waiting for the interval. Signal-safe: SimpleQueue.put is reentrant."""
         self._wakeups.put(False)
+
+    def answer(self, router: str, answer: CallAnswer) -> None:
+        """Send it to a router that gets heartbeats; any other gets none."""
+        self._answers.append((router, answer))
+        self.send_now()
 
     def stop(self) -> None:
         """Send a last heartbeat, with which routers learn that this engine has drained, and join the thread."""
@@ -138,6 +153,17 @@ class Heartbeats(threading.Thread):
                 # Nothing is lost: the cursor stays, so the next heartbeat brings the same and more.
                 self._log.debug("heartbeat_skipped", router=address)
         return len(self._lanes) > lanes_before
+
+    def _send_answers(self) -> bool:
+        """Returns whether some have to wait."""
+        for _ in range(len(self._answers)):
+            address, answer = self._answers.popleft()
+            lane = self._lanes.get(address)
+            if lane is None:
+                self._log.warning("call_answer_dropped", router=address)
+            elif not lane.send(answer):
+                self._answers.append((address, answer))
+        return bool(self._answers)
 
     def _lane(self, address: str) -> Lane | None:
         if address not in self._lanes and address not in self._invalid:

@@ -13,11 +13,13 @@ from engine_worker.core.intake import Terms, fingerprint, longest_sequence
 from engine_worker.hooks import Hooks
 from engine_worker.kvcache.pool import CacheCorruptError
 from engine_worker.ringside import metrics
+from engine_worker.ringside.calls import Calls
 from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.ringside.stats_log import StatsCallback, StatsLog, find_function
 from engine_worker.step import DeviceLostError, Runner
+from sluice.ring.calls import Call
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.heartbeats import EngineHeartbeat, Hello
@@ -84,6 +86,7 @@ class Worker:
         self._heartbeats = Heartbeats(
             self._context, self._routers, self._heartbeat, self._stats_log, cache_changes, log, to_router
         )
+        self._calls = Calls(runner, self.epoch, self._heartbeats.answer, log)
         self._callback = self._make_callback()
         self._status_file = StatusFile()
         self._beacon = ProgressBeacon(time.monotonic, self._status_file)
@@ -130,6 +133,7 @@ class Worker:
         try:
             while not self._drained():
                 stepped = self._engine.step()
+                self._calls.finish()
                 # Before any wait: the heartbeat must get out before the quarantined request is computed.
                 self._announce_quarantine()
                 if stepped:
@@ -151,7 +155,7 @@ class Worker:
 
     def _wait(self) -> None:
         """Wait for messages. If there is nothing else to do, check the cache."""
-        soon = self._outbox.waiting or self._quarantined is not None
+        soon = self._outbox.waiting or self._quarantined is not None or self._calls.pending
         if self._mailbox.waiting or self._inbox.wait(FULL_LANE_SECONDS if soon else IDLE_SECONDS):
             return
         if not self._checked and not self._engine.live.requests:
@@ -199,7 +203,7 @@ class Worker:
             fault = Fault(ErrorCode.DRAINING.name, "the engine has shut down")
             self._log.info("drain_timed_out", ended=self._engine.end_all(fault))
             return True
-        left = self._engine.live.requests or self._outbox.flowing(STUCK_SECONDS)
+        left = self._engine.live.requests or self._calls.pending or self._outbox.flowing(STUCK_SECONDS)
         # Routers send requests here until they know of the drain, and each of these must be answered.
         return not left and seconds >= DRAIN_NOTICE_SECONDS
 
@@ -232,7 +236,7 @@ class Worker:
         return metrics.read(self._engine, self._inbox, self._mailbox, self._outbox, self._callback)
 
     def _receive(self) -> list[Submit | Cancel | Hello]:
-        """Handle hellos, gaps and flushes; return the messages for the mailbox."""
+        """Handle hellos, gaps, flushes and calls; return the messages for the mailbox."""
         found: list[Submit | Cancel | Hello] = []
         for message in self._inbox.receive():
             if isinstance(message, Hello):
@@ -245,6 +249,8 @@ class Worker:
                 self._on_gap(message)
             elif isinstance(message, Flush):
                 self._on_flush(message)
+            elif isinstance(message, Call):
+                self._calls.begin(message)
             else:
                 found.append(message)
         return found

@@ -12,6 +12,7 @@ from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.models.model import Model
 from engine_worker.runner.batch import StepArrays, StepTensors
 from engine_worker.runner.graphs import Graphs, pad
+from engine_worker.runner.methods import Rank
 from engine_worker.step import Move
 
 
@@ -45,7 +46,9 @@ class Forward:
         self.backend = backend
         self.device = device
         self._graphs = graphs
-        self._shard = shard
+        self.shard = shard
+        self.rank = Rank(shard.rank, shard.size, device, model, cache)
+        """For methods that are called by name."""
 
     def close(self) -> None:
         """Wait for the device and drop the graphs; nothing can be computed afterwards."""
@@ -70,7 +73,7 @@ class Forward:
             return None
         if step.follows:
             # Only rank 0 samples, so the others get the tokens that the previous step drew from it.
-            self._shard.broadcast(step.tensors.token_ids)
+            self.shard.broadcast(step.tensors.token_ids)
         rows = self(step)
         return self.model.logits(rows) if len(rows) else None
 

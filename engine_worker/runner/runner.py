@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,13 +11,16 @@ from torch import Tensor
 from engine_worker.attention.backend import first_line, synchronize
 from engine_worker.models.config import widest_window
 from engine_worker.runner.batch import Batch, StepArrays, build_batch, to_device
+from engine_worker.runner.calls import PendingCall, Poll, refused
 from engine_worker.runner.forward import Forward, PreparedStep
+from engine_worker.runner.methods import Methods
 from engine_worker.sampling.logprobs import Logprobs
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample
 from engine_worker.step import DeviceLostError, Draw, Drawn, Move, Step
+from sluice.ring.calls import MethodCall
 
-Work = Callable[[], "StepResults | None"]
+T = TypeVar("T")
 
 
 class Followers(Protocol):
@@ -25,6 +28,9 @@ class Followers(Protocol):
 
     def send_step(self, moves: tuple[Move, ...], arrays: StepArrays | None) -> None:
         """Have them compute a step; None: moves only."""
+
+    def call(self, call: MethodCall) -> Poll:
+        """Have those that it names run a method; returns what asks for their answers, by rank."""
 
     def on_step_failed(self, error: Exception) -> None:
         """Rank 0 failed at a step that they were sent: the group is out of step."""
@@ -135,6 +141,7 @@ class ModelRunner:
         self.overlap = overlap
         self._thread = ThreadPoolExecutor(1, "runner", _use, (device,)) if overlap else None
         self._forward = forward
+        self._methods = Methods(forward.rank)
         self._followers = followers
         self._gumbel_max = gumbel_max
         self._vocab_size = forward.model.config.vocab_size
@@ -174,6 +181,12 @@ class ModelRunner:
         with self._waiting:
             return self._launch(step)
 
+    def call(self, call: MethodCall) -> PendingCall:
+        # The others get it after the same steps as rank 0, so a method may even use the group's collectives.
+        others: Poll = list if self._followers is None else self._followers.call(call)
+        own = self._start(lambda: self._methods.answer(call)) if call.names(0) else None
+        return PendingCall(own, others, refused(call, self._forward.shard.size))
+
     def _launch(self, step: Step) -> LaunchedStep:
         # Cleared first, so that a step after a failed launch follows none.
         before, self._latest = self._latest, None
@@ -194,10 +207,10 @@ class ModelRunner:
         self._latest = LaunchedStep(results, self._waiting)
         return self._latest
 
-    def _start(self, work: Work) -> "Future[StepResults | None]":
+    def _start(self, work: Callable[[], T]) -> "Future[T]":
         if self._thread is not None:
             return self._thread.submit(work)
-        done: Future[StepResults | None] = Future()
+        done: Future[T] = Future()
         try:
             done.set_result(work())
         except Exception as error:  # noqa: BLE001 - raised when the step is collected, as it is with overlap

@@ -9,9 +9,11 @@ from typing import NoReturn
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from router.api.call_engines import call_engines
 from router.api.rpc import Context
 from router.api.stats_broadcast import StatsBroadcast, step_message
 from router.errors import RequestError, Violation, seconds
+from router.peers.engine_calls import EngineCalls
 from router.peers.membership import Membership
 from router.peers.peers import EnginePeer
 from router.peers.placement import Placement
@@ -36,6 +38,7 @@ class AdminService:
     _membership: Membership
     _placement: Placement
     _serving: ServingModel
+    _calls: EngineCalls
     _stats_broadcast: StatsBroadcast
     _requests: Requests
     _drain: Callable[[float], Awaitable[int]]
@@ -85,6 +88,9 @@ class AdminService:
         except TimeoutError:
             raise RequestError(ErrorCode.ENGINE_LOST, f"an engine did not answer for {FLUSH_SECONDS:g} s") from None
         return pb.FlushCacheResponse(blocks_freed=sum(freed))
+
+    async def call_engines(self, message: pb.CallEnginesRequest, _: Context) -> pb.CallEnginesResponse:
+        return await call_engines(message, self._calls)
 
     async def _flush(self, engine: EnginePeer, number: int) -> int:
         while engine.alive and not engine.lane.send(Flush(engine.epoch, number)):

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from sluice import __version__
+from sluice.cli.call import call
 from sluice.cli.chat import chat
 from sluice.cli.generate import generate
 from sluice.cli.health import health
@@ -26,6 +27,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(health)
 app.command()(stats)
+app.command()(call)
 app.command()(keygen)
 app.add_typer(protos, name="protos")
 

@@ -3,6 +3,7 @@
 from sluice.client.async_client import AsyncClient
 from sluice.client.client import Client
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, TlsOptions
+from sluice.client.engine_calls import RankAnswer
 from sluice.client.errors import (
     AlreadyExists,
     Cancelled,
@@ -39,7 +40,7 @@ __all__ = [
     "DEFAULT_ADDRESS", "AlreadyExists", "AsyncClient", "AsyncSteps", "AsyncStream", "Cancelled", "Chunk", "Client",
     "ClientOptions", "DeadlineExceeded", "FinishReason", "Forbidden", "Generation", "InvalidRequest", "KvCache",
     "LostEvents", "Message", "ModelChanged", "ModelNotFound", "NotImplementedByServer", "Options", "Output",
-    "Overloaded", "Poison", "Prompt", "ServerError", "SluiceError", "Steps", "Stream", "Tensor", "Timings",
-    "TlsOptions", "TokenLogprob", "TokenRangeRetention", "Tokenization", "Unauthenticated", "Unavailable", "Usage",
-    "Violation",
+    "Overloaded", "Poison", "Prompt", "RankAnswer", "ServerError", "SluiceError", "Steps", "Stream", "Tensor",
+    "Timings", "TlsOptions", "TokenLogprob", "TokenRangeRetention", "Tokenization", "Unauthenticated", "Unavailable",
+    "Usage", "Violation",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 import grpc
@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2
 
 from sluice.client import requests
 from sluice.client.connection import DEFAULT_ADDRESS, ClientOptions, Method, Router, Routers, any_yes
+from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_answers
 from sluice.client.errors import ModelNotFound, SluiceError, from_rpc_error, is_task_cancelled
 from sluice.client.options import Options, Prompt
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
@@ -71,6 +72,23 @@ class AsyncClient:
         """Statistics of every engine step and request, as they happen. The client's default timeout does not apply."""
         return AsyncSteps(self._routers, timeout)
 
+    async def call_engines(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        ranks: Sequence[int] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[RankAnswer]:
+        """Run a named method on every rank of every engine; answers by engine id, then rank. See docs/executor.md.
+
+        A rank that failed answers with `error`. `timeout` is for the engines to answer (default 30 s). Never sent a
+        second time, since the method may have run. Raises TypeError, ValueError for arguments that JSON cannot hold.
+        """
+        request = call_request(method, args, kwargs, ranks, timeout)
+        return read_answers(await self._call_once(lambda router: router.admin.CallEngines, request, deadline(timeout)))
+
     async def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
         request = health_pb2.HealthCheckRequest(service=service)
@@ -103,6 +121,15 @@ class AsyncClient:
             await asyncio.sleep(self._routers.on_failure(router, error, retries))
             self._routers.check_open()
             requests.set_engine_deaths(request, retries.engine_deaths)
+
+    async def _call_once(self, method: Method, request: Any, timeout: float | None) -> Any:
+        router = self._routers.current
+        left = self._routers.begin(timeout).time_left(time.monotonic())
+        try:
+            return await self._send(router, method, request, left)
+        except SluiceError as error:
+            self._routers.on_only_failure(router, error)
+            raise
 
     async def _any(
         self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None

@@ -171,6 +171,11 @@ class Routers:
         self.check_open()
         return retries.on_failure(error, time.monotonic())
 
+    def on_only_failure(self, router: Router, error: SluiceError) -> None:
+        """Of a call that must not be repeated: the next one goes to another router, if that may help."""
+        if is_router_failure(error):
+            self.skip(router)
+
     def check_open(self) -> None:
         """Raises Cancelled."""
         if self.closed:

@@ -1,7 +1,7 @@
 """Generation as a library, with TensorRT-LLM's names: `with GenerationExecutor.create() as executor: …`."""
 
 from sluice.executor.config import CapacitySchedulerPolicy, ContextChunkingPolicy, KvCacheConfig, SchedulerConfig
-from sluice.executor.errors import RequestError
+from sluice.executor.errors import CollectiveRpcError, RequestError
 from sluice.executor.executor import GenerationExecutor
 from sluice.executor.request import (
     GenerationRequest,
@@ -22,9 +22,9 @@ from sluice.executor.stats import (
 )
 
 __all__ = [
-    "AdditionalModelOutput", "CapacitySchedulerPolicy", "CompletionOutput", "ContextChunkingPolicy",
-    "GenerationExecutor", "GenerationRequest", "GenerationResult", "GuidedDecodingParams", "InflightBatchingStats",
-    "IterationStats", "KvCacheConfig", "KvCacheRetentionConfig", "KvCacheStats", "LoRARequest", "Logprob",
-    "RequestError", "RequestStage", "RequestStats", "Response", "Result", "SamplingParams", "SchedulerConfig",
-    "StaticBatchingStats", "TokenRangeRetentionConfig",
+    "AdditionalModelOutput", "CapacitySchedulerPolicy", "CollectiveRpcError", "CompletionOutput",
+    "ContextChunkingPolicy", "GenerationExecutor", "GenerationRequest", "GenerationResult", "GuidedDecodingParams",
+    "InflightBatchingStats", "IterationStats", "KvCacheConfig", "KvCacheRetentionConfig", "KvCacheStats",
+    "LoRARequest", "Logprob", "RequestError", "RequestStage", "RequestStats", "Response", "Result", "SamplingParams",
+    "SchedulerConfig", "StaticBatchingStats", "TokenRangeRetentionConfig",
 ]  # fmt: skip

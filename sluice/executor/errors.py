@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sluice.client import SluiceError
+from sluice.client import RankAnswer, SluiceError
 
 SHUT_DOWN = "the executor was shut down"
 
@@ -20,6 +20,24 @@ class RequestError(RuntimeError):
     @property
     def retryable(self) -> bool:
         return isinstance(self.error, SluiceError) and self.error.retryable
+
+
+class CollectiveRpcError(RuntimeError):
+    """A method failed on some ranks; the message is the first error."""
+
+    def __init__(self, answers: list[RankAnswer]) -> None:
+        errors = [answer.error for answer in answers if answer.error is not None]
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        super().__init__(f"{errors[0]}{more}")
+        self.answers = answers
+        """Of all ranks, in order: values and errors."""
+
+
+def values_of(answers: list[RankAnswer]) -> list[Any]:
+    """Raises CollectiveRpcError."""
+    if any(answer.error is not None for answer in answers):
+        raise CollectiveRpcError(answers)
+    return [answer.value for answer in answers]
 
 
 def either(name: str, value: Any, alias: str, aliased: Any) -> Any:

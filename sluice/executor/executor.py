@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Self, Unpack, overload
@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack, overload
 from sluice.client import AsyncClient, ClientOptions, Prompt
 from sluice.executor.batch import BatchRun, batch_requests, is_batch
 from sluice.executor.config import KvCacheConfig, SchedulerConfig
-from sluice.executor.errors import either
+from sluice.executor.errors import either, values_of
 from sluice.executor.local import LocalRing
 from sluice.executor.request import BatchOptions, GenerationRequest, RequestOptions
 from sluice.executor.response import Response
@@ -238,6 +238,20 @@ class GenerationExecutor:
         """Token ids of a text, as the server would tokenize it as a prompt. Raises SluiceError."""
         ask = partial(AsyncClient.tokenize, text=text, model=model or "", add_special_tokens=add_special_tokens)
         return list(self._session.run(ask).token_ids)
+
+    def collective_rpc(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        ranks: Sequence[int] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Run a named method on every rank of every engine; its values, by engine id, then rank. Raises
+        CollectiveRpcError if a rank failed. See `Client.call_engines`."""
+        call = partial(AsyncClient.call_engines, method=method, args=args, kwargs=kwargs, ranks=ranks, timeout=timeout)
+        return values_of(self._session.run(call))
 
     def forget(self, request_id: int) -> None:
         """Discard the unread responses of a request. Results do this when their end is read."""

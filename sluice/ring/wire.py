@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sluice.ring.calls import Call, CallAnswer
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello, KeepAlive
 from sluice.ring.message import (
@@ -246,9 +247,9 @@ class TextBatch(Message, frozen=True):
             at += count
 
 
-ToEngine = Hello | Submit | Cancel | Flush
+ToEngine = Hello | Submit | Cancel | Flush | Call
 ToDetokenizer = Hello | TokenBatch | KeepAlive | Drop
-ToRouter = TextBatch | EngineHeartbeat | DetokenizerHeartbeat
+ToRouter = TextBatch | EngineHeartbeat | DetokenizerHeartbeat | CallAnswer
 
 
 def _check_columns(batch: TokenBatch | TextBatch) -> None:

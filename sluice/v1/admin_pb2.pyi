@@ -931,3 +931,110 @@ class FlushCacheResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FlushCacheResponse: _TypeAlias = FlushCacheResponse  # noqa: Y015
+
+@_typing.final
+class CallEnginesRequest(_message.Message):
+    """Request of CallEngines."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METHOD_FIELD_NUMBER: _builtins.int
+    ARGS_JSON_FIELD_NUMBER: _builtins.int
+    KWARGS_JSON_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    method: _builtins.str
+    """Name of the method: "memory", "ping", "versions", or one of an entry point "sluice.engine_methods" of the engines."""
+    args_json: _builtins.str
+    """Positional arguments, a JSON array; empty: none. With kwargs_json at most 65,536 bytes."""
+    kwargs_json: _builtins.str
+    """Named arguments, a JSON object; empty: none."""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ranks of each engine, from 0; empty: all."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """Time until an engine that has not answered counts as failed. Default 30 s, at most an hour."""
+
+    def __init__(
+        self,
+        *,
+        method: _builtins.str = ...,
+        args_json: _builtins.str = ...,
+        kwargs_json: _builtins.str = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args_json", b"args_json", "kwargs_json", b"kwargs_json", "method", b"method", "ranks", b"ranks", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallEnginesRequest: _TypeAlias = CallEnginesRequest  # noqa: Y015
+
+@_typing.final
+class CallEnginesResponse(_message.Message):
+    """Response of CallEngines."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankAnswer]:
+        """By engine id, then rank."""
+
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___RankAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallEnginesResponse: _TypeAlias = CallEnginesResponse  # noqa: Y015
+
+@_typing.final
+class RankAnswer(_message.Message):
+    """The answer of one rank of an engine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    VALUE_JSON_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """Id of the engine."""
+    rank: _builtins.int
+    """Unset: the error is of the whole engine."""
+    value_json: _builtins.str
+    """The value as JSON, at most 65,536 bytes."""
+    error: _builtins.str
+    """The error; names engine, rank and method."""
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+        rank: _builtins.int | None = ...,
+        value_json: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "error", b"error", "rank", b"rank", "result", b"result", "value_json", b"value_json"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "engine_id", b"engine_id", "error", b"error", "rank", b"rank", "result", b"result", "value_json", b"value_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["value_json", "error"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___RankAnswer: _TypeAlias = RankAnswer  # noqa: Y015

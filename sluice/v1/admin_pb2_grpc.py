@@ -317,6 +317,11 @@ class AdminServiceStub(object):
                 request_serializer=sluice_dot_v1_dot_admin__pb2.FlushCacheRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_admin__pb2.FlushCacheResponse.FromString,
                 _registered_method=True)
+        self.CallEngines = channel.unary_unary(
+                '/sluice.v1.AdminService/CallEngines',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.CallEnginesRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.CallEnginesResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -366,6 +371,14 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CallEngines(self, request, context):
+        """Run a named method on every rank of every engine, between two of its steps. One that fails answers with an error,
+        and the others answer all the same. The method runs at most once per rank.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -398,6 +411,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.FlushCache,
                     request_deserializer=sluice_dot_v1_dot_admin__pb2.FlushCacheRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_admin__pb2.FlushCacheResponse.SerializeToString,
+            ),
+            'CallEngines': grpc.unary_unary_rpc_method_handler(
+                    servicer.CallEngines,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.CallEnginesRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.CallEnginesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -563,6 +581,33 @@ class AdminService(object):
             '/sluice.v1.AdminService/FlushCache',
             sluice_dot_v1_dot_admin__pb2.FlushCacheRequest.SerializeToString,
             sluice_dot_v1_dot_admin__pb2.FlushCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CallEngines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.AdminService/CallEngines',
+            sluice_dot_v1_dot_admin__pb2.CallEnginesRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.CallEnginesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -126,6 +126,10 @@ class AdminServiceStub:
     """
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]
     """Drop the prefix cache of every engine."""
+    CallEngines: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CallEnginesRequest, _admin_pb2.CallEnginesResponse]
+    """Run a named method on every rank of every engine, between two of its steps. One that fails answers with an error,
+    and the others answer all the same. The method runs at most once per rank.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -146,6 +150,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.FlushCacheRequest, _admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
     """Drop the prefix cache of every engine."""
+    CallEngines: _aio.UnaryUnaryMultiCallable[_admin_pb2.CallEnginesRequest, _admin_pb2.CallEnginesResponse]  # type: ignore[assignment]
+    """Run a named method on every rank of every engine, between two of its steps. One that fails answers with an error,
+    and the others answer all the same. The method runs at most once per rank.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Statistics and operations."""
@@ -199,5 +207,15 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.FlushCacheResponse, _abc.Awaitable[_admin_pb2.FlushCacheResponse]]:
         """Drop the prefix cache of every engine."""
+
+    @_abc_1.abstractmethod
+    def CallEngines(
+        self,
+        request: _admin_pb2.CallEnginesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CallEnginesResponse, _abc.Awaitable[_admin_pb2.CallEnginesResponse]]:
+        """Run a named method on every rank of every engine, between two of its steps. One that fails answers with an error,
+        and the others answer all the same. The method runs at most once per rank.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

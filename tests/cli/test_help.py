@@ -13,7 +13,18 @@ from sluice.cli.commands import app
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 @pytest.mark.parametrize(
     "command",
-    [[], ["serve"], ["generate"], ["chat"], ["health"], ["stats"], ["keygen"], ["protos"], ["protos", "export"]],
+    [
+        [],
+        ["serve"],
+        ["generate"],
+        ["chat"],
+        ["health"],
+        ["stats"],
+        ["call"],
+        ["keygen"],
+        ["protos"],
+        ["protos", "export"],
+    ],
 )
 def test_help_of_commands(command, flag) -> None:
     result = CliRunner().invoke(app, [*command, flag])

@@ -21,10 +21,11 @@ class CommandSender:
     def sent(self) -> int:
         return len(self.commands)
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: bytes) -> int:
         if self.broken:
             raise ChannelError("rank 2 has read nothing")
         self.commands.append(decode(bytearray(message)))
+        return self.sent
 
     def idle(self) -> bool:
         return not self.busy

@@ -9,6 +9,8 @@ from typing import Any
 
 import zmq
 
+from sluice.ring import wire
+from sluice.ring.calls import CallAnswer, MethodCall, RankAnswer
 from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Hello
 from sluice.ring.inbox import Gap, Inbox
@@ -177,6 +179,8 @@ class FakeEngine(FakePeer):
         self.cancels: list[Cancel] = []
         self.flushes: list[tuple[int, int]] = []
         self.flushing = True
+        self.answer_call: Callable[[MethodCall], list[RankAnswer] | None] = lambda _: None
+        """None: it never answers."""
         self.journal = FakeJournal()
         self.stats = StepStats(max_requests=1000, tokens_per_kv_block=16, max_kv_blocks=1000)
         self.steps: list[StepStats] = []
@@ -215,13 +219,17 @@ class FakeEngine(FakePeer):
             quarantine=self.quarantine,
         )
 
-    def take(self, message: Submit | Cancel | Flush) -> None:
+    def take(self, message: Submit | Cancel | Flush | wire.Call) -> None:
         if message.engine_epoch != self.epoch:
             return
         if isinstance(message, Flush):
             if self.flushing:
                 self.journal.flush()
                 self.flushes = [*self.flushes, (message.number, 7)]
+            return
+        if isinstance(message, wire.Call):
+            if (answers := self.answer_call(message.call)) is not None:
+                self.lane(message.router).send(CallAnswer(self.epoch, message.number, answers))
             return
         if isinstance(message, Submit):
             call = Call(message, self)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from engine_worker.step import DeviceLostError, Draw, Drawn, Move, MoveKind, Slice, Step
+from sluice.ring.calls import MethodCall, RankAnswer, failed
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.params import SamplingParams, derive_seed
 from sluice.ring.wire import TokenLogprob
@@ -93,6 +94,9 @@ class ScriptedRunner:
         self._refused: ScriptedLaunch | None = None
         self._forgiven: set[int] = set()
         """Ids of slices that go on where a failed step left nothing."""
+
+    def call(self, call: MethodCall) -> "ScriptedCall":
+        return ScriptedCall(call)
 
     def launch(self, step: Step) -> "ScriptedLaunch":
         fail, self.fail = self.fail, None
@@ -218,6 +222,19 @@ class ScriptedRunner:
         seed = derive_seed(draw.sampling.seed, draw.sequence)
         token = choose(state + self.weights & MASK, seed, draw.position, draw.banned)
         return Drawn(token, logprob_of(token, draw.sampling))
+
+
+class ScriptedCall:
+    """Of one rank, which has one method: "echo" answers the arguments, at the second poll."""
+
+    def __init__(self, call: MethodCall) -> None:
+        known = call.method == "echo"
+        self._answer = RankAnswer(0, call.args) if known else failed(0, f"LookupError: no method {call.method!r}")
+        self._polls = 0
+
+    def poll(self) -> list[RankAnswer] | None:
+        self._polls += 1
+        return None if self._polls == 1 else [self._answer]
 
 
 class ScriptedLaunch:

@@ -78,6 +78,8 @@ class Script:
     no_stats: Failure | None = None
     """Statistics are refused, and nothing else."""
     stats: admin_pb2.Stats = field(default_factory=admin_pb2.Stats)
+    rank_answers: list[admin_pb2.RankAnswer] = field(default_factory=list)
+    """Of CallEngines."""
     steps: list[admin_pb2.StreamStepsResponse] = field(default_factory=list)
     """Told one after the other; after that nothing more comes."""
 
@@ -170,6 +172,10 @@ class FakeServer(
         if self.script.no_stats is not None:
             self.script.no_stats.abort(context)
         return admin_pb2.GetStatsResponse(stats=self.script.stats)
+
+    def CallEngines(self, request: Any, context: Any) -> Any:
+        self._note(request, context)
+        return admin_pb2.CallEnginesResponse(answers=self.script.rank_answers)
 
     def StreamSteps(self, request: Any, context: Any) -> Iterator[Any]:
         self._note(request, context)

@@ -9,6 +9,7 @@ import structlog
 import zmq
 
 from engine_worker.ringside.worker import Worker
+from sluice.ring.calls import Call, CallAnswer, MethodCall
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import FinishReason
 from sluice.ring.heartbeats import EngineHeartbeat, Hello, KeepAlive
@@ -86,6 +87,7 @@ def templates(epoch: int, sink: str) -> list[Message]:
         Cancel(12, 1, epoch, 1),
         Hello("other-router", sink, 3),
         Flush(epoch, 9),
+        Call(epoch, 9, sink, MethodCall("echo", "[1]", "{}", (0, 1))),
     ]
 
 
@@ -102,7 +104,7 @@ def run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
         worker = Worker(settings, CHECKPOINT, runner, structlog.get_logger())
         thread = threading.Thread(target=worker.serve, daemon=True)
         thread.start()
-        sink = Inbox(context, f"ipc://{folder}/sink", TokenBatch | KeepAlive | EngineHeartbeat)
+        sink = Inbox(context, f"ipc://{folder}/sink", TokenBatch | KeepAlive | EngineHeartbeat | CallAnswer)
         beside = Beside(context, f"ipc://{folder}/good", worker)
         mutator, sender = Mutator(templates(worker.epoch, sink.address), seed), Sender(context, worker.address)
         sent, deadline = 0, Deadline()
@@ -156,7 +158,7 @@ class Beside:
     def __init__(self, context: zmq.Context, address: str, worker: Worker) -> None:
         self.done = 0
         self._worker = worker
-        self._inbox = Inbox(context, address, TokenBatch | KeepAlive | EngineHeartbeat)
+        self._inbox = Inbox(context, address, TokenBatch | KeepAlive | EngineHeartbeat | CallAnswer)
         self._lane = Lane(context, worker.address)
         self._request = GOOD
         self._submitted = False

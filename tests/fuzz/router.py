@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from router.app import RouterApp
+from sluice.ring.calls import CallAnswer, RankAnswer, failed
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.errors import Fault, FinishReason
 from sluice.ring.heartbeats import CacheNews, DetokenizerHeartbeat, EngineHeartbeat
@@ -59,6 +60,7 @@ def templates(engine: str, detokenizer: str) -> list[Message]:
             5,
         ),
         DetokenizerHeartbeat("other-detok", 78, detokenizer, True, 3, 1, 10.0, "", {77: 2}),
+        CallAnswer(77, 9, [RankAnswer(0, "[1]"), failed(1, "no")]),
     ]
 
 
@@ -100,7 +102,7 @@ async def _run(frames: int, seed: int, tick: Callable[[int], None]) -> str:
             await asyncio.sleep(0.01)
         await beside.start()
         tasks = [asyncio.create_task(beside.run()) for _ in range(STREAMS)]
-        mutator, sender = Mutator(templates(*far), seed), Sender(ring.context, router.address)
+        mutator, sender = Mutator(templates(*far), seed), Sender(ring.context, router.ring.address)
         await flood(sender, mutator, frames, tick, tasks)
         wanted = beside.done + 2 * STREAMS
         await until(lambda: beside.done >= wanted, tasks)

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.parallel.commands import ComputeStep, Heartbeat, LoadModel, Shutdown, decode, encode
+from engine_worker.parallel.commands import CallMethod, ComputeStep, Heartbeat, LoadModel, Shutdown, decode, encode
 from engine_worker.runner.batch import StepArrays, build_batch
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Draw, Move, MoveKind, Slice
+from sluice.ring.calls import MethodCall
 from sluice.ring.params import SamplingParams
 from tests.examples import examples
 
@@ -61,6 +62,7 @@ def test_the_others():
     for command in (
         LoadModel("m", "f", config, "h:1", 2.0, 3.0),
         LoadModel("m", "f", config, None, 2.0, 3.0),
+        CallMethod(3, MethodCall("m", '["é"]', "{}", (0, 2))),
         Heartbeat(),
         Shutdown(),
     ):

@@ -15,13 +15,14 @@ from engine_worker.attention.choice import ChosenBackend
 from engine_worker.layers.shard import Shard
 from engine_worker.parallel import follower, leader
 from engine_worker.parallel.channel import EXIT_GROUP_LOST
-from engine_worker.parallel.commands import Command, Heartbeat, LoadModel, Shutdown, encode
+from engine_worker.parallel.commands import CallMethod, Command, Heartbeat, LoadModel, Shutdown, encode
 from engine_worker.parallel.follower import Follower
 from engine_worker.parallel.leader import Leader
 from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.runner import load
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Slice, Step
+from sluice.ring.calls import MethodCall
 from sluice.ring.checkpoint import open_checkpoint
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 from tests.fakes.command_sender import CommandSender
@@ -242,6 +243,42 @@ def test_another_rank_opens_the_same_revision(group, folder, monkeypatch):
     load = LoadModel("someone/model", open_checkpoint(folder).fingerprint, CONFIG, "there:1", 60.0, 60.0, "v2")
     assert Follower(Commands(load, Shutdown()), RankEnv(1, 2, 1, 2), structlog.get_logger()).run() == 0
     assert asked == [("someone/model", {"revision": "v2"})]
+
+
+class Kept(dict):
+    """A store that keeps what is set."""
+
+    set = dict.__setitem__
+
+
+def test_another_rank_leaves_its_answer_and_goes_on(group, folder, monkeypatch):
+    store = Kept()
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(follower, "connect_store", lambda *_: store)
+    commands = Commands(
+        LoadModel(folder, open_checkpoint(folder).fingerprint, CONFIG, "there:1", 60.0, 60.0),
+        CallMethod(1, MethodCall("ping")),
+        CallMethod(2, MethodCall("nothing", ranks=(1,))),
+        CallMethod(3, MethodCall("ping", ranks=(0,))),
+        Shutdown(),
+    )
+    assert Follower(commands, RankEnv(1, 2, 1, 2), structlog.get_logger()).run() == 0
+    assert commands.finished == 4
+    assert store.keys() == {"sluice/call/1/1", "sluice/call/2/1"}
+    assert "pid" in store["sluice/call/1/1"]
+    assert "there is no method 'nothing'" in store["sluice/call/2/1"]
+
+
+def test_a_rank_that_cannot_leave_its_answer_goes_on(group, folder, monkeypatch):
+    class Gone:
+        def set(self, *_):
+            raise torch.distributed.DistError("Broken pipe")
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(follower, "connect_store", lambda *_: Gone())
+    load = LoadModel(folder, open_checkpoint(folder).fingerprint, CONFIG, "there:1", 60.0, 60.0)
+    commands = Commands(load, CallMethod(1, MethodCall("ping")), Shutdown())
+    assert Follower(commands, RankEnv(1, 2, 1, 2), structlog.get_logger()).run() == 0
 
 
 LEAVING = """

@@ -6,6 +6,7 @@ import zmq
 from engine_worker.hooks import Report
 from engine_worker.ringside.heartbeats import Heartbeats, RouterTable
 from engine_worker.ringside.stats_log import StatsLog
+from sluice.ring.calls import CallAnswer, RankAnswer
 from sluice.ring.heartbeats import EngineHeartbeat, Hello
 from sluice.ring.inbox import Inbox
 from sluice.ring.lane import Lane
@@ -121,3 +122,22 @@ def test_routers_are_bounded(monkeypatch):
     assert routers.last_hellos.keys() == {"mem://0", "mem://1"}
     clock.now += ROUTER_SILENCE_SECONDS
     assert routers.on_hello(Hello("r", "mem://2"))
+
+
+def test_answers_to_calls_wait_for_a_full_lane_and_go_to_known_routers_only(monkeypatch):
+    lane = MemoryLane("mem://r0")
+    monkeypatch.setattr("engine_worker.ringside.heartbeats.Lane", lambda *_: lane)
+    routers = RouterTable(Clock())
+    routers.on_hello(Hello("r0", "mem://r0"))
+    heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())
+    heartbeats = Heartbeats(None, routers, lambda: heartbeat, StatsLog(), lambda heard: None, structlog.get_logger())
+    heartbeats._send()
+    lane.full = True
+    heartbeats.answer("mem://r0", CallAnswer(1, 2, [RankAnswer(0, "3")]))
+    heartbeats.answer("mem://nobody", CallAnswer(1, 4, []))
+    assert heartbeats._send_answers()
+    lane.full = False
+    assert not heartbeats._send_answers()
+    assert [message for message in lane.messages if isinstance(message, CallAnswer)] == [
+        CallAnswer(1, 2, [RankAnswer(0, "3")])
+    ]

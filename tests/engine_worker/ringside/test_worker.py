@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from engine_worker.core.intake import fingerprint
 from engine_worker.ringside.worker import Worker
 from engine_worker.step import DeviceLostError
+from sluice.ring.calls import Call, CallAnswer, MethodCall, RankAnswer
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import FinishReason
 from sluice.ring.hashing import block_chain, root_hash, short_hash
@@ -53,7 +54,7 @@ class World:
 
     def __init__(self, folder: Path, runner: ScriptedRunner, **settings) -> None:
         self.context = zmq.Context()
-        self.router = Inbox(self.context, f"ipc://{folder}/router", EngineHeartbeat)
+        self.router = Inbox(self.context, f"ipc://{folder}/router", EngineHeartbeat | CallAnswer)
         self.detokenizer = Inbox(self.context, f"ipc://{folder}/detokenizer", TokenBatch | KeepAlive)
         self.port = settings.get("metrics_port")
         given = EngineSettings(model="nowhere", id="engine-0", listen=f"ipc://{folder}/engine", **settings)
@@ -61,6 +62,7 @@ class World:
         self.lane = connected(Lane(self.context, self.worker.address))
         self.rows: list = []
         self.opens: list = []
+        self.answers: list[CallAnswer] = []
         self.pulses = 0
         self.thread = threading.Thread(target=self.worker.serve, daemon=True)
         self.thread.start()
@@ -94,7 +96,8 @@ class World:
         while not any(map(until, found)):
             assert time.monotonic() < end
             self.router.wait(0.05)
-            found += self.router.receive()
+            for message in self.router.receive():
+                (self.answers if isinstance(message, CallAnswer) else found).append(message)
         return found
 
     def read(self, until) -> None:
@@ -256,6 +259,28 @@ def test_each_router_is_told_of_the_cache_what_it_has_not_heard(start):
     news = world.heartbeats(lambda heartbeat: heartbeat.cache is not None)[-1].cache
     assert (news.stored, news.last) == ([], 3)
     assert news.whole
+
+
+def test_a_call_is_answered_idle_and_between_two_steps(start, runner):
+    world = start()
+    world.hello()
+    world.heartbeats(bool)
+    # Idle: soon, and not at the next heartbeat.
+    for number in (1, 2):
+        assert world.lane.send(Call(world.worker.epoch, number, world.router.address, MethodCall("echo", "[5]")))
+        world.heartbeats(lambda _, number=number: len(world.answers) == number)
+    entered, go_on = stall(runner)
+    world.submit(1, [1, 2, 3])
+    assert entered.wait(LIMIT)
+    assert world.lane.send(Call(world.worker.epoch, 3, world.router.address, MethodCall("nothing")))
+    world.heartbeats(bool)
+    assert len(world.answers) == 2
+    go_on.set()
+    world.read(world.ends)
+    world.heartbeats(lambda _: len(world.answers) == 3)
+    assert [answer.number for answer in world.answers] == [1, 2, 3]
+    assert world.answers[0].answers == [RankAnswer(0, "[5]")]
+    assert world.answers[2].answers[0].error == "LookupError: no method 'nothing'"
 
 
 def test_heartbeats_go_on_through_a_long_step(start, runner):

@@ -1,0 +1,60 @@
+"""Methods that routers call on this engine's ranks."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from structlog.stdlib import BoundLogger
+
+from engine_worker.step import PendingCall, Runner
+from sluice.ring.calls import Call, CallAnswer, RankAnswer, failed
+
+MAX_PENDING = 16
+
+
+class _Pending(NamedTuple):
+    call: Call
+    answers: PendingCall
+
+
+class Calls:
+    """For the engine's thread, between two steps."""
+
+    def __init__(self, runner: Runner, epoch: int, send: Callable[[str, CallAnswer], None], log: BoundLogger) -> None:
+        """`send`: to the address of a router."""
+        self._runner = runner
+        self._epoch = epoch
+        self._send = send
+        self._log = log
+        self._pending: list[_Pending] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether ranks still have to answer."""
+        return bool(self._pending)
+
+    def begin(self, message: Call) -> None:
+        # Meant for an earlier process at this address: its router knows that it is lost.
+        if message.engine_epoch != self._epoch:
+            self._log.warning("call_dropped", reason="other_epoch", method=message.call.method)
+        elif len(self._pending) >= MAX_PENDING:
+            self._answer(message, [failed(None, f"the engine already runs {MAX_PENDING} calls: try again later")])
+        else:
+            self._pending.append(_Pending(message, self._runner.call(message.call)))
+
+    def finish(self) -> None:
+        """Send the answers of the calls that every rank has answered."""
+        if not self._pending:
+            return
+        waiting: list[_Pending] = []
+        for each in self._pending:
+            answers = each.answers.poll()
+            if answers is None:
+                waiting.append(each)
+            else:
+                self._answer(each.call, answers)
+        self._pending = waiting
+
+    def _answer(self, message: Call, answers: list[RankAnswer]) -> None:
+        errors = [answer.error for answer in answers if answer.error]
+        self._log.info("method_called", method=message.call.method, ranks=len(answers), failed=len(errors))
+        self._send(message.router, CallAnswer(self._epoch, message.number, answers))
