@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from router.api.listener import fit_connections
 from router.app import RouterApp
-from router.peers.discovery import AddressError
+from router.peers.address import AddressError
 from sluice import telemetry
 from sluice.ring.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from sluice.ring.descriptors import raise_limit

@@ -172,10 +172,8 @@ class RingSide:
 
     def _connect(self, tokenizer: str) -> None:
         settings, security = self._settings, self._settings.security
-        for address in (*settings.engines, *settings.detokenizers):
-            security.check(address)
         # Before the inbox is bound, since an address may be invalid.
-        addresses = Addresses(settings.engines), Addresses(settings.detokenizers)
+        addresses = self._addresses(settings.engines), self._addresses(settings.detokenizers)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self.inbox = RouterInbox(self._context, settings.listen, self._on_message, self._log, security)
@@ -191,6 +189,9 @@ class RingSide:
             self._log,
             security,
         )
+
+    def _addresses(self, entries: tuple[str, ...]) -> Addresses:
+        return Addresses(entries, check=self._settings.security.check, log=self._log)
 
     def _make_dispatcher(self, context_tokens: int) -> Dispatcher:
         settings, log = self._settings, self._log

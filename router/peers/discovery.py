@@ -1,48 +1,67 @@
-"""Addresses of peers: a static list, and DNS names resolved periodically (such as a headless Kubernetes Service)."""
+"""Addresses of peers: a static list, and what is looked up periodically: DNS names (such as a headless Kubernetes
+Service) and files that list addresses."""
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 
+import structlog
+from structlog.stdlib import BoundLogger
+
+from router.peers.address import FILE_PREFIX, Address, parse
+from router.peers.address_file import AddressFile
+
 Resolve = Callable[[str, int], Awaitable[frozenset[str]]]
-
-DNS_PREFIXES = ("dns://", "dns:")
-
-
-class AddressError(ValueError):
-    """Invalid address of a peer."""
 
 
 class Addresses:
     """The configured addresses, resolved. Each maps to its aliases: the addresses by which the peer may call itself.
 
-    Raises AddressError for an invalid entry.
+    Raises AddressError for an invalid entry, and what `check` raises.
     """
 
-    def __init__(self, entries: Iterable[str], resolve: Resolve | None = None) -> None:
-        self._entries = [_parse(entry) for entry in entries]
+    def __init__(
+        self,
+        entries: Iterable[str],
+        resolve: Resolve | None = None,
+        check: Callable[[str], None] = lambda _: None,
+        log: BoundLogger | None = None,
+    ) -> None:
+        """`check` raises ValueError for an address that must not be used."""
+        log = log or structlog.get_logger()
+        self._fixed: list[Address] = []
+        self._files: list[AddressFile] = []
+        for entry in entries:
+            if entry.startswith(FILE_PREFIX):
+                self._files.append(AddressFile(entry, check, log))
+            else:
+                check(entry)
+                self._fixed.append(parse(entry))
         self._resolve = resolve or resolve_host
         self._last: dict[str, frozenset[str]] = {}
 
     @property
     def unresolved(self) -> dict[str, frozenset[str]]:
-        """Addresses known without a DNS look-up."""
-        return {entry: frozenset({entry}) for entry, name in self._entries if name is None or not name[0]}
+        """Addresses known without a look-up."""
+        known = [each.text for each in self._fixed if each.name is None or not each.name.one_peer_per_ip]
+        return {text: frozenset({text}) for text in known}
 
     async def look_up(self) -> dict[str, frozenset[str]]:
-        """All current addresses. A name that does not resolve keeps its former ones."""
+        """All current addresses. A name that does not resolve, or a file that cannot be read, keeps its former ones."""
+        listed = list(self._fixed)
+        for file in self._files:
+            # In a thread, since a network file system may block.
+            listed += await asyncio.to_thread(file.read)
         found: dict[str, frozenset[str]] = {}
-        for entry, name in self._entries:
+        for text, name in listed:
             if name is None:
-                found[entry] = frozenset({entry})
+                found[text] = frozenset({text})
                 continue
-            one_peer_per_ip, host, port = name
-            addresses = await self._look_up(host, port)
-            if one_peer_per_ip:
+            addresses = await self._look_up(name.host, name.port)
+            if name.one_peer_per_ip:
                 found |= {address: frozenset({address}) for address in addresses}
             else:
-                found[entry] = addresses | {entry}
+                found[text] = addresses | {text}
         return found
 
     async def _look_up(self, host: str, port: int) -> frozenset[str]:
@@ -59,35 +78,6 @@ async def resolve_host(host: str, port: int) -> frozenset[str]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return frozenset(_tcp(str(address[0]), port) for *_, address in found)
-
-
-def _parse(entry: str) -> tuple[str, tuple[bool, str, int] | None]:
-    """(entry, (one peer per IP address, host, port)); the latter is None if there is no name to resolve."""
-    for prefix in DNS_PREFIXES:
-        if entry.startswith(prefix):
-            host, port = _host_and_port(entry, entry.removeprefix(prefix))
-            return entry, (True, host, port)
-    if entry.startswith("ipc://") and len(entry) > len("ipc://"):
-        return entry, None
-    if not entry.startswith("tcp://"):
-        raise AddressError(f"{entry!r} is not an address: use tcp://host:port, ipc:///path or dns://name:port")
-    host, port = _host_and_port(entry, entry.removeprefix("tcp://"))
-    return entry, None if _is_ip(host) else (False, host, port)
-
-
-def _host_and_port(entry: str, text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise AddressError(f"{entry!r} needs a host and a port")
-    return host.strip("[]"), int(port)
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _tcp(ip: str, port: int) -> str:

@@ -18,8 +18,8 @@ from sluice.ring.keys import PLAIN, Security
 from sluice.ring.timing import HELLO_SECONDS
 from sluice.settings.router import PeerSettings
 
-RESOLVE_SECONDS = 5.0
-"""Between two look-ups of the peers' names: a new replica takes part about this soon."""
+RESOLVE_SECONDS = 2.0
+"""Between two look-ups of the peers' names and files: a new replica takes part about this soon."""
 TICK_SECONDS = 0.25
 MAX_WARNED = 1000
 

@@ -13,7 +13,8 @@ class PeerSettings:
     """Peers"""
 
     engines: tuple[str, ...] = ()
-    """Engine inboxes: tcp://host:port, ipc:///path, or dns://name:port, which is resolved again and again."""
+    """Engine inboxes: tcp://host:port, ipc:///path, dns://name:port, which is resolved every 2 s, or file:///path of a
+    list of these, one a line, which is read every 2 s."""
     detokenizers: tuple[str, ...] = ()
     """Detokenizer inboxes, written like those of engines."""
     peer_timeout: PositiveSeconds = 5.0

@@ -1,6 +1,7 @@
 import pytest
 
-from router.peers.discovery import AddressError, Addresses, resolve_host
+from router.peers.address import AddressError
+from router.peers.discovery import Addresses, resolve_host
 
 
 class Names:
@@ -48,7 +49,24 @@ async def test_the_systems_resolver():
 
 @pytest.mark.parametrize(
     "entry",
-    ["", "engine", "tcp://", "tcp://a", "tcp://a:b", "tcp://a:0", "tcp://a:70000", "ipc://", "dns://a", "http://a:1"],
+    [
+        "",
+        "engine",
+        "tcp://",
+        "tcp://a",
+        "tcp://a:b",
+        "tcp://a:0",
+        "tcp://a:70000",
+        "ipc://",
+        "ipc://@",
+        "dns://a",
+        "http://a:1",
+        "file://",
+        "file:///",
+        "file://a",
+        "tcp://a b:1",
+        "tcp://-:1",
+    ],
 )
 def test_what_is_no_address_is_named(entry):
     with pytest.raises(AddressError, match=entry or "''"):

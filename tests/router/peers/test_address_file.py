@@ -1,0 +1,128 @@
+"""Addresses from a file that a launcher writes."""
+
+import asyncio
+import os
+
+import pytest
+import structlog
+import zmq
+
+from router.peers.address import AddressError, parse
+from router.peers.address_file import MAX_ADDRESSES
+from router.peers.discovery import Addresses
+from sluice.ring.keys import PLAIN
+
+
+class Warnings(list):
+    def log(self):
+        def keep(_, __, event):
+            self.append(event)
+            raise structlog.DropEvent
+
+        return structlog.wrap_logger(None, processors=[keep])
+
+
+@pytest.fixture
+def warnings() -> Warnings:
+    return Warnings()
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "engines"
+
+
+@pytest.fixture
+def addresses(file, warnings) -> Addresses:
+    return Addresses((f"file://{file}",), log=warnings.log())
+
+
+async def test_one_address_a_line_read_again_each_time(file, addresses):
+    assert addresses.unresolved == {}
+    file.write_text("# engines\n\ntcp://10.0.0.1:5  # the first\n  ipc:///tmp/b\ntcp://10.0.0.1:5\n")
+    assert list(await addresses.look_up()) == ["tcp://10.0.0.1:5", "ipc:///tmp/b"]
+    file.write_text("ipc:///tmp/b\n")
+    assert await addresses.look_up() == {"ipc:///tmp/b": frozenset({"ipc:///tmp/b"})}
+    file.write_text("")
+    assert await addresses.look_up() == {}
+
+
+async def test_names_in_it_are_resolved(file):
+    async def resolve(host, port):
+        return frozenset({f"tcp://10.0.0.9:{port}"})
+
+    file.write_text("tcp://engine-0:7\ndns://engines:8\n")
+    found = await Addresses((f"file://{file}", "ipc:///tmp/a"), resolve).look_up()
+    assert set(found) == {"ipc:///tmp/a", "tcp://engine-0:7", "tcp://10.0.0.9:8"}
+    assert "tcp://10.0.0.9:7" in found["tcp://engine-0:7"]
+
+
+def make_pipe(file):
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda file: file.unlink(), "No such file"),
+        (lambda file: file.write_text("ipc:///tmp/b\nengine-2\n"), "line 2: 'engine-2' is not an address"),
+        (lambda file: file.write_text("file:///other\n"), "line 1: 'file:///other' is not an address"),
+        (lambda file: file.write_bytes(b"ipc:///tmp/\xff\n"), "utf-8"),
+        (lambda file: file.write_text("".join(f"ipc:///{n}\n" for n in range(MAX_ADDRESSES + 1))), "4097 addresses"),
+        (lambda file: file.write_text("#" * (1 << 21)), "regular file"),
+        (make_pipe, "regular file"),
+    ],
+)
+async def test_a_file_that_cannot_be_used_keeps_what_it_said_and_is_logged_once(
+    file, addresses, warnings, spoil, reason
+):
+    file.write_text("ipc:///tmp/a\n")
+    before = await addresses.look_up()
+    spoil(file)
+    for _ in range(3):
+        assert await asyncio.wait_for(addresses.look_up(), 10) == before
+    (line,) = warnings
+    assert line["event"] == "address_file_failed"
+    assert line["kept"] == 1
+    assert reason in line["error"]
+
+
+async def test_an_address_that_must_not_be_used_is_refused_like_any_invalid_line(file, warnings):
+    file.write_text("tcp://10.0.0.1:5\n")
+    addresses = Addresses((f"file://{file}",), check=PLAIN.check, log=warnings.log())
+    assert await addresses.look_up() == {}
+    assert "needs keys" in warnings[0]["error"]
+
+
+@pytest.mark.parametrize("host", ["a", "a_b.c-d", "[::1]", "::1", "10.0.0.1", "-", "a b", "é", "a/b", "*", "a\x01"])
+def test_what_is_accepted_zeromq_connects_to(host):
+    address = f"tcp://{host}:7"
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.linger = 0
+        try:
+            parse(address)
+        except AddressError:
+            with pytest.raises(zmq.ZMQError):
+                socket.connect(address)
+        else:
+            socket.connect(address)
+
+
+async def test_a_router_follows_the_file(ring, folder, start, monkeypatch):
+    monkeypatch.setattr("router.peers.membership.RESOLVE_SECONDS", 0.05)
+    for kind in ("engines", "detokenizers"):
+        with open(f"{folder}/{kind}.list", "w") as file:
+            file.write("")
+    client = await start(
+        wait=False,
+        engines=(f"file://{folder}/engines.list",),
+        detokenizers=(f"file://{folder}/detokenizers.list",),
+    )
+    ring.add_engine("engine")
+    ring.add_detokenizer("detok")
+    for kind, name in (("engines", "engine"), ("detokenizers", "detok")):
+        with open(f"{folder}/{kind}.list", "w") as file:
+            file.write(f"ipc://{folder}/{name}\n")
+    await client.until_serving()
+    assert [peer.name for peer in client.router.ring.membership.engines.usable] == ["engine"]
