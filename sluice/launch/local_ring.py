@@ -31,8 +31,9 @@ class Ring:
     """Routers, engines and detokenizers as processes: `with Ring(engines=2) as ring: Client(ring.address)`.
 
     `model` is a checkpoint folder or hub id, None the bundled tiny model; `revision` is a branch, tag or commit of a
-    hub id; the other options are those of `Plan`. Once everything has served, a service that exits is restarted at the
-    same address. `observe` gets every log line, including the launcher's own. The children die with this process.
+    hub id; `on` is where services run: "local", "ray" or "ray=ADDRESS"; the other options are those of `Plan`. Once
+    everything has served, a service that exits is restarted at the same address. `observe` gets every log line,
+    including the launcher's own. The children die with this process.
 
     Raises CheckpointError for a model that cannot be opened or served, OptionsError for wrong options, RingError for a
     port in use or a failed start.
@@ -44,6 +45,7 @@ class Ring:
         *,
         name: str | None = None,
         revision: str | None = None,
+        on: str = LOCAL,
         start_timeout: float = 600.0,
         observe: Observe = ignore,
         **options: Any,
@@ -56,14 +58,15 @@ class Ring:
         settings = [each.settings(os.environ) for each in planned]
         engine = next(each for each in settings if isinstance(each, EngineSettings))
         check_servable(checkpoint, weights=engine.weights == "checkpoint")
-        _check_ports(
-            replace(port, owner=service.name)
-            for service, own in zip(planned, settings, strict=True)
-            for port in own.ports
-        )
+        if on == LOCAL:
+            _check_ports(
+                replace(port, owner=service.name)
+                for service, own in zip(planned, settings, strict=True)
+                for port in own.ports
+            )
         self._start_timeout = start_timeout
         self._observe = observe
-        self._hosts = open_hosts(LOCAL, self.plan, engine)
+        self._hosts = open_hosts(on, self.plan, engine)
         self._supervisor: Supervisor | None = None
 
     @property

@@ -1,6 +1,7 @@
 """What a supervisor needs of the place where its services run."""
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Protocol
 
 from sluice.launch.child import Child
@@ -13,6 +14,7 @@ from sluice.settings.services import EngineSettings
 from sluice.telemetry.service_status import StatusSource
 
 LOCAL = "local"
+RAY = "ray"
 
 Peers = Mapping[Role, tuple[str, ...]]
 """Addresses of the inboxes of all engines and detokenizers that are ready, by role."""
@@ -38,7 +40,15 @@ class Hosts(Protocol):
 
 
 def open_hosts(on: str, plan: Plan, engine: EngineSettings) -> Hosts:
-    """`on`: "local". Raises OptionsError."""
+    """`on`: "local", "ray" or "ray=ADDRESS". Raises OptionsError."""
+    kind, _, address = on.partition("=")
     if on == LOCAL:
         return LocalHosts(plan, engine)
-    raise OptionsError(f"on = {on!r}: services run on {LOCAL}")
+    if kind != RAY:
+        raise OptionsError(f"on = {on!r}: it must be {LOCAL}, {RAY} or {RAY}=ADDRESS")
+    if find_spec("ray") is None:
+        raise OptionsError("on = ray needs the package ray: pip install 'sluice[ray]'")
+    # It takes seconds to import.
+    from sluice.launch.hosts.ray import RayHosts
+
+    return RayHosts(plan, engine, address)
