@@ -53,7 +53,12 @@ class Ring:
         if model is None:
             model, name = tiny_model.path(), name or TINY_MODEL_NAME
         checkpoint = open_checkpoint(str(model), name, revision=revision)
-        self.plan = Plan(model=str(checkpoint.path), name=checkpoint.name, **options)
+        # On other machines the cache of the hub may be elsewhere.
+        by_path = on == LOCAL or Path(model).expanduser().is_dir()
+        where = str(checkpoint.path if by_path else model)
+        if not by_path:
+            options["shared_args"] = {"revision": revision, **options.get("shared_args", {})}
+        self.plan = Plan(model=where, name=checkpoint.name, **options)
         planned = services(self.plan, Path())
         settings = [each.settings(os.environ) for each in planned]
         engine = next(each for each in settings if isinstance(each, EngineSettings))

@@ -1,7 +1,6 @@
 """A service's seat on another machine: it owns the process there and reports about it when asked."""
 
 import ipaddress
-import os
 import signal
 import threading
 from collections import deque
@@ -106,13 +105,14 @@ class Seat:
             new.write_text("".join(f"{each}\n" for each in peers.get(role, ())), encoding="utf-8")
             new.replace(file)
 
-    def close(self) -> int:
-        """End the process and remove the folder. Returns the id of this process, for the log."""
+    def close(self) -> None:
+        """End the process and remove the folder."""
         if self._child is not None:
             self._child.kill()
             self._child.wait(KILL_SECONDS)
         self._folder.remove()
-        return os.getpid()
+        # Those of actors that were killed here: they hold keys too.
+        remove_stale()
 
     def _at_home(self, service: Service) -> Service:
         """The service with what only its machine knows: addresses, folders, the interpreter."""
