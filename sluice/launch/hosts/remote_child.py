@@ -9,13 +9,15 @@ from typing import Any, Protocol
 
 from sluice.launch.child import TAIL_LINES
 from sluice.launch.hosts.seat import Report
-from sluice.launch.logs import Observe
+from sluice.launch.logs import Observe, launcher_line
 from sluice.launch.plan import Service
 from sluice.ring.keys import Role
 from sluice.ring.process import START_FAILED
 from sluice.telemetry.service_status import NO_VERSION, Version
 
 REPORT_SECONDS = 0.25
+# A service that has not started by then waits for room in the cluster, and somebody should know.
+PLACE_SECONDS = 15.0
 
 
 class SeatLostError(Exception):
@@ -86,6 +88,9 @@ class RemoteChild:
         self._how = ""
         self._over = threading.Event()
         self._ending = threading.Lock()
+        notice = threading.Timer(PLACE_SECONDS, self._tell_waiting)
+        notice.daemon = True
+        notice.start()
         threading.Thread(target=self._follow, name=f"reports of {self.name}", daemon=True).start()
 
     @property
@@ -106,6 +111,10 @@ class RemoteChild:
 
     def wait(self, timeout: float) -> bool:
         return self._over.wait(max(timeout, 0))
+
+    def _tell_waiting(self) -> None:
+        if self.alive and not self.pid:
+            self._observe(launcher_line(self.name, "waiting_for_node", "warning", seconds=PLACE_SECONDS))
 
     def _signal(self, number: signal.Signals) -> None:
         self._seat.send("signal", self._run, number)
@@ -130,7 +139,8 @@ class RemoteChild:
         except SeatLostError as error:
             self._end(f"lost its actor: {error}")
         except Exception as error:  # noqa: BLE001 - whatever else went wrong there, such as a start that failed
-            self._end(f"failed in its actor: {error}")
+            # Ray puts the traceback from there before it.
+            self._end(f"failed in its actor: {(str(error).strip() or type(error).__name__).splitlines()[-1]}")
         # It may have been started after it had been given up.
         self._seat.send("signal", self._run, signal.SIGKILL)
 

@@ -3,6 +3,7 @@
 import ipaddress
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,11 +15,16 @@ from sluice.launch.hosts.process import ChildProcess
 from sluice.launch.logs import LogLine
 from sluice.launch.plan import PYTHON, Service, child_environment
 from sluice.ring.keys import Role
+from sluice.ring.ports import Port, PortError, check_ports
 from sluice.telemetry.service_status import STATUS_VARIABLE, StatusFileReader, Version
 
 # Kept until the supervisor has read them; the oldest are lost first.
 MAX_LINES = 10_000
 KILL_SECONDS = 5.0
+PORT_POLL_SECONDS = 0.2
+LOOPBACK = "127.0.0.1"
+HOSTS = {"port": "host", "admin_port": "admin_host", "metrics_port": "metrics_host"}
+"""The setting of each port's interface."""
 LISTS: Mapping[Role, str] = {"engine": "engines", "detok": "detokenizers"}
 """Setting of a router, and name of the file, for the addresses of each role."""
 
@@ -70,6 +76,7 @@ class Seat:
         self._status(service.name).reset()
         self.tell(peers)
         here = self._at_home(service)
+        _await_ports(here)
         environment = child_environment() | {STATUS_VARIABLE: str(self._status_path(service.name))}
         observe, ended = partial(self._keep, run), self._ended
         self._child = ChildProcess(
@@ -147,6 +154,22 @@ class Seat:
             file.touch(0o600)
             file.write_bytes(content)
         return folder
+
+
+def _await_ports(service: Service) -> None:
+    """The process of an actor that was killed keeps its ports until it has drained.
+
+    If they are in use even then, the service says so itself.
+    """
+    given = service.arguments
+    ports = [Port(name, str(given.get(host) or LOOPBACK), int(given.get(name) or 0)) for name, host in HOSTS.items()]
+    end = time.monotonic() + float(given.get("drain_timeout") or 0) + KILL_SECONDS
+    while time.monotonic() < end:
+        try:
+            check_ports(ports)
+            return
+        except PortError:
+            time.sleep(PORT_POLL_SECONDS)
 
 
 def _is_wildcard(host: str) -> bool:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -127,6 +128,33 @@ def test_one_that_waits_for_a_place_can_be_killed(seat, service):
     watched.child.kill()
     assert watched.child.wait(LIMIT)
     assert watched.child.ending == "was ended by SIGKILL before it had started"
+
+
+def test_one_that_waits_for_a_place_says_so(seat, service, monkeypatch):
+    monkeypatch.setattr("sluice.launch.hosts.remote_child.PLACE_SECONDS", 0.1)
+    seat.away = True
+    watched = Watched(seat, service)
+    assert wait_until(lambda: [line.event for line in watched.lines] == ["waiting_for_node"])
+    watched.child.kill()
+
+
+def test_a_port_that_a_former_process_still_has_is_waited_for(tmp_path):
+    program = tmp_path / "nothing.py"
+    program.touch()
+    seat = Seat("127.0.0.1", {})
+    with socket.create_server(("127.0.0.1", 0)) as former:
+        arguments = {"host": "127.0.0.1", "port": former.getsockname()[1], "drain_timeout": 60.0}
+        service = Service("router-0", RouterSettings, arguments, (os.sys.executable, str(program)))
+        starting = threading.Thread(target=seat.start, args=("run", service, {}))
+        starting.start()
+        starting.join(0.5)
+        assert starting.is_alive()
+        assert seat.report("run", 0, NO_VERSION) is None
+    starting.join(LIMIT)
+    try:
+        assert seat.report("run", 0, NO_VERSION) is not None
+    finally:
+        seat.close()
 
 
 def test_a_second_start_replaces_the_process(seat, service, tmp_path):
