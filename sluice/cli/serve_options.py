@@ -24,7 +24,7 @@ FLAGS = (
 )  # fmt: skip
 """Settings that have an option of the same name."""
 OF_RING = (
-    "name", "revision", "engines", "detokenizers", "routers", "host", "port", "metrics_port", "drain_timeout",
+    "name", "revision", "engines", "detokenizers", "routers", "on", "host", "port", "metrics_port", "drain_timeout",
     "start_timeout",
 )  # fmt: skip
 """Options that `Ring` takes under the same name."""
@@ -114,6 +114,12 @@ class ServeOptions:
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of a hub model; default: its main branch")
     ] = None
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE", help="Where services run: local, or ray[=ADDRESS], a Ray cluster: an actor per service"
+        ),
+    ] = "local"
     host: Annotated[str, typer.Option(help="Interface to listen on; others than loopback need TLS or --insecure")] = (
         "127.0.0.1"
     )

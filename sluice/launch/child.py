@@ -1,114 +1,45 @@
-"""One service as a child process, and the threads that read its log and wait for its exit."""
+"""One running service as its supervisor sees it, wherever it runs."""
 
-import os
-import signal
-import subprocess
-import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from typing import Protocol
 
-from sluice.launch.logs import Observe, parse_line
 from sluice.ring.keys import Role
-from sluice.ring.process import PARENT_VARIABLE, START_FAILED
 
 TAIL_LINES = 40
-# A longer line comes in parts: a service that never writes a newline must not fill the launcher's memory.
-MAX_LINE_BYTES = 1 << 16
-# For the last lines of an exited process. Not unbounded, because a surviving grandchild may keep the pipe open.
-LAST_LINES_SECONDS = 1.0
 
 
-class Child:
-    """A running process. A thread passes its log lines to `observe`; after its exit another passes it to `ended`.
+class Child(Protocol):
+    """A process that was started once. Its end is reported by the `ended` that `Hosts.start` was given."""
 
-    The process dies with the thread that started it (see `die_with_parent`). Raises OSError if it cannot be started.
-    """
+    @property
+    def name(self) -> str: ...
 
-    def __init__(
-        self,
-        name: str,
-        role: Role,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        observe: Observe,
-        ended: Callable[["Child"], None],
-        files: Sequence[int] = (),
-    ) -> None:
-        """`files`: descriptors that the process inherits."""
-        self.name = name
-        self.role = role
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        """Its last log lines."""
-        self.error = ""
+    @property
+    def role(self) -> Role: ...
+
+    @property
+    def tail(self) -> deque[str]:
+        """Its last log lines, TAIL_LINES at most."""
+
+    @property
+    def error(self) -> str:
         """The text of its `start_failed` event, if there was one."""
-        self._observe = observe
-        self._ended = ended
-        # In its own process group: Ctrl-C in the terminal then reaches only the launcher, which drains in order.
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**environment, PARENT_VARIABLE: str(os.getpid())},
-            process_group=0,
-            pass_fds=files,
-        )
-        self._reader = threading.Thread(target=self._read, name=f"log of {name}", daemon=True)
-        self._reader.start()
-        threading.Thread(target=self._await_end, name=f"end of {name}", daemon=True).start()
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """On the machine where it runs; 0 before it has been started there."""
 
     @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
+    def alive(self) -> bool: ...
 
     @property
     def ending(self) -> str:
         """How it exited, and why if it said so."""
-        code = self._process.poll()
-        if code is None:
-            return "still runs"
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return f"{how}: {self.error}" if self.error else how
 
     def terminate(self) -> None:
         """The service drains, then exits."""
-        self._process.terminate()
 
-    def kill(self) -> None:
-        self._process.kill()
+    def kill(self) -> None: ...
 
     def wait(self, timeout: float) -> bool:
         """Whether it exited within `timeout` seconds. Its log has been read by then."""
-        try:
-            self._process.wait(max(timeout, 0))
-        except subprocess.TimeoutExpired:
-            return False
-        self._reader.join(LAST_LINES_SECONDS)
-        return True
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None  # noqa: S101
-        with self._process.stdout as stream:
-            while raw := stream.readline(MAX_LINE_BYTES):
-                text = raw.decode("utf-8", "replace").rstrip()
-                if text:
-                    self.tail.append(text)
-                    line = parse_line(self.name, text)
-                    if line.event == START_FAILED:
-                        self.error = str(line.fields.get("error", ""))
-                    self._observe(line)
-
-    def _await_end(self) -> None:
-        if hasattr(os, "waitid"):
-            # Without reaping: until `wait` does that, the pid cannot be reused, and `kill` hits no other process.
-            with suppress(ChildProcessError):
-                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        self._process.wait()
-        # First the log: it has the reason of a failed start, which the supervisor shows.
-        self._reader.join(LAST_LINES_SECONDS)
-        self._ended(self)

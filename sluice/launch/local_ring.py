@@ -9,13 +9,13 @@ from typing import Any, Self
 
 from sluice import tiny_model
 from sluice.launch.child import Child
-from sluice.launch.folder import Folder, remove_stale
-from sluice.launch.gpus import gpus_of_engines
+from sluice.launch.errors import RingError
+from sluice.launch.hosts import LOCAL, open_hosts
 from sluice.launch.logs import Observe, ignore
-from sluice.launch.plan import Plan, child_environment, services
+from sluice.launch.plan import Plan, services
 from sluice.launch.servable import check_servable
 from sluice.launch.slot import Slot
-from sluice.launch.supervisor import KILL_AFTER_SECONDS, RingError, Supervisor
+from sluice.launch.supervisor import KILL_AFTER_SECONDS, Supervisor
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.keys import ROLES, Role
 from sluice.ring.ports import Port, PortError, check_ports
@@ -31,8 +31,9 @@ class Ring:
     """Routers, engines and detokenizers as processes: `with Ring(engines=2) as ring: Client(ring.address)`.
 
     `model` is a checkpoint folder or hub id, None the bundled tiny model; `revision` is a branch, tag or commit of a
-    hub id; the other options are those of `Plan`. Once everything has served, a service that exits is restarted at the
-    same address. `observe` gets every log line, including the launcher's own. The children die with this process.
+    hub id; `on` is where services run: "local", "ray" or "ray=ADDRESS"; the other options are those of `Plan`. Once
+    everything has served, a service that exits is restarted at the same address. `observe` gets every log line,
+    including the launcher's own. The children die with this process.
 
     Raises CheckpointError for a model that cannot be opened or served, OptionsError for wrong options, RingError for a
     port in use or a failed start.
@@ -44,6 +45,7 @@ class Ring:
         *,
         name: str | None = None,
         revision: str | None = None,
+        on: str = LOCAL,
         start_timeout: float = 600.0,
         observe: Observe = ignore,
         **options: Any,
@@ -51,19 +53,25 @@ class Ring:
         if model is None:
             model, name = tiny_model.path(), name or TINY_MODEL_NAME
         checkpoint = open_checkpoint(str(model), name, revision=revision)
-        self.plan = Plan(model=str(checkpoint.path), name=checkpoint.name, **options)
+        # On other machines the cache of the hub may be elsewhere.
+        by_path = on == LOCAL or Path(model).expanduser().is_dir()
+        where = str(checkpoint.path if by_path else model)
+        if not by_path:
+            options["shared_args"] = {"revision": revision, **options.get("shared_args", {})}
+        self.plan = Plan(model=where, name=checkpoint.name, **options)
         planned = services(self.plan, Path())
         settings = [each.settings(os.environ) for each in planned]
-        self._engine_settings = next(each for each in settings if isinstance(each, EngineSettings))
-        check_servable(checkpoint, weights=self._engine_settings.weights == "checkpoint")
-        _check_ports(
-            replace(port, owner=service.name)
-            for service, own in zip(planned, settings, strict=True)
-            for port in own.ports
-        )
+        engine = next(each for each in settings if isinstance(each, EngineSettings))
+        check_servable(checkpoint, weights=engine.weights == "checkpoint")
+        if on == LOCAL:
+            _check_ports(
+                replace(port, owner=service.name)
+                for service, own in zip(planned, settings, strict=True)
+                for port in own.ports
+            )
         self._start_timeout = start_timeout
         self._observe = observe
-        self._folder: Folder | None = None
+        self._hosts = open_hosts(on, self.plan, engine)
         self._supervisor: Supervisor | None = None
 
     @property
@@ -93,11 +101,7 @@ class Ring:
     def start(self) -> None:
         """Wait until all services serve. Leaves nothing running if it raises."""
         try:
-            remove_stale()
-            self._folder = Folder()
-            gpus = gpus_of_engines(self.plan.engines, self._engine_settings, os.environ)
-            planned = services(self.plan, self._folder.path, gpus)
-            self._supervisor = Supervisor(planned, self.plan, self._folder, child_environment(), self._observe)
+            self._supervisor = Supervisor(self._hosts.open(), self.plan, self._hosts, self._observe)
             self._supervisor.start()
             self._await_ready(self._supervisor, time.monotonic() + self._start_timeout)
         except BaseException:
@@ -113,7 +117,7 @@ class Ring:
         self._stop([slot for slot in self._slots if slot.service.role != "router"])
 
     def kill(self) -> None:
-        """Kill the remaining processes and remove the folder."""
+        """Kill the remaining processes and remove what they met in."""
         if self._supervisor is not None:
             self._supervisor.halt()
             children = list(self.children.values())
@@ -122,8 +126,7 @@ class Ring:
             for child in children:
                 child.wait(KILL_AFTER_SECONDS)
             self._supervisor.close()
-        if self._folder is not None:
-            self._folder.remove()
+        self._hosts.close()
 
     def restart(self, name: str) -> None:
         """Drain and restart one service, also one that was given up. Raises KeyError, RingError."""

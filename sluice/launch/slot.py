@@ -73,6 +73,11 @@ class Slot:
     def ready(self) -> bool:
         return self.reader.status.state == "ready"
 
+    @property
+    def inbox(self) -> str:
+        """Its address on the ring; empty before it is ready, and for routers."""
+        return "" if self.service.role == "router" else self.reader.status.address
+
     def receives(self, peer: "Slot") -> bool:
         """Whether this router gets heartbeats of the process that now runs in the peer's slot."""
         return self.reader.status.peers.get(peer.name) == peer.reader.status.epoch

@@ -3,18 +3,19 @@
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
 from sluice.launch.child import Child
-from sluice.launch.folder import Folder
+from sluice.launch.errors import RingError
+from sluice.launch.hosts import Hosts, Peers
 from sluice.launch.logs import SERVICE_RECOVERED, LogLine, Observe, ignore, launcher_line, service_exited
 from sluice.launch.plan import Plan, Service
 from sluice.launch.slot import Backoff, Slot
-from sluice.telemetry.service_status import STATUS_VARIABLE, StatusReader
+from sluice.telemetry.service_status import StatusReader
 
 TICK_SECONDS = 0.05
 FREEZE_CHECK_SECONDS = 1.0
@@ -22,24 +23,13 @@ FREEZE_CHECK_SECONDS = 1.0
 KILL_AFTER_SECONDS = 5.0
 
 
-class RingError(RuntimeError):
-    """A ring or a service could not start. `tail` holds the last log lines of the child at fault."""
-
-    def __init__(self, message: str, tail: Sequence[str] = ()) -> None:
-        self.tail = tuple(tail)
-        super().__init__("\n".join([message, *self.tail]))
-        self.message = message
-
-
 class Supervisor(threading.Thread):
     """Owner of all slots. Children die with the thread that started them, so this one lives until `close`."""
 
-    def __init__(
-        self, services: Sequence[Service], plan: Plan, folder: Folder, environment: Mapping[str, str], observe: Observe
-    ) -> None:
+    def __init__(self, services: Sequence[Service], plan: Plan, hosts: Hosts, observe: Observe) -> None:
         super().__init__(name="ring", daemon=True)
         self.slots = {
-            each.name: Slot(each, StatusReader(folder.path / f"{each.name}.status"), Backoff(plan.max_failed_starts))
+            each.name: Slot(each, StatusReader(hosts.status(each.name)), Backoff(plan.max_failed_starts))
             for each in services
         }
         self.up = threading.Event()
@@ -47,8 +37,9 @@ class Supervisor(threading.Thread):
         self.failure: OSError | RingError | None = None
         """Why the ring could not start."""
         self._freeze_timeout = plan.freeze_timeout
-        self._folder = folder
-        self._environment = environment
+        self._hosts = hosts
+        self._peers: Peers = {}
+        """As the hosts were last told."""
         self._observe = observe
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._starting = threading.Lock()
@@ -103,16 +94,9 @@ class Supervisor(threading.Thread):
             if self._halted:
                 return
             slot.clear()
-            environment = {**self._environment, **slot.service.environment, STATUS_VARIABLE: str(slot.reader.path)}
             try:
-                slot.child = Child(
-                    slot.name,
-                    slot.service.role,
-                    slot.service.command,
-                    environment,
-                    self._show,
-                    lambda child: self._calls.put(partial(self._on_exit, slot, child)),
-                    (self._folder.lock,),
+                slot.child = self._hosts.start(
+                    slot.service, self._show, lambda child: self._calls.put(partial(self._on_exit, slot, child))
                 )
                 slot.start_at = None
             except OSError as error:
@@ -192,10 +176,20 @@ class Supervisor(threading.Thread):
                 if slot.restarted is not None:
                     slot.restarted.set_result(None)
                     slot.restarted = None
+        self._tell_peers()
         if not self.up.is_set() and not self.not_serving:
             self.up.set()
         if now - self._freeze_checked_at >= FREEZE_CHECK_SECONDS:
             self._kill_frozen(now)
+
+    def _tell_peers(self) -> None:
+        peers: Peers = {
+            role: tuple(slot.inbox for slot in self.slots.values() if slot.service.role == role and slot.inbox)
+            for role in ("engine", "detok")
+        }
+        if peers != self._peers:
+            self._peers = peers
+            self._hosts.tell(peers)
 
     def _kill_frozen(self, now: float) -> None:
         late = now - self._freeze_checked_at - FREEZE_CHECK_SECONDS

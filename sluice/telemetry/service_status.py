@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -106,25 +106,56 @@ class ProgressBeacon:
             self._status_file.touch()
 
 
-class StatusReader:
-    """The launcher's end of one service's file. Times are of the caller's clock. Not thread-safe."""
+Version = tuple[int, int]
+"""Changes with each report of a service and with each touch."""
+NO_VERSION: Version = (0, 0)
+
+
+class StatusSource(Protocol):
+    """Where the reports of one service are read."""
+
+    def read(self, seen: Version) -> tuple[Version, bytes] | None:
+        """The latest report; None if there is none, or none after `seen`."""
+
+    def reset(self) -> None:
+        """Forget the reports so far: a new process begins."""
+
+
+class StatusFileReader:
+    """A `StatusSource` on the machine of the service."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self._path = path
+
+    def read(self, seen: Version) -> tuple[Version, bytes] | None:
+        with suppress(FileNotFoundError):
+            found = self._path.stat()
+            version = (found.st_mtime_ns, found.st_ino)
+            if version != seen:
+                return version, self._path.read_bytes()
+        return None
+
+    def reset(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+class StatusReader:
+    """The launcher's end: what one service reports. Times are of the caller's clock. Not thread-safe."""
+
+    def __init__(self, source: StatusSource) -> None:
+        self._source = source
         self.status = STARTING
         """As of the latest `poll`."""
         self.turned_at: float | None = None
         """When the loop was last seen to have turned; None before its service was ready."""
-        self._version = (0, 0)
+        self._version = NO_VERSION
 
     def poll(self, now: float) -> None:
-        """Read the file if it has changed since the last time."""
-        with suppress(FileNotFoundError):
-            found = self.path.stat()
-            version = (found.st_mtime_ns, found.st_ino)
-            if version != self._version:
-                self.status = msgspec.json.decode(self.path.read_bytes(), type=ServiceStatus)
-                self._version, self.turned_at = version, now
+        """Read the report if it has changed since the last time."""
+        found = self._source.read(self._version)
+        if found is not None:
+            self._version, content = found
+            self.status, self.turned_at = msgspec.json.decode(content, type=ServiceStatus), now
 
     def forgive(self, seconds: float, now: float) -> None:
         """Do not count these seconds as a standstill of the service."""
@@ -132,6 +163,6 @@ class StatusReader:
             self.turned_at = min(now, self.turned_at + seconds)
 
     def reset(self) -> None:
-        """Remove the file: a new process begins."""
-        self.path.unlink(missing_ok=True)
-        self.status, self.turned_at, self._version = STARTING, None, (0, 0)
+        """A new process begins."""
+        self._source.reset()
+        self.status, self.turned_at, self._version = STARTING, None, NO_VERSION

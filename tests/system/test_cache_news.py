@@ -4,7 +4,7 @@ import pytest
 
 from sluice import Client
 from sluice.launch import Ring
-from sluice.launch.child import Child
+from sluice.launch.hosts.process import ChildProcess
 from sluice.launch.logs import LogLine
 from sluice.launch.plan import PYTHON, child_environment
 from tests.fakes.processes import wait_until
@@ -50,7 +50,7 @@ def ring(lines):
 @pytest.fixture
 def second_router(ring):
     """A router of the same engines, started when all is told: its address and its log lines."""
-    folder, children, lines = ring._folder.path, [], Lines()
+    folder, children, lines = ring._hosts.folder.path, [], Lines()
 
     def start() -> tuple[str, Lines]:
         engines, detokenizers = (
@@ -60,7 +60,7 @@ def second_router(ring):
         flags = ["--model", ring.plan.model, "--name", ring.plan.name, "--id", "late", "--port", "0"]
         flags += ["--listen", f"ipc://{folder}/late", "--engines", engines, "--detokenizers", detokenizers]
         command = [*PYTHON, "-m", "router", *flags]
-        children.append(Child("late", "router", command, child_environment(), lines, lambda _: None))
+        children.append(ChildProcess("late", "router", command, child_environment(), lines, lambda _: None))
         assert wait_until(lambda: lines.of("ready"))
         return lines.of("ready")[0]["address"], lines
 

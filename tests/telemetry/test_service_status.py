@@ -11,6 +11,7 @@ from sluice.telemetry.service_status import (
     ProgressBeacon,
     ServiceStatus,
     StatusFile,
+    StatusFileReader,
     StatusReader,
 )
 from tests.fakes.clock import Clock
@@ -19,13 +20,18 @@ READY = ServiceStatus("ready", "127.0.0.1:50051", peers={"engine-0": 1 << 62})
 
 
 @pytest.fixture
-def reader(tmp_path):
-    return StatusReader(tmp_path / "router.status")
+def path(tmp_path):
+    return tmp_path / "router.status"
 
 
 @pytest.fixture
-def writer(reader):
-    return StatusFile({STATUS_VARIABLE: str(reader.path)})
+def reader(path):
+    return StatusReader(StatusFileReader(path))
+
+
+@pytest.fixture
+def writer(path):
+    return StatusFile({STATUS_VARIABLE: str(path)})
 
 
 def test_what_is_reported_is_read(reader, writer):
@@ -42,26 +48,26 @@ def test_what_is_reported_is_read(reader, writer):
     assert (reader.status, reader.turned_at) == (STARTING, None)
 
 
-def test_the_same_status_is_written_once(reader, writer):
+def test_the_same_status_is_written_once(path, writer):
     writer.report(READY)
-    written = reader.path.stat().st_ino
+    written = path.stat().st_ino
     writer.report(READY)
-    assert reader.path.stat().st_ino == written
+    assert path.stat().st_ino == written
 
 
-def test_a_loop_that_turns_touches_the_file_now_and_then(reader, writer):
+def test_a_loop_that_turns_touches_the_file_now_and_then(path, reader, writer):
     clock = Clock()
     beacon = ProgressBeacon(clock, writer)
     beacon.touch()
-    assert not reader.path.exists()
+    assert not path.exists()
     writer.report(READY)
-    first = reader.path.stat().st_mtime_ns
+    first = path.stat().st_mtime_ns
     time.sleep(0.05)
     beacon.touch()
-    assert reader.path.stat().st_mtime_ns == first
+    assert path.stat().st_mtime_ns == first
     clock.now += TOUCH_SECONDS
     beacon.touch()
-    assert reader.path.stat().st_mtime_ns > first
+    assert path.stat().st_mtime_ns > first
     assert beacon.turns == 3
     reader.poll(1.0)
     assert (reader.status, reader.turned_at) == (READY, 1.0)
@@ -69,8 +75,8 @@ def test_a_loop_that_turns_touches_the_file_now_and_then(reader, writer):
 
 def test_a_write_that_fails_is_tried_again(tmp_path):
     folder = tmp_path / "gone"
-    reader = StatusReader(folder / "router.status")
-    writer = StatusFile({STATUS_VARIABLE: str(reader.path)})
+    path = folder / "router.status"
+    reader, writer = StatusReader(StatusFileReader(path)), StatusFile({STATUS_VARIABLE: str(path)})
     writer.report(READY)
     folder.mkdir()
     writer.touch()

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from sluice.launch import Child, LogLine
+from sluice.launch import LogLine
+from sluice.launch.hosts.process import ChildProcess
 from tests.fakes.processes import LIMIT, is_alive
 
 pytestmark = pytest.mark.process
@@ -18,11 +19,11 @@ def test_the_last_lines_are_read_before_the_end_is_reported() -> None:
     ended = threading.Event()
     code = "import os; [print(i, flush=True) for i in range(1000)]; os.write(1, b'no newline'); os._exit(4)"
 
-    def end(child: Child) -> None:
+    def end(child: ChildProcess) -> None:
         seen.append(None)
         ended.set()
 
-    child = Child("x", "engine", [sys.executable, "-c", code], os.environ, seen.append, end)
+    child = ChildProcess("x", "engine", [sys.executable, "-c", code], os.environ, seen.append, end)
     assert ended.wait(LIMIT)
     assert seen[-1] is None
     assert [line.text for line in seen[-3:-1] if line] == ["999", "no newline"]
@@ -36,7 +37,7 @@ def test_a_grandchild_that_keeps_the_log_open_does_not_hide_the_end() -> None:
     lines: list[LogLine] = []
     sleep = "import time; time.sleep(60)"
     code = f"import os, subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {sleep!r}]).pid)"
-    child = Child("x", "engine", [sys.executable, "-c", code], os.environ, lines.append, lambda _: ended.set())
+    child = ChildProcess("x", "engine", [sys.executable, "-c", code], os.environ, lines.append, lambda _: ended.set())
     try:
         assert ended.wait(LIMIT / 2)
         assert not child.alive

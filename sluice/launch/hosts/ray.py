@@ -1,0 +1,208 @@
+"""Services on a Ray cluster: an actor for each. Ray places actors and starts them again; tokens do not pass through it.
+
+The only module that imports ray.
+"""
+
+import secrets
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+
+from sluice.launch.child import Child
+from sluice.launch.errors import RingError
+from sluice.launch.gpus import OptionsError
+from sluice.launch.hosts.remote_child import RemoteChild, RemoteStatus, SeatAwayError, SeatLostError
+from sluice.launch.hosts.seat import Seat
+from sluice.launch.logs import Observe
+from sluice.launch.plan import PYTHON, Plan, Service, child_environment, services
+from sluice.ring.keys import ROLES, Role, generate
+from sluice.settings.services import EngineSettings, is_loopback
+from sluice.telemetry.service_status import StatusSource
+
+NAMESPACE = "sluice"
+CLOSE_SECONDS = 10.0
+POLL_SECONDS = 0.5
+
+
+class SeatActor(Seat):
+    """A seat as an actor. Its calls run one at a time in the main thread of its process."""
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        super().__init__(ray.util.get_node_ip_address(), keys)
+
+
+class RaySeat:
+    """A `RemoteSeat`."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+        self._closed = threading.Event()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        answer = getattr(self.actor, method).remote(*arguments)
+        try:
+            # An actor may wait for its place for as long as the cluster is full.
+            while not ray.wait([answer], timeout=POLL_SECONDS)[0]:
+                if self._closed.is_set():
+                    raise SeatLostError("the ring has ended")
+            return ray.get(answer)
+        except ActorUnavailableError as error:
+            raise SeatAwayError(str(error)) from error
+        except RayActorError as error:
+            raise SeatLostError(" ".join(str(error).split())) from error
+
+    def send(self, method: str, *arguments: Any) -> None:
+        if not self._closed.is_set():
+            with suppress(RayError):
+                getattr(self.actor, method).remote(*arguments)
+
+    def close(self) -> Any:
+        """Begin to end it. Returns what to wait for."""
+        self._closed.set()
+        return self.actor.close.remote()
+
+
+class RayHosts:
+    """A Ray cluster. Its own: the connection, unless there was one, the actors, and the keys of this ring."""
+
+    def __init__(self, plan: Plan, engine: EngineSettings, address: str) -> None:
+        """`address` of the cluster; empty: where RAY_ADDRESS says, the one on this machine, or a new one."""
+        if is_loopback(plan.host):
+            raise OptionsError(
+                f"host {plan.host}: on Ray, routers listen on other machines. Give host 0.0.0.0, which is the address "
+                "of the router's node there, with tls_certificate and tls_key, or insecure"
+            )
+        self.ring = f"{Path(plan.name).name}-{secrets.token_hex(3)}"
+        """The actors' names begin with sluice/RING/."""
+        self._plan = plan
+        self._engine = engine
+        self._address = address
+        self._connected = False
+        self._seats: dict[str, RaySeat] = {}
+        self._status: dict[str, RemoteStatus] = {}
+        self._peers: Mapping[Role, tuple[str, ...]] = {}
+
+    def open(self) -> list[Service]:
+        self._connect()
+        planned = [self._fit(each) for each in services(self._plan, Path())]
+        gpus = self._gpus_of_an_engine()
+        keys = _make_keys() if self._plan.keys is None and not self._engine.insecure_ring else {}
+        for service in planned:
+            self._status[service.name] = RemoteStatus()
+            self._seats[service.name] = RaySeat(self._make_actor(service, gpus, keys))
+        return planned
+
+    def status(self, name: str) -> StatusSource:
+        return self._status[name]
+
+    def start(self, service: Service, observe: Observe, ended: Callable[[Child], None]) -> Child:
+        # An actor waits here for a call; which machine it is on now is Ray's business.
+        sent = replace(service, python=()) if service.python == PYTHON else service
+        seat, status = self._seats[service.name], self._status[service.name]
+        return RemoteChild(sent, seat, status, observe, ended, lambda: self._peers)
+
+    def tell(self, peers: Mapping[Role, tuple[str, ...]]) -> None:
+        self._peers = peers
+        for name, seat in self._seats.items():
+            if name.startswith("router"):
+                seat.send("tell", peers)
+
+    def close(self) -> None:
+        if not self._connected:
+            return
+        self._connected = False
+        with suppress(RayError):
+            endings = [seat.close() for seat in self._seats.values()]
+            if endings:
+                # Folders are gone then. Actors that are without a place do not answer.
+                ray.wait(endings, num_returns=len(endings), timeout=CLOSE_SECONDS)
+        for seat in self._seats.values():
+            with suppress(RayError):
+                ray.kill(seat.actor, no_restart=True)
+        if self._owns_connection:
+            ray.shutdown()
+
+    def _connect(self) -> None:
+        # In a program that uses Ray itself, the connection is the program's.
+        self._owns_connection = not ray.is_initialized()
+        if self._owns_connection:
+            try:
+                with _own_signal_handlers():
+                    ray.init(self._address or None, namespace=NAMESPACE, log_to_driver=False, logging_level="WARNING")
+            except (RayError, OSError, RuntimeError, ValueError) as error:
+                raise RingError(f"no Ray cluster at {self._address or 'its default address'}: {error}") from error
+        self._connected = True
+
+    def _fit(self, service: Service) -> Service:
+        """What a service gets of its node is what its actor reserves, not a share of this machine."""
+        if service.role != "engine":
+            return service
+        own = {"default_threads": max(1, int(self._cpus(service))), "engines_per_gpu": 1}
+        return replace(service, arguments={**service.arguments, **own})
+
+    def _cpus(self, service: Service) -> float:
+        return float(self._engine.threads or 1) if service.role == "engine" else 1.0
+
+    def _gpus_of_an_engine(self) -> int:
+        nodes = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
+        most = int(max(nodes, default=0))
+        ranks = self._engine.tensor_parallel
+        if self._engine.device == "cpu" or (self._engine.device == "auto" and not most):
+            return 0
+        if ranks > most > 0:
+            raise OptionsError(
+                f"tensor_parallel = {ranks}, but no node of the Ray cluster has more than {most} GPUs: an engine over "
+                "several nodes is not built for Ray; see k8s/README.md for LeaderWorkerSet"
+            )
+        return ranks
+
+    def _make_actor(self, service: Service, gpus: int, keys: Mapping[str, bytes]) -> Any:
+        # A checkout that is not installed is found by its path, here and on nodes that have it at the same one.
+        path = {name: value for name, value in child_environment().items() if name == "PYTHONPATH"}
+        own = {name: content for name, content in keys.items() if _may_read(service.role, name)}
+        return (
+            ray.remote(SeatActor)
+            .options(
+                name=f"{NAMESPACE}/{self.ring}/{service.name}",
+                namespace=NAMESPACE,
+                num_cpus=self._cpus(service),
+                num_gpus=gpus if service.role == "engine" else 0,
+                max_restarts=-1,
+                runtime_env={"env_vars": path},
+            )
+            .remote(own)
+        )
+
+
+def _make_keys() -> dict[str, bytes]:
+    """Of all roles, by path in the folder of keys."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for role in ROLES:
+            generate(folder, role)
+        return {str(file.relative_to(folder)): file.read_bytes() for file in folder.glob("*/*.key")}
+
+
+def _may_read(role: Role, name: str) -> bool:
+    return not name.startswith("secret/") or name == f"secret/{role}.key"
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Ray's `init` replaces the handler of SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

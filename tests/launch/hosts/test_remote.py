@@ -1,0 +1,217 @@
+"""A service behind a seat: what its supervisor sees of it, with stand-ins as services and no Ray."""
+
+import json
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from sluice.launch import LogLine
+from sluice.launch.child import Child
+from sluice.launch.hosts.remote_child import RemoteChild, RemoteStatus
+from sluice.launch.hosts.seat import Seat
+from sluice.launch.plan import Service
+from sluice.settings.services import DetokenizerSettings, RouterSettings
+from sluice.telemetry.service_status import NO_VERSION, StatusReader
+from tests.fakes.processes import LIMIT, is_alive, wait_until
+from tests.fakes.remote_seat import FakeRemoteSeat
+
+pytestmark = pytest.mark.process
+
+PEERS = {"engine": ("tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"), "detok": ("tcp://10.0.0.3:7000",)}
+KEYS = {"secret/router.key": b"secret", "public/engine.key": b"public"}
+
+
+class Watched:
+    """A child behind a seat, and what it told."""
+
+    def __init__(self, seat: FakeRemoteSeat, service: Service) -> None:
+        self.lines: list[LogLine] = []
+        self.ends: list[Child] = []
+        self.over = threading.Event()
+        status = RemoteStatus()
+        self.reader = StatusReader(status)
+        self.child = RemoteChild(service, seat, status, self.lines.append, self._end, lambda: PEERS)
+
+    def _end(self, child: Child) -> None:
+        self.ends.append(child)
+        self.over.set()
+
+    @property
+    def ready(self) -> bool:
+        self.reader.poll(1.0)
+        return self.reader.status.state == "ready"
+
+
+@pytest.fixture
+def service(tmp_path, fake):
+    arguments = {"id": "detok-0", "listen": "ipc://nowhere", "drain_timeout": 1.0}
+    return Service("detok-0", DetokenizerSettings, arguments, fake["python"])
+
+
+@pytest.fixture
+def seat(monkeypatch):
+    # The stand-in writes to its inbox's path.
+    monkeypatch.setattr(Seat, "_at_home", lambda self, service: _with_listen(service, self._folder.path / "inbox"))
+    # Children die with the thread that started them, here one that only lives as long as its child's reports.
+    monkeypatch.setattr("sluice.launch.hosts.process.PARENT_VARIABLE", "UNUSED")
+    seat = FakeRemoteSeat()
+    yield seat
+    seat.seat.close()
+
+
+def _with_listen(service: Service, path: Path) -> Service:
+    flags = {**service.arguments, "listen": f"ipc://{path}"}
+    return Service(service.name, service.kind, flags, service.python)
+
+
+def test_it_starts_reports_and_ends(seat, service):
+    watched = Watched(seat, service)
+    assert wait_until(lambda: watched.ready)
+    assert is_alive(watched.child.pid)
+    assert wait_until(lambda: [line.event for line in watched.lines] == ["ready"])
+    watched.child.terminate()
+    assert watched.child.wait(LIMIT)
+    assert watched.child.ending == "ended with code 0"
+    assert watched.ends == [watched.child]
+    assert not watched.child.alive
+
+
+def test_one_that_cannot_start_says_why(seat, service, tmp_path):
+    (tmp_path / "detok-0.do").write_text("die")
+    watched = Watched(seat, service)
+    assert watched.over.wait(LIMIT)
+    assert watched.child.ending == "ended with code 3"
+    assert watched.child.tail[-1] == "Traceback: it broke"
+
+
+def test_a_seat_that_is_away_for_a_while_does_not_end_it(seat, service):
+    seat.away = True
+    watched = Watched(seat, service)
+    assert not watched.over.wait(0.6)
+    seat.away = False
+    assert wait_until(lambda: watched.ready)
+    seat.away = True
+    assert not watched.over.wait(0.6)
+    seat.away = False
+    assert not watched.over.wait(0.6)
+    watched.child.kill()
+    assert watched.child.wait(LIMIT)
+    assert watched.child.ending == "was killed by SIGKILL"
+
+
+def test_one_whose_seat_is_made_anew_has_ended_and_can_be_started_there(seat, service):
+    first = Watched(seat, service)
+    assert wait_until(lambda: first.ready)
+    seat.make_anew()
+    assert first.over.wait(LIMIT)
+    assert first.child.ending == "went with its actor, which was started again"
+    second = Watched(seat, service)
+    assert wait_until(lambda: second.ready)
+    assert len(first.ends) == 1
+
+
+def test_one_whose_seat_is_lost_has_ended(seat, service):
+    watched = Watched(seat, service)
+    assert wait_until(lambda: watched.ready)
+    seat.lost = True
+    assert watched.over.wait(LIMIT)
+    assert watched.child.ending == "lost its actor: no such actor"
+
+
+def test_one_that_waits_for_a_place_can_be_killed(seat, service):
+    seat.away = True
+    watched = Watched(seat, service)
+    watched.child.kill()
+    assert watched.child.wait(LIMIT)
+    assert watched.child.ending == "was ended by SIGKILL before it had started"
+
+
+def test_one_that_waits_for_a_place_says_so(seat, service, monkeypatch):
+    monkeypatch.setattr("sluice.launch.hosts.remote_child.PLACE_SECONDS", 0.1)
+    seat.away = True
+    watched = Watched(seat, service)
+    assert wait_until(lambda: [line.event for line in watched.lines] == ["waiting_for_node"])
+    watched.child.kill()
+
+
+def test_a_port_that_a_former_process_still_has_is_waited_for(tmp_path):
+    program = tmp_path / "nothing.py"
+    program.touch()
+    seat = Seat("127.0.0.1", {})
+    with socket.create_server(("127.0.0.1", 0)) as former:
+        arguments = {"host": "127.0.0.1", "port": former.getsockname()[1], "drain_timeout": 60.0}
+        service = Service("router-0", RouterSettings, arguments, (os.sys.executable, str(program)))
+        starting = threading.Thread(target=seat.start, args=("run", service, {}))
+        starting.start()
+        starting.join(0.5)
+        assert starting.is_alive()
+        assert seat.report("run", 0, NO_VERSION) is None
+    starting.join(LIMIT)
+    try:
+        assert seat.report("run", 0, NO_VERSION) is not None
+    finally:
+        seat.close()
+
+
+def test_a_second_start_replaces_the_process(seat, service, tmp_path):
+    seat.seat.start("one", service, PEERS)
+    first = seat.seat.report("one", 0, NO_VERSION)
+    seat.seat.start("two", service, PEERS)
+    assert not is_alive(first.pid)
+    assert seat.seat.report("one", 0, NO_VERSION) is None
+    second = seat.seat.report("two", 0, NO_VERSION)
+    # A repeated call, as after a lost answer, starts nothing.
+    seat.seat.start("two", service, PEERS)
+    assert seat.seat.report("two", 0, NO_VERSION).pid == second.pid
+    seat.seat.signal("one", signal.SIGKILL)
+    assert is_alive(second.pid)
+
+
+def test_a_router_reads_its_peers_from_files_and_listens_at_its_node(tmp_path):
+    program = tmp_path / "flags.py"
+    program.write_text("import json, sys; print(json.dumps(sys.argv))")
+    seat = Seat("127.0.0.1", KEYS)
+    try:
+        arguments = {"listen": "", "engines": (), "detokenizers": (), "host": "0.0.0.0", "keys": None}
+        python = (os.sys.executable, str(program))
+        seat.start("run", Service("router-0", RouterSettings, arguments, python), PEERS)
+        assert wait_until(lambda: seat.report("run", 0, NO_VERSION).ending is not None)
+        argv = json.loads(seat.report("run", 0, NO_VERSION).lines[0].text)
+        flags = dict(zip(argv[3::2], argv[4::2], strict=True))
+        assert (flags["--listen"], flags["--host"]) == ("tcp://127.0.0.1:*", "127.0.0.1")
+        engines = Path(flags["--engines"].removeprefix("file://"))
+        assert engines.read_text().split() == list(PEERS["engine"])
+        assert Path(flags["--detokenizers"].removeprefix("file://")).read_text().split() == list(PEERS["detok"])
+        secret = Path(flags["--keys"]) / "secret" / "router.key"
+        assert (secret.read_bytes(), secret.stat().st_mode & 0o777) == (b"secret", 0o600)
+        seat.tell({"engine": ("tcp://10.0.0.9:1",)})
+        assert engines.read_text() == "tcp://10.0.0.9:1\n"
+    finally:
+        seat.close()
+    assert not secret.exists()
+
+
+def test_an_address_of_ipv6_has_brackets(service):
+    seat = Seat("fd00::7", {})
+    try:
+        assert "tcp://[fd00::7]:*" in seat._at_home(service).command
+    finally:
+        seat.close()
+
+
+def test_lines_are_reported_once(tmp_path):
+    program = tmp_path / "lines.py"
+    program.write_text("for i in range(3): print(i)")
+    seat = Seat("127.0.0.1", {})
+    try:
+        seat.start("run", Service("detok-0", DetokenizerSettings, {}, (os.sys.executable, str(program))), {})
+        assert wait_until(lambda: seat.report("run", 0, NO_VERSION).ending is not None)
+        report = seat.report("run", 1, NO_VERSION)
+        assert ([line.text for line in report.lines], report.seen) == (["1", "2"], 3)
+        assert seat.report("run", 3, NO_VERSION).lines == ()
+    finally:
+        seat.close()
