@@ -70,6 +70,12 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
+def keys(pid: int) -> Path:
+    """Of a service: the folder of its keys."""
+    command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return Path(command[command.index("--keys") + 1])
+
+
 async def follow(client: AsyncClient, spec: dict, half_way: asyncio.Semaphore) -> dict[int, tuple[str, list[int]]]:
     """Text and tokens of each output; every offset must come once, in order."""
     found: dict[int, tuple[str, list[int]]] = {}
@@ -94,21 +100,25 @@ async def kill_under_streams(ring: Ring, name: str, undisturbed: list) -> None:
 
 
 def test_streams_outlive_each_actor(cluster) -> None:
-    events = Events()
+    events, secrets = Events(), set[Path]()
     with Ring(engines=2, detokenizers=2, routers=2, observe=events, **OPTIONS) as ring:
         assert sorted(ring.pids) == sorted(NAMES)
         undisturbed = asyncio.run(undisturbed_streams(ring))
         for name in NAMES:
             actor = parent(ring.pids[name])
             events.clear()
+            secrets.add(keys(ring.pids[name]))
             asyncio.run(kill_under_streams(ring, name, undisturbed))
             assert wait_until(lambda name=name: (name, "service_recovered") in events, PATIENCE), (name, events)
             assert events == [(name, "service_exited"), (name, "service_recovered")]
             assert parent(ring.pids[name]) != actor
             assert not is_alive(actor)
         pids = list(ring.pids.values())
+        secrets |= set(map(keys, pids))
+        assert len(secrets) == 2 * len(NAMES)
         processes = pids + [parent(pid) for pid in pids]
     assert wait_until(lambda: not any(map(is_alive, processes)))
+    assert wait_until(lambda: not any(each.exists() for each in secrets))
 
 
 async def undisturbed_streams(ring: Ring) -> list:
