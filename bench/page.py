@@ -16,10 +16,11 @@ from bench.harness.tables import Table, plural
 OUT = Path(__file__).parents[1] / "docs" / "measurements"
 INTRODUCTION = """# Measurements
 
-Results of `make bench`; `make bench PARTS="policies host"` runs a part of it. Figures of one table come from one run in
-which the systems took turns; each is the median of several rounds, and ratios are medians of the rounds' own ratios.
+Results of `make bench`; `make bench PARTS="cache policies"` runs a part of it. Figures of one table come from one run
+in which the systems took turns; each is the median of several rounds, and ratios are medians of the rounds' own ratios.
 Client, router, detokenizers and engine share the cores of one machine, so CPU time per token says more about the cost
-of each part than wall-clock time. Topics about scheduling and the cache drive the engine in process, without the ring.
+of each part than wall-clock time. Unless they say otherwise, topics about scheduling and the cache drive the engine in
+process, without the ring.
 """
 ON_GPUS = """All figures are from CPUs. [gpu.md](gpu.md) holds the results of `python -m bench.gpu` on a GPU.
 """
