@@ -268,17 +268,5 @@ def _series(
     return [Series(*name, [value(point.sides[i]) for point in points]) for i, name in enumerate(names)]
 
 
-QUICK = CachePlan(
-    (128,),
-    0.9,
-    1,
-    pool_tokens=1024,
-    system_tokens=128,
-    floods=(2.0,),
-    visits=1,
-    tier_prompt_tokens=120,
-    working_sets=(3.0,),
-    revisits=1,
-    tier_repeats=1,
-)
+QUICK = CachePlan((128,), repeats=1, pool_tokens=1024, system_tokens=128, floods=(2.0,), working_sets=(3.0,))
 TOPIC = Topic(CachePlan(), QUICK, measure, CacheResult, section, draw)

@@ -60,7 +60,7 @@ class Episode(msgspec.Struct, frozen=True):
     newcomers: list[Arrival]
 
 
-class LongPromptEntry(msgspec.Struct, frozen=True):
+class ModeEntry(msgspec.Struct, frozen=True):
     """One mode; milliseconds. Percentiles are over all rounds."""
 
     mode: str
@@ -74,7 +74,7 @@ class LongPromptEntry(msgspec.Struct, frozen=True):
     episode: Episode
 
 
-def measure_long_prompt(engine: System, plan: LongPromptPlan, step: Step) -> list[LongPromptEntry]:
+def measure(engine: System, plan: LongPromptPlan, step: Step) -> list[ModeEntry]:
     """The long prompt is first timed alone, in one piece: the newcomers arrive within that time."""
     common = {"max_tokens_per_step": plan.tokens_per_step, "block_reuse": False}
     settings = {mode: {**common, **own} for mode, own in MODES.items()}
@@ -103,7 +103,7 @@ def _episode(run: Run, plan: LongPromptPlan) -> Episode:
     return Episode(tokens, arrival(long), [arrival(trace) for trace in newcomers])
 
 
-def _entry(mode: str, episodes: Sequence[Episode]) -> LongPromptEntry:
+def _entry(mode: str, episodes: Sequence[Episode]) -> ModeEntry:
     waits = [new.first_token - new.came for episode in episodes for new in episode.newcomers]
     gaps = [
         after - before
@@ -115,10 +115,10 @@ def _entry(mode: str, episodes: Sequence[Episode]) -> LongPromptEntry:
     times = (1000 * percentile(samples, percent) for samples in (waits, gaps) for percent in (50, 99))
     long = 1000 * statistics.median(episode.long.first_token for episode in episodes)
     middle = sorted(episodes, key=lambda episode: episode.long.first_token)[len(episodes) // 2]
-    return LongPromptEntry(mode, *times, long, len(waits), middle)
+    return ModeEntry(mode, *times, long, len(waits), middle)
 
 
-def long_prompt_answers(entries: Sequence[LongPromptEntry]) -> list[str]:
+def answers(entries: Sequence[ModeEntry]) -> list[str]:
     whole, ordered, equal = entries
     return [
         f"A newcomer's first token, p99: **{whole.newcomer_p99 / equal.newcomer_p99:.1f}×** sooner with equal "
@@ -128,7 +128,7 @@ def long_prompt_answers(entries: Sequence[LongPromptEntry]) -> list[str]:
     ]
 
 
-def long_prompt_table(entries: Sequence[LongPromptEntry]) -> Table:
+def waits(entries: Sequence[ModeEntry]) -> Table:
     rows = (
         f"{entry.mode} | {numbers(entry.newcomer_p50, entry.newcomer_p99)} | "
         f"{numbers(entry.stream_p50, entry.stream_p99)} | {number(entry.long)} | {entry.newcomers}"
@@ -138,7 +138,7 @@ def long_prompt_table(entries: Sequence[LongPromptEntry]) -> Table:
     return table(f"the long prompt | {cells} | its own first token, ms | newcomers measured", rows)
 
 
-def draw_episodes(column: Sequence[Axes], entries: Sequence[LongPromptEntry]) -> None:
+def draw(column: Sequence[Axes], entries: Sequence[ModeEntry]) -> None:
     end = max(new.first_token for entry in entries for new in [entry.episode.long, *entry.episode.newcomers])
     for axes, entry in zip(column, entries, strict=True):
         _draw_episode(axes, entry.episode)

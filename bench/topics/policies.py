@@ -18,16 +18,9 @@ from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, FAINT, ORANGE, TEAL, canvas, frame
 from bench.harness.tables import Section, Table, number, short, table
-from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave, latency_cells, rate_text
+from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave, speed_cells
 from bench.systems.engine_alone import engine_alone
-from bench.topics.long_prompt import (
-    LongPromptEntry,
-    LongPromptPlan,
-    draw_episodes,
-    long_prompt_answers,
-    long_prompt_table,
-    measure_long_prompt,
-)
+from bench.topics import long_prompt
 
 POLICIES = {
     "max_utilization": "in flight, MAX_UTILIZATION",
@@ -78,7 +71,7 @@ class PoliciesPlan(Plan, frozen=True):
     longest: int = 256
     repeats: int = 3
     mixes: tuple[Mix, ...] = MIXES
-    long_prompt: LongPromptPlan = LongPromptPlan()
+    long: long_prompt.LongPromptPlan = long_prompt.LongPromptPlan()
 
     def load(self, mix: Mix) -> Load:
         """Wide enough for all requests: the engine's scheduler decides which of them run."""
@@ -115,13 +108,13 @@ class Outcome(msgspec.Struct, frozen=True):
 
 class PoliciesResult(PoliciesPlan, frozen=True, kw_only=True):
     outcomes: list[Outcome]
-    modes: list[LongPromptEntry]
+    modes: list[long_prompt.ModeEntry]
 
 
 def measure(plan: PoliciesPlan, logs: Path, step: Step) -> PoliciesResult:
     with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
         outcomes = [_outcome(engine, plan, mix, step) for mix in plan.mixes]
-        modes = measure_long_prompt(engine, plan.long_prompt, step)
+        modes = long_prompt.measure(engine, plan.long, step)
     return PoliciesResult(**asdict(plan), outcomes=outcomes, modes=modes)
 
 
@@ -157,7 +150,7 @@ def _longest_pause(run: Run) -> float:
 
 
 def section(result: PoliciesResult) -> Section:
-    plan = result.long_prompt
+    plan = result.long
     return Section(
         "Scheduling policies",
         f"*In-flight and static batches*: {result.requests} requests of {result.prompt_tokens} tokens with "
@@ -168,8 +161,8 @@ def section(result: PoliciesResult) -> Section:
         f"arrives while {plan.streams} streams generate; newcomers of {plan.newcomer_tokens} tokens arrive evenly "
         f"within the time that it takes in one piece. Chunked, a step computes {plan.tokens_per_step} tokens at most. "
         "Streams: while the long prompt is computed.",
-        [*map(_answer, result.outcomes), *long_prompt_answers(result.modes)],
-        [*map(_table, result.outcomes), long_prompt_table(result.modes)],
+        [*map(_answer, result.outcomes), *long_prompt.answers(result.modes)],
+        [*map(_table, result.outcomes), long_prompt.waits(result.modes)],
     )
 
 
@@ -192,8 +185,8 @@ def _table(outcome: Outcome) -> Table:
         f"{outcome.mix.title}, {outcome.tokens:,} tokens | steps | ms per step | tokens/s (range) | by static | "
         "first token p50 · p99, ms | inter-token p50 · p99, ms | longest pause, ms",
         (
-            f"{POLICIES[entry.policy]} | {entry.steps} | {number(entry.step_milliseconds)} | {rate_text(entry.figures)}"
-            f" | **{entry.ratio:.2f}×** | {latency_cells(entry.figures)} | {number(entry.longest_pause)}"
+            f"{POLICIES[entry.policy]} | {entry.steps} | {number(entry.step_milliseconds)} | "
+            f"{speed_cells(entry.figures, f'**{entry.ratio:.2f}×**')} | {number(entry.longest_pause)}"
             for entry in outcome.entries
         ),
     )
@@ -218,7 +211,7 @@ def draw(result: PoliciesResult) -> Figure:
             mix = f"{outcome.mix.title}\n\n" if axes is column[0] else ""
             below = f"{entry.steps} steps of {short(entry.step_milliseconds)} ms"
             frame(axes, f"{mix}{entry.policy.upper()}: {rate}", below, x="seconds")
-    draw_episodes(episodes, result.modes)
+    long_prompt.draw(episodes, result.modes)
     return figure
 
 
@@ -239,6 +232,6 @@ QUICK_MIXES = (
     Mix("one in eight is long, 4 at a time", True, 4),
     Mix("max_tokens unset, 4 at a time, cache of 128", True, 4, pool=128, max_tokens=64),
 )
-QUICK_PROMPT = LongPromptPlan(2, 16, 300, newcomers=2, tokens_per_step=64, repeats=1)
-QUICK = PoliciesPlan(16, shortest=2, longest=16, repeats=1, mixes=QUICK_MIXES, long_prompt=QUICK_PROMPT)
+QUICK_PROMPT = long_prompt.LongPromptPlan(2, 16, 300, newcomers=2, tokens_per_step=64, repeats=1)
+QUICK = PoliciesPlan(16, shortest=2, longest=16, repeats=1, mixes=QUICK_MIXES, long=QUICK_PROMPT)
 TOPIC = Topic(PoliciesPlan(), QUICK, measure, PoliciesResult, section, draw)

@@ -55,7 +55,7 @@ def test_quick_of_the_scheduler(tmp_path):
     packed, promised, _ = scarce.entries
     assert packed.steps < promised.steps
     for entry in found["policies"].modes:
-        assert len(entry.episode.streams) == found["policies"].long_prompt.streams
+        assert len(entry.episode.streams) == found["policies"].long.streams
         assert all(arrival.came < arrival.first_token for arrival in entry.episode.newcomers)
     assert all(0 < point.costs.schedule < point.costs.whole for point in found["scheduler"].points)
 

@@ -38,12 +38,12 @@ def policies_result() -> policies.PoliciesResult:
     return policies.PoliciesResult(4, 32, 8, 256, outcomes=outcomes, modes=long_prompt_entries())
 
 
-def long_prompt_entries() -> list[long_prompt.LongPromptEntry]:
-    def entry(mode: str, slower: float) -> long_prompt.LongPromptEntry:
+def long_prompt_entries() -> list[long_prompt.ModeEntry]:
+    def entry(mode: str, slower: float) -> long_prompt.ModeEntry:
         streams = [[0.01 * i + 0.003 * stream for i in range(-5, 40)] for stream in range(3)]
         newcomers = [long_prompt.Arrival(0.05 * i, 0.05 * i + 0.04 * slower) for i in range(4)]
         episode = long_prompt.Episode(streams, long_prompt.Arrival(0.0, 0.35), newcomers)
-        return long_prompt.LongPromptEntry(mode, 20.0 * slower, 40.0 * slower, 8.0, 60.0 * slower, 350.0, 32, episode)
+        return long_prompt.ModeEntry(mode, 20.0 * slower, 40.0 * slower, 8.0, 60.0 * slower, 350.0, 32, episode)
 
     return [entry(mode, i) for mode, i in zip(long_prompt.MODES, (8, 7, 1), strict=True)]
 
