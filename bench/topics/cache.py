@@ -241,31 +241,32 @@ def _tier_row(point: CachePoint) -> str:
 
 
 def draw(result: CacheResult) -> Figure:
-    about = (
-        f"Left: through the ring. Others: a pool of {result.pool_tokens:,} tokens, {result.host_tokens:,} on the host."
+    pool = f"a pool of {result.pool_tokens:,} tokens, {result.host_tokens:,} more on the host"
+    figure, ((reuse, found, again),) = canvas(
+        (1, 3), (17, 4.8), "What the KV cache saves", f"Left: through the ring. Others: {pool}."
     )
-    figure, ((reuse, found, again),) = canvas((1, 3), (17, 4.8), "What the KV cache saves", about)
-    names = (("cold", ORANGE), (f"{result.share:.0%} cached", BLUE))
-    shown = _series(names, result.reused, lambda side: side.first_token_p50)
-    lines(reuse, [point.size for point in result.reused], shown)
+    times = _series(
+        result.reused, {"cold": ORANGE, f"{result.share:.0%} cached": BLUE}, lambda side: side.first_token_p50
+    )
+    lines(reuse, [point.size for point in result.reused], times)
     frame(reuse, "First token, ms", x="prompt tokens", grid="y")
-    names = (("plain", GREY), ("kept", BLUE), ("kept, after its time", ORANGE))
-    shown = _series(names, result.retained, lambda side: 100 * side.share)
-    bars(found, [f"{point.size:g}" for point in result.retained], shown)
+    kept = {"plain": GREY, "kept": BLUE, "kept, after its time": ORANGE}
+    shares = _series(result.retained, kept, lambda side: 100 * side.share)
+    bars(found, [f"{point.size:g}" for point in result.retained], shares)
     frame(found, "Found in the cache", "% of the system prompt", x="flood between two visits, in pools")
-    names = (("device alone", ORANGE), ("with host tier", BLUE))
-    shown = _series(names, result.tiered, lambda side: 100 - 100 * side.share)
-    lines(again, [point.size for point in result.tiered], shown)
+    tiers = {"device alone": ORANGE, "with host tier": BLUE}
+    recomputed = _series(result.tiered, tiers, lambda side: 100 - 100 * side.share)
+    lines(again, [point.size for point in result.tiered], recomputed)
     dashed(again, 1.0, "device full")
     dashed(again, 1 + result.host_tokens / result.pool_tokens, "both full")
     frame(again, "Computed again", "% of the prompt tokens of revisits", x="working set, in pools", grid="y")
     return figure
 
 
-def _series(
-    names: Sequence[tuple[str, str]], points: Sequence[CachePoint], value: Callable[[Found], float]
-) -> list[Series]:
-    return [Series(*name, [value(point.sides[i]) for point in points]) for i, name in enumerate(names)]
+def _series(points: Sequence[CachePoint], colours: Mapping[str, str], value: Callable[[Found], float]) -> list[Series]:
+    """One for each side, by its name."""
+    sides = enumerate(colours.items())
+    return [Series(name, colour, [value(point.sides[i]) for point in points]) for i, (name, colour) in sides]
 
 
 QUICK = CachePlan((128,), repeats=1, pool_tokens=1024, system_tokens=128, floods=(2.0,), working_sets=(3.0,))

@@ -115,7 +115,7 @@ def _entry(mode: str, episodes: Sequence[Episode]) -> ModeEntry:
     times = (1000 * percentile(samples, percent) for samples in (waits, gaps) for percent in (50, 99))
     long = 1000 * statistics.median(episode.long.first_token for episode in episodes)
     middle = sorted(episodes, key=lambda episode: episode.long.first_token)[len(episodes) // 2]
-    return ModeEntry(mode, *times, long, len(waits), middle)
+    return ModeEntry(mode, *times, long=long, newcomers=len(waits), episode=middle)
 
 
 def answers(entries: Sequence[ModeEntry]) -> list[str]:

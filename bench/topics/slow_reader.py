@@ -96,7 +96,7 @@ class _Turns:
                 watch.sample()
                 read = await _read_rest(stream)
                 self._step("it reads on")
-        found = {"without": without, "beside": beside, "read_later": read, "slow_from": slow_from}
+        found: dict[str, Any] = {"without": without, "beside": beside, "read_later": read, "slow_from": slow_from}
         return SlowReaderResult(**asdict(plan), **found, memory=watch.trails)
 
     @asynccontextmanager
