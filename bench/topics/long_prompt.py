@@ -112,10 +112,10 @@ def _entry(mode: str, episodes: Sequence[Episode]) -> ModeEntry:
         for before, after in pairwise(stream)
         if after > 0 and before < episode.long.first_token
     ]
-    times = (1000 * percentile(samples, percent) for samples in (waits, gaps) for percent in (50, 99))
+    newcomer, stream = ([1000 * percentile(samples, percent) for percent in (50, 99)] for samples in (waits, gaps))
     long = 1000 * statistics.median(episode.long.first_token for episode in episodes)
     middle = sorted(episodes, key=lambda episode: episode.long.first_token)[len(episodes) // 2]
-    return ModeEntry(mode, *times, long=long, newcomers=len(waits), episode=middle)
+    return ModeEntry(mode, newcomer[0], newcomer[1], stream[0], stream[1], long, len(waits), middle)
 
 
 def answers(entries: Sequence[ModeEntry]) -> list[str]:

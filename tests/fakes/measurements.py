@@ -49,9 +49,6 @@ def long_prompt_entries() -> list[long_prompt.ModeEntry]:
 
 
 def scheduler_result() -> scheduler.SchedulerResult:
-    def costs(running: int) -> scheduler.StepCosts:
-        return scheduler.StepCosts(running + 10.0, running + 20.0, 3.0 * running, 999.0)
-
     points = [
         scheduler.SchedulerPoint(
             policy, running, waiting, scheduler.StepCosts(running + 10.0, running + 20.0, 3.0 * running, 999.0)
