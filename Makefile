@@ -41,7 +41,7 @@ settings: $(VENV)/dev.done
 manifests: $(VENV)/dev.done
 	$(BIN)/python -m k8s.render
 
-# Everything, or some parts: make bench PARTS="policies host"
+# Everything, or some parts: make bench PARTS="cache policies"
 bench: $(VENV)/dev.done
 	$(BIN)/python -m bench $(PARTS)
 

@@ -5,16 +5,13 @@ from collections.abc import Mapping
 from bench.deaths import kills, pauses, restart
 from bench.harness.topic import Topic
 from bench.overload import overload
-from bench.topics import chunked, host, peers, policies, prefix, retention, ring, scheduler, slow_reader
+from bench.topics import cache, peers, policies, ring, scheduler, slow_reader
 
 TOPICS: Mapping[str, Topic] = {
     "ring": ring.TOPIC,
     "policies": policies.TOPIC,
-    "chunked": chunked.TOPIC,
     "scheduler": scheduler.TOPIC,
-    "prefix": prefix.TOPIC,
-    "retention": retention.TOPIC,
-    "host": host.TOPIC,
+    "cache": cache.TOPIC,
     "peers": peers.TOPIC,
     "deaths": kills.TOPIC,
     "restart": restart.TOPIC,

@@ -1,13 +1,12 @@
 """Results on disk, the page under docs/measurements, and the summary on the terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.table import Table as RichTable
 
 from bench.catalog import TOPICS
 from bench.harness.origin import Origin
@@ -16,10 +15,11 @@ from bench.harness.tables import Table, plural
 OUT = Path(__file__).parents[1] / "docs" / "measurements"
 INTRODUCTION = """# Measurements
 
-Results of `make bench`; `make bench PARTS="policies host"` runs a part of it. Figures of one table come from one run in
-which the systems took turns; each is the median of several rounds, and ratios are medians of the rounds' own ratios.
+Results of `make bench`; `make bench PARTS="cache policies"` runs a part of it. Figures of one table come from one run
+in which the systems took turns; each is the median of several rounds, and ratios are medians of the rounds' own ratios.
 Client, router, detokenizers and engine share the cores of one machine, so CPU time per token says more about the cost
-of each part than wall-clock time. Topics about scheduling and the cache drive the engine in process, without the ring.
+of each part than wall-clock time. Unless they say otherwise, topics about scheduling and the cache drive the engine in
+process, without the ring.
 """
 ON_GPUS = """All figures are from CPUs. [gpu.md](gpu.md) holds the results of `python -m bench.gpu` on a GPU.
 """
@@ -62,16 +62,13 @@ def show(console: Console, measured: Mapping[str, Measured]) -> None:
     for name, found in measured.items():
         section = TOPICS[name].section(found.result)
         console.rule(f"[bold]{section.title}")
-        for table in section.tables:
-            console.print(_for_terminal(table))
-        for answer in section.answers:
-            console.print(Markdown(answer))
+        console.print(Markdown("\n\n".join([*map(_table, section.tables), _list(section.answers)])))
 
 
 def _markdown(name: str, found: Measured) -> str:
     section = TOPICS[name].section(found.result)
     origin = found.origin
-    answers = "\n".join(f"- {answer}" for answer in section.answers)
+    answers = _list(section.answers)
     tables = "\n\n".join(_table(table) for table in section.tables)
     return (
         f"## {section.title}\n\n{section.question}\n\n{answers}\n\n![{section.title}]({name}.png)\n\n{tables}\n\n"
@@ -85,10 +82,5 @@ def _table(table: Table) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _for_terminal(table: Table) -> RichTable:
-    shown = RichTable(header_style="bold")
-    for i, column in enumerate(table.columns):
-        shown.add_column(column, justify="right" if i else "left")
-    for row in table.rows:
-        shown.add_row(*(cell.replace("**", "") for cell in row))
-    return shown
+def _list(answers: Sequence[str]) -> str:
+    return "\n".join(f"- {answer}" for answer in answers)

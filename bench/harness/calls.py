@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -42,6 +43,27 @@ async def deltas(stub: GenerationServiceStub, asked: pb.GenerationSpec, tenant: 
     async for event in stream:
         if event.delta.token_count:
             yield event.delta.token_count
+
+
+@asynccontextmanager
+async def streaming(
+    stub: GenerationServiceStub,
+    specs: Sequence[pb.GenerationSpec],
+    on_tokens: Callable[[int, int], None],
+    tenant: str = "",
+) -> AsyncIterator[None]:
+    """Streams of these specs, each again and again; `on_tokens` gets a spec's index and how many tokens came."""
+
+    async def repeat(i: int) -> None:
+        while True:
+            async for count in deltas(stub, specs[i], tenant):
+                on_tokens(i, count)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(repeat(i)) for i in range(len(specs))]
+        yield
+        for task in tasks:
+            task.cancel()
 
 
 async def time_stream(stub: GenerationServiceStub, asked: pb.GenerationSpec, tenant: str = "") -> StreamTimes:

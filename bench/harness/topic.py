@@ -50,14 +50,12 @@ def engine_settings(threads: int, **others: Any) -> dict[str, Any]:
     return {"threads": threads, "kv_cache_tokens": 65536, **others}
 
 
-def rate_text(figures: Figures) -> str:
+def speed_cells(figures: Figures, ratio: str) -> str:
+    """Tokens/s (range), the ratio as it is, first token and inter-token times."""
     slowest, fastest = figures.tokens_per_second_range
-    return f"{number(figures.tokens_per_second)} ({number(slowest)}–{number(fastest)})"
-
-
-def latency_cells(figures: Figures) -> str:
+    rate = f"{number(figures.tokens_per_second)} ({number(slowest)}–{number(fastest)})"
     first = numbers(figures.first_token_p50, figures.first_token_p99)
-    return f"{first} | {numbers(figures.inter_token_p50, figures.inter_token_p99)}"
+    return f"{rate} | {ratio} | {first} | {numbers(figures.inter_token_p50, figures.inter_token_p99)}"
 
 
 def interleave(sides: Mapping[str, tuple[System, Load]], repeats: int, step: Step) -> list[list[Run]]:

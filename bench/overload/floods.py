@@ -5,7 +5,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -13,7 +13,7 @@ import msgspec
 from grpc import aio
 from msgspec.structs import asdict
 
-from bench.harness.calls import REQUEST, StreamTimes, deltas, has_retry_info, spec, time_stream, until_logged
+from bench.harness.calls import REQUEST, StreamTimes, has_retry_info, spec, streaming, time_stream, until_logged
 from bench.harness.children import cpu_seconds
 from bench.harness.stats import thinned
 from sluice.launch import LogLine, Ring
@@ -191,29 +191,16 @@ async def _ask(stub: GenerationServiceStub, name: str, round_: int, plan: Tenant
 @asynccontextmanager
 async def _flood(stub: GenerationServiceStub, plan: TenantPlan, batch: int) -> AsyncIterator[None]:
     """`plan.flood` requests in flight, from when half a batch of them generates."""
-    running = 0
+    generating: set[int] = set()
     full = asyncio.Event()
 
-    async def repeat(number: int) -> None:
-        nonlocal running
-        while True:
-            started = False
-            async for _ in deltas(stub, spec([300 + number] * plan.prompt_tokens, plan.flood_tokens), "flood"):
-                running += not started
-                started = True
-                if running >= batch // 2:
-                    full.set()
+    def on_tokens(i: int, _: int) -> None:
+        generating.add(i)
+        if len(generating) >= batch // 2:
+            full.set()
 
-    tasks = [asyncio.create_task(repeat(number)) for number in range(plan.flood)]
-    try:
-        waiting = asyncio.create_task(full.wait())
-        await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        if not full.is_set():
-            raise RuntimeError("the flood did not start")
+    specs = [spec([300 + i] * plan.prompt_tokens, plan.flood_tokens) for i in range(plan.flood)]
+    async with streaming(stub, specs, on_tokens, "flood"):
+        await full.wait()
         await asyncio.sleep(SETTLING_SECONDS)
         yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,7 +14,7 @@ from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, GREY, canvas, frame, ranks
 from bench.harness.tables import Section, short, table
-from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave, latency_cells, rate_text
+from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave, speed_cells
 from bench.systems.engine_alone import NAME as ALONE
 from bench.systems.engine_alone import engine_alone
 from bench.systems.ring import NAME as RING
@@ -105,8 +105,8 @@ def section(result: PeersResult) -> Section:
                 f"{peers.work.title} | tokens/s (range) | by generate | first token p50 · p99, ms | "
                 "inter-token p50 · p99, ms | same tokens",
                 (
-                    f"{entry.system} | {rate_text(entry.figures)} | **{entry.ratio:.2f}×** | "
-                    f"{latency_cells(entry.figures)} | {entry.same}/{peers.work.requests}"
+                    f"{entry.system} | {speed_cells(entry.figures, f'**{entry.ratio:.2f}×**')} | "
+                    f"{entry.same}/{peers.work.requests}"
                     for entry in peers.entries
                 ),
             )

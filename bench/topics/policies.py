@@ -1,4 +1,5 @@
-"""In-flight batching under both capacity policies against static batches, on mixed output lengths."""
+"""Scheduling policies: in-flight against static batches on mixed output lengths, and a long prompt with and without
+chunking."""
 
 import random
 import statistics
@@ -17,8 +18,9 @@ from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, FAINT, ORANGE, TEAL, canvas, frame
 from bench.harness.tables import Section, Table, number, short, table
-from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave, latency_cells, rate_text
+from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave, speed_cells
 from bench.systems.engine_alone import engine_alone
+from bench.topics import long_prompt
 
 POLICIES = {
     "max_utilization": "in flight, MAX_UTILIZATION",
@@ -69,6 +71,7 @@ class PoliciesPlan(Plan, frozen=True):
     longest: int = 256
     repeats: int = 3
     mixes: tuple[Mix, ...] = MIXES
+    long: long_prompt.LongPromptPlan = long_prompt.LongPromptPlan()
 
     def load(self, mix: Mix) -> Load:
         """Wide enough for all requests: the engine's scheduler decides which of them run."""
@@ -105,12 +108,14 @@ class Outcome(msgspec.Struct, frozen=True):
 
 class PoliciesResult(PoliciesPlan, frozen=True, kw_only=True):
     outcomes: list[Outcome]
+    modes: list[long_prompt.ModeEntry]
 
 
 def measure(plan: PoliciesPlan, logs: Path, step: Step) -> PoliciesResult:
     with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
         outcomes = [_outcome(engine, plan, mix, step) for mix in plan.mixes]
-    return PoliciesResult(**asdict(plan), outcomes=outcomes)
+        modes = long_prompt.measure(engine, plan.long, step)
+    return PoliciesResult(**asdict(plan), outcomes=outcomes, modes=modes)
 
 
 def _outcome(engine: System, plan: PoliciesPlan, mix: Mix, step: Step) -> Outcome:
@@ -145,14 +150,19 @@ def _longest_pause(run: Run) -> float:
 
 
 def section(result: PoliciesResult) -> Section:
+    plan = result.long
     return Section(
-        "In-flight batching and static batches",
-        f"{result.requests} requests of {result.prompt_tokens} tokens with {result.shortest} to {result.longest} "
-        "tokens of output arrive at once; the engine is driven in process. *Steps* are exact: the gain on a device "
-        "whose step takes as long for a full batch as for one sequence. A cache named in a title is too small for all "
-        "running requests; with max_tokens unset a request may fill the model's context, though it ends long before.",
-        [_answer(outcome) for outcome in result.outcomes],
-        [_table(outcome) for outcome in result.outcomes],
+        "Scheduling policies",
+        f"*In-flight and static batches*: {result.requests} requests of {result.prompt_tokens} tokens with "
+        f"{result.shortest} to {result.longest} tokens of output arrive at once; the engine is driven in process. "
+        "*Steps* are exact: the gain on a device whose step takes as long for a full batch as for one sequence. A "
+        "cache named in a title is too small for all running requests; with max_tokens unset a request may fill the "
+        f"model's context, though it ends long before. *Chunked context*: a prompt of {plan.context_tokens:,} tokens "
+        f"arrives while {plan.streams} streams generate; newcomers of {plan.newcomer_tokens} tokens arrive evenly "
+        f"within the time that it takes in one piece. Chunked, a step computes {plan.tokens_per_step} tokens at most. "
+        "Streams: while the long prompt is computed.",
+        [*map(_answer, result.outcomes), *long_prompt.answers(result.modes)],
+        [*map(_table, result.outcomes), long_prompt.waits(result.modes)],
     )
 
 
@@ -175,31 +185,33 @@ def _table(outcome: Outcome) -> Table:
         f"{outcome.mix.title}, {outcome.tokens:,} tokens | steps | ms per step | tokens/s (range) | by static | "
         "first token p50 · p99, ms | inter-token p50 · p99, ms | longest pause, ms",
         (
-            f"{POLICIES[entry.policy]} | {entry.steps} | {number(entry.step_milliseconds)} | {rate_text(entry.figures)}"
-            f" | **{entry.ratio:.2f}×** | {latency_cells(entry.figures)} | {number(entry.longest_pause)}"
+            f"{POLICIES[entry.policy]} | {entry.steps} | {number(entry.step_milliseconds)} | "
+            f"{speed_cells(entry.figures, f'**{entry.ratio:.2f}×**')} | {number(entry.longest_pause)}"
             for entry in outcome.entries
         ),
     )
 
 
 def draw(result: PoliciesResult) -> Figure:
-    requests = f"{result.requests} requests of {result.shortest} to {result.longest} output tokens"
     figure, grid = canvas(
-        (len(POLICIES), len(result.outcomes)),
-        (1 + 4.6 * len(result.outcomes), 7.6),
-        "In-flight batching: a finished request frees its place at once",
-        f"{requests}. A bar is a request, a row a place in the batch, pale is an empty place.",
+        (len(POLICIES), len(result.outcomes) + 1),
+        (6 + 4.6 * len(result.outcomes), 7.6),
+        "Scheduling policies",
+        f"{result.requests} requests of {result.shortest} to {result.longest} output tokens: a bar is a request, a row "
+        "a place in the batch, pale is an empty place. Right: a long prompt (orange) among running streams (grey) and "
+        "newcomers (blue), each until its first token.",
     )
-    for column, outcome in enumerate(result.outcomes):
+    *batches, episodes = zip(*grid, strict=True)
+    for column, outcome in zip(batches, result.outcomes, strict=True):
         end = max(life.last_token for entry in outcome.entries for life in entry.lives)
-        for row, entry in enumerate(outcome.entries):
-            axes = grid[row][column]
+        for axes, entry in zip(column, outcome.entries, strict=True):
             _draw_lives(axes, entry.lives, outcome.mix.batch, COLOURS[entry.policy])
             axes.set_xlim(0, end * 1.02)
             rate = f"{short(entry.figures.tokens_per_second)} tokens/s ({entry.ratio:.2f}×)"
-            mix = "" if row else f"{outcome.mix.title}\n\n"
+            mix = f"{outcome.mix.title}\n\n" if axes is column[0] else ""
             below = f"{entry.steps} steps of {short(entry.step_milliseconds)} ms"
             frame(axes, f"{mix}{entry.policy.upper()}: {rate}", below, x="seconds")
+    long_prompt.draw(episodes, result.modes)
     return figure
 
 
@@ -220,5 +232,6 @@ QUICK_MIXES = (
     Mix("one in eight is long, 4 at a time", True, 4),
     Mix("max_tokens unset, 4 at a time, cache of 128", True, 4, pool=128, max_tokens=64),
 )
-QUICK = PoliciesPlan(16, shortest=2, longest=16, repeats=1, mixes=QUICK_MIXES)
+QUICK_PROMPT = long_prompt.LongPromptPlan(2, 16, 300, newcomers=2, tokens_per_step=64, repeats=1)
+QUICK = PoliciesPlan(16, shortest=2, longest=16, repeats=1, mixes=QUICK_MIXES, long=QUICK_PROMPT)
 TOPIC = Topic(PoliciesPlan(), QUICK, measure, PoliciesResult, section, draw)

@@ -10,7 +10,7 @@ from bench.harness.models import TINY, python_prompts, write_qwen3_06b
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, GREY, ORANGE, TEAL, Series, bars, canvas, frame
 from bench.harness.tables import Section, Table, plural, short, span, table
-from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave, latency_cells, rate_text
+from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave, speed_cells
 from bench.systems.engine_alone import engine_alone
 from bench.systems.ring import through_ring
 
@@ -106,9 +106,8 @@ def _ring_share(figures: Figures) -> float:
 def _speeds(model: RingModel) -> Table:
     rows = []
     for point in model.points:
-        rows.append(f"{point.shape} | engine alone | {rate_text(point.alone)} | | {latency_cells(point.alone)}")
-        speed = f"{rate_text(point.ring)} | **{point.ratio:.2f}**"
-        rows.append(f"| through the ring | {speed} | {latency_cells(point.ring)}")
+        rows.append(f"{point.shape} | engine alone | {speed_cells(point.alone, '')}")
+        rows.append(f"| through the ring | {speed_cells(point.ring, f'**{point.ratio:.2f}**')}")
     columns = "tokens/s (range) | ring / alone | first token p50 · p99, ms | inter-token p50 · p99, ms"
     return table(f"{model.title} | | {columns}", rows)
 

@@ -1,6 +1,5 @@
 """What a step costs the engine besides the model: scheduling, and the whole loop, by the number of sequences."""
 
-import statistics
 import time
 from itertools import product
 from pathlib import Path
@@ -149,25 +148,18 @@ def _prompt(number: int) -> list[int]:
 
 
 def measure(plan: SchedulerPlan, _: Path, step: Step) -> SchedulerResult:
-    found: dict[tuple[str, int, int], list[StepCosts]] = {}
+    rounds: dict[tuple[str, int, int], list[list[float]]] = {}
     for round_ in range(plan.repeats):
         for running, waiting, policy in product(plan.running, plan.waiting, POLICIES):
-            costs = _round(ScriptedEngine(policy, running, waiting, plan.samples))
-            found.setdefault((policy, running, waiting), []).append(costs)
+            engine = ScriptedEngine(policy, running, waiting, plan.samples)
+            freeze_heap()
+            times = 1e6 * np.array(engine.timed_steps())
+            # Rows are percentiles, columns scheduling and the whole step.
+            costs = np.percentile(times, (50, 99), axis=0).T.ravel().tolist()
+            rounds.setdefault((policy, running, waiting), []).append(costs)
             step(f"{running:,} run, {waiting:,} wait, round {round_ + 1} of {plan.repeats}")
-    points = [SchedulerPoint(*key, _medians(rounds)) for key, rounds in found.items()]
+    points = [SchedulerPoint(*key, StepCosts(*np.median(own, axis=0).tolist())) for key, own in rounds.items()]
     return SchedulerResult(**asdict(plan), points=points)
-
-
-def _round(engine: ScriptedEngine) -> StepCosts:
-    freeze_heap()
-    times = engine.timed_steps()
-    schedule, whole = (1e6 * np.array(column) for column in zip(*times, strict=True))
-    return StepCosts(*(float(np.percentile(each, percent)) for each in (schedule, whole) for percent in (50, 99)))
-
-
-def _medians(rounds: list[StepCosts]) -> StepCosts:
-    return StepCosts(*(statistics.median(column) for column in zip(*map(msgspec.structs.astuple, rounds), strict=True)))
 
 
 def section(result: SchedulerResult) -> Section:

@@ -12,7 +12,7 @@ from grpc import aio
 from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
-from bench.harness.calls import GIVEN_UP, deltas, spec, until_logged
+from bench.harness.calls import GIVEN_UP, spec, streaming, until_logged
 from bench.harness.memory import MemoryWatch, Trail, before_and_after
 from bench.harness.models import TINY
 from bench.harness.style import BLUE, GREY, Series, bars, canvas, dashed, frame, trails
@@ -96,28 +96,20 @@ class _Turns:
                 watch.sample()
                 read = await _read_rest(stream)
                 self._step("it reads on")
-        return SlowReaderResult(
-            **asdict(plan),
-            without=without,
-            beside=beside,
-            read_later=read,
-            slow_from=slow_from,
-            memory=watch.trails,
-        )
+        found: dict[str, Any] = {"without": without, "beside": beside, "read_later": read, "slow_from": slow_from}
+        return SlowReaderResult(**asdict(plan), **found, memory=watch.trails)
 
     @asynccontextmanager
     async def _neighbours(self) -> AsyncIterator[None]:
-        async with aio.insecure_channel(self._ring.address) as channel, asyncio.TaskGroup() as tasks:
-            stub = GenerationServiceStub(channel)
-            started = [tasks.create_task(self._read(stub, number)) for number in range(self._plan.neighbours)]
-            yield
-            for task in started:
-                task.cancel()
+        def on_tokens(_: int, count: int) -> None:
+            self._tokens += count
 
-    async def _read(self, stub: GenerationServiceStub, number: int) -> None:
-        while True:
-            async for count in deltas(stub, spec([100 + number] * 16, self._plan.neighbour_tokens)):
-                self._tokens += count
+        specs = [spec([100 + i] * 16, self._plan.neighbour_tokens) for i in range(self._plan.neighbours)]
+        async with (
+            aio.insecure_channel(self._ring.address) as channel,
+            streaming(GenerationServiceStub(channel), specs, on_tokens),
+        ):
+            yield
 
     async def _speed(self, seconds: float) -> float:
         loop, before = asyncio.get_running_loop(), self._tokens

@@ -10,11 +10,11 @@ from bench.catalog import TOPICS
 from bench.page import load
 
 ROOT = Path(__file__).parents[2]
-SERVED = ("ring", "prefix", "peers")
+SERVED = ("ring", "peers")
 CROWDED = ("overload", "slow_reader")
 DEADLY = ("deaths", "restart", "pauses", "soak")
 """They have tests of their own: tests/chaos."""
-ALONE = ("policies", "chunked", "scheduler", "retention", "host")
+SCHEDULED = ("policies", "scheduler")
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -32,7 +32,7 @@ def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def test_every_part_has_its_quick_bench():
-    assert set(TOPICS) == {*SERVED, *ALONE, *CROWDED, *DEADLY}
+    assert set(TOPICS) == {*SERVED, *SCHEDULED, "cache", *CROWDED, *DEADLY}
 
 
 def test_quick_through_the_ring_and_beside_transformers(tmp_path):
@@ -42,26 +42,30 @@ def test_quick_through_the_ring_and_beside_transformers(tmp_path):
         assert point.alone.tokens_per_second > 0
         assert point.ring.cpu_per_token.keys() == {"router", "engine", "detok", "client"}
         assert point.ring.tokens_per_delta >= 1
-    assert all(0 < point.cached_tokens < point.prompt_tokens for point in found["prefix"].points)
     for table in found["peers"].tables:
         assert [entry.same for entry in table.entries] == [table.work.requests] * len(table.entries)
 
 
-def test_quick_of_the_engine_alone(tmp_path):
-    found = bench(ALONE, tmp_path)
+def test_quick_of_the_scheduler(tmp_path):
+    found = bench(SCHEDULED, tmp_path)
     plenty, scarce = found["policies"].outcomes
     assert all(len(entry.lives) == found["policies"].requests for entry in (*plenty.entries, *scarce.entries))
     packed, _, static = plenty.entries
     assert packed.steps < static.steps
     packed, promised, _ = scarce.entries
     assert packed.steps < promised.steps
-    for entry in found["chunked"].entries:
-        assert len(entry.episode.streams) == found["chunked"].streams
+    for entry in found["policies"].modes:
+        assert len(entry.episode.streams) == found["policies"].long.streams
         assert all(arrival.came < arrival.first_token for arrival in entry.episode.newcomers)
     assert all(0 < point.costs.schedule < point.costs.whole for point in found["scheduler"].points)
-    (point,) = found["retention"].points
-    assert (point.plain.before, point.kept.before, point.kept.after) == (0.0, 1.0, 0.0)
-    (point,) = found["host"].points
+
+
+def test_quick_of_the_cache(tmp_path):
+    found = bench(["cache"], tmp_path)["cache"]
+    assert [[0 < side.share < 1 for side in point.sides] for point in found.reused] == [[False, True]]
+    (point,) = found.retained
+    assert [side.share for side in point.sides] == [0.0, 1.0, 0.0]
+    (point,) = found.tiered
     assert point.same == point.outputs
     assert point.saved >= 0.8
 
@@ -87,8 +91,8 @@ def test_what_other_parts_found_is_written_down_when_one_fails(tmp_path):
     code = (
         "import bench.__main__ as main\n"
         "def broken(*_): raise RuntimeError('no luck')\n"
-        "main.TOPICS = {**main.TOPICS, 'host': main.TOPICS['host']._replace(measure=broken)}\n"
-        f"main.main(['host', 'scheduler', '--quick', '--out', {str(tmp_path)!r}])"
+        "main.TOPICS = {**main.TOPICS, 'cache': main.TOPICS['cache']._replace(measure=broken)}\n"
+        f"main.main(['cache', 'scheduler', '--quick', '--out', {str(tmp_path)!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert done.returncode == 1

@@ -10,7 +10,7 @@ from bench.overload.floods import Burst, Retried, TenantPlan, Tenants, TenantTim
 from bench.overload.overload import OverloadResult
 from bench.systems import engine_alone
 from bench.systems import ring as ring_system
-from bench.topics import chunked, host, peers, policies, prefix, retention, ring, scheduler, slow_reader
+from bench.topics import cache, long_prompt, peers, policies, ring, scheduler, slow_reader
 
 
 def figures(rate: float, cpu: dict[str, float] | None = None, gap: float | None = 4.0) -> Figures:
@@ -35,24 +35,20 @@ def policies_result() -> policies.PoliciesResult:
     ]
     mixes = [policies.Mix("2 at a time", True, 2), policies.Mix("3 at a time", False, 3, pool=64)]
     outcomes = [policies.Outcome(mix, 400, entries) for mix in mixes]
-    return policies.PoliciesResult(4, 32, 8, 256, outcomes=outcomes)
+    return policies.PoliciesResult(4, 32, 8, 256, outcomes=outcomes, modes=long_prompt_entries())
 
 
-def chunked_result() -> chunked.ChunkedResult:
-    def entry(mode: str, slower: float) -> chunked.ChunkedEntry:
+def long_prompt_entries() -> list[long_prompt.ModeEntry]:
+    def entry(mode: str, slower: float) -> long_prompt.ModeEntry:
         streams = [[0.01 * i + 0.003 * stream for i in range(-5, 40)] for stream in range(3)]
-        newcomers = [chunked.Arrival(0.05 * i, 0.05 * i + 0.04 * slower) for i in range(4)]
-        episode = chunked.Episode(streams, chunked.Arrival(0.0, 0.35), newcomers)
-        return chunked.ChunkedEntry(mode, 20.0 * slower, 40.0 * slower, 8.0, 60.0 * slower, 350.0, 32, episode)
+        newcomers = [long_prompt.Arrival(0.05 * i, 0.05 * i + 0.04 * slower) for i in range(4)]
+        episode = long_prompt.Episode(streams, long_prompt.Arrival(0.0, 0.35), newcomers)
+        return long_prompt.ModeEntry(mode, 20.0 * slower, 40.0 * slower, 8.0, 60.0 * slower, 350.0, 32, episode)
 
-    entries = [entry(mode, i) for mode, i in zip(chunked.MODES, (8, 7, 1), strict=True)]
-    return chunked.ChunkedResult(3, context_tokens=2000, newcomer_tokens=16, tokens_per_step=256, entries=entries)
+    return [entry(mode, i) for mode, i in zip(long_prompt.MODES, (8, 7, 1), strict=True)]
 
 
 def scheduler_result() -> scheduler.SchedulerResult:
-    def costs(running: int) -> scheduler.StepCosts:
-        return scheduler.StepCosts(running + 10.0, running + 20.0, 3.0 * running, 999.0)
-
     points = [
         scheduler.SchedulerPoint(
             policy, running, waiting, scheduler.StepCosts(running + 10.0, running + 20.0, 3.0 * running, 999.0)
@@ -64,24 +60,16 @@ def scheduler_result() -> scheduler.SchedulerResult:
     return scheduler.SchedulerResult((1, 64, 256), samples=100, points=points)
 
 
-def retention_result() -> retention.RetentionResult:
-    plain, kept = retention.Hits(0.0, 0.0, 50.0, 51.0), retention.Hits(1.0, 0.0, 8.0, 52.0)
-    points = [retention.RetentionPoint(flood, plain, kept) for flood in (0.5, 2.0)]
-    return retention.RetentionResult(points=points)
+def cache_result() -> cache.CacheResult:
+    def point(size: float, tokens: int, *found: tuple[int, float]) -> cache.CachePoint:
+        sides = [cache.Found(tokens, cached, time, 2 * time) for cached, time in found]
+        return cache.CachePoint(size, sides, same=2, outputs=3)
 
-
-def host_result() -> host.HostResult:
-    def revisits(recomputed: int, time: float) -> host.Revisits:
-        return host.Revisits(12000, recomputed, time, 2 * time, [time * i / 10 for i in range(5, 21)])
-
-    points = [host.HostPoint(0.5, 4, revisits(600, 5.0), revisits(600, 5.0), 12, 12, 0.0)]
-    points.append(host.HostPoint(3.0, 24, revisits(12000, 50.0), revisits(600, 6.0), 72, 72, 0.95))
-    return host.HostResult(prompt_tokens=500, repeats=3, points=points)
-
-
-def prefix_result() -> prefix.PrefixResult:
-    points = [prefix.PrefixPoint(256, 224, 50.0, 10.0, 5.0), prefix.PrefixPoint(1024, 912, 200.0, 25.0, 8.0)]
-    return prefix.PrefixResult(repeats=3, points=points)
+    return cache.CacheResult(
+        reused=[point(256, 256, (0, 50.0), (224, 10.0)), point(1024, 1024, (0, 200.0), (912, 25.0))],
+        retained=[point(flood, 512, (0, 50.0), (512, 8.0), (0, 52.0)) for flood in (0.5, 2.0)],
+        tiered=[point(0.5, 12000, (11400, 5.0), (11400, 5.0)), point(3.0, 12000, (0, 50.0), (11400, 6.0))],
+    )
 
 
 def peers_result() -> peers.PeersResult:
@@ -166,11 +154,8 @@ def slow_reader_result() -> slow_reader.SlowReaderResult:
 RESULTS = {
     "ring": ring_result,
     "policies": policies_result,
-    "chunked": chunked_result,
     "scheduler": scheduler_result,
-    "prefix": prefix_result,
-    "retention": retention_result,
-    "host": host_result,
+    "cache": cache_result,
     "peers": peers_result,
     "deaths": deaths_result,
     "restart": restart_result,

@@ -3,21 +3,18 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from bench.harness.load import Ask, Load, Run, System, Trace
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import percentile
-from bench.harness.style import BLUE, GREY, ORANGE, SOFT, canvas, frame, note, ranks
-from bench.harness.tables import Section, number, numbers, short, table
-from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave
-from bench.systems.engine_alone import engine_alone
+from bench.harness.style import BLUE, ORANGE, SOFT, frame, note
+from bench.harness.tables import Table, number, numbers, short, table
+from bench.harness.topic import Step, interleave
 
 MODES: Mapping[str, Mapping[str, Any]] = {
     "in one piece": {"chunked_context": False},
@@ -25,9 +22,10 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "chunked, equal progress": {"context_chunking_policy": "equal_progress"},
 }
 BEFORE = 60.0
+"""Milliseconds shown before the long prompt arrives."""
 
 
-class ChunkedPlan(Plan, frozen=True):
+class LongPromptPlan(msgspec.Struct, frozen=True):
     streams: int = 8
     stream_tokens: int = 96
     context_tokens: int = 2000
@@ -62,7 +60,7 @@ class Episode(msgspec.Struct, frozen=True):
     newcomers: list[Arrival]
 
 
-class ChunkedEntry(msgspec.Struct, frozen=True):
+class ModeEntry(msgspec.Struct, frozen=True):
     """One mode; milliseconds. Percentiles are over all rounds."""
 
     mode: str
@@ -76,32 +74,25 @@ class ChunkedEntry(msgspec.Struct, frozen=True):
     episode: Episode
 
 
-class ChunkedResult(ChunkedPlan, frozen=True, kw_only=True):
-    entries: list[ChunkedEntry]
-
-
-def measure(plan: ChunkedPlan, logs: Path, step: Step) -> ChunkedResult:
+def measure(engine: System, plan: LongPromptPlan, step: Step) -> list[ModeEntry]:
     """The long prompt is first timed alone, in one piece: the newcomers arrive within that time."""
     common = {"max_tokens_per_step": plan.tokens_per_step, "block_reuse": False}
-    with engine_alone(TINY, engine_settings(plan.threads), logs) as engine:
-        settings = {mode: {**common, **own} for mode, own in MODES.items()}
-        load = plan.load(_context_seconds(engine, plan, settings["in one piece"]))
-        step("the long prompt alone")
-        sides = {mode: (engine, replace(load, settings=own)) for mode, own in settings.items()}
-        runs = interleave(sides, plan.repeats, step)
-    modes = zip(MODES, runs, strict=True)
-    entries = [_entry(mode, [_episode(run, plan) for run in own]) for mode, own in modes]
-    return ChunkedResult(**asdict(plan), entries=entries)
+    settings = {mode: {**common, **own} for mode, own in MODES.items()}
+    load = plan.load(_context_seconds(engine, plan, settings["in one piece"]))
+    step("the long prompt alone")
+    sides = {mode: (engine, replace(load, settings=own)) for mode, own in settings.items()}
+    runs = interleave(sides, plan.repeats, step)
+    return [_entry(mode, [_episode(run, plan) for run in own]) for mode, own in zip(MODES, runs, strict=True)]
 
 
-def _context_seconds(engine: System, plan: ChunkedPlan, settings: dict[str, Any]) -> float:
+def _context_seconds(engine: System, plan: LongPromptPlan, settings: dict[str, Any]) -> float:
     prompts = python_prompts(TINY, 2, plan.context_tokens)
     # The first of the two warms up.
     (*_, trace) = engine.run(Load([Ask(prompt, 1) for prompt in prompts], 1, settings=settings)).traces
     return trace.arrivals[0] - trace.submitted
 
 
-def _episode(run: Run, plan: ChunkedPlan) -> Episode:
+def _episode(run: Run, plan: LongPromptPlan) -> Episode:
     streams, (long, *newcomers) = run.traces[: plan.streams], run.traces[plan.streams :]
     zero = long.submitted
 
@@ -112,7 +103,7 @@ def _episode(run: Run, plan: ChunkedPlan) -> Episode:
     return Episode(tokens, arrival(long), [arrival(trace) for trace in newcomers])
 
 
-def _entry(mode: str, episodes: Sequence[Episode]) -> ChunkedEntry:
+def _entry(mode: str, episodes: Sequence[Episode]) -> ModeEntry:
     waits = [new.first_token - new.came for episode in episodes for new in episode.newcomers]
     gaps = [
         after - before
@@ -121,56 +112,38 @@ def _entry(mode: str, episodes: Sequence[Episode]) -> ChunkedEntry:
         for before, after in pairwise(stream)
         if after > 0 and before < episode.long.first_token
     ]
-    times = (1000 * percentile(samples, percent) for samples in (waits, gaps) for percent in (50, 99))
+    newcomer, stream = ([1000 * percentile(samples, percent) for percent in (50, 99)] for samples in (waits, gaps))
     long = 1000 * statistics.median(episode.long.first_token for episode in episodes)
     middle = sorted(episodes, key=lambda episode: episode.long.first_token)[len(episodes) // 2]
-    return ChunkedEntry(mode, *times, long, len(waits), middle)
+    return ModeEntry(mode, newcomer[0], newcomer[1], stream[0], stream[1], long, len(waits), middle)
 
 
-def section(result: ChunkedResult) -> Section:
-    whole, ordered, equal = result.entries
+def answers(entries: Sequence[ModeEntry]) -> list[str]:
+    whole, ordered, equal = entries
+    return [
+        f"A newcomer's first token, p99: **{whole.newcomer_p99 / equal.newcomer_p99:.1f}×** sooner with equal "
+        f"progress than in one piece ({number(equal.newcomer_p99)} instead of {number(whole.newcomer_p99)} ms).",
+        f"Between two tokens of a running stream, p99: {number(ordered.stream_p99)} ms chunked instead of "
+        f"{number(whole.stream_p99)} ms, **{whole.stream_p99 / ordered.stream_p99:.1f}×** less.",
+    ]
+
+
+def waits(entries: Sequence[ModeEntry]) -> Table:
     rows = (
         f"{entry.mode} | {numbers(entry.newcomer_p50, entry.newcomer_p99)} | "
         f"{numbers(entry.stream_p50, entry.stream_p99)} | {number(entry.long)} | {entry.newcomers}"
-        for entry in result.entries
+        for entry in entries
     )
     cells = "newcomers: first token p50 · p99, ms | streams: inter-token p50 · p99, ms"
-    return Section(
-        "A long prompt among others, chunked and in one piece",
-        f"A prompt of {result.context_tokens:,} tokens arrives while {result.streams} streams generate; newcomers of "
-        f"{result.newcomer_tokens} tokens arrive evenly within the time that it takes in one piece. Chunked, a step "
-        f"computes {result.tokens_per_step} tokens at most. Streams: while the long prompt is computed.",
-        [
-            f"A newcomer's first token, p99: **{whole.newcomer_p99 / equal.newcomer_p99:.1f}×** sooner with equal "
-            f"progress than in one piece ({number(equal.newcomer_p99)} instead of {number(whole.newcomer_p99)} ms).",
-            f"Between two tokens of a running stream, p99: {number(ordered.stream_p99)} ms chunked instead of "
-            f"{number(whole.stream_p99)} ms, **{whole.stream_p99 / ordered.stream_p99:.1f}×** less.",
-        ],
-        [table(f"the long prompt | {cells} | its own first token, ms | newcomers measured", rows)],
-    )
+    return table(f"the long prompt | {cells} | its own first token, ms | newcomers measured", rows)
 
 
-def draw(result: ChunkedResult) -> Figure:
-    figure, grid = canvas(
-        (len(result.entries), 2),
-        (13.5, 1.2 + 2.5 * len(result.entries)),
-        f"A prompt of {result.context_tokens:,} tokens arrives",
-        f"Grey ticks: tokens of {result.streams} running streams. Orange: the long prompt until its first token. Blue: "
-        "newcomers with short prompts, from their arrival to their first token.",
-        widths=[3, 1],
-    )
-    end = max(new.first_token for entry in result.entries for new in [entry.episode.long, *entry.episode.newcomers])
-    widest = max(max(entry.newcomer_p99, entry.stream_p99) for entry in result.entries)
-    for (episode, waits), entry in zip(grid, result.entries, strict=True):
-        _draw_episode(episode, entry.episode)
-        episode.set_xlim(-BEFORE, 1080 * end)
-        frame(episode, entry.mode.capitalize(), x="milliseconds since the long prompt arrived")
-        values = [entry.newcomer_p50, entry.newcomer_p99, entry.stream_p50, entry.stream_p99]
-        names = ["newcomer p50", "newcomer p99", "stream p50", "stream p99"]
-        ranks(waits, names, values, [BLUE, BLUE, GREY, GREY], [f"{short(value)} ms" for value in values])
-        waits.set_xlim(0, 1.4 * widest)
-        frame(waits, "First token; between tokens", bare="bottom")
-    return figure
+def draw(column: Sequence[Axes], entries: Sequence[ModeEntry]) -> None:
+    end = max(new.first_token for entry in entries for new in [entry.episode.long, *entry.episode.newcomers])
+    for axes, entry in zip(column, entries, strict=True):
+        _draw_episode(axes, entry.episode)
+        axes.set_xlim(-BEFORE, 1080 * end)
+        frame(axes, entry.mode.capitalize(), x="milliseconds since the long prompt arrived")
 
 
 def _draw_episode(axes: Axes, episode: Episode) -> None:
@@ -183,7 +156,3 @@ def _draw_episode(axes: Axes, episode: Episode) -> None:
         axes.barh(place, 1000 * (new.first_token - new.came), 0.55, 1000 * new.came, color=BLUE)
     axes.invert_yaxis()
     axes.set_yticks([])
-
-
-QUICK = ChunkedPlan(2, 16, 300, newcomers=2, tokens_per_step=64, repeats=1)
-TOPIC = Topic(ChunkedPlan(), QUICK, measure, ChunkedResult, section, draw)
