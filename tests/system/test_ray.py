@@ -1,4 +1,9 @@
-"""A ring on a Ray cluster of this machine: each actor is killed in turn, streams go on unchanged, nothing is left."""
+"""A ring on a Ray cluster of this machine: each actor is killed in turn, streams go on unchanged, nothing is left.
+
+    SLUICE_TEST_RAY=1 python -m pytest tests/system/test_ray.py
+
+It takes some minutes, so it is no part of `make test`.
+"""
 
 import asyncio
 import os
@@ -13,7 +18,10 @@ from tests.fakes.processes import is_alive, wait_until
 
 ray = pytest.importorskip("ray", reason="the package ray is not installed: pip install 'sluice[ray]'")
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif("SLUICE_TEST_RAY" not in os.environ, reason="takes minutes: set SLUICE_TEST_RAY=1"),
+]
 
 ATTEMPTS = 3
 CPUS = 8
