@@ -11,7 +11,7 @@ class Readiness:
     """Once ready, a router stays ready for `grace` seconds without an engine or a detokenizer.
 
     Its requests wait for `peer_wait` then. Otherwise the restart of a lone engine would take every router out of
-    service at once, and their clients would find nobody.
+    service at once, and their clients would find no server.
     """
 
     _grace: float

@@ -43,10 +43,6 @@ class PausesPlan(Plan, frozen=True):
     note: str = ""
     """On the circumstances, for the page."""
 
-    @property
-    def steps(self) -> int:
-        return self.rounds * len(self.causes) * len(VICTIMS) * len(_sources())
-
 
 class Pauses(msgspec.Struct, frozen=True):
     version: str

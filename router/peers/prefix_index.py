@@ -87,7 +87,7 @@ class PrefixIndex:
             self._update = self._apply(report)
 
     def continue_update(self) -> bool:
-        """Apply the next slice; False if there is none."""
+        """Apply the next slice. Returns False if no update is under way."""
         if self._update is None:
             return False
         if not next(self._update, False):

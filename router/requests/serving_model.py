@@ -78,7 +78,7 @@ class ServingModel:
             self._mixed = len(found) > 1
 
     def _of_version(self, usable: Iterable[EnginePeer]) -> list[EnginePeer]:
-        """Those of the version that the operator named; all, if there is none of them."""
+        """The engines of the operator's `serving_version`; all engines if none has it."""
         engines = list(usable)
         if not self._version:
             return engines

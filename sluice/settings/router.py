@@ -57,7 +57,7 @@ class ListenSettings:
     insecure: bool = False
     """Listen beyond this machine without TLS: behind a proxy or a mesh."""
     max_connection_age: Annotated[float, Range(ge=0, le=1e6)] = 0.0
-    """Seconds, varied by 10 %, after which a client is told to connect anew, and so finds new routers; 0: never."""
+    """Seconds, varied by 10 %, after which a connection takes no new calls: its client finds new routers; 0: never."""
     max_connection_age_grace: Annotated[float | None, Range(ge=0, le=1e6)] = None
     """Seconds that calls of such a connection may still take; default: any time."""
     tls_certificate: str | None = None
