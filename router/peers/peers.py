@@ -10,7 +10,7 @@ import zmq
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Epochs, Hello
 from sluice.ring.keys import PLAIN, Security
 from sluice.ring.lane import Lane
-from sluice.ring.timing import HUNG_UP_SECONDS
+from sluice.ring.timing import DRAIN_SETTLE_SECONDS, HUNG_UP_SECONDS
 
 B = TypeVar("B", EngineHeartbeat, DetokenizerHeartbeat)
 
@@ -28,7 +28,9 @@ class Peer(Generic[B]):
     """The lane is disconnected, although heartbeats may still arrive; at the latest look."""
     heartbeat: B | None = None
     last_heartbeat_at: float = 0.0
-    """On the monotonic clock, as `last_progress_at`."""
+    """On the monotonic clock, as the other times."""
+    draining_since: float | None = None
+    """Its first heartbeat that said so."""
     alive: bool = False
     progress: int = 0
     """Turns of the peer's loop at its last heartbeat; 0 if it does not report them."""
@@ -82,8 +84,14 @@ class Peer(Generic[B]):
 
     @property
     def draining(self) -> bool:
-        """It is alive and its requests should move elsewhere."""
+        """It is alive and accepts no new requests."""
         return self.alive and self.asked_to_drain
+
+    @property
+    def should_empty(self) -> bool:
+        """It drains, and its requests should move elsewhere."""
+        since = self.draining_since
+        return self.draining and since is not None and self.last_heartbeat_at - since >= DRAIN_SETTLE_SECONDS
 
     @property
     def asked_to_drain(self) -> bool:
@@ -96,6 +104,10 @@ class Peer(Generic[B]):
         if isinstance(heartbeat, EngineHeartbeat) and (heartbeat.progress != self.progress or not self.alive):
             self.progress, self.last_progress_at, self.stalled = heartbeat.progress, now, False
         self.heartbeat, self.last_heartbeat_at, self.alive = heartbeat, now, True
+        if not heartbeat.draining:
+            self.draining_since = None
+        elif self.draining_since is None:
+            self.draining_since = now
         self.refuses = self.dead = False
 
     def newly_missed(self) -> dict[int, int]:

@@ -145,10 +145,10 @@ class Dispatcher:
                 self.lose_attempt(request, ErrorCode.ROWS_LOST, f"{engine.name} cannot reach {detokenizer.name}")
 
     def move_off_draining(self) -> None:
-        """Give up the attempts at a draining peer as soon as other peers can take them."""
+        """Give up the attempts at peers that drain for a while, as soon as others can take them."""
         membership = self._membership
         alive: list[EnginePeer | DetokenizerPeer] = [*membership.engines.alive, *membership.detokenizers.alive]
-        draining = [peer for peer in alive if peer.draining]
+        draining = [peer for peer in alive if peer.should_empty]
         if not draining:
             return
         for request in self._requests.on_ring:

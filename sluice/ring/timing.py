@@ -40,5 +40,8 @@ until then routers place nothing behind it."""
 
 DRAIN_NOTICE_SECONDS = 2 * HEARTBEAT_SECONDS
 """From the first heartbeat that says draining until routers place nothing more there."""
+DRAIN_SETTLE_SECONDS = 2 * HEARTBEAT_SECONDS
+"""From a draining peer's first heartbeat that says so until routers move its requests: if the whole ring is being
+stopped, the other peers have said so too by then, and the requests stay."""
 CACHE_REPORT_SECONDS = 3.0
 """From a request's first token until the engine has reported its blocks to the router, or evicted them."""

@@ -188,13 +188,38 @@ async def test_what_drains_alone_keeps_its_streams(ring, start):
     task = asyncio.ensure_future(client.events(text_spec(output=IDS)))
     await script.reached.wait()
     engine.draining = True
-    await client.until(lambda: not client.router.ring.membership.engines.usable)
+    await client.until(lambda: client.router.ring.membership.engines.all[0].should_empty)
     await asyncio.sleep(0.2)
     assert not client.lines("attempt_given_up")
     # As soon as another one is there they move.
     ring.add_engine("b")
     check_whole(await task, script.attempts[0].submit, 1)
     assert [call.engine.name for call in ring.calls] == ["a", "b"]
+
+
+async def test_a_ring_that_is_stopped_as_a_whole_keeps_its_streams(two_of_each, ring):
+    client = two_of_each
+    ring.script = script = Script(midway)
+    task = asyncio.ensure_future(client.events(text_spec(output=IDS)))
+    await script.reached.wait()
+    call = script.attempts[0]
+    own = {call.engine.address, ring.detokenizers[call.submit.detokenizer].address}
+    membership = client.router.ring.membership
+    # The signal reaches one process after the other; those of this stream say so first.
+    peers = [*ring.engines.values(), *ring.detokenizers.values()]
+    for peer in sorted(peers, key=lambda peer: peer.address not in own):
+        peer.draining = True
+        await client.until(lambda peer=peer: any(at.draining and at.name == peer.name for at in alive(membership)))
+    await client.until(lambda: all(peer.should_empty for peer in alive(membership)))
+    await asyncio.sleep(0.2)
+    assert not client.lines("attempt_given_up")
+    rest = [tokens(call, 0, offset) for offset in range(5, LENGTH)]
+    await call.send(*rest[:-1], rest[-1]._replace(end=end(FinishReason.LENGTH)))
+    check_whole(await task, call.submit, 1)
+
+
+def alive(membership):
+    return [*membership.engines.alive, *membership.detokenizers.alive]
 
 
 async def test_an_aborted_stream_whose_engine_is_lost_ends_with_aborted(two_of_each, ring):

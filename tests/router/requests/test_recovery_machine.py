@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 
 import msgspec
 import pytest
@@ -221,7 +222,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def drain(self, data):
         peer = data.draw(st.sampled_from(self.peers()))
-        peer.heartbeat = _drained(peer.heartbeat)
+        peer.heartbeat, peer.draining_since = _drained(peer.heartbeat), -inf
         self.ring.changed()
         self.do(self.dispatcher.move_off_draining)
 
