@@ -21,6 +21,7 @@ from detok_service.router_links import MAX_LINKS
 from detok_service.service import Detokenizer, Identity
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.ring.descriptors import LANE_DESCRIPTORS, OWN_DESCRIPTORS, check_limit, raise_limit
+from sluice.ring.host_names import HostNames
 from sluice.ring.inbox import Inbox
 from sluice.ring.keys import InsecureError, KeysError
 from sluice.ring.lane import Lane
@@ -66,7 +67,7 @@ def main() -> None:
         raise SystemExit(str(error)) from error
     address = settings.address(inbox.address)
     identity = Identity(settings.id, secrets.randbits(63), address, checkpoint.tokenizer_fingerprint)
-    open_lane = partial(Lane, context, security=security.to("router"))
+    open_lane = partial(Lane, context, security=security.to("router"), names=HostNames())
     service = Detokenizer(identity, decoders, open_lane, settings.max_streams, log)
     status_file = StatusFile()
     beacon = ProgressBeacon(status_file=status_file)

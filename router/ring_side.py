@@ -13,6 +13,7 @@ from router.errors import RequestError
 from router.peers.discovery import Addresses
 from router.peers.engine_calls import EngineCalls
 from router.peers.membership import Membership
+from router.peers.peers import DetokenizerPeer, EnginePeer
 from router.peers.placement import Placement
 from router.readiness import Readiness
 from router.requests.admission import Admission
@@ -126,8 +127,7 @@ class RingSide:
     def start(self) -> Coroutine[Any, Any, None]:
         """Read messages; returns what follows the peers, which runs until it is cancelled."""
         self.inbox.start()
-        dispatcher = self.dispatcher
-        return self.membership.run(dispatcher.on_peer_lost, dispatcher.on_frames_lost_between, self.on_change)
+        return self.membership.run(self._on_peer_lost, self.dispatcher.on_frames_lost_between, self.on_change)
 
     async def drain(self, seconds: float) -> int:
         """Take no new requests, wait until all have ended, and hand back those that are open after `seconds`.
@@ -179,6 +179,12 @@ class RingSide:
             "detokenizer": any(peer.usable for peer in self.membership.detokenizers.all),
         }
         return f"no {' and no '.join(kind for kind, there in usable.items() if not there)} takes work"
+
+    def _on_peer_lost(self, peer: EnginePeer | DetokenizerPeer, why: str, gone: bool, died: bool) -> None:
+        self.dispatcher.on_peer_lost(peer, why, gone, died)
+        # A stalled engine is alive, and may still answer.
+        if not peer.alive:
+            self.calls.on_peer_lost(peer)
 
     def _update_readiness(self) -> None:
         grace = self._readiness.update(self.membership.ready.is_set())

@@ -18,6 +18,7 @@ from structlog.stdlib import BoundLogger
 from engine_worker.ringside.stats_log import Cursor, StatsLog
 from sluice.ring.calls import CallAnswer
 from sluice.ring.heartbeats import CacheNews, EngineHeartbeat, Epochs, Hello
+from sluice.ring.host_names import HostNames
 from sluice.ring.keys import PLAIN, Security
 from sluice.ring.lane import Lane
 from sluice.ring.timing import HEARTBEAT_SECONDS, ROUTER_SILENCE_SECONDS
@@ -94,6 +95,7 @@ class Heartbeats(threading.Thread):
         self._stats_log = stats_log
         self._cache_changes = cache_changes
         self._lanes: dict[str, Lane] = {}
+        self._host_names = HostNames()
         self._cursors: dict[str, Cursor] = {}
         """How much of the statistics each router has got."""
         self._invalid: set[str] = set()
@@ -168,7 +170,8 @@ class Heartbeats(threading.Thread):
     def _lane(self, address: str) -> Lane | None:
         if address not in self._lanes and address not in self._invalid:
             try:
-                self._lanes[address] = Lane(self._context, address, LANE_CAPACITY, self._security)
+                lane = Lane(self._context, address, LANE_CAPACITY, self._security, names=self._host_names)
+                self._lanes[address] = lane
                 self._cursors[address] = self._stats_log.cursor()
             except ValueError as error:
                 self._invalid.add(address)

@@ -23,6 +23,7 @@ from sluice.ring.calls import Call
 from sluice.ring.checkpoint import Checkpoint
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.heartbeats import EngineHeartbeat, Hello
+from sluice.ring.host_names import HostNames
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.lane import Lane
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
@@ -75,6 +76,7 @@ class Worker:
             max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
         )
+        self._host_names = HostNames()
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
         self._mailbox = Mailbox(self.epoch, self._receive, self._outbox, log)
         self._stats_log = StatsLog()
@@ -272,7 +274,7 @@ class Worker:
             self._log.info("cache_flushed", blocks=blocks)
 
     def _open_lane(self, address: str) -> Lane:
-        return Lane(self._context, address, security=self._security.to("detok"))
+        return Lane(self._context, address, security=self._security.to("detok"), names=self._host_names)
 
     def _heartbeat(self) -> EngineHeartbeat:
         """Called from the heartbeats' thread: reads only what is replaced whole."""

@@ -8,12 +8,12 @@ from structlog.stdlib import BoundLogger
 
 from router.errors import RequestError
 from router.peers.membership import Membership
-from router.peers.peers import EnginePeer
+from router.peers.peers import DetokenizerPeer, EnginePeer
 from sluice.ring.calls import Call, CallAnswer, MethodCall, RankAnswer, failed
 from sluice.ring.errors import ErrorCode
 
-POLL_SECONDS = 0.05
-"""Between two looks at whether an engine is alive, or its lane has room."""
+FULL_LANE_RETRY_SECONDS = 0.05
+"""A lane gives no sign when it has room again."""
 
 
 class EngineAnswers(NamedTuple):
@@ -22,18 +22,29 @@ class EngineAnswers(NamedTuple):
     """By rank; or one error of the whole engine."""
 
 
+class _Pending(NamedTuple):
+    engine: EnginePeer
+    answered: "asyncio.Future[CallAnswer | None]"
+    """None: the engine was lost."""
+
+
 class EngineCalls:
     def __init__(self, membership: Membership, address: str, log: BoundLogger) -> None:
         """`address`: of this router's inbox."""
         self._membership = membership
         self._address = address
         self._log = log
-        self._pending: dict[int, asyncio.Future[CallAnswer]] = {}
+        self._pending: dict[int, _Pending] = {}
+
+    def on_peer_lost(self, peer: EnginePeer | DetokenizerPeer) -> None:
+        for pending in self._pending.values():
+            if pending.engine is peer and not pending.answered.done():
+                pending.answered.set_result(None)
 
     def on_answer(self, answer: CallAnswer) -> None:
         pending = self._pending.get(answer.number)
-        if pending is not None and not pending.done():
-            pending.set_result(answer)
+        if pending is not None and not pending.answered.done():
+            pending.answered.set_result(answer)
         else:
             self._log.debug("late_call_answer", engine_epoch=answer.engine_epoch)
 
@@ -42,24 +53,28 @@ class EngineCalls:
         engines = sorted(self._membership.engines.alive, key=lambda engine: engine.name)
         if not engines:
             raise RequestError(ErrorCode.NO_ENGINE, "no engine is known to be alive")
-        return await asyncio.gather(*(self._call(engine, call, seconds) for engine in engines))
+        loop = asyncio.get_running_loop()
+        # All of them before the first is sent: an engine may be lost before its task runs.
+        pending = {secrets.randbits(63): _Pending(engine, loop.create_future()) for engine in engines}
+        self._pending |= pending
+        try:
+            calls = (self._call(number, each, call, seconds) for number, each in pending.items())
+            return await asyncio.gather(*calls)
+        finally:
+            for number in pending:
+                del self._pending[number]
 
-    async def _call(self, engine: EnginePeer, call: MethodCall, seconds: float) -> EngineAnswers:
-        name, number = engine.name, secrets.randbits(63)
-        answered = self._pending[number] = asyncio.get_running_loop().create_future()
-        message, sent = Call(engine.epoch, number, self._address, call), False
+    async def _call(self, number: int, pending: _Pending, call: MethodCall, seconds: float) -> EngineAnswers:
+        engine, answered = pending
+        message, sent, problem = Call(engine.epoch, number, self._address, call), False, "the engine was lost"
         try:
             async with asyncio.timeout(seconds):
-                while engine.alive and not sent:
-                    sent = engine.lane.send(message) or await asyncio.sleep(POLL_SECONDS, False)
-                while engine.alive and not answered.done():
-                    await asyncio.wait({answered}, timeout=POLL_SECONDS)
-            problem = "the engine was lost"
+                while not answered.done() and not (sent := engine.lane.send(message)):
+                    await asyncio.wait({answered}, timeout=FULL_LANE_RETRY_SECONDS)
+                answer = await answered
         except TimeoutError:
-            problem = f"no answer within {seconds:g} s"
-        finally:
-            del self._pending[number]
-        if answered.done():
-            return EngineAnswers(name, answered.result().answers)
+            answer, problem = None, f"no answer within {seconds:g} s"
+        if answer is not None:
+            return EngineAnswers(engine.name, answer.answers)
         outcome = "it may have run the method" if sent else "the method was not sent to it"
-        return EngineAnswers(name, [failed(None, f"{problem}; {outcome}")])
+        return EngineAnswers(engine.name, [failed(None, f"{problem}; {outcome}")])

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import zmq
 
 from sluice.ring.heartbeats import DetokenizerHeartbeat, EngineHeartbeat, Epochs, Hello
+from sluice.ring.host_names import HostNames
 from sluice.ring.keys import PLAIN, Security
 from sluice.ring.lane import Lane
 from sluice.ring.timing import DRAIN_SETTLE_SECONDS, HUNG_UP_SECONDS
@@ -146,6 +147,7 @@ class Peers(Generic[B]):
     _peers: dict[str, Peer[B]] = field(default_factory=dict)
     """By address, as the epochs."""
     _epochs: dict[str, Epochs] = field(default_factory=dict)
+    _names: HostNames = field(default_factory=HostNames)
 
     @property
     def all(self) -> list[Peer[B]]:
@@ -235,4 +237,5 @@ class Peers(Generic[B]):
         self._peers.clear()
 
     def _new(self, address: str, aliases: frozenset[str]) -> Peer[B]:
-        return Peer(address, aliases, Lane(self._context, address, security=self._security, watched=True))
+        lane = Lane(self._context, address, security=self._security, watched=True, names=self._names)
+        return Peer(address, aliases, lane)

@@ -6,7 +6,7 @@ from typing import Any
 
 import zmq
 
-from sluice.ring.keys import ROLES, Role
+from sluice.ring.keys import ROLES, Role, newest_of_two
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 LABEL = "sluice/key"
@@ -32,6 +32,12 @@ def rotated_secrets(name: str, namespace: str | None, role: Role, public: Public
         _secret(name, namespace, PUBLIC, {**public, role: (new, *public[role][:1])}),
         _secret(name, namespace, role, {role: (own,)}),
     ]
+
+
+def retired_secret(name: str, namespace: str | None, role: Role, public: PublicKeys) -> Secret:
+    """The public keys without the former one of this role. `public`: of all roles, now. Raises KeysError."""
+    newest = newest_of_two(public[role], f"{role}.key")
+    return _secret(name, namespace, PUBLIC, {**public, role: (newest,)})
 
 
 def _secret(name: str, namespace: str | None, what: str, keys: PublicKeys) -> Secret:

@@ -1,15 +1,25 @@
 """`sluice keygen`: the keys by which the services of a ring authenticate each other."""
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import typer
 import yaml
 
 from sluice.cli.common import fail
-from sluice.cli.key_secrets import NAME, Secret, new_secrets, rotated_secrets
+from sluice.cli.key_secrets import NAME, Secret, new_secrets, retired_secret, rotated_secrets
 from sluice.cli.kubernetes_api import Cluster, ClusterError
 from sluice.ring.keys import ROLES, KeysError, Role, generate, has_key, public_keys
+from sluice.ring.keys import retire as retire_key
+
+Step = Literal["rotate", "retire"]
+
+
+class Change(NamedTuple):
+    """One end of a rotation."""
+
+    step: Step
+    role: Role
 
 
 def keygen(
@@ -19,6 +29,9 @@ def keygen(
     rotate: Annotated[
         str | None, typer.Option(metavar="ROLE", help=f"Replace the key of one role: {', '.join(get_args(Role))}")
     ] = None,
+    retire: Annotated[
+        str | None, typer.Option(metavar="ROLE", help="End a rotation: the former public key of this role is removed")
+    ] = None,
     kubernetes: Annotated[
         str | None, typer.Option(metavar="NAME", help="Print Secrets NAME-key-… for kubectl apply, instead of files")
     ] = None,
@@ -26,55 +39,71 @@ def keygen(
         str | None, typer.Option(help="Of the Secrets; default: that of kubectl, or of the pod")
     ] = None,
     source: Annotated[
-        Path | None, typer.Option("--from", metavar="FOLDER", help="Present public keys, for --kubernetes --rotate")
+        Path | None, typer.Option("--from", metavar="FOLDER", help="Present public keys, to change with --kubernetes")
     ] = None,
     create: Annotated[bool, typer.Option("--create", help="In a pod: create the Secrets instead of printing")] = False,
 ) -> None:
     """Create the keys of a ring, a pair per role. A service needs its own secret/ROLE.key and all of public/."""
-    if rotate is not None and rotate not in ROLES:
-        raise fail(f"--rotate must be {', '.join(ROLES)}, not {rotate}")
+    change = _change(rotate, retire)
     if (folder is None) == (kubernetes is None):
         raise fail("give either a FOLDER or --kubernetes NAME")
     if folder is not None:
         if namespace is not None or source is not None or create:
             raise fail("--namespace, --from and --create need --kubernetes NAME in place of a FOLDER")
-        _write_files(folder, rotate)
+        _write_files(folder, change)
     elif kubernetes is not None:
-        secrets = _secrets(kubernetes, namespace, rotate, source)
-        if create and rotate is not None:
-            raise fail("--create makes the first keys; to rotate one, pass what is printed to kubectl apply")
-        if create:
+        secrets = _secrets(kubernetes, namespace, change, source)
+        if not create:
+            print(yaml.safe_dump_all(secrets, sort_keys=False), end="")
+        elif change is None:
             _create(secrets)
         else:
-            print(yaml.safe_dump_all(secrets, sort_keys=False), end="")
+            raise fail("--create makes the first keys; to change them, pass what is printed to kubectl apply")
 
 
-def _write_files(folder: Path, rotate: str | None) -> None:
-    roles = [role for role in ROLES if rotate in (None, role)]
+def _change(rotate: str | None, retire: str | None) -> Change | None:
+    if rotate is not None and retire is not None:
+        raise fail("--rotate and --retire are the two ends of a rotation: between them every service gets the new key")
+    given = retire if rotate is None else rotate
+    if given is None:
+        return None
+    option: Step = "retire" if rotate is None else "rotate"
+    role = next((role for role in ROLES if role == given), None)
+    if role is None:
+        raise fail(f"--{option} must be {', '.join(ROLES)}, not {given}")
+    return Change(option, role)
+
+
+def _write_files(folder: Path, change: Change | None) -> None:
+    roles = ROLES if change is None else (change.role,)
     known = [role for role in roles if has_key(folder, role)]
-    if rotate is None and known:
+    if change is None and known:
         raise fail(f"{folder} already has keys of {', '.join(known)}; to replace one: --rotate ROLE")
+    write = retire_key if change is not None and change.step == "retire" else generate
     try:
         for role in roles:
-            generate(folder, role)
+            write(folder, role)
     except (KeysError, OSError) as error:
         raise fail(str(error)) from error
     for role in roles:
-        print(f"{folder / 'secret' / role}.key  {folder / 'public' / role}.key")
+        secret, public = (f"{folder / kind / role}.key" for kind in ("secret", "public"))
+        print(public if write is retire_key else f"{secret}  {public}")
 
 
-def _secrets(name: str, namespace: str | None, rotate: str | None, source: Path | None) -> list[Secret]:
+def _secrets(name: str, namespace: str | None, change: Change | None, source: Path | None) -> list[Secret]:
     if not NAME.fullmatch(name):
         raise fail(f"--kubernetes must be lower-case letters, digits and -, 63 at most (got {name!r})")
-    if (rotate is None) != (source is None):
-        raise fail("--rotate ROLE and --from FOLDER go together: a new key is added to the public ones of now")
-    if source is None:
+    if change is None and source is None:
         return new_secrets(name, namespace)
+    if change is None or source is None:
+        raise fail("--rotate ROLE or --retire ROLE and --from FOLDER go together: they change the public keys of now")
     try:
         public = public_keys(source)
+        if change.step == "retire":
+            return [retired_secret(name, namespace, change.role, public)]
     except KeysError as error:
         raise fail(str(error)) from error
-    return rotated_secrets(name, namespace, next(role for role in ROLES if role == rotate), public)
+    return rotated_secrets(name, namespace, change.role, public)
 
 
 def _create(secrets: list[Secret]) -> None:

@@ -19,7 +19,7 @@ KEEPALIVE = {
 UNACKNOWLEDGED_MILLISECONDS = 20_000
 """For what was sent to arrive. Otherwise the kernel repeats it for a quarter of an hour."""
 CONNECT_MILLISECONDS = 5_000
-"""For an attempt to connect, which looks the name up. Otherwise the kernel tries the former address for two minutes."""
+"""For an attempt to connect. Otherwise the kernel tries for two minutes."""
 
 
 def end_half_open(socket: "zmq.Socket[Any]", *, sends: bool) -> None:

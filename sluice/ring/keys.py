@@ -152,6 +152,23 @@ def generate(folder: Path, role: Role) -> None:
     _write(_secret(folder, role), (secret,), 0o600)
 
 
+def retire(folder: Path, role: Role) -> None:
+    """End a rotation: only the newest public key stays valid. Raises OSError; KeysError, also if there is no former one
+    or the role's secret is not that of the newest."""
+    file = _public(folder, role)
+    newest = newest_of_two(_read(file), str(file))
+    if _secret(folder, role).exists() and _read_secret(folder, role).public != newest:
+        raise KeysError(f"{_secret(folder, role)} is not the secret of the newest key in {file}: nothing was removed")
+    _write(file, (newest,), 0o644)
+
+
+def newest_of_two(keys: tuple[bytes, ...], place: str) -> bytes:
+    """Raises KeysError if there is no former key beside it."""
+    if len(keys) < 2:
+        raise KeysError(f"{place} holds one key: there is no former one to remove")
+    return keys[0]
+
+
 def _secret(folder: Path, role: Role) -> Path:
     return folder / "secret" / f"{role}.key"
 

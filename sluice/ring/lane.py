@@ -6,7 +6,8 @@ whatever ZeroMQ loses (a peer dies, a pipe closes) shows as a `Gap` at the next 
 keep-alives, so there is always a next frame.
 
 With keys, lanes are encrypted by CURVE and only known peers are admitted (`keys`). Keys may change at runtime:
-an inbox listens with its new key at once; a lane keeps its connection and uses the new key for the next one.
+an inbox listens with its new key at once; a lane keeps its connection and uses the new key for the next one. So does
+a lane to a name with the name's new address.
 """
 
 import secrets
@@ -21,6 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from sluice.ring.descriptors import exhausted, reserve
 from sluice.ring.half_open import end_half_open
+from sluice.ring.host_names import Endpoint, HostNames
 from sluice.ring.keys import KEYS_SECONDS, PLAIN, InsecureError, KeyPair, Security
 from sluice.ring.message import VERSION, Message
 from sluice.ring.timing import RECONNECT_SECONDS
@@ -87,9 +89,12 @@ class Lane:
         security: Security = PLAIN,
         *,
         watched: bool = False,
+        names: HostNames | None = None,
     ) -> None:
+        """`names`, shared by lanes, saves them look-ups, and tells a new lane what an earlier one knew."""
         security.check(address)
         self.address = address
+        self._endpoint = Endpoint(address, names or HostNames())
         self.epoch = secrets.randbits(64)
         self.sent = 0
         self._context = context
@@ -103,11 +108,11 @@ class Lane:
         self._refused_at: float | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._keys = self._current_keys()
-        self._keys_at = self._moved_at = time.monotonic()
-        """When the key files were last read; when it was opened, or last seen to accept messages."""
+        self._looked_at = self._moved_at = time.monotonic()
+        """When it last looked at key files and its name; when it was opened, or last seen to accept messages."""
         self._connected = False
         """It has accepted messages since it was opened."""
-        self._opened_at = self._keys_at
+        self._opened_at = self._looked_at
         """When opening was last tried."""
         try:
             self._socket = self._open()
@@ -117,7 +122,7 @@ class Lane:
     @property
     def open(self) -> bool:
         """False while no file descriptor is left."""
-        return self._socket is not None
+        return self._socket is not None or self._endpoint.text is None
 
     def send(self, message: Message) -> bool:
         """Never blocks. False: the lane is full and the message was not taken."""
@@ -126,6 +131,7 @@ class Lane:
         if not (self._try(frame) or (self.ready() and self._try(frame))):
             return False
         self.sent += 1
+        self._connected, self._moved_at = True, time.monotonic()
         return True
 
     def ready(self) -> bool:
@@ -135,7 +141,7 @@ class Lane:
             return False
         # A non-blocking send checks the receiver's credit only every few million cycles; reading EVENTS always does.
         ready = bool(int(socket.get(zmq.EVENTS)) & zmq.POLLOUT)
-        if self._keys is not None:
+        if self._keys is not None or self._endpoint.named:
             self._renew(ready)
         return ready
 
@@ -174,30 +180,33 @@ class Lane:
 
     def _reopen(self) -> "zmq.Socket[bytes] | None":
         now = time.monotonic()
-        if now - self._opened_at >= REOPEN_SECONDS:
-            self._opened_at = self._keys_at = self._moved_at = now
+        if self._endpoint.follow() or now - self._opened_at >= REOPEN_SECONDS:
+            self._opened_at = self._looked_at = self._moved_at = now
             self._keys = self._current_keys()
             self._socket = self._open()
         return self._socket
 
     def _open(self) -> "zmq.Socket[bytes] | None":
-        """None if no file descriptor is left, not even a reserved one."""
+        """None if no file descriptor is left, not even a reserved one, or if the name's address is not known yet."""
+        endpoint = self._endpoint.text
+        if endpoint is None:
+            return None
         for descriptors in (nullcontext, reserve):
             try:
                 with descriptors():
-                    return self._connect()
+                    return self._connect(endpoint)
             except zmq.ZMQError as error:
                 if not exhausted(error):
                     raise
         return None
 
-    def _connect(self) -> "zmq.Socket[bytes]":
+    def _connect(self, endpoint: str) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.PUSH)
         try:
             if self._watched:
                 # ZeroMQ's default name contains a descriptor number, which may be reused before the name is free.
                 self._events = socket.get_monitor_socket(EVENTS, f"inproc://monitor.{secrets.token_hex(8)}")
-            socket.set(zmq.IPV6, is_ipv6(self.address))
+            socket.set(zmq.IPV6, is_ipv6(endpoint))
             end_half_open(socket, sends=True)
             socket.set(zmq.SNDHWM, self._capacity)
             socket.set(zmq.LINGER, 0)
@@ -208,7 +217,7 @@ class Lane:
             # when that queue is full: after a minute of keep-alives.
             socket.set(zmq.IMMEDIATE, 1)
             if self._keys is None:
-                socket.connect(self.address)
+                socket.connect(endpoint)
                 return socket
             own, servers = self._keys
             socket.set(zmq.CURVE_PUBLICKEY, own.public)
@@ -217,7 +226,7 @@ class Lane:
                 socket.set(zmq.RECONNECT_IVL, RECONNECT_SLOWLY)
             for server in servers:
                 socket.set(zmq.CURVE_SERVERKEY, server)
-                socket.connect(self.address)
+                socket.connect(endpoint)
         except zmq.ZMQError:
             self._stop_watching(socket)
             socket.close()
@@ -245,15 +254,17 @@ class Lane:
         self._events, self._disconnected, self._refused_at = None, False, None
 
     def _renew(self, ready: bool) -> None:
-        """Reopen the lane if it is stuck or keys have changed. What it held shows as a gap."""
+        """Reopen the lane if it is stuck, or its keys or its name's address changed. What it held shows as a gap."""
         now = time.monotonic()
         if ready:
             self._connected, self._moved_at = True, now
-        elif now - self._keys_at >= KEYS_SECONDS:
-            self._keys_at = now
-            stuck = now - self._moved_at >= (STUCK_SECONDS if self._connected else HANDSHAKE_SECONDS)
+        elif now - self._looked_at >= KEYS_SECONDS:
+            self._looked_at, stopped = now, now - self._moved_at
+            stuck = stopped >= (STUCK_SECONDS if self._connected else HANDSHAKE_SECONDS)
             former, self._keys = self._keys, self._current_keys()
-            if stuck or former != self._keys:
+            # A lane that is full for a moment asks no DNS.
+            moved = stopped >= KEYS_SECONDS and self._endpoint.follow(elsewhere=stuck)
+            if moved or former != self._keys or (stuck and self._keys is not None):
                 self.close()
                 self._opened_at = now
                 self._socket = self._open()

@@ -120,6 +120,21 @@ def test_one_role_gets_a_new_key_and_the_former_stays_valid(tmp_path: Path, flat
     assert keys.public("router") == (before["router"].public,)
 
 
+def test_a_rotation_is_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    for role in ROLES:
+        generate(folder, role)
+    refused = keygen("--kubernetes", "ring", "--retire", "engine", "--from", str(folder))
+    assert refused.exit_code == 1
+    assert "engine.key holds one key" in refused.stderr
+    generate(folder, "engine")
+    secrets = printed("--namespace", "llm", "--retire", "engine", "--from", str(folder))
+    assert list(secrets) == ["ring-key-public"]
+    assert secrets["ring-key-public"]["metadata"]["namespace"] == "llm"
+    newest = {f"{role}.key": Keys(folder, role).own.public.decode() for role in ROLES}
+    assert secrets["ring-key-public"]["stringData"] == newest
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -128,7 +143,8 @@ def test_one_role_gets_a_new_key_and_the_former_stays_valid(tmp_path: Path, flat
         (["keys", "--create"], "--create need --kubernetes"),
         (["--kubernetes", "Ring_1"], "'Ring_1'"),
         (["--kubernetes", "ring", "--rotate", "engine"], "--from FOLDER"),
-        (["--kubernetes", "ring", "--from", "keys"], "--rotate ROLE"),
+        (["--kubernetes", "ring", "--retire", "engine"], "--from FOLDER"),
+        (["--kubernetes", "ring", "--from", "keys"], "--rotate ROLE or --retire ROLE"),
         (["--kubernetes", "ring", "--rotate", "engine", "--from", "/nowhere"], "/nowhere/router.key"),
         (["--kubernetes", "ring", "--create"], "only in a pod of Kubernetes"),
     ],

@@ -38,10 +38,31 @@ def test_one_role_gets_a_new_key_and_the_former_stays_valid(folder):
     assert all(Keys(folder, role).own == before[role] for role in ("router", "engine"))
 
 
-def test_a_role_that_is_none_is_told(folder):
-    done = run(str(folder), "--rotate", "nobody")
+def test_a_rotation_is_ended_once(folder):
+    before = {role: Keys(folder, role).own for role in ROLES}
+    assert run(str(folder), "--rotate", "detok").exit_code == 0
+    done = run(str(folder), "--retire", "detok")
+    assert (done.exit_code, done.stdout) == (0, f"{folder}/public/detok.key\n")
+    keys = Keys(folder, "detok")
+    assert keys.public("detok") == (keys.own.public,)
+    assert all(Keys(folder, role).own == before[role] for role in ("router", "engine"))
+    again = run(str(folder), "--retire", "detok")
+    assert again.exit_code == 1
+    assert "detok.key holds one key" in again.stderr
+    assert Keys(folder, "detok").own == keys.own
+
+
+def test_keys_are_not_rotated_and_retired_at_once(folder):
+    done = run(str(folder), "--retire", "detok", "--rotate", "detok")
     assert done.exit_code == 1
-    assert "router, engine, detok, not nobody" in done.stderr
+    assert "two ends of a rotation" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--rotate", "--retire"])
+def test_a_role_that_is_none_is_told(folder, option):
+    done = run(str(folder), option, "nobody")
+    assert done.exit_code == 1
+    assert f"{option} must be router, engine, detok, not nobody" in done.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):

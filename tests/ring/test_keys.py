@@ -13,7 +13,7 @@ from sluice.ring import inbox as inboxes
 from sluice.ring import lane as lanes
 from sluice.ring.heartbeats import KeepAlive
 from sluice.ring.inbox import Gap, Inbox
-from sluice.ring.keys import ROLES, InsecureError, Keys, KeysError, Security, generate
+from sluice.ring.keys import ROLES, InsecureError, Keys, KeysError, Security, generate, retire
 from sluice.ring.lane import Lane
 from sluice.ring.wire import ToDetokenizer
 from tests.fakes.lanes import until
@@ -96,6 +96,48 @@ def test_a_new_key_leaves_the_one_before_it_valid(folder):
     generate(folder, "engine")
     assert keys.public("engine")[1:] == (second,)
     assert Keys(folder, "engine").own.public == keys.public("engine")[0]
+
+
+def test_after_a_rotation_the_former_key_is_valid_no_more(folder):
+    keys = Keys(folder, "router")
+    with pytest.raises(KeysError, match=r"public/engine.key holds one key: there is no former one"):
+        retire(folder, "engine")
+    generate(folder, "engine")
+    newest, former = keys.public("engine")
+    retire(folder, "engine")
+    assert keys.public("engine") == (newest,)
+    assert keys.admits(former) is None
+    assert Keys(folder, "engine").own.public == newest
+
+
+def test_a_key_that_is_still_in_use_is_not_removed(folder):
+    """The new secret was never written."""
+    secret = folder / "secret" / "engine.key"
+    content = secret.read_bytes()
+    generate(folder, "engine")
+    secret.write_bytes(content)
+    before = Keys(folder, "router").public("engine")
+    with pytest.raises(KeysError, match="not the secret of the newest key"):
+        retire(folder, "engine")
+    assert Keys(folder, "router").public("engine") == before
+
+
+def test_a_former_key_gets_nobody_in_once_it_is_retired(context, folder, tmp_path, inbox):
+    """Its former lane goes on; who comes with it later is refused and counted."""
+    shutil.copytree(folder, tmp_path / "former")
+    old = lane_of(context, inbox, tmp_path / "former")
+    deliver(old, inbox, 0)
+    generate(folder, "engine")
+    retire(folder, "engine")
+    deliver(old, inbox, 1)
+    before = inbox.refused
+    late = lane_of(context, inbox, tmp_path / "former")
+    await_refusal(inbox, before + 1)
+    new = lane_of(context, inbox, folder)
+    deliver(new, inbox, 2)
+    assert not late.ready()
+    for each in (old, late, new):
+        each.close()
 
 
 @pytest.mark.parametrize(
@@ -215,8 +257,7 @@ def test_a_new_key_of_the_sender_is_taken_up_by_new_lanes(context, folder, inbox
     deliver(lane, inbox, 1)
     later = lane_of(context, inbox, folder)
     deliver(later, inbox, 2)
-    public = folder / "public" / "engine.key"
-    public.write_bytes(public.read_bytes().split()[0])
+    retire(folder, "engine")
     latest = lane_of(context, inbox, folder)
     deliver(latest, inbox, 3)
     assert inbox.refused == 0
@@ -238,8 +279,7 @@ def test_a_new_key_of_the_receiver_is_taken_up_by_both_ends(context, folder, inb
     assert deliver(lane, inbox, 1) == [KeepAlive("engine", 1)]
     assert inbox.address == address
     # Without the former key, too.
-    public = folder / "public" / "detok.key"
-    public.write_bytes(public.read_bytes().split()[0])
+    retire(folder, "detok")
     later = lane_of(context, inbox, folder)
     deliver(later, inbox, 2)
     lane.close()
@@ -254,8 +294,7 @@ def test_a_receiver_that_is_gone_while_its_key_changes_may_live(context, folder,
     inbox.close()
     until(lambda: lane.hung_up() and lane._refused_at)
     assert lane.refused_at is None
-    public = folder / "public" / "detok.key"
-    public.write_bytes(public.read_bytes().split()[0])
+    retire(folder, "detok")
     assert lane.refused_at is not None
     lane.close()
 

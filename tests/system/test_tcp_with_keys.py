@@ -5,8 +5,10 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import zmq
 
 from sluice import tiny_model
 from sluice.client import Client, SluiceError
-from sluice.ring.keys import ROLES, Role, generate
+from sluice.ring.keys import ROLES, Role, generate, retire
 from tests.fakes.processes import LIMIT, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -109,14 +111,47 @@ def test_a_ring_over_tcp_with_keys(services, keys, tmp_path):
             services[role].take(keys, f"secret/{role}.key")
             time.sleep(1.5)
             assert wait_until(lambda: generates(client, "def f(x):") == first), role
-            file = keys / "public" / f"{role}.key"
-            file.write_bytes(file.read_bytes().split()[0])
+            retire(keys, role)
             for service in (engine, detok, router):
                 service.take(keys, f"public/{role}.key")
             assert wait_until(lambda: generates(client, "def f(x):") == first), role
     assert all(services[role].process.poll() is None for role in ROLES)
 
 
+def test_a_retired_key_admits_nobody_and_streams_go_on(services, keys):
+    """`sluice keygen --rotate` and `--retire`, as in docs/operations.md, under streams without pause."""
+    former = [(keys / kind / "router.key").read_bytes().strip() for kind in KINDS]
+    engine = (keys / "public" / "engine.key").read_bytes().strip()
+    with Client(services["router"].ready["address"], timeout=2 * LIMIT) as client:
+        assert wait_until(lambda: generates(client, "def f(x):"))
+        text, over = client.generate("def f(x):", **OPTIONS).text, threading.Event()
+
+        def stream() -> set[str]:
+            found = set()
+            while not over.is_set():
+                found.add("".join(chunk.text for chunk in client.stream("def f(x):", **OPTIONS)))
+            return found
+
+        with ThreadPoolExecutor(1) as pool:
+            streams = pool.submit(stream)
+            try:
+                change_key(services, keys, "--rotate", "public/router.key", "secret/router.key")
+                change_key(services, keys, "--retire", "public/router.key")
+                assert is_refused(services["engine"].ready["address"], (*former, engine), services["metrics"])
+            finally:
+                over.set()
+            assert streams.result() == {text}
+
+
+def change_key(services: dict[str, Service], keys: Path, option: str, *files: str) -> None:
+    """Of the router. Each service gets what changed of its files."""
+    subprocess.run([sys.executable, "-m", "sluice", "keygen", str(keys), option, "router"], check=True)
+    for file in files:
+        for role in ROLES if file.startswith("public") else ("router",):
+            services[role].take(keys, file)
+
+
+OPTIONS = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}
 KINDS = ("public", "secret")
 
 

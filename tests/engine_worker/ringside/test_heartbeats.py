@@ -51,7 +51,7 @@ def test_what_another_thread_reads_never_changes_under_it():
 def test_steps_and_requests_wait_for_a_router_whose_lane_is_full(monkeypatch):
     lanes = {}
 
-    def open_lane(_, address, *__):
+    def open_lane(_, address, *__, **___):
         return lanes.setdefault(address, MemoryLane(address))
 
     monkeypatch.setattr("engine_worker.ringside.heartbeats.Lane", open_lane)
@@ -126,7 +126,7 @@ def test_routers_are_bounded(monkeypatch):
 
 def test_answers_to_calls_wait_for_a_full_lane_and_go_to_known_routers_only(monkeypatch):
     lane = MemoryLane("mem://r0")
-    monkeypatch.setattr("engine_worker.ringside.heartbeats.Lane", lambda *_: lane)
+    monkeypatch.setattr("engine_worker.ringside.heartbeats.Lane", lambda *_, **__: lane)
     routers = RouterTable(Clock())
     routers.on_hello(Hello("r0", "mem://r0"))
     heartbeat = EngineHeartbeat("e", 1, "mem://e", "f", 64, False, StepStats())

@@ -84,6 +84,24 @@ async def test_an_engine_that_dies_meanwhile(client, ring):
     assert found[2:] == [("b", None, "b, echo: the engine was lost; it may have run the method")]
 
 
+async def test_an_engine_that_is_replaced_meanwhile(client, ring):
+    def restart(_):
+        engine(ring, "b").epoch += 1
+
+    engine(ring, "b").answer_call = restart
+    found = await answers(client)
+    assert found[2:] == [("b", None, "b, echo: the engine was lost; it may have run the method")]
+
+
+async def test_an_engine_that_is_lost_behind_a_full_lane(client, ring, monkeypatch):
+    b = next(peer for peer in client.router.ring.membership.engines.alive if peer.name == "b")
+    monkeypatch.setattr(b.lane, "send", lambda _: False)
+    call = asyncio.ensure_future(answers(client))
+    await client.until(lambda: client.router.ring.calls._pending)
+    engine(ring, "b").beating = False
+    assert (await call)[2:] == [("b", None, "b, echo: the engine was lost; the method was not sent to it")]
+
+
 async def test_a_lane_that_is_full(client, monkeypatch):
     for peer in client.router.ring.membership.engines.alive:
         monkeypatch.setattr(peer.lane, "send", lambda _: False)

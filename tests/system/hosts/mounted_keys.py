@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from sluice.ring.keys import ROLES, Role, generate
+from sluice.ring.keys import ROLES, Role, generate, retire
 
 SECRET_MODE = 0o440
 
@@ -64,8 +64,7 @@ class MountedKeys:
 
     def retire(self, role: Role) -> None:
         """The former public key is no longer valid."""
-        file = self._folder / "public" / f"{role}.key"
-        file.write_bytes(file.read_bytes().split()[0] + b"\n")
+        retire(self._folder, role)
         for mounted in self._public:
             mounted.write(self._public_keys())
 

@@ -6,6 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -105,6 +106,12 @@ class Ring:
         """Requests that have ended after more than one attempt."""
         routers = [each for each in self._started if each.role == "router"]
         return sum(line.get("attempts", 0) > 1 for router in routers for line in router.events("request_ended"))
+
+    @property
+    def lost(self) -> Counter[str]:
+        """How often routers lost each seat."""
+        routers = [each for each in self._started if each.role == "router"]
+        return Counter(line["peer"] for router in routers for line in router.events("peer_lost"))
 
     def of(self, role: Role) -> list[Service]:
         return [each for each in self.services.values() if each.role == role]

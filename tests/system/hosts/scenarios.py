@@ -73,16 +73,20 @@ def are_cut_off(role: Role) -> Scenario:
 
 
 def dns_is_silent(ring: Ring) -> None:
-    """While a detokenizer is killed and restarted where it was."""
+    """While a detokenizer is killed and restarted where it was. Raises RuntimeError if it is not back before the DNS
+    is, or if a router loses another peer."""
+    lost = ring.lost
     with _silence(ring):
         time.sleep(RESOLVED_SECONDS)
         former = ring.services["detok-1"]
         former.kill()
         service = ring.launch(former.seat, former.machine)
         ring.wait_ready(service)
+        ring.wait_known(service)
         time.sleep(RESOLVED_SECONDS)
-    ring.wait_known(service)
     time.sleep(AFTER_SECONDS)
+    if others := (ring.lost - lost).keys() - {former.seat}:
+        raise RuntimeError(f"routers lost {', '.join(sorted(others))}, which was well")
 
 
 def dns_says_nxdomain(ring: Ring) -> None:
