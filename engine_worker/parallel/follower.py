@@ -63,7 +63,9 @@ def main() -> None:
 
 
 def follow(rank_env: RankEnv, start_seconds: float, log: BoundLogger) -> NoReturn:
-    """Run a rank that torchrun started, until the process ends. Raises ChannelError."""
+    """Run a rank that a launcher started, until the process ends. Raises ChannelError."""
+    # SIGTERM, which the launcher's end would cause otherwise, is ignored later.
+    die_with_parent(signal.SIGKILL)
     store = torchrun_store(start_seconds)
     with store_errors("rank 0 has not joined"):
         endpoint = store.get(ENDPOINT_KEY).decode()

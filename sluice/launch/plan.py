@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.launch.gpus import Gpus, OptionsError
+from sluice.launch.rank import Rank
 from sluice.ring.cores import usable_cores
 from sluice.ring.keys import Role
 from sluice.settings.describe import settings_of
@@ -91,6 +92,8 @@ class Service:
     python: Sequence[str] = PYTHON
     gpus: Gpus | None = None
     """Of an engine; None: all that it finds."""
+    rank: Rank | None = None
+    """None: an engine starts its other ranks itself."""
 
     @property
     def role(self) -> Role:
@@ -103,7 +106,8 @@ class Service:
     @property
     def environment(self) -> Mapping[str, str]:
         """In addition to `child_environment`."""
-        return {} if self.gpus is None else self.gpus.environment
+        gpus = {} if self.gpus is None else self.gpus.environment
+        return gpus if self.rank is None else {**gpus, **self.rank.environment}
 
     @property
     def drain_timeout(self) -> float:

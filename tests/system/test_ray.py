@@ -13,8 +13,18 @@ from pathlib import Path
 import pytest
 
 from sluice import AsyncClient
-from sluice.launch import LogLine, OptionsError, Ring
+from sluice.launch import OptionsError, Ring
 from tests.fakes.processes import is_alive, wait_until
+from tests.system.ray_streams import (
+    ATTEMPTS,
+    OBJECT_STORE_BYTES,
+    PATIENCE,
+    SPECS,
+    Events,
+    follow,
+    parent,
+    undisturbed_streams,
+)
 
 ray = pytest.importorskip("ray", reason="the package ray is not installed: pip install 'sluice[ray]'")
 
@@ -23,15 +33,8 @@ pytestmark = [
     pytest.mark.skipif("SLUICE_TEST_RAY" not in os.environ, reason="takes minutes: set SLUICE_TEST_RAY=1"),
 ]
 
-ATTEMPTS = 3
 CPUS = 8
-OBJECT_STORE_BYTES = 80_000_000
-PATIENCE = 120.0
-"""Seconds until a killed actor serves again: Ray starts a process for it, and that one the service."""
-PROMPT = "def fibonacci(n):\n"
-SPECS = [{"temperature": 0.0}, {"temperature": 0.9, "seed": 1}, {"temperature": 0.9, "seed": 2, "n": 2}]
 NAMES = ["engine-0", "engine-1", "detok-0", "detok-1", "router-0", "router-1"]
-TOKENS, ENOUGH = 200, 20
 OPTIONS = {
     "on": "ray",
     "host": "0.0.0.0",
@@ -43,7 +46,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A raylet gives up if its agents are late, as they are on busy cores: it is tried again, then skipped."""
+    """If a raylet gives up, it is tried again, then skipped."""
     failure = ""
     for _ in range(ATTEMPTS):
         try:
@@ -65,36 +68,10 @@ def cluster():
     ray.shutdown()
 
 
-class Events(list[tuple[str, str]]):
-    """The launcher's own lines, as (service, event)."""
-
-    def __call__(self, line: LogLine) -> None:
-        if line.fields.get("service") == "launcher":
-            self.append((line.child, str(line.event)))
-
-
-def parent(pid: int) -> int:
-    """Of a service: its actor's process."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
 def keys(pid: int) -> Path:
     """Of a service: the folder of its keys."""
     command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return Path(command[command.index("--keys") + 1])
-
-
-async def follow(client: AsyncClient, spec: dict, half_way: asyncio.Semaphore) -> dict[int, tuple[str, list[int]]]:
-    """Text and tokens of each output; every offset must come once, in order."""
-    found: dict[int, tuple[str, list[int]]] = {}
-    async for chunk in client.stream(PROMPT, max_tokens=TOKENS, ignore_eos=True, token_ids=True, **spec):
-        text, tokens = found.get(chunk.index, ("", []))
-        if chunk.token_ids:
-            assert chunk.token_offset == len(tokens)
-        found[chunk.index] = (text + chunk.text, [*tokens, *chunk.token_ids])
-        if len(found[chunk.index][1]) > ENOUGH:
-            half_way.release()
-    return found
 
 
 async def kill_under_streams(ring: Ring, name: str, undisturbed: list) -> None:
@@ -127,11 +104,6 @@ def test_streams_outlive_each_actor(cluster) -> None:
         processes = pids + [parent(pid) for pid in pids]
     assert wait_until(lambda: not any(map(is_alive, processes)))
     assert wait_until(lambda: not any(each.exists() for each in secrets))
-
-
-async def undisturbed_streams(ring: Ring) -> list:
-    async with AsyncClient(ring.addresses, timeout=PATIENCE) as client:
-        return await asyncio.gather(*(follow(client, spec, asyncio.Semaphore(0)) for spec in SPECS))
 
 
 def test_an_interface_that_no_other_machine_reaches_is_refused() -> None:

@@ -71,7 +71,9 @@ class RemoteChild:
         observe: Observe,
         ended: Callable[["RemoteChild"], None],
         peers: Callable[[], Mapping[Role, tuple[str, ...]]],
+        complete: Callable[[Service], Service] = lambda service: service,
     ) -> None:
+        """`complete`: adds what is known only just before the start. It may wait and raise as `RemoteSeat.call`."""
         self.name = service.name
         self.role = service.role
         self.pid = 0
@@ -83,14 +85,16 @@ class RemoteChild:
         self._observe = observe
         self._report_end = ended
         self._peers = peers
+        self._complete = complete
         self._run = uuid.uuid4().hex
         self._seen = 0
         self._how = ""
         self._over = threading.Event()
         self._ending = threading.Lock()
-        notice = threading.Timer(PLACE_SECONDS, self._tell_waiting)
-        notice.daemon = True
-        notice.start()
+        if service.rank is None or service.rank.number == 0:
+            notice = threading.Timer(PLACE_SECONDS, self._tell_waiting)
+            notice.daemon = True
+            notice.start()
         threading.Thread(target=self._follow, name=f"reports of {self.name}", daemon=True).start()
 
     @property
@@ -128,7 +132,7 @@ class RemoteChild:
             while self.alive:
                 try:
                     if not started:
-                        self._seat.call("start", self._run, self._service, self._peers())
+                        self._seat.call("start", self._run, self._complete(self._service), self._peers())
                         started = True
                     report = self._seat.call("report", self._run, self._seen, self._status.version)
                 except SeatAwayError:

@@ -2,6 +2,7 @@
 
 import ipaddress
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -63,10 +64,18 @@ class Seat:
         self._count = 0
         """Lines of this run, with those that are no longer kept."""
 
+    def free_address(self) -> tuple[str, int]:
+        """IP of this machine, and a port that nothing uses now."""
+        family = socket.AF_INET6 if self._ip.version == 6 else socket.AF_INET
+        with socket.create_server((str(self._ip), 0), family=family) as found:
+            return str(self._ip), found.getsockname()[1]
+
     def start(self, run: str, service: Service, peers: Mapping[Role, tuple[str, ...]]) -> None:
         """Start the service, once per `run`; a former process is killed. Raises OSError."""
         if run == self._run:
             return
+        if service.rank is not None and service.rank.number == 0 and service.rank.master != str(self._ip):
+            raise OSError(f"rank 0 has moved to {self._ip}, but the others were told {service.rank.master}")
         if self._child is not None:
             self._child.kill()
             self._child.wait(KILL_SECONDS)
@@ -77,7 +86,8 @@ class Seat:
         self.tell(peers)
         here = self._at_home(service)
         _await_ports(here)
-        environment = child_environment() | {STATUS_VARIABLE: str(self._status_path(service.name))}
+        status = {STATUS_VARIABLE: str(self._status_path(service.name))}
+        environment = {**child_environment(), **here.environment, **status}
         observe, ended = partial(self._keep, run), self._ended
         self._child = ChildProcess(
             here.name, here.role, here.command, environment, observe, lambda _: ended.set(), (self._folder.lock,)
