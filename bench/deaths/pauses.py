@@ -50,6 +50,8 @@ class Pauses(msgspec.Struct, frozen=True):
     victim: str
     seconds: list[float]
     """Of each stream that lost its attempt: its longest wait since shortly before the event."""
+    noticed: list[float]
+    """Of the same streams: from the event until the router gave up the attempt."""
 
 
 class PausesResult(msgspec.Struct, frozen=True):
@@ -102,15 +104,16 @@ async def _measure(plan: PausesPlan, folder: Path, step: Step) -> PausesResult:
     apart, sources = CUT_OFF in plan.causes, enumerate(_sources().items())
     rings = {name: Processes(folder / name, source, i, apart) for i, (name, source) in sources}
     keys = [(version, cause, victim) for version in rings for cause in plan.causes for victim in VICTIMS]
-    found = {key: Pauses(*key, []) for key in keys}
+    found = {key: Pauses(*key, [], []) for key in keys}
     failed = 0
     try:
         for ring in rings.values():
             await ring.start()
         for _ in range(plan.rounds):
             for (version, cause, victim), pauses in _in_turns(found):
-                seconds, errors = await _round(rings[version], plan, cause, victim)
+                seconds, noticed, errors = await _round(rings[version], plan, cause, victim)
                 pauses.seconds.extend(seconds)
+                pauses.noticed.extend(noticed)
                 failed += errors
                 step(f"{victim} {cause}, {version}")
     finally:
@@ -124,25 +127,27 @@ def _in_turns(found: dict[tuple[str, str, str], Pauses]) -> list[tuple[tuple[str
     return sorted(found.items(), key=lambda item: item[0][1:])
 
 
-async def _round(ring: Processes, plan: PausesPlan, cause: str, victim: str) -> tuple[list[float], int]:
+async def _round(ring: Processes, plan: PausesPlan, cause: str, victim: str) -> tuple[list[float], list[float], int]:
+    """(pauses, times until they were noticed, streams that failed)"""
     await ring.whole()
     async with AsyncClient(ring.address) as client:
         streams = [_Stream(client, plan.max_tokens) for _ in range(plan.streams)]
         while not all(len(stream.times) > BEGUN or stream.task.done() for stream in streams):
             await asyncio.sleep(POLL_SECONDS)
-        before, at = ring.given_up(), time.monotonic()
+        struck, at = time.time(), time.monotonic()
         await _strike(ring, cause, victim)
         lost: list[_Stream] = []
         while time.monotonic() - at < ROUND_SECONDS and not (lost and all(_goes_on(stream) for stream in lost)):
             await asyncio.sleep(0.5)
-            ids = ring.given_up() - before
-            lost = [stream for stream in streams if stream.id in ids]
+            given_up = ring.given_up(struck)
+            lost = [stream for stream in streams if stream.id in given_up]
+        noticed = [round(given_up[stream.id] - struck, 4) for stream in lost]
         seconds = [round(stream.pause(at), 4) for stream in lost]
         for stream in streams:
             stream.task.cancel()
         await asyncio.gather(*(stream.task for stream in streams), return_exceptions=True)
     await _heal(ring, cause, victim)
-    return seconds, sum(stream.failed for stream in streams)
+    return seconds, noticed, sum(stream.failed for stream in streams)
 
 
 def _goes_on(stream: _Stream) -> bool:
@@ -179,9 +184,11 @@ def section(result: PausesResult) -> Section:
     for cause in result.plan.causes:
         for victim in VICTIMS:
             for version in versions:
-                seconds = _seconds(result, version, cause, (victim,))
-                cells = [number(1000 * percentile(seconds, p)) if seconds else "" for p in (50, 99)]
-                rows.append(" | ".join([f"{victim.partition('-')[0]} {cause}, {version}", str(len(seconds)), *cells]))
+                (pauses,) = [p for p in result.pauses if (p.version, p.cause, p.victim) == (version, cause, victim)]
+                kinds = (sorted(pauses.noticed), sorted(pauses.seconds))
+                cells = [number(1000 * percentile(kind, p)) if kind else "" for kind in kinds for p in (50, 99)]
+                name = f"{victim.partition('-')[0]} {cause}, {version}"
+                rows.append(" | ".join([name, str(len(pauses.seconds)), *cells]))
     answer = (
         "**Killed**: p50 and p99 of "
         + "; ".join(f"{version} {_cell(_seconds(result, version, 'killed', VICTIMS))} ms" for version in versions)
@@ -192,11 +199,12 @@ def section(result: PausesResult) -> Section:
         f"{result.plan.streams} streams through a router, two engines and two detokenizers over TCP, with the default "
         "`peer_timeout` of 5 s. One engine or one detokenizer gets SIGKILL (killed), SIGSTOP (frozen), a network link "
         f"that is down (cut off), or SIGTERM (drained), {result.plan.rounds} times each. *Pause*: the longest wait for "
-        "text of each stream that lost its attempt. *Before*: the version in which every death took a second of "
-        "silence to be noticed, measured in turns with this one. "
+        "text of each stream that lost its attempt. *Noticed*: from the event until the router gave up the "
+        "attempt; the rest of a pause is placement and the recomputation of what is not cached. *Before*: the version "
+        "in which every death took a second of silence to be noticed, measured in turns with this one. "
         f"Cut off needs root. {result.plan.note}".rstrip(),
         [answer],
-        [table("ms | pauses | p50 | p99", rows)],
+        [table("ms | pauses | noticed p50 | p99 | pause p50 | p99", rows)],
     )
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 from sluice import AsyncClient
@@ -93,10 +94,11 @@ class Processes:
                     return
                 await asyncio.sleep(0.1)
 
-    def given_up(self) -> set[str]:
-        """Ids of requests that lost an attempt so far."""
+    def given_up(self, since: float) -> dict[str, float]:
+        """By the id of each request: when the router first gave up an attempt of it since then. Unix time."""
         found = [json.loads(line) for line in self.log.read_text().splitlines() if '"attempt_given_up"' in line]
-        return {line["request_id"] for line in found}
+        times = [(line["request_id"], datetime.fromisoformat(line["timestamp"]).timestamp()) for line in found]
+        return {request: at for request, at in reversed(times) if at >= since}
 
     def _run(self, name: str, module: str, *flags: str) -> None:
         inside = ["ip", "netns", "exec", self._namespace(name)] if self._apart and name in VICTIMS else []
