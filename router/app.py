@@ -39,6 +39,10 @@ RELOAD_SECONDS = 1.0
 """Between two checks of certificates and tokens, each a stat of a few files."""
 STOP_SECONDS = 0.5
 """For calls that never end of themselves (Watch, StreamStats) before they are cut."""
+NOTICE_SECONDS = 0.5
+"""From NOT_SERVING until calls are refused, if clients watch the health: they use other routers by then."""
+ACCEPTED_SECONDS = 0.1
+"""For calls that arrived just before, until they are requests that the drain waits for."""
 
 
 class RouterApp:
@@ -75,6 +79,7 @@ class RouterApp:
         self._beacon = ProgressBeacon(time.monotonic, self._status_file)
         self._metrics_port = metrics_port
         self._listeners = self._make_listeners()
+        self._leaving: asyncio.Task[None] | None = None
         self.tasks: list[asyncio.Task[None]] = []
         """From `start` on. One that ends is a fault."""
 
@@ -111,9 +116,22 @@ class RouterApp:
         self._status_file.report(ServiceStatus("ready", self._listeners[0].address))
         self._report_peers()
 
+    async def drain(self, seconds: float) -> int:
+        """Send new calls elsewhere, wait until the open requests have ended, and hand back the late ones.
+
+        Irreversible. Health says NOT_SERVING, then the main listener refuses new calls: `RingSide.drain` has the rest.
+        AdminService keeps its own listener, if it has one.
+        """
+        end = time.monotonic() + seconds
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave(seconds))
+        # The client of a call that asks for a drain may go, the drain goes on.
+        await asyncio.shield(self._leaving)
+        return await self.ring.drain(max(0.0, end - time.monotonic()))
+
     async def stop(self, drain_seconds: float | None = None) -> None:
         ring = self.ring
-        handed_back = await ring.drain(self.settings.drain_timeout if drain_seconds is None else drain_seconds)
+        handed_back = await self.drain(self.settings.drain_timeout if drain_seconds is None else drain_seconds)
         await asyncio.gather(*(listener.stop(STOP_SECONDS) for listener in self._listeners))
         await ring.requests.wait_idle(STOP_SECONDS)
         for task in self.tasks:
@@ -145,7 +163,7 @@ class RouterApp:
             ring.calls,
             self._stats_broadcast,
             ring.requests,
-            ring.drain,
+            self.drain,
             settings.drain_timeout,
         )
         caller, operator = self._access.caller, self._access.admin
@@ -166,6 +184,13 @@ class RouterApp:
         handlers += reflection_handlers(names, counted(reflect), self._log)
         return Listener(host, port, self.settings, self._access.certificates, handlers)
 
+    async def _leave(self, seconds: float) -> None:
+        self.ring.announce_drain()
+        if self._health.watched:
+            await asyncio.sleep(min(NOTICE_SECONDS, seconds))
+        self._listeners[0].refuse()
+        await asyncio.sleep(min(ACCEPTED_SECONDS, seconds))
+
     def _on_change(self, ready: bool) -> None:
         self._health.set(ready)
         self._report_peers()
@@ -176,7 +201,7 @@ class RouterApp:
             membership = self.ring.membership
             peers = {peer.name: peer.epoch for peer in membership.engines.alive}
             peers |= {peer.name: peer.epoch for peer in membership.detokenizers.alive}
-            state: State = "draining" if self.ring.requests.closed else "ready"
+            state: State = "draining" if self.ring.draining else "ready"
             self._status_file.update(state, peers)
 
     async def _touch_beacon(self) -> None:

@@ -111,6 +111,8 @@ class RingSide:
         self._on_ready = on_ready
         self._gap: Gap | None = None
         self._catching_up: asyncio.Handle | None = None
+        self.draining = False
+        """Not ready any more. From `drain` on no new requests are taken either."""
         self._readiness = Readiness(settings.ready_grace)
         self._grace_ends: asyncio.TimerHandle | None = None
         """The latest: an earlier one that still runs changes nothing."""
@@ -129,14 +131,18 @@ class RingSide:
         self.inbox.start()
         return self.membership.run(self._on_peer_lost, self.dispatcher.on_frames_lost_between, self.on_change)
 
+    def announce_drain(self) -> None:
+        """Health says NOT_SERVING, while new requests are still taken. Irreversible."""
+        self.draining = True
+        self.on_change()
+
     async def drain(self, seconds: float) -> int:
         """Take no new requests, wait until all have ended, and hand back those that are open after `seconds`.
 
         Irreversible. Returns the number of those handed back: their clients get DRAINING and resume at another router.
         """
         self.requests.close()
-        # Health says NOT_SERVING before anything ends, so that load balancers send new calls elsewhere.
-        self.on_change()
+        self.announce_drain()
         if await self.requests.wait_idle(seconds):
             return 0
         late = self.requests.open
@@ -170,7 +176,7 @@ class RingSide:
 
     def not_ready_because(self) -> str | None:
         """Why new requests would not get through. Called from the thread of a probe."""
-        if self.requests.closed:
+        if self.draining:
             return "it is draining"
         if self._readiness.ready:
             return None
@@ -192,7 +198,7 @@ class RingSide:
             # A little later, since the loop's clock is coarser than the one that `Readiness` asks.
             later = grace + GRACE_SLACK_SECONDS
             self._grace_ends = asyncio.get_running_loop().call_later(later, self._update_readiness)
-        self._on_ready(self._readiness.ready and not self.requests.closed)
+        self._on_ready(self._readiness.ready and not self.draining)
 
     def _connect(self, tokenizer: str) -> None:
         settings, security = self._settings, self._settings.security

@@ -23,6 +23,11 @@ class HealthService:
         self._services = frozenset({"", LIVENESS, READINESS, *services})
         self._serving = False
         self._changed = asyncio.Event()
+        self._watchers = 0
+
+    @property
+    def watched(self) -> bool:
+        return self._watchers > 0
 
     def set(self, serving: bool) -> None:
         if serving != self._serving:
@@ -39,13 +44,17 @@ class HealthService:
     async def watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
         """The status now and at each change; SERVICE_UNKNOWN for an unknown service, as the protocol asks."""
         last = None
-        while True:
-            changed = self._changed
-            answer = self._answer(request.service)
-            if answer != last:
-                await context.write(answer)
-                last = answer
-            await changed.wait()
+        self._watchers += 1
+        try:
+            while True:
+                changed = self._changed
+                answer = self._answer(request.service)
+                if answer != last:
+                    await context.write(answer)
+                    last = answer
+                await changed.wait()
+        finally:
+            self._watchers -= 1
 
     async def list(self, _: Any, context: Context) -> None:
         """Optional in the protocol."""

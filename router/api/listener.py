@@ -1,5 +1,6 @@
 """A gRPC server on one interface and port."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,10 +25,12 @@ MAX_STREAMS = 4096
 max_open."""
 LEAST_PENDING = 16_384
 MAX_PENDING_SECONDS = 600
+REFUSED_SECONDS = 365 * 86_400.0
+"""From `refuse` on, unless `stop` cuts the open calls earlier."""
 
 
 class Listener:
-    """Listens from `bind` on, serves from `start` to `stop`."""
+    """Listens from `bind` on, serves from `start` to `stop`; takes no new calls from `refuse` on."""
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Listener:
         self.port = port
         """0 before `bind`: any free port."""
         self._certificates = certificates
+        self._refusing: asyncio.Task[None] | None = None
         self._server = aio.server(options=_options(settings))
         self._server.add_generic_rpc_handlers(tuple(handlers))
 
@@ -62,11 +66,28 @@ class Listener:
         await self._server.start()
 
     async def ended(self) -> None:
+        """Returns, or raises, if the server ends without having been stopped."""
         await self._server.wait_for_termination()
+        if self._refusing is not None:
+            await asyncio.Event().wait()
+
+    def refuse(self) -> asyncio.Task[None]:
+        """Take no new calls or connections; clients are told by GOAWAY and connect elsewhere. Irreversible.
+
+        Returns the task that ends with the last open call.
+        """
+        if self._refusing is None:
+            self._refusing = asyncio.create_task(self._server.stop(REFUSED_SECONDS))
+        return self._refusing
 
     async def stop(self, seconds: float) -> None:
         """Accept no more calls, and cut the open ones after so many seconds."""
-        await self._server.stop(seconds)
+        refusing = self.refuse()
+        # Not a second `stop` with a grace: it may cancel calls of a server that the first one has just destroyed.
+        _, pending = await asyncio.wait({refusing}, timeout=seconds)
+        if pending:
+            await self._server.stop(None)
+        await refusing
 
 
 def fit_connections(settings: RouterSettings, limit: int, log: BoundLogger) -> RouterSettings:
