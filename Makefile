@@ -5,19 +5,19 @@ PROTOS := $(wildcard protos/sluice/v1/*.proto)
 # One thread per process: the workers share the cores. A file's tests stay in one worker, and slow files start first.
 # Bytecode is kept even where the environment says otherwise, as in containers: else each worker spends 10 CPU seconds of
 # each run on rewriting the asserts of all test modules.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 .PHONY: run check test lint protos settings manifests bench clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
 
-# The inner loop: no processes, nothing slow, few examples.
+# The inner loop: no processes, nothing slow, few examples. These tests often wait, so more of them than cores run at once.
 check: lint
-	$(PYTEST) -m "not process and not slow" --hypothesis-profile check --durations 10 --durations-min 2
+	$(PYTEST) --numprocesses 4 -m "not process and not slow" --hypothesis-profile check --durations 10 --durations-min 2
 
 test: lint
-	$(PYTEST) --durations 25 --durations-min 5
+	$(PYTEST) --numprocesses auto --maxprocesses 4 --durations 25 --durations-min 5
 
 lint: $(VENV)/dev.done
 	$(BIN)/ruff check .

@@ -92,8 +92,13 @@ def load(
     # If cores are shared, a thread that spins at a barrier takes the core from the thread it waits for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported here because torch takes seconds to import: invalid settings are reported before that.
+    # The collector would search all that is imported again and again, for a sixth of the time.
+    gc.disable()
     from engine_worker.runner.config import RunnerConfig
     from engine_worker.runner.load import load_runner
+
+    gc.freeze()
+    gc.enable()
 
     config = section_of(settings, RunnerConfig)
     progress, capturing = (reported(startup, stage, progress_log(log, stage)) for stage in ("loading", "capturing"))

@@ -1,3 +1,4 @@
+import gc
 import signal
 from pathlib import Path
 
@@ -6,6 +7,9 @@ import structlog
 from hypothesis import settings
 
 from tests import examples
+
+# Until all modules are imported the collector would search them again and again, for almost half of the time.
+gc.disable()
 
 TESTS = Path(__file__).parent
 MARKS = {"process": ("chaos", "packaging", "system"), "slow": ("chaos", "fuzz", "parity", "sim", "system")}
@@ -32,3 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if folder in folders:
                 item.add_marker(mark)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: full collections need not walk through it."""
+    gc.freeze()
+    gc.enable()

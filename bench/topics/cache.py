@@ -269,5 +269,15 @@ def _series(points: Sequence[CachePoint], colours: Mapping[str, str], value: Cal
     return [Series(name, colour, [value(point.sides[i]) for point in points]) for i, (name, colour) in sides]
 
 
-QUICK = CachePlan((128,), repeats=1, pool_tokens=1024, system_tokens=128, floods=(2.0,), working_sets=(3.0,))
+QUICK = CachePlan(
+    (128,),
+    repeats=1,
+    pool_tokens=1024,
+    system_tokens=128,
+    floods=(2.0,),
+    visits=1,
+    working_sets=(3.0,),
+    revisits=1,
+    tier_repeats=1,
+)
 TOPIC = Topic(CachePlan(), QUICK, measure, CacheResult, section, draw)

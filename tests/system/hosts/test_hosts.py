@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.system.hosts import scenarios
 from tests.system.hosts.network import Network, missing
 from tests.system.hosts.page import page
 from tests.system.hosts.ring import Ring
@@ -29,6 +30,12 @@ def ring(tmp_path_factory):
 @pytest.fixture(scope="module")
 def truths(ring):
     return run_undisturbed(ring)
+
+
+@pytest.fixture(autouse=True)
+def shorter(monkeypatch):
+    """Streams run at full speed all the while; the command gives what follows late more time."""
+    monkeypatch.setattr(scenarios, "AFTER_SECONDS", 2.0)
 
 
 @pytest.mark.parametrize("name", QUICK)
