@@ -64,6 +64,9 @@ def _peers(ring: RingSide) -> Iterator[Metric]:
     yield gauge(P + "peers_usable", "Of those, that take new work.", usable, ("kind",))
     text = "Models, by weights, configuration and dtype, that live engines serve; more than 1: mixed."
     yield gauge(P + "models", text, len(engines_by_model(ring.membership.engines.all)))
+    text = "Engines that take work, of the version that new requests go to (empty: any, and all that take work)."
+    serving = {ring.serving.version: ring.serving.count(peer for peer in ring.membership.engines.all if peer.usable)}
+    yield gauge(P + "serving_engines", text, serving, ("version",))
     unknown = {kind: peers.unknown for kind, peers in kinds.items()}
     yield counter(P + "beats_unknown", "Heartbeats of peers that are not configured.", unknown, ("kind",))
     text = "Requests that wait for another attempt: for peers, or for their own client to read."

@@ -1,4 +1,4 @@
-"""The services of admin.proto: AdminService (statistics, dropping the prefix caches, draining) and ModelService."""
+"""The services of admin.proto: AdminService (statistics, the version in service, cache flush, drain), ModelService."""
 
 import asyncio
 import secrets
@@ -48,7 +48,13 @@ class AdminService:
     _start: Timestamp = field(default_factory=lambda: _now())
 
     async def get_server_info(self, _: pb.GetServerInfoRequest, __: Context) -> pb.GetServerInfoResponse:
-        return pb.GetServerInfoResponse(version=_version(), start_time=self._start, draining=self._requests.closed)
+        return pb.GetServerInfoResponse(
+            version=_version(),
+            start_time=self._start,
+            draining=self._requests.closed,
+            serving_version=self._serving.version,
+            serving_engines=self._serving.count(self._membership.engines.usable),
+        )
 
     async def get_stats(self, _: pb.GetStatsRequest, __: Context) -> pb.GetStatsResponse:
         return pb.GetStatsResponse(stats=self._stats())
@@ -91,6 +97,16 @@ class AdminService:
 
     async def call_engines(self, message: pb.CallEnginesRequest, _: Context) -> pb.CallEnginesResponse:
         return await call_engines(message, self._calls)
+
+    async def set_serving_version(
+        self, message: pb.SetServingVersionRequest, _: Context
+    ) -> pb.SetServingVersionResponse:
+        """Of new requests at this router, until it ends. Raises RequestError MODEL_NOT_FOUND."""
+        usable = self._membership.engines.usable
+        former = self._serving.set_version(message.version, usable)
+        return pb.SetServingVersionResponse(
+            former_version=former, version=self._serving.version, serving_engines=self._serving.count(usable)
+        )
 
     async def _flush(self, engine: EnginePeer, number: int) -> int:
         while engine.alive and not engine.lane.send(Flush(engine.epoch, number)):

@@ -85,6 +85,7 @@ def step_message(heartbeat: EngineHeartbeat, stats: StepStats) -> pb.EngineStats
         engine_id=heartbeat.engine,
         draining=heartbeat.draining,
         model_fingerprint=heartbeat.fingerprint,
+        model_version=heartbeat.model_version,
         time=_timestamp(at or None),
         step_time=duration(step_seconds),
         **fields,

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from structlog.stdlib import BoundLogger
 
-from router.errors import RequestError
+from router.errors import RequestError, shown
 from router.peers.peers import EnginePeer
 from router.requests.request_state import RequestState
 from sluice.ring.errors import ErrorCode
 
 SHORT = 8
 """Characters of a fingerprint in messages."""
+MOST_NAMED = 16
+"""Versions in a message."""
 
 
 @dataclass(eq=False)
@@ -28,25 +30,43 @@ class ServingModel:
     _mixing: bool
     """Every request may go to every engine; a bound one prefers its own model."""
     _log: BoundLogger
-    _version: str = ""
-    """Of the engines that new requests go to; empty: any."""
+    version: str = ""
+    """Of the engines that new requests go to; empty: any. Changed by `set_version`."""
     _current: str = ""
     _mixed: bool = False
     _missing: bool = False
-    """It was logged that no engine of `_version` takes work."""
+    """It was logged that no engine of `version` takes work."""
+
+    def set_version(self, version: str, usable: Iterable[EnginePeer]) -> str:
+        """New requests go to engines of this version from now on; empty: to any. Returns the former version.
+
+        Raises RequestError MODEL_NOT_FOUND if none of the usable engines has it.
+        """
+        engines = list(usable)
+        if version and not _of_version(version, engines):
+            raise _unknown_version(version, engines)
+        former = self.version
+        if version != former:
+            self.version, self._missing = version, False
+            self._log.info("serving_version_set", version=version, former=former, engines=self.count(engines))
+        return former
+
+    def count(self, usable: Iterable[EnginePeer]) -> int:
+        """The usable engines of `version`; all of them if it is empty."""
+        return len(_of_version(self.version, usable))
 
     def engines_for(self, request: RequestState, usable: Iterable[EnginePeer]) -> list[EnginePeer]:
         """The usable engines to which the request may go now."""
         engines = list(usable)
         if request.bound:
             return _serving(request.model, engines) or (engines if self._mixing else [])
-        named = self._of_version(engines)
+        named = self._targets(engines)
         self._watch_version(engines)
         return named if self._mixing else _serving(self._settle(named), named)
 
     def choose(self, usable: Iterable[EnginePeer]) -> str:
         """Fingerprint of the model of new requests; empty: any model, or there is no engine."""
-        engines = Counter(peer.heartbeat.fingerprint for peer in self._of_version(usable) if peer.heartbeat)
+        engines = Counter(peer.heartbeat.fingerprint for peer in self._targets(usable) if peer.heartbeat)
         if self._mixing or not engines:
             return ""
         most = max(engines.values())
@@ -77,26 +97,21 @@ class ServingModel:
         if found:
             self._mixed = len(found) > 1
 
-    def _of_version(self, usable: Iterable[EnginePeer]) -> list[EnginePeer]:
-        """The engines of the operator's `serving_version`; all engines if none has it."""
+    def _targets(self, usable: Iterable[EnginePeer]) -> list[EnginePeer]:
+        """The engines of the operator's version; all engines if none has it."""
         engines = list(usable)
-        if not self._version:
-            return engines
-        return [peer for peer in engines if self._is_of_version(peer)] or engines
+        return _of_version(self.version, engines) or engines
 
     def _watch_version(self, usable: list[EnginePeer]) -> None:
         """Log once when requests have to go to engines of another version, and once when that is over."""
-        if not self._version or not usable:
+        if not self.version or not usable:
             return
-        missing = not any(map(self._is_of_version, usable))
+        missing = not _of_version(self.version, usable)
         if missing and not self._missing:
-            self._log.warning("serving_version_missing", version=self._version)
+            self._log.warning("serving_version_missing", version=self.version)
         if self._missing and not missing:
-            self._log.info("serving_version_found", version=self._version)
+            self._log.info("serving_version_found", version=self.version)
         self._missing = missing
-
-    def _is_of_version(self, peer: EnginePeer) -> bool:
-        return peer.heartbeat is not None and peer.heartbeat.model_version == self._version
 
     def _settle(self, engines: list[EnginePeer]) -> str:
         former, chosen = self._current, self.choose(engines)
@@ -114,6 +129,18 @@ def engines_by_model(engines: Iterable[EnginePeer]) -> dict[str, list[str]]:
         if peer.alive and peer.heartbeat:
             found.setdefault(peer.heartbeat.fingerprint, []).append(peer.name)
     return found
+
+
+def _of_version(version: str, engines: Iterable[EnginePeer]) -> list[EnginePeer]:
+    """Those with the label `version`; all if it is empty."""
+    return [peer for peer in engines if not version or (peer.heartbeat and peer.heartbeat.model_version == version)]
+
+
+def _unknown_version(version: str, usable: Iterable[EnginePeer]) -> RequestError:
+    labels = sorted({peer.heartbeat.model_version for peer in usable if peer.heartbeat} - {""})
+    known = ", ".join(map(shown, labels[:MOST_NAMED])) + (", …" if len(labels) > MOST_NAMED else "")
+    message = f"version is {shown(version)}, must be one of an engine that takes work: {known or 'none has a version'}"
+    return RequestError(ErrorCode.MODEL_NOT_FOUND, message, metadata={"version": shown(version), "known": known})
 
 
 def _serving(model: str, engines: Iterable[EnginePeer]) -> list[EnginePeer]:

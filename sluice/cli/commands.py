@@ -13,6 +13,7 @@ from sluice.cli.keygen import keygen
 from sluice.cli.protos import protos
 from sluice.cli.serve import serve
 from sluice.cli.serve_options import ServeCommand
+from sluice.cli.serving_version import serving_version
 from sluice.cli.stats import stats
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app.command()(chat)
 app.command()(health)
 app.command()(stats)
 app.command()(call)
+app.command()(serving_version)
 app.command()(keygen)
 app.add_typer(protos, name="protos")
 

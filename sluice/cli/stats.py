@@ -8,6 +8,7 @@ import typer
 from rich.box import SIMPLE
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from sluice.cli.common import Server, asks_server
@@ -73,6 +74,10 @@ def _engines(found: admin_pb2.Stats, mixed: bool) -> Table:
             f"{engine.used_host_blocks} of {engine.max_host_blocks}" if engine.max_host_blocks else "",
             f"{engine.prefix_cache_hit_ratio:.0%}",
             f"{engine.tokens_per_second:.0f}",
-            *([engine.model_fingerprint[:MODEL_WIDTH]] if mixed else ()),
+            *([_model(engine)] if mixed else ()),
         )
     return table
+
+
+def _model(engine: admin_pb2.EngineStats) -> str:
+    return escape(f"{engine.model_fingerprint[:MODEL_WIDTH]} {engine.model_version}".rstrip())

@@ -34,13 +34,14 @@ from sluice.client.results import (
     TokenLogprob,
     Usage,
 )
+from sluice.client.serving_version import ServingVersion
 from sluice.client.streams import AsyncSteps, AsyncStream, Steps, Stream
 
 __all__ = [
     "DEFAULT_ADDRESS", "AlreadyExists", "AsyncClient", "AsyncSteps", "AsyncStream", "Cancelled", "Chunk", "Client",
     "ClientOptions", "DeadlineExceeded", "FinishReason", "Forbidden", "Generation", "InvalidRequest", "KvCache",
     "LostEvents", "Message", "ModelChanged", "ModelNotFound", "NotImplementedByServer", "Options", "Output",
-    "Overloaded", "Poison", "Prompt", "RankAnswer", "ServerError", "SluiceError", "Steps", "Stream", "Tensor",
-    "Timings", "TlsOptions", "TokenLogprob", "TokenRangeRetention", "Tokenization", "Unauthenticated", "Unavailable",
-    "Usage", "Violation",
+    "Overloaded", "Poison", "Prompt", "RankAnswer", "ServerError", "ServingVersion", "SluiceError", "Steps", "Stream",
+    "Tensor", "Timings", "TlsOptions", "TokenLogprob", "TokenRangeRetention", "Tokenization", "Unauthenticated",
+    "Unavailable", "Usage", "Violation",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_
 from sluice.client.errors import ModelNotFound, SluiceError, from_rpc_error, is_task_cancelled
 from sluice.client.options import Options, Prompt
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
+from sluice.client.serving_version import ServingVersion, read_info, read_set
 from sluice.client.streams import AsyncSteps, AsyncStream
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
@@ -89,6 +90,25 @@ class AsyncClient:
         request = call_request(method, args, kwargs, ranks, timeout)
         return read_answers(await self._call_once(lambda router: router.admin.CallEngines, request, deadline(timeout)))
 
+    async def serving_versions(self, *, timeout: float | None = None) -> list[ServingVersion]:
+        """The model version that new requests go to, of each router by itself, in the order of `addresses`.
+
+        One that did not answer has an `error`. With AdminService on a port of its own, give the addresses of that port.
+        """
+        request = admin_pb2.GetServerInfoRequest()
+        return read_info(self.addresses, await self._each(lambda router: router.admin.GetServerInfo, request, timeout))
+
+    async def set_serving_version(self, version: str, *, timeout: float | None = None) -> list[ServingVersion]:
+        """Send new requests to engines with this label (`model_version`), or to any if it is empty, at every router.
+
+        Streams that have begun stay with their model. The answers are in the order of `addresses`; a router that did
+        not change has an `error`, and the others change all the same. Not repeated after a failure. A router that
+        restarts begins with its setting `serving_version` again.
+        """
+        request = admin_pb2.SetServingVersionRequest(version=version)
+        answers = await self._each(lambda router: router.admin.SetServingVersion, request, timeout)
+        return read_set(self.addresses, answers)
+
     async def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
         request = health_pb2.HealthCheckRequest(service=service)
@@ -134,10 +154,13 @@ class AsyncClient:
     async def _any(
         self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None
     ) -> bool:
+        return any_yes(yes, await self._each(method, request, timeout))
+
+    async def _each(self, method: Method, request: Any, timeout: float | None) -> list[Any]:
+        """The answer or the error of each router."""
         left = self._routers.begin(timeout).time_left(time.monotonic())
         calls = (self._send(router, method, request, left) for router in self._routers.all)
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        return any_yes(yes, answers)
+        return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _send(self, router: Router, method: Method, request: Any, timeout: float | None) -> Any:
         try:

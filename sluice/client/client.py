@@ -13,6 +13,7 @@ from sluice.client.engine_calls import RankAnswer, call_request, deadline, read_
 from sluice.client.errors import ModelNotFound, from_rpc_error
 from sluice.client.options import Options, Prompt
 from sluice.client.results import Generation, Tokenization, is_serving, read_generation, read_tokenization
+from sluice.client.serving_version import ServingVersion, read_info, read_set
 from sluice.client.streams import Steps, Stream
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
@@ -86,6 +87,24 @@ class Client:
         request = call_request(method, args, kwargs, ranks, timeout)
         return read_answers(self._call_once(lambda router: router.admin.CallEngines, request, deadline(timeout)))
 
+    def serving_versions(self, *, timeout: float | None = None) -> list[ServingVersion]:
+        """The model version that new requests go to, of each router by itself, in the order of `addresses`.
+
+        One that did not answer has an `error`. With AdminService on a port of its own, give the addresses of that port.
+        """
+        request = admin_pb2.GetServerInfoRequest()
+        return read_info(self.addresses, self._each(lambda router: router.admin.GetServerInfo, request, timeout))
+
+    def set_serving_version(self, version: str, *, timeout: float | None = None) -> list[ServingVersion]:
+        """Send new requests to engines with this label (`model_version`), or to any if it is empty, at every router.
+
+        Streams that have begun stay with their model. The answers are in the order of `addresses`; a router that did
+        not change has an `error`, and the others change all the same. Not repeated after a failure. A router that
+        restarts begins with its setting `serving_version` again.
+        """
+        request = admin_pb2.SetServingVersionRequest(version=version)
+        return read_set(self.addresses, self._each(lambda router: router.admin.SetServingVersion, request, timeout))
+
     def health(self, service: str = "", *, timeout: float | None = None) -> bool:
         """Whether any router is ready, or its service such as "sluice.v1.GenerationService"."""
         request = health_pb2.HealthCheckRequest(service=service)
@@ -132,10 +151,14 @@ class Client:
             raise error from None
 
     def _any(self, method: Method, request: Any, yes: Callable[[Any], bool], timeout: float | None = None) -> bool:
+        return any_yes(yes, self._each(method, request, timeout))
+
+    def _each(self, method: Method, request: Any, timeout: float | None) -> list[Any]:
+        """The answer or the error of each router."""
         left = self._routers.begin(timeout).time_left(time.monotonic())
         metadata = self._routers.metadata
         calls = [method(each).future(request, timeout=left, metadata=metadata) for each in self._routers.all]
-        return any_yes(yes, [_answer(call) for call in calls])
+        return [_answer(call) for call in calls]
 
 
 def _answer(call: Any) -> Any:

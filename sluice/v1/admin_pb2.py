@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15sluice/v1/admin.proto\x12\tsluice.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x13\n\x11ListModelsRequest\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.sluice.v1.Model\"\xcc\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x05 \x03(\t\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x07 \x01(\t\x12\x0f\n\x07tensors\x18\x08 \x03(\t\x12\x19\n\x11logits_processors\x18\t \x03(\t\"$\n\x13GetModelInfoRequest\x12\r\n\x05model\x18\x01 \x01(\t\"7\n\x14GetModelInfoResponse\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.sluice.v1.Model\"O\n\x0fLoadLoraRequest\x12\x0f\n\x07lora_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06pinned\x18\x03 \x01(\x08\x12\r\n\x05model\x18\x04 \x01(\t\"1\n\x10LoadLoraResponse\x12\x1d\n\x04lora\x18\x01 \x01(\x0b\x32\x0f.sluice.v1.Lora\"C\n\x04Lora\x12\x0f\n\x07lora_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0e\n\x06pinned\x18\x04 \x01(\x08\"$\n\x11UnloadLoraRequest\x12\x0f\n\x07lora_id\x18\x01 \x01(\t\"\x14\n\x12UnloadLoraResponse\"\x12\n\x10ListLorasRequest\"3\n\x11ListLorasResponse\x12\x1e\n\x05loras\x18\x01 \x03(\x0b\x32\x0f.sluice.v1.Lora\"\x16\n\x14GetServerInfoRequest\"j\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12.\n\nstart_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"\x11\n\x0fGetStatsRequest\"3\n\x10GetStatsResponse\x12\x1f\n\x05stats\x18\x01 \x01(\x0b\x32\x10.sluice.v1.Stats\"A\n\x12StreamStatsRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"6\n\x13StreamStatsResponse\x12\x1f\n\x05stats\x18\x01 \x01(\x0b\x32\x10.sluice.v1.Stats\"\xb0\x01\n\x05Stats\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x07\x65ngines\x18\x02 \x03(\x0b\x32\x16.sluice.v1.EngineStats\x12\x31\n\x0c\x64\x65tokenizers\x18\x03 \x03(\x0b\x32\x1b.sluice.v1.DetokenizerStats\x12!\n\x19serving_model_fingerprint\x18\n \x01(\t\"\xb5\x05\n\x0b\x45ngineStats\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x11\n\titeration\x18\x02 \x01(\x04\x12\x17\n\x0f\x61\x63tive_requests\x18\x03 \x01(\r\x12\x14\n\x0cmax_requests\x18\x04 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x05 \x01(\r\x12\x1a\n\x12scheduled_requests\x18\x06 \x01(\r\x12\x18\n\x10\x63ontext_requests\x18\x07 \x01(\r\x12\x1b\n\x13generation_requests\x18\x08 \x01(\r\x12\x17\n\x0fpaused_requests\x18\t \x01(\r\x12\x1c\n\x14total_context_tokens\x18\n \x01(\r\x12\x16\n\x0emicro_batch_id\x18\x0b \x01(\r\x12\x1f\n\x17total_generation_tokens\x18\x0c \x01(\r\x12\x1e\n\x16\x65mpty_generation_slots\x18\r \x01(\r\x12\x15\n\rmax_kv_blocks\x18\x0e \x01(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x0f \x01(\r\x12\x16\n\x0eused_kv_blocks\x18\x10 \x01(\r\x12\x1b\n\x13tokens_per_kv_block\x18\x11 \x01(\r\x12\x1e\n\x16prefix_cache_hit_ratio\x18\x12 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x13 \x01(\x01\x12\x10\n\x08\x64raining\x18\x14 \x01(\x08\x12(\n\x04time\x18\x15 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\tstep_time\x18\x16 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fmax_host_blocks\x18\x17 \x01(\r\x12\x18\n\x10used_host_blocks\x18\x18 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x1e \x01(\t\"\x14\n\x12StreamStepsRequest\"g\n\x13StreamStepsResponse\x12%\n\x05steps\x18\x01 \x03(\x0b\x32\x16.sluice.v1.EngineStats\x12)\n\x08requests\x18\x02 \x03(\x0b\x32\x17.sluice.v1.RequestStats\"\xeb\x03\n\x0cRequestStats\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x05stage\x18\x03 \x01(\x0e\x32\x17.sluice.v1.RequestStage\x12+\n\x07\x61rrival\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x0f\x66irst_scheduled\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66irst_token\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nlast_token\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x06queued\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rprompt_tokens\x18\t \x01(\r\x12\x15\n\rcached_tokens\x18\n \x01(\r\x12\x18\n\x10generated_tokens\x18\x0b \x01(\r\x12\x0e\n\x06pauses\x18\x0c \x01(\r\x12\x18\n\x10\x62locks_allocated\x18\r \x01(\r\x12\x15\n\rblocks_reused\x18\x0e \x01(\r\x12\x15\n\rblocks_missed\x18\x0f \x01(\r\"k\n\x10\x44\x65tokenizerStats\x12\x16\n\x0e\x64\x65tokenizer_id\x18\x01 \x01(\t\x12\x0f\n\x07streams\x18\x02 \x01(\r\x12\x13\n\x0bqueue_depth\x18\x03 \x01(\r\x12\x19\n\x11tokens_per_second\x18\x04 \x01(\x01\":\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\" \n\rDrainResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\r\"\x13\n\x11\x46lushCacheRequest\"*\n\x12\x46lushCacheResponse\x12\x14\n\x0c\x62locks_freed\x18\x01 \x01(\r\"\x87\x01\n\x12\x43\x61llEnginesRequest\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x11\n\targs_json\x18\x02 \x01(\t\x12\x13\n\x0bkwargs_json\x18\x03 \x01(\t\x12\r\n\x05ranks\x18\x04 \x03(\r\x12*\n\x07timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"=\n\x13\x43\x61llEnginesResponse\x12&\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x15.sluice.v1.RankAnswer\"l\n\nRankAnswer\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x11\n\x04rank\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x14\n\nvalue_json\x18\x03 \x01(\tH\x00\x12\x0f\n\x05\x65rror\x18\x04 \x01(\tH\x00\x42\x08\n\x06resultB\x07\n\x05_rank*\xb3\x01\n\x0cRequestStage\x12\x1d\n\x19REQUEST_STAGE_UNSPECIFIED\x10\x00\x12\x18\n\x14REQUEST_STAGE_QUEUED\x10\x01\x12\x19\n\x15REQUEST_STAGE_CONTEXT\x10\x02\x12\x1c\n\x18REQUEST_STAGE_GENERATION\x10\x03\x12\x18\n\x14REQUEST_STAGE_PAUSED\x10\x04\x12\x17\n\x13REQUEST_STAGE_ENDED\x10\x05\x32\x82\x03\n\x0cModelService\x12I\n\nListModels\x12\x1c.sluice.v1.ListModelsRequest\x1a\x1d.sluice.v1.ListModelsResponse\x12O\n\x0cGetModelInfo\x12\x1e.sluice.v1.GetModelInfoRequest\x1a\x1f.sluice.v1.GetModelInfoResponse\x12\x43\n\x08LoadLora\x12\x1a.sluice.v1.LoadLoraRequest\x1a\x1b.sluice.v1.LoadLoraResponse\x12I\n\nUnloadLora\x12\x1c.sluice.v1.UnloadLoraRequest\x1a\x1d.sluice.v1.UnloadLoraResponse\x12\x46\n\tListLoras\x12\x1b.sluice.v1.ListLorasRequest\x1a\x1c.sluice.v1.ListLorasResponse2\x9c\x04\n\x0c\x41\x64minService\x12R\n\rGetServerInfo\x12\x1f.sluice.v1.GetServerInfoRequest\x1a .sluice.v1.GetServerInfoResponse\x12\x43\n\x08GetStats\x12\x1a.sluice.v1.GetStatsRequest\x1a\x1b.sluice.v1.GetStatsResponse\x12N\n\x0bStreamStats\x12\x1d.sluice.v1.StreamStatsRequest\x1a\x1e.sluice.v1.StreamStatsResponse0\x01\x12N\n\x0bStreamSteps\x12\x1d.sluice.v1.StreamStepsRequest\x1a\x1e.sluice.v1.StreamStepsResponse0\x01\x12:\n\x05\x44rain\x12\x17.sluice.v1.DrainRequest\x1a\x18.sluice.v1.DrainResponse\x12I\n\nFlushCache\x12\x1c.sluice.v1.FlushCacheRequest\x1a\x1d.sluice.v1.FlushCacheResponse\x12L\n\x0b\x43\x61llEngines\x12\x1d.sluice.v1.CallEnginesRequest\x1a\x1e.sluice.v1.CallEnginesResponseBb\n\x0cio.sluice.v1B\nAdminProtoP\x01Z8github.com/sluice-serve/sluice/gen/go/sluice/v1;sluicev1\xaa\x02\tSluice.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15sluice/v1/admin.proto\x12\tsluice.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x13\n\x11ListModelsRequest\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.sluice.v1.Model\"\xcc\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x05 \x03(\t\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x07 \x01(\t\x12\x0f\n\x07tensors\x18\x08 \x03(\t\x12\x19\n\x11logits_processors\x18\t \x03(\t\"$\n\x13GetModelInfoRequest\x12\r\n\x05model\x18\x01 \x01(\t\"7\n\x14GetModelInfoResponse\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.sluice.v1.Model\"O\n\x0fLoadLoraRequest\x12\x0f\n\x07lora_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06pinned\x18\x03 \x01(\x08\x12\r\n\x05model\x18\x04 \x01(\t\"1\n\x10LoadLoraResponse\x12\x1d\n\x04lora\x18\x01 \x01(\x0b\x32\x0f.sluice.v1.Lora\"C\n\x04Lora\x12\x0f\n\x07lora_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0e\n\x06pinned\x18\x04 \x01(\x08\"$\n\x11UnloadLoraRequest\x12\x0f\n\x07lora_id\x18\x01 \x01(\t\"\x14\n\x12UnloadLoraResponse\"\x12\n\x10ListLorasRequest\"3\n\x11ListLorasResponse\x12\x1e\n\x05loras\x18\x01 \x03(\x0b\x32\x0f.sluice.v1.Lora\"\x16\n\x14GetServerInfoRequest\"\x9c\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12.\n\nstart_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x17\n\x0fserving_version\x18\x04 \x01(\t\x12\x17\n\x0fserving_engines\x18\x05 \x01(\r\"\x11\n\x0fGetStatsRequest\"3\n\x10GetStatsResponse\x12\x1f\n\x05stats\x18\x01 \x01(\x0b\x32\x10.sluice.v1.Stats\"A\n\x12StreamStatsRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"6\n\x13StreamStatsResponse\x12\x1f\n\x05stats\x18\x01 \x01(\x0b\x32\x10.sluice.v1.Stats\"\xb0\x01\n\x05Stats\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x07\x65ngines\x18\x02 \x03(\x0b\x32\x16.sluice.v1.EngineStats\x12\x31\n\x0c\x64\x65tokenizers\x18\x03 \x03(\x0b\x32\x1b.sluice.v1.DetokenizerStats\x12!\n\x19serving_model_fingerprint\x18\n \x01(\t\"\xcc\x05\n\x0b\x45ngineStats\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x11\n\titeration\x18\x02 \x01(\x04\x12\x17\n\x0f\x61\x63tive_requests\x18\x03 \x01(\r\x12\x14\n\x0cmax_requests\x18\x04 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x05 \x01(\r\x12\x1a\n\x12scheduled_requests\x18\x06 \x01(\r\x12\x18\n\x10\x63ontext_requests\x18\x07 \x01(\r\x12\x1b\n\x13generation_requests\x18\x08 \x01(\r\x12\x17\n\x0fpaused_requests\x18\t \x01(\r\x12\x1c\n\x14total_context_tokens\x18\n \x01(\r\x12\x16\n\x0emicro_batch_id\x18\x0b \x01(\r\x12\x1f\n\x17total_generation_tokens\x18\x0c \x01(\r\x12\x1e\n\x16\x65mpty_generation_slots\x18\r \x01(\r\x12\x15\n\rmax_kv_blocks\x18\x0e \x01(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x0f \x01(\r\x12\x16\n\x0eused_kv_blocks\x18\x10 \x01(\r\x12\x1b\n\x13tokens_per_kv_block\x18\x11 \x01(\r\x12\x1e\n\x16prefix_cache_hit_ratio\x18\x12 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x13 \x01(\x01\x12\x10\n\x08\x64raining\x18\x14 \x01(\x08\x12(\n\x04time\x18\x15 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\tstep_time\x18\x16 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fmax_host_blocks\x18\x17 \x01(\r\x12\x18\n\x10used_host_blocks\x18\x18 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x1e \x01(\t\x12\x15\n\rmodel_version\x18\x1f \x01(\t\"\x14\n\x12StreamStepsRequest\"g\n\x13StreamStepsResponse\x12%\n\x05steps\x18\x01 \x03(\x0b\x32\x16.sluice.v1.EngineStats\x12)\n\x08requests\x18\x02 \x03(\x0b\x32\x17.sluice.v1.RequestStats\"\xeb\x03\n\x0cRequestStats\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12&\n\x05stage\x18\x03 \x01(\x0e\x32\x17.sluice.v1.RequestStage\x12+\n\x07\x61rrival\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x0f\x66irst_scheduled\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66irst_token\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nlast_token\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x06queued\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rprompt_tokens\x18\t \x01(\r\x12\x15\n\rcached_tokens\x18\n \x01(\r\x12\x18\n\x10generated_tokens\x18\x0b \x01(\r\x12\x0e\n\x06pauses\x18\x0c \x01(\r\x12\x18\n\x10\x62locks_allocated\x18\r \x01(\r\x12\x15\n\rblocks_reused\x18\x0e \x01(\r\x12\x15\n\rblocks_missed\x18\x0f \x01(\r\"k\n\x10\x44\x65tokenizerStats\x12\x16\n\x0e\x64\x65tokenizer_id\x18\x01 \x01(\t\x12\x0f\n\x07streams\x18\x02 \x01(\r\x12\x13\n\x0bqueue_depth\x18\x03 \x01(\r\x12\x19\n\x11tokens_per_second\x18\x04 \x01(\x01\":\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\" \n\rDrainResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\r\"\x13\n\x11\x46lushCacheRequest\"*\n\x12\x46lushCacheResponse\x12\x14\n\x0c\x62locks_freed\x18\x01 \x01(\r\"\x87\x01\n\x12\x43\x61llEnginesRequest\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x11\n\targs_json\x18\x02 \x01(\t\x12\x13\n\x0bkwargs_json\x18\x03 \x01(\t\x12\r\n\x05ranks\x18\x04 \x03(\r\x12*\n\x07timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"=\n\x13\x43\x61llEnginesResponse\x12&\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x15.sluice.v1.RankAnswer\"l\n\nRankAnswer\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x11\n\x04rank\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x14\n\nvalue_json\x18\x03 \x01(\tH\x00\x12\x0f\n\x05\x65rror\x18\x04 \x01(\tH\x00\x42\x08\n\x06resultB\x07\n\x05_rank\"+\n\x18SetServingVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"]\n\x19SetServingVersionResponse\x12\x16\n\x0e\x66ormer_version\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x17\n\x0fserving_engines\x18\x03 \x01(\r*\xb3\x01\n\x0cRequestStage\x12\x1d\n\x19REQUEST_STAGE_UNSPECIFIED\x10\x00\x12\x18\n\x14REQUEST_STAGE_QUEUED\x10\x01\x12\x19\n\x15REQUEST_STAGE_CONTEXT\x10\x02\x12\x1c\n\x18REQUEST_STAGE_GENERATION\x10\x03\x12\x18\n\x14REQUEST_STAGE_PAUSED\x10\x04\x12\x17\n\x13REQUEST_STAGE_ENDED\x10\x05\x32\x82\x03\n\x0cModelService\x12I\n\nListModels\x12\x1c.sluice.v1.ListModelsRequest\x1a\x1d.sluice.v1.ListModelsResponse\x12O\n\x0cGetModelInfo\x12\x1e.sluice.v1.GetModelInfoRequest\x1a\x1f.sluice.v1.GetModelInfoResponse\x12\x43\n\x08LoadLora\x12\x1a.sluice.v1.LoadLoraRequest\x1a\x1b.sluice.v1.LoadLoraResponse\x12I\n\nUnloadLora\x12\x1c.sluice.v1.UnloadLoraRequest\x1a\x1d.sluice.v1.UnloadLoraResponse\x12\x46\n\tListLoras\x12\x1b.sluice.v1.ListLorasRequest\x1a\x1c.sluice.v1.ListLorasResponse2\xfc\x04\n\x0c\x41\x64minService\x12R\n\rGetServerInfo\x12\x1f.sluice.v1.GetServerInfoRequest\x1a .sluice.v1.GetServerInfoResponse\x12\x43\n\x08GetStats\x12\x1a.sluice.v1.GetStatsRequest\x1a\x1b.sluice.v1.GetStatsResponse\x12N\n\x0bStreamStats\x12\x1d.sluice.v1.StreamStatsRequest\x1a\x1e.sluice.v1.StreamStatsResponse0\x01\x12N\n\x0bStreamSteps\x12\x1d.sluice.v1.StreamStepsRequest\x1a\x1e.sluice.v1.StreamStepsResponse0\x01\x12:\n\x05\x44rain\x12\x17.sluice.v1.DrainRequest\x1a\x18.sluice.v1.DrainResponse\x12I\n\nFlushCache\x12\x1c.sluice.v1.FlushCacheRequest\x1a\x1d.sluice.v1.FlushCacheResponse\x12L\n\x0b\x43\x61llEngines\x12\x1d.sluice.v1.CallEnginesRequest\x1a\x1e.sluice.v1.CallEnginesResponse\x12^\n\x11SetServingVersion\x12#.sluice.v1.SetServingVersionRequest\x1a$.sluice.v1.SetServingVersionResponseBb\n\x0cio.sluice.v1B\nAdminProtoP\x01Z8github.com/sluice-serve/sluice/gen/go/sluice/v1;sluicev1\xaa\x02\tSluice.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sluice.v1.admin_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014io.sluice.v1B\nAdminProtoP\001Z8github.com/sluice-serve/sluice/gen/go/sluice/v1;sluicev1\252\002\tSluice.V1'
-  _globals['_REQUESTSTAGE']._serialized_start=3217
-  _globals['_REQUESTSTAGE']._serialized_end=3396
+  _globals['_REQUESTSTAGE']._serialized_start=3431
+  _globals['_REQUESTSTAGE']._serialized_end=3610
   _globals['_LISTMODELSREQUEST']._serialized_start=101
   _globals['_LISTMODELSREQUEST']._serialized_end=120
   _globals['_LISTMODELSRESPONSE']._serialized_start=122
@@ -62,44 +62,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTLORASRESPONSE']._serialized_end=812
   _globals['_GETSERVERINFOREQUEST']._serialized_start=814
   _globals['_GETSERVERINFOREQUEST']._serialized_end=836
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=838
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=944
-  _globals['_GETSTATSREQUEST']._serialized_start=946
-  _globals['_GETSTATSREQUEST']._serialized_end=963
-  _globals['_GETSTATSRESPONSE']._serialized_start=965
-  _globals['_GETSTATSRESPONSE']._serialized_end=1016
-  _globals['_STREAMSTATSREQUEST']._serialized_start=1018
-  _globals['_STREAMSTATSREQUEST']._serialized_end=1083
-  _globals['_STREAMSTATSRESPONSE']._serialized_start=1085
-  _globals['_STREAMSTATSRESPONSE']._serialized_end=1139
-  _globals['_STATS']._serialized_start=1142
-  _globals['_STATS']._serialized_end=1318
-  _globals['_ENGINESTATS']._serialized_start=1321
-  _globals['_ENGINESTATS']._serialized_end=2014
-  _globals['_STREAMSTEPSREQUEST']._serialized_start=2016
-  _globals['_STREAMSTEPSREQUEST']._serialized_end=2036
-  _globals['_STREAMSTEPSRESPONSE']._serialized_start=2038
-  _globals['_STREAMSTEPSRESPONSE']._serialized_end=2141
-  _globals['_REQUESTSTATS']._serialized_start=2144
-  _globals['_REQUESTSTATS']._serialized_end=2635
-  _globals['_DETOKENIZERSTATS']._serialized_start=2637
-  _globals['_DETOKENIZERSTATS']._serialized_end=2744
-  _globals['_DRAINREQUEST']._serialized_start=2746
-  _globals['_DRAINREQUEST']._serialized_end=2804
-  _globals['_DRAINRESPONSE']._serialized_start=2806
-  _globals['_DRAINRESPONSE']._serialized_end=2838
-  _globals['_FLUSHCACHEREQUEST']._serialized_start=2840
-  _globals['_FLUSHCACHEREQUEST']._serialized_end=2859
-  _globals['_FLUSHCACHERESPONSE']._serialized_start=2861
-  _globals['_FLUSHCACHERESPONSE']._serialized_end=2903
-  _globals['_CALLENGINESREQUEST']._serialized_start=2906
-  _globals['_CALLENGINESREQUEST']._serialized_end=3041
-  _globals['_CALLENGINESRESPONSE']._serialized_start=3043
-  _globals['_CALLENGINESRESPONSE']._serialized_end=3104
-  _globals['_RANKANSWER']._serialized_start=3106
-  _globals['_RANKANSWER']._serialized_end=3214
-  _globals['_MODELSERVICE']._serialized_start=3399
-  _globals['_MODELSERVICE']._serialized_end=3785
-  _globals['_ADMINSERVICE']._serialized_start=3788
-  _globals['_ADMINSERVICE']._serialized_end=4328
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=839
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=995
+  _globals['_GETSTATSREQUEST']._serialized_start=997
+  _globals['_GETSTATSREQUEST']._serialized_end=1014
+  _globals['_GETSTATSRESPONSE']._serialized_start=1016
+  _globals['_GETSTATSRESPONSE']._serialized_end=1067
+  _globals['_STREAMSTATSREQUEST']._serialized_start=1069
+  _globals['_STREAMSTATSREQUEST']._serialized_end=1134
+  _globals['_STREAMSTATSRESPONSE']._serialized_start=1136
+  _globals['_STREAMSTATSRESPONSE']._serialized_end=1190
+  _globals['_STATS']._serialized_start=1193
+  _globals['_STATS']._serialized_end=1369
+  _globals['_ENGINESTATS']._serialized_start=1372
+  _globals['_ENGINESTATS']._serialized_end=2088
+  _globals['_STREAMSTEPSREQUEST']._serialized_start=2090
+  _globals['_STREAMSTEPSREQUEST']._serialized_end=2110
+  _globals['_STREAMSTEPSRESPONSE']._serialized_start=2112
+  _globals['_STREAMSTEPSRESPONSE']._serialized_end=2215
+  _globals['_REQUESTSTATS']._serialized_start=2218
+  _globals['_REQUESTSTATS']._serialized_end=2709
+  _globals['_DETOKENIZERSTATS']._serialized_start=2711
+  _globals['_DETOKENIZERSTATS']._serialized_end=2818
+  _globals['_DRAINREQUEST']._serialized_start=2820
+  _globals['_DRAINREQUEST']._serialized_end=2878
+  _globals['_DRAINRESPONSE']._serialized_start=2880
+  _globals['_DRAINRESPONSE']._serialized_end=2912
+  _globals['_FLUSHCACHEREQUEST']._serialized_start=2914
+  _globals['_FLUSHCACHEREQUEST']._serialized_end=2933
+  _globals['_FLUSHCACHERESPONSE']._serialized_start=2935
+  _globals['_FLUSHCACHERESPONSE']._serialized_end=2977
+  _globals['_CALLENGINESREQUEST']._serialized_start=2980
+  _globals['_CALLENGINESREQUEST']._serialized_end=3115
+  _globals['_CALLENGINESRESPONSE']._serialized_start=3117
+  _globals['_CALLENGINESRESPONSE']._serialized_end=3178
+  _globals['_RANKANSWER']._serialized_start=3180
+  _globals['_RANKANSWER']._serialized_end=3288
+  _globals['_SETSERVINGVERSIONREQUEST']._serialized_start=3290
+  _globals['_SETSERVINGVERSIONREQUEST']._serialized_end=3333
+  _globals['_SETSERVINGVERSIONRESPONSE']._serialized_start=3335
+  _globals['_SETSERVINGVERSIONRESPONSE']._serialized_end=3428
+  _globals['_MODELSERVICE']._serialized_start=3613
+  _globals['_MODELSERVICE']._serialized_end=3999
+  _globals['_ADMINSERVICE']._serialized_start=4002
+  _globals['_ADMINSERVICE']._serialized_end=4638
 # @@protoc_insertion_point(module_scope)

@@ -404,10 +404,18 @@ class GetServerInfoResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     START_TIME_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    SERVING_VERSION_FIELD_NUMBER: _builtins.int
+    SERVING_ENGINES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of this build."""
     draining: _builtins.bool
     """Whether the server has stopped admitting requests."""
+    serving_version: _builtins.str
+    """Label of the engines that new requests go to: of the latest SetServingVersion, or the setting `serving_version`.
+    Empty: any.
+    """
+    serving_engines: _builtins.int
+    """Engines with that label that take work; all that take work if it is empty. At 0, new requests go to the others."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When the process started."""
@@ -418,10 +426,12 @@ class GetServerInfoResponse(_message.Message):
         version: _builtins.str = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
         draining: _builtins.bool = ...,
+        serving_version: _builtins.str = ...,
+        serving_engines: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "serving_engines", b"serving_engines", "serving_version", b"serving_version", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -587,6 +597,7 @@ class EngineStats(_message.Message):
     MAX_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     USED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Id of the engine."""
     iteration: _builtins.int
@@ -633,6 +644,8 @@ class EngineStats(_message.Message):
     """Of those, in use."""
     model_fingerprint: _builtins.str
     """Hash of weights and configuration. The engines of a ring should agree on it."""
+    model_version: _builtins.str
+    """The operator's label of its model, for SetServingVersion; empty: none."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """End of the step."""
@@ -669,10 +682,11 @@ class EngineStats(_message.Message):
         max_host_blocks: _builtins.int = ...,
         used_host_blocks: _builtins.int = ...,
         model_fingerprint: _builtins.str = ...,
+        model_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_requests", b"active_requests", "context_requests", b"context_requests", "draining", b"draining", "empty_generation_slots", b"empty_generation_slots", "engine_id", b"engine_id", "free_kv_blocks", b"free_kv_blocks", "generation_requests", b"generation_requests", "iteration", b"iteration", "max_host_blocks", b"max_host_blocks", "max_kv_blocks", b"max_kv_blocks", "max_requests", b"max_requests", "micro_batch_id", b"micro_batch_id", "model_fingerprint", b"model_fingerprint", "paused_requests", b"paused_requests", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "queued_requests", b"queued_requests", "scheduled_requests", b"scheduled_requests", "step_time", b"step_time", "time", b"time", "tokens_per_kv_block", b"tokens_per_kv_block", "tokens_per_second", b"tokens_per_second", "total_context_tokens", b"total_context_tokens", "total_generation_tokens", b"total_generation_tokens", "used_host_blocks", b"used_host_blocks", "used_kv_blocks", b"used_kv_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_requests", b"active_requests", "context_requests", b"context_requests", "draining", b"draining", "empty_generation_slots", b"empty_generation_slots", "engine_id", b"engine_id", "free_kv_blocks", b"free_kv_blocks", "generation_requests", b"generation_requests", "iteration", b"iteration", "max_host_blocks", b"max_host_blocks", "max_kv_blocks", b"max_kv_blocks", "max_requests", b"max_requests", "micro_batch_id", b"micro_batch_id", "model_fingerprint", b"model_fingerprint", "model_version", b"model_version", "paused_requests", b"paused_requests", "prefix_cache_hit_ratio", b"prefix_cache_hit_ratio", "queued_requests", b"queued_requests", "scheduled_requests", b"scheduled_requests", "step_time", b"step_time", "time", b"time", "tokens_per_kv_block", b"tokens_per_kv_block", "tokens_per_second", b"tokens_per_second", "total_context_tokens", b"total_context_tokens", "total_generation_tokens", b"total_generation_tokens", "used_host_blocks", b"used_host_blocks", "used_kv_blocks", b"used_kv_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1038,3 +1052,57 @@ class RankAnswer(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 
 Global___RankAnswer: _TypeAlias = RankAnswer  # noqa: Y015
+
+@_typing.final
+class SetServingVersionRequest(_message.Message):
+    """Request of SetServingVersion."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """EngineStats.model_version of the engines that new requests go to. Empty: any; then they go to the model that most
+    engines serve.
+    """
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetServingVersionRequest: _TypeAlias = SetServingVersionRequest  # noqa: Y015
+
+@_typing.final
+class SetServingVersionResponse(_message.Message):
+    """Response of SetServingVersion."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMER_VERSION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SERVING_ENGINES_FIELD_NUMBER: _builtins.int
+    former_version: _builtins.str
+    """The version before this call; empty: any."""
+    version: _builtins.str
+    """The version from now on; empty: any."""
+    serving_engines: _builtins.int
+    """As GetServerInfoResponse.serving_engines."""
+    def __init__(
+        self,
+        *,
+        former_version: _builtins.str = ...,
+        version: _builtins.str = ...,
+        serving_engines: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["former_version", b"former_version", "serving_engines", b"serving_engines", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetServingVersionResponse: _TypeAlias = SetServingVersionResponse  # noqa: Y015

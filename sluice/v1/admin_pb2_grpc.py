@@ -322,6 +322,11 @@ class AdminServiceStub(object):
                 request_serializer=sluice_dot_v1_dot_admin__pb2.CallEnginesRequest.SerializeToString,
                 response_deserializer=sluice_dot_v1_dot_admin__pb2.CallEnginesResponse.FromString,
                 _registered_method=True)
+        self.SetServingVersion = channel.unary_unary(
+                '/sluice.v1.AdminService/SetServingVersion',
+                request_serializer=sluice_dot_v1_dot_admin__pb2.SetServingVersionRequest.SerializeToString,
+                response_deserializer=sluice_dot_v1_dot_admin__pb2.SetServingVersionResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -329,7 +334,7 @@ class AdminServiceServicer(object):
     """
 
     def GetServerInfo(self, request, context):
-        """Version, start time, and whether the server is draining.
+        """Version, start time, whether the server is draining, and which engines get its new requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -379,6 +384,17 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetServingVersion(self, request, context):
+        """Send new requests to the engines with this label (their setting `model_version`), as in a rolling update of a model.
+        Streams that have begun stay with the model they began with, so nothing breaks, and the way back is another call.
+        It concerns the router that answers: call each router of the ring. A router that restarts begins with its setting
+        `serving_version` again. NOT_FOUND, reason MODEL_NOT_FOUND, if no engine that takes work has the label; then nothing
+        changes. The same call again changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -416,6 +432,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CallEngines,
                     request_deserializer=sluice_dot_v1_dot_admin__pb2.CallEnginesRequest.FromString,
                     response_serializer=sluice_dot_v1_dot_admin__pb2.CallEnginesResponse.SerializeToString,
+            ),
+            'SetServingVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetServingVersion,
+                    request_deserializer=sluice_dot_v1_dot_admin__pb2.SetServingVersionRequest.FromString,
+                    response_serializer=sluice_dot_v1_dot_admin__pb2.SetServingVersionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -608,6 +629,33 @@ class AdminService(object):
             '/sluice.v1.AdminService/CallEngines',
             sluice_dot_v1_dot_admin__pb2.CallEnginesRequest.SerializeToString,
             sluice_dot_v1_dot_admin__pb2.CallEnginesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetServingVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.AdminService/SetServingVersion',
+            sluice_dot_v1_dot_admin__pb2.SetServingVersionRequest.SerializeToString,
+            sluice_dot_v1_dot_admin__pb2.SetServingVersionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -113,7 +113,7 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.GetServerInfoResponse]
-    """Version, start time, and whether the server is draining."""
+    """Version, start time, whether the server is draining, and which engines get its new requests."""
     GetStats: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]
     """One snapshot of all engines and detokenizers."""
     StreamStats: _grpc.UnaryStreamMultiCallable[_admin_pb2.StreamStatsRequest, _admin_pb2.StreamStatsResponse]
@@ -130,6 +130,13 @@ class AdminServiceStub:
     """Run a named method on every rank of every engine, between two of its steps. One that fails answers with an error,
     and the others answer all the same. The method runs at most once per rank.
     """
+    SetServingVersion: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetServingVersionRequest, _admin_pb2.SetServingVersionResponse]
+    """Send new requests to the engines with this label (their setting `model_version`), as in a rolling update of a model.
+    Streams that have begun stay with the model they began with, so nothing breaks, and the way back is another call.
+    It concerns the router that answers: call each router of the ring. A router that restarts begins with its setting
+    `serving_version` again. NOT_FOUND, reason MODEL_NOT_FOUND, if no engine that takes work has the label; then nothing
+    changes. The same call again changes nothing.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -137,7 +144,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.GetServerInfoResponse]  # type: ignore[assignment]
-    """Version, start time, and whether the server is draining."""
+    """Version, start time, whether the server is draining, and which engines get its new requests."""
     GetStats: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatsRequest, _admin_pb2.GetStatsResponse]  # type: ignore[assignment]
     """One snapshot of all engines and detokenizers."""
     StreamStats: _aio.UnaryStreamMultiCallable[_admin_pb2.StreamStatsRequest, _admin_pb2.StreamStatsResponse]  # type: ignore[assignment]
@@ -154,6 +161,13 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Run a named method on every rank of every engine, between two of its steps. One that fails answers with an error,
     and the others answer all the same. The method runs at most once per rank.
     """
+    SetServingVersion: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetServingVersionRequest, _admin_pb2.SetServingVersionResponse]  # type: ignore[assignment]
+    """Send new requests to the engines with this label (their setting `model_version`), as in a rolling update of a model.
+    Streams that have begun stay with the model they began with, so nothing breaks, and the way back is another call.
+    It concerns the router that answers: call each router of the ring. A router that restarts begins with its setting
+    `serving_version` again. NOT_FOUND, reason MODEL_NOT_FOUND, if no engine that takes work has the label; then nothing
+    changes. The same call again changes nothing.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Statistics and operations."""
@@ -164,7 +178,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetServerInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetServerInfoResponse, _abc.Awaitable[_admin_pb2.GetServerInfoResponse]]:
-        """Version, start time, and whether the server is draining."""
+        """Version, start time, whether the server is draining, and which engines get its new requests."""
 
     @_abc_1.abstractmethod
     def GetStats(
@@ -216,6 +230,19 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.CallEnginesResponse, _abc.Awaitable[_admin_pb2.CallEnginesResponse]]:
         """Run a named method on every rank of every engine, between two of its steps. One that fails answers with an error,
         and the others answer all the same. The method runs at most once per rank.
+        """
+
+    @_abc_1.abstractmethod
+    def SetServingVersion(
+        self,
+        request: _admin_pb2.SetServingVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SetServingVersionResponse, _abc.Awaitable[_admin_pb2.SetServingVersionResponse]]:
+        """Send new requests to the engines with this label (their setting `model_version`), as in a rolling update of a model.
+        Streams that have begun stay with the model they began with, so nothing breaks, and the way back is another call.
+        It concerns the router that answers: call each router of the ring. A router that restarts begins with its setting
+        `serving_version` again. NOT_FOUND, reason MODEL_NOT_FOUND, if no engine that takes work has the label; then nothing
+        changes. The same call again changes nothing.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -21,6 +21,7 @@ from sluice.cli.commands import app
         ["health"],
         ["stats"],
         ["call"],
+        ["serving-version"],
         ["keygen"],
         ["protos"],
         ["protos", "export"],

@@ -188,6 +188,7 @@ class FakeEngine(FakePeer):
         self.requests: list[RequestStats] = []
         """Likewise."""
         self.fingerprint = "fingerprint"
+        self.model_version = ""
         self.max_sequence_tokens = 2048
         self.moving: bool | None = None
         """Whether its loop turns; None: heartbeats do not tell."""
@@ -217,6 +218,7 @@ class FakeEngine(FakePeer):
             progress=self.progress,
             cut_off=self.cut_off,
             quarantine=self.quarantine,
+            model_version=self.model_version,
         )
 
     def take(self, message: Submit | Cancel | Flush | wire.Call) -> None:

@@ -80,6 +80,8 @@ class Script:
     stats: admin_pb2.Stats = field(default_factory=admin_pb2.Stats)
     rank_answers: list[admin_pb2.RankAnswer] = field(default_factory=list)
     """Of CallEngines."""
+    info: admin_pb2.GetServerInfoResponse = field(default_factory=admin_pb2.GetServerInfoResponse)
+    """Of GetServerInfo; SetServingVersion changes its version."""
     steps: list[admin_pb2.StreamStepsResponse] = field(default_factory=list)
     """Told one after the other; after that nothing more comes."""
 
@@ -176,6 +178,18 @@ class FakeServer(
     def CallEngines(self, request: Any, context: Any) -> Any:
         self._note(request, context)
         return admin_pb2.CallEnginesResponse(answers=self.script.rank_answers)
+
+    def GetServerInfo(self, request: Any, context: Any) -> Any:
+        self._note(request, context)
+        return self.script.info
+
+    def SetServingVersion(self, request: Any, context: Any) -> Any:
+        self._note(request, context)
+        info, former = self.script.info, self.script.info.serving_version
+        info.serving_version = request.version
+        return admin_pb2.SetServingVersionResponse(
+            former_version=former, version=request.version, serving_engines=info.serving_engines
+        )
 
     def StreamSteps(self, request: Any, context: Any) -> Iterator[Any]:
         self._note(request, context)

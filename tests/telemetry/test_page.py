@@ -46,6 +46,7 @@ async def test_router():
         membership=Having(engines=peers, detokenizers=peers),
         inbox=INBOX,
         dispatcher=Having(late_rows=0, between_attempts=0),
+        serving=Having(version="", count=lambda _: 0),
         suspects=Suspects(1.0),
     )
     access = Having(refused={}, handshakes=Having(begun=0, used=0), reloads=Having(counts={}))

@@ -136,7 +136,7 @@ async def test_statistics_are_the_heartbeats(ring, start):
     assert engine.time.ToNanoseconds() == (names.index("time") + 1) * 10**9
     assert engine.step_time.ToNanoseconds() == (names.index("step_seconds") + 1) * 10**9
     told = {field.name for field in admin_pb2.EngineStats.DESCRIPTOR.fields}
-    assert told == {*plain, "engine_id", "draining", "time", "step_time", "model_fingerprint"}
+    assert told == {*plain, "engine_id", "draining", "time", "step_time", "model_fingerprint", "model_version"}
     assert [found.detokenizer_id for found in stats.detokenizers] == ["detok"]
     assert stats.time.seconds > 1_700_000_000
 

@@ -6,10 +6,12 @@ import msgspec
 import pytest
 import structlog
 
+from router.errors import RequestError
 from router.peers.peers import Peer
 from router.requests.request_state import RequestState
 from router.requests.serving_model import ServingModel, engines_by_model
 from router.validate.model import describe
+from sluice.ring.errors import ErrorCode
 from sluice.ring.heartbeats import EngineHeartbeat
 from sluice.ring.stats import StepStats
 from sluice.ring.wire import Started, TextRow
@@ -133,6 +135,60 @@ def test_while_no_engine_has_the_version_most_decide_and_the_log_tells_once(live
     assert models(found.engines_for(live, versions("v1", "v1", "v3"))) == ["v3"]
     events = [line["event"] for line in logs]
     assert events.count("serving_version_missing") == events.count("serving_version_found") == 1
+
+
+def test_a_version_may_be_named_at_any_time(live):
+    found, logs = serving(version="v1")
+    ring = versions("v1", "v1", "v2")
+    assert found.set_version("v2", ring) == "v1"
+    assert models(found.engines_for(live, ring)) == ["v2"]
+    assert (found.version, found.count(ring)) == ("v2", 1)
+    assert found.set_version("v1", ring) == "v2"
+    assert models(found.engines_for(live, ring)) == ["v1", "v1"]
+    assert found.set_version("", ring) == "v1"
+    assert (models(found.engines_for(live, ring)), found.count(ring)) == (["v1", "v1"], 3)
+    told = [
+        (each["former"], each["version"], each["engines"]) for each in logs if each["event"] == "serving_version_set"
+    ]
+    assert told == [("v1", "v2", 1), ("v2", "v1", 2), ("v1", "", 3)]
+
+
+def test_the_same_version_again_changes_nothing():
+    found, logs = serving()
+    assert [found.set_version("v2", versions("v1", "v2")) for _ in range(3)] == ["", "v2", "v2"]
+    assert len(logs) == 1
+
+
+def test_a_version_that_no_engine_has_is_refused_and_nothing_changes(live):
+    found, logs = serving(version="v1")
+    unlabelled = engines("a")
+    for given, known in ((versions("v2", "v1", "v2"), "'v1', 'v2'"), (unlabelled, "none has a version")):
+        with pytest.raises(RequestError) as error:
+            found.set_version("v3\n", given)
+        assert error.value.code is ErrorCode.MODEL_NOT_FOUND
+        assert error.value.message == rf"version is 'v3\n', must be one of an engine that takes work: {known}"
+    assert found.version == "v1"
+    assert not logs
+
+
+def test_of_many_versions_some_are_named():
+    with pytest.raises(RequestError) as error:
+        serving()[0].set_version("v", versions(*(f"v{number:03}" for number in range(500))))
+    assert error.value.message.endswith("'v014', 'v015', …")
+
+
+def test_whether_the_log_told_that_a_version_is_missing_counts_for_that_version_alone(live):
+    found, logs = serving(version="v1")
+    for ring in (("v2",), ("v2", "v3")):
+        found.engines_for(live, versions(*ring))
+    found.set_version("v2", versions("v2", "v3"))
+    for ring in (("v2", "v3"), ("v3",), ("v3",)):
+        found.engines_for(live, versions(*ring))
+    assert [(line["event"], line["version"]) for line in logs if "version" in line] == [
+        ("serving_version_missing", "v1"),
+        ("serving_version_set", "v2"),
+        ("serving_version_missing", "v2"),
+    ]
 
 
 def told_of_its_start(live):

@@ -1,0 +1,72 @@
+"""The model version in service: asked of and told to every router, with one answer for each."""
+
+import grpc
+import pytest
+
+from sluice.client import AsyncClient, Client, ModelNotFound, ServingVersion, Unavailable
+from sluice.v1 import admin_pb2
+from tests.fakes.server import Failure, Script, serve
+
+
+@pytest.fixture
+def other():
+    return Script(info=admin_pb2.GetServerInfoResponse(serving_version="v1", serving_engines=3))
+
+
+@pytest.fixture
+def addresses(address, other):
+    with serve(other) as second:
+        yield [address, second]
+
+
+def told(addresses) -> list[ServingVersion]:
+    first, second = addresses
+    return [ServingVersion(first, "v2", 0, former=""), ServingVersion(second, "v2", 3, former="v1")]
+
+
+def test_every_router_is_told(addresses, script, other) -> None:
+    with Client(addresses) as client:
+        assert client.set_serving_version("v2") == told(addresses)
+        assert [each.version for each in client.serving_versions()] == ["v2", "v2"]
+        assert [(each.version, each.former) for each in client.set_serving_version("")] == [("", "v2"), ("", "v2")]
+    assert script.seen == other.seen
+    assert script.seen[0] == admin_pb2.SetServingVersionRequest(version="v2")
+
+
+async def test_every_router_is_told_async(addresses) -> None:
+    async with AsyncClient(addresses) as client:
+        assert await client.set_serving_version("v2") == told(addresses)
+        assert [each.version for each in await client.serving_versions()] == ["v2", "v2"]
+
+
+async def test_every_router_is_asked(addresses) -> None:
+    shown = [ServingVersion(addresses[0]), ServingVersion(addresses[1], "v1", 3)]
+    with Client(addresses) as client:
+        assert client.serving_versions() == shown
+    async with AsyncClient(addresses) as client:
+        assert await client.serving_versions() == shown
+
+
+async def test_each_failure_is_of_its_router(addresses, script, other) -> None:
+    """None is tried a second time."""
+    script.failure = Failure(grpc.StatusCode.NOT_FOUND, "version is 'v2'")
+    with Client(addresses, retry_timeout=10) as client:
+        refused, changed = client.set_serving_version("v2")
+    assert isinstance(refused.error, ModelNotFound)
+    assert (refused.address, refused.version, refused.former) == (addresses[0], "", None)
+    assert changed == told(addresses)[1]
+    script.failure = Failure(grpc.StatusCode.UNAVAILABLE)
+    async with AsyncClient(addresses, retry_timeout=10) as async_client:
+        refused, changed = await async_client.set_serving_version("v3")
+        asked, _ = await async_client.serving_versions()
+    assert isinstance(refused.error, Unavailable)
+    assert isinstance(asked.error, Unavailable)
+    assert changed.version == "v3"
+    assert (len(script.seen), len(other.seen)) == (3, 3)
+
+
+def test_without_any_answer_nothing_is_raised(script, address) -> None:
+    script.failure = Failure(grpc.StatusCode.UNAVAILABLE)
+    with Client(address) as client:
+        (found,) = client.set_serving_version("v2")
+    assert isinstance(found.error, Unavailable)
