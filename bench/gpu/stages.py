@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from bench.gpu.checks import attention, ranks
-from bench.gpu.checks.engine import check_choices, check_parity
+from bench.gpu.checks import check_choices, check_parity
 from bench.gpu.engine import Served, free_unused, served
 from bench.gpu.findings import Check, Outcome, Skip
 from bench.gpu.measures import ROUNDS, SLUICE, SPARE, decode, gaps, prompt_rate, rates, throughput
 from bench.gpu.peers import PEERS, PeerKind, measure_peer
-from bench.gpu.scale import AGAIN, LIBRARY, LOAD, PROFILE, SETTLE, Scale, context_seconds, throughput_seconds
+from bench.gpu.scale import AGAIN, LOAD, PROFILE, SETTLE, TESTS, Scale, context_seconds, throughput_seconds
 from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape
+from bench.gpu.suite import run_tests
 
 READING = 40
 """Most steps in which some sequences generate while others' prompts are read."""
@@ -44,15 +44,13 @@ class Stages:
         self._avoided: frozenset[str] = frozenset()
         """Titles of kernels that must not run in this process."""
 
-    def _kernels(self) -> None:
-        scale, device, dtype = self._scale, self._device, self._dtype
-        if attention.STORE not in self._avoided:
-            self._check(f"{attention.STORE} = torch's", LIBRARY, attention.check_store, scale.heads, dtype, device)
-        cases = attention.cases(scale.heads, scale.pages, scale.longest, scale.rounds)
-        for one in attention.candidates(device, dtype):
-            if one.title not in self._avoided:
-                seconds = scale.attention_seconds(one.compiles)
-                self._check(f"{one.title} = reference", seconds, attention.check, one, cases, dtype, device)
+    def _tests(self) -> str:
+        free_unused()  # The memory is needed by other processes.
+        seconds = min(2 * TESTS, max(1.0, self._session.budget.left))
+        checks, skipped = run_tests(self._avoided, self._session.children, seconds)
+        self._findings.checks += checks
+        self._findings.skipped |= skipped
+        return "; ".join([f"{check.name} {Outcome(check.passed, check.detail)}" for check in checks] or ["all skipped"])
 
     def _fitting(self, shape: Shape) -> Shape | None:
         """None, reported as skipped, if this GPU has no room for it."""
@@ -88,14 +86,6 @@ class Stages:
     def _chosen(self, one: Served) -> None:
         self._findings.choices[one.shape.name] = dict(one.runner.choices)
         self._check(f"no fallback, {one.shape.name}", 0, check_choices, one)
-
-    def _ranks(self) -> Outcome:
-        free_unused()  # The memory is needed by other processes.
-        session, sizes = self._session, self._scale.graph_sizes
-        model = str(self._scale.small.write(session.folder))
-        options = self._options(max(sizes)) | {"overlap": True}
-        work = ranks.RanksWork(model, options, sizes, self._scale.requests)
-        return ranks.check_ranks(work, self._device, session.children)
 
     def _rates(self) -> str:
         self._findings.rates = found = rates(self._device, self._dtype, self._scale.copied, self._scale.side)
