@@ -34,7 +34,7 @@ pytestmark = pytest.mark.process
 def run(folder, otherwise, avoided=()):
     file = folder / "test_it.py"
     file.write_text(TESTS.replace("OTHERWISE", otherwise))
-    return run_tests(avoided, Children(folder), 60, [str(file)])
+    return run_tests(avoided, Children(folder), 300, [str(file)])
 
 
 def test_checks_and_skips_are_told_apart(tmp_path):
@@ -55,7 +55,7 @@ def test_a_crash_is_a_check_that_does_not_hold(tmp_path):
 
 
 def test_tests_that_cannot_be_collected_do_not_hold(tmp_path):
-    checks, _ = run_tests((), Children(tmp_path), 60, [str(tmp_path / "test_none.py")])
+    checks, _ = run_tests((), Children(tmp_path), 300, [str(tmp_path / "test_none.py")])
     assert [check.passed for check in checks] == [False]
 
 
@@ -63,3 +63,11 @@ def test_without_pytest_they_are_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "find_spec", lambda name: None)
     with pytest.raises(Skip, match="no pytest"):
         run(tmp_path, "pass")
+
+
+def test_ranks_are_skipped_without_the_packages_that_they_need(tmp_path, monkeypatch):
+    monkeypatch.setattr(suite.standins, "installed", lambda: ("msgspec", "structlog"))
+    (tmp_path / "test_it.py").write_text(TESTS.replace("OTHERWISE", "pass"))
+    checks, skipped = run_tests((), Children(tmp_path), 300, [suite.RANKS, str(tmp_path / "test_it.py")])
+    assert [check.name for check in checks] == [*(check.name for check in BEFORE), "wrong", "last"]
+    assert skipped == {suite.RANKS: "no msgspec, structlog: ranks communicate by the real ones"} | ABSENT

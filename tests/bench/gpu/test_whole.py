@@ -12,6 +12,7 @@ import torch
 from bench.gpu.__main__ import main
 from bench.gpu.findings import Findings
 from bench.gpu.page import markdown
+from bench.gpu.suite import RANKS
 from bench.gpu.trials import subjects
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -93,7 +94,7 @@ def test_what_is_missing_is_stood_in_for_or_said(run):
     found, said, _ = run
     assert found.origin["stood in for"] == "msgspec, structlog"
     assert found.skipped["plot"] == "no matplotlib"
-    assert "no msgspec, structlog" in found.skipped["two ranks are as one"]
+    assert "no msgspec, structlog" in found.skipped[RANKS]
     assert "a CUDA device" in found.skipped["kernel agrees with the reference[FlashAttention-2]"]
     assert {name for name, why in found.skipped.items() if why == "not installed"} == {
         f"side by side, tiny: {name}" for name in ("vLLM", "SGLang", "nano-vllm")
