@@ -60,4 +60,4 @@ def _draw(found: Findings, folder: Path) -> None:
 
 def _end(session: GpuSession, folder: Path) -> None:
     session.keep()
-    print(f"\n{page.text(session.findings)}\n\nwritten to {folder}")
+    print(f"\n{page.markdown(session.findings)}\n\nwritten to {folder}")

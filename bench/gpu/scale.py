@@ -22,11 +22,8 @@ AGAIN = 10.0
 PARITY = 25.0
 LOOPS = 15.0
 """Some 600 steps of 10 ms, twice."""
-PRODUCT = 2e14
-SETTLE = 2.0
-"""Around a measurement: requests submitted and stopped, garbage collected."""
-PROFILE = 2.0
-STEP = 0.01
+MEASURE = 10.0
+"""The longest reads 256 prompts of 512 tokens by the large shape."""
 TRIAL, DEFAULT = 20.0, 45.0
 """A kernel's trials; loading and using the default path."""
 
@@ -72,17 +69,6 @@ class Scale:
         """Of a runner for `batch` sequences of `tokens`, with room for requests that begin or end meanwhile."""
         sizes = {"max_batch_size": batch, "max_tokens_per_step": self.tokens_per_step}
         return sizes | {"kv_cache_tokens": (batch + 1) * (tokens + 256)} | others
-
-    def generation_seconds(self, shape: Shape, batch: int) -> float:
-        return SETTLE + context_seconds(shape, batch, self.prompt) + 100 * STEP
-
-
-def context_seconds(shape: Shape, prompts: int, tokens: int) -> float:
-    return 2 * shape.matrices * prompts * tokens / PRODUCT
-
-
-def throughput_seconds(work: Workload) -> float:
-    return SETTLE + 2 * work.output_tokens * STEP
 
 
 FULL = Scale()

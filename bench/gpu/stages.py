@@ -14,7 +14,7 @@ from bench.gpu.engine import Served, free_unused, served
 from bench.gpu.findings import Check, Outcome, Skip
 from bench.gpu.measures import ROUNDS, SLUICE, SPARE, decode, gaps, prompt_rate, rates, throughput
 from bench.gpu.peers import PEERS, PeerKind, measure_peer
-from bench.gpu.scale import AGAIN, LOAD, PROFILE, SETTLE, TESTS, Scale, context_seconds, throughput_seconds
+from bench.gpu.scale import AGAIN, LOAD, MEASURE, TESTS, Scale
 from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape
 from bench.gpu.suite import run_tests
@@ -97,26 +97,23 @@ class Stages:
     def _decode(self, one: Served, mode: str, batches: tuple[int, ...]) -> None:
         for batch in batches:
             name = f"generation, {one.shape.name}, {mode}, batch {batch}"
-            seconds = self._scale.generation_seconds(one.shape, batch)
             sizes = (batch, self._scale.prompt, self._scale.steps)
-            self._record(self._findings.decode, name, seconds, decode, one, mode, *sizes)
+            self._record(self._findings.decode, name, decode, one, mode, *sizes)
 
     def _gaps(self, mode: str, *runners: Served) -> None:
         for batch, one in product(self._scale.few_batches, runners):
             title = "with" if one.runner.overlap else "without"
             name = f"gaps, {one.shape.name}, {mode}, batch {batch}, {title} overlap"
-            seconds = self._scale.generation_seconds(one.shape, batch) + PROFILE
             sizes = (batch, self._scale.prompt, self._scale.steps)
-            self._record(self._findings.gaps, name, seconds, gaps, one, mode, self._device, *sizes)
+            self._record(self._findings.gaps, name, gaps, one, mode, self._device, *sizes)
 
     def _side_by_side(self, one: Served) -> None:
         """Context, and requests as the peers get them."""
         name, prompts = f"context, {one.shape.name}", self._scale.prompts
-        seconds = SETTLE + 2 * context_seconds(one.shape, *prompts)
-        self._record(self._findings.context, name, seconds, prompt_rate, one, *prompts)
+        self._record(self._findings.context, name, prompt_rate, one, *prompts)
         for work in self._scale.works:
             name = f"side by side, {one.shape.name}, batch {work.batch}: {SLUICE}"
-            self._record(self._findings.throughput, name, throughput_seconds(work), throughput, one, work)
+            self._record(self._findings.throughput, name, throughput, one, work)
 
     def _peers(self, shape: Shape) -> None:
         installed = [kind for kind in PEERS.values() if find_spec(kind.package) is not None]
@@ -135,12 +132,12 @@ class Stages:
             self._findings.skipped[name] = why
         return "; ".join([f"batch {one.batch}: {one}" for one in found] + ([f"not all: {why}"] if why else []))
 
-    def _record(self, into: list[T], name: str, seconds: float, measure: Callable[..., T], *args: Any) -> None:
+    def _record(self, into: list[T], name: str, measure: Callable[..., T], *args: Any) -> None:
         def measured() -> str:
             into.append(measure(*args))
             return str(into[-1])
 
-        self._do(name, seconds, measured)
+        self._do(name, MEASURE, measured)
 
     def _check(self, name: str, seconds: float, task: Callable[..., Outcome], *args: Any) -> None:
         """Any exception but Skip becomes a failed check."""
