@@ -10,7 +10,7 @@ from rich.markdown import Markdown
 
 from bench.catalog import TOPICS
 from bench.harness.origin import Origin
-from bench.harness.tables import Table, plural
+from bench.harness.tables import markdown, plural
 
 OUT = Path(__file__).parents[1] / "docs" / "measurements"
 INTRODUCTION = """# Measurements
@@ -62,24 +62,19 @@ def show(console: Console, measured: Mapping[str, Measured]) -> None:
     for name, found in measured.items():
         section = TOPICS[name].section(found.result)
         console.rule(f"[bold]{section.title}")
-        console.print(Markdown("\n\n".join([*map(_table, section.tables), _list(section.answers)])))
+        console.print(Markdown("\n\n".join([*map(markdown, section.tables), _list(section.answers)])))
 
 
 def _markdown(name: str, found: Measured) -> str:
     section = TOPICS[name].section(found.result)
     origin = found.origin
     answers = _list(section.answers)
-    tables = "\n\n".join(_table(table) for table in section.tables)
+    tables = "\n\n".join(markdown(table) for table in section.tables)
     return (
         f"## {section.title}\n\n{section.question}\n\n{answers}\n\n![{section.title}]({name}.png)\n\n{tables}\n\n"
         f"`{origin.command}` on {origin.date}, {plural(origin.threads, 'thread')} for each "
         f"engine and peer, {origin.machine}; {origin.software}. Data: [{name}.json]({name}.json).\n"
     )
-
-
-def _table(table: Table) -> str:
-    lines = [table.columns, ["---", *["---:" for _ in table.columns[1:]]], *table.rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _list(answers: Sequence[str]) -> str:

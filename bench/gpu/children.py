@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,9 @@ class Children:
         self.folder = folder
         self._running: subprocess.Popen[str] | None = None
 
-    def ask(self, module: str, work: Mapping[str, Any], seconds: float) -> tuple[Reports, str]:
-        """What `python -m module` reported, and how it ended, as `run` returns it."""
-        output, why = self.run([sys.executable, "-m", module, json.dumps(work)], seconds)
+    def ask(self, arguments: Sequence[str], seconds: float) -> tuple[Reports, str]:
+        """What `python -m` with these arguments reported, and how it ended, as `run` returns it."""
+        output, why = self.run([sys.executable, "-m", *arguments], seconds)
         lines = [line.removeprefix(MARK) for line in output.splitlines() if line.startswith(MARK)]
         return [json.loads(line) for line in lines], why
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from bench.gpu.findings import RUNS, Findings, Tried
 from bench.gpu.measures import AS_SERVED, EAGER, SLUICE
 from bench.gpu.shapes import LARGE, SMALL
+from bench.harness import tables
 from bench.harness.tables import Table, short
 
 Rows = Iterable[Sequence[str]]
@@ -61,7 +62,7 @@ def goals(found: Findings) -> list[Goal]:
     return made
 
 
-def tables(found: Findings) -> list[Table]:
+def tables_of(found: Findings) -> list[Table]:
     generation = "generation | batch | context | ms per step | tokens/s | GB/s | of the copy's"
     context = "context | prompts | tokens/s | TFLOP/s | of the matrix product's"
     gaps = "steps | batch | µs per step | µs idle per step, profiled | longest, µs"
@@ -94,21 +95,8 @@ def markdown(found: Findings) -> str:
         parts.append(f"Incomplete: *{found.doing}* was running when this was written.")
     if found.decode and not found.doing:
         parts.append("![Generation](gpu.png)")
-    for table in tables(found):
-        lines = [table.columns, ["---"] * len(table.columns), *table.rows]
-        cells = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
-        parts.append(f"## {table.title}\n\n{cells}")
+    parts += [f"## {one.title}\n\n{tables.markdown(one, '---')}" for one in tables_of(found)]
     return "\n\n".join(parts) + "\n"
-
-
-def text(found: Findings) -> str:
-    return "\n\n".join("\n".join([table.title, *_aligned([table.columns, *table.rows])]) for table in tables(found))
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> Iterable[str]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
 
 
 def _table(title: str, columns: str, rows: Rows) -> Table:

@@ -4,6 +4,7 @@ python -m bench.gpu.peers WORK: measures one and reports the seconds of each bat
 """
 
 import inspect
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench.gpu.checks.engine import blank
+from bench.gpu.checks import blank
 from bench.gpu.children import Children, read_work, report
 from bench.gpu.engine import random_prompts
 from bench.gpu.findings import Skip, Throughput
@@ -176,7 +177,7 @@ def measure_peer(
     longest = max(work.prompt_tokens + work.output_tokens for work in works)
     options = PeerOptions(str(shape.write(children.folder)), device.type, max(work.batch for work in works), longest)
     asked = {"package": kind.package, "options": options, "vocab_size": shape.vocab_size, "works": works}
-    reports, why = children.ask(__name__, asked, seconds)
+    reports, why = children.ask([__name__, json.dumps(asked)], seconds)
     times = {one["batch"]: one["seconds"] for one in reports}
     return [work.result(kind.name, shape.name, times[work.batch]) for work in works if work.batch in times], why
 

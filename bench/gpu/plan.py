@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from bench.gpu.checks import ranks
-from bench.gpu.checks.engine import check_graphs, check_overlap
+from bench.gpu.checks import check_graphs, check_overlap
 from bench.gpu.engine import Served, served
 from bench.gpu.findings import RUNS, Outcome
 from bench.gpu.machine import facts
 from bench.gpu.measures import AS_SERVED, EAGER, FLAT, FREE, PEAKED, SAMPLING, default_path, memory, serve
-from bench.gpu.scale import AGAIN, DEFAULT, LOOPS, PARITY, RANKS, RATES, TRIAL, Scale
+from bench.gpu.scale import AGAIN, DEFAULT, LOOPS, PARITY, RATES, TESTS, TRIAL, Scale
 from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape, Workload
 from bench.gpu.stages import Stages
@@ -82,8 +81,7 @@ class Plan(Stages):
                 self._alone(large)
             with self._runners:
                 self._large(large)
-        self._kernels()
-        self._check(f"{ranks.RANKS} ranks = one, {small.name}", RANKS, self._ranks)
+        self._do("tests", TESTS, self._tests, needed=True)
         with self._runners:
             self._rest(small)
         self._peers(large or small)

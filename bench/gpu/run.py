@@ -26,9 +26,9 @@ def draw(folder: Path) -> None:
 
 def run(options: argparse.Namespace, arguments: list[str]) -> bool:
     """Whether all checks hold. Findings are written as they come."""
-    os.environ.update(OFFLINE)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("python -m bench.gpu: torch finds no CUDA device; --device cpu --tiny sees whether it works")
+    os.environ.update(OFFLINE if options.device == "cuda" else OFFLINE | {"CUDA_VISIBLE_DEVICES": ""})
     device = torch.device(options.device)
     found = Findings(origin(arguments, device))
     with tempfile.TemporaryDirectory(prefix="bench-gpu-", ignore_cleanup_errors=True) as folder:
@@ -60,4 +60,4 @@ def _draw(found: Findings, folder: Path) -> None:
 
 def _end(session: GpuSession, folder: Path) -> None:
     session.keep()
-    print(f"\n{page.text(session.findings)}\n\nwritten to {folder}")
+    print(f"\n{page.markdown(session.findings)}\n\nwritten to {folder}")

@@ -10,28 +10,20 @@ from typing import Any
 from bench.gpu.shapes import LARGE, SMALL, Shape, Workload, tiny
 from engine_worker.attention.backend import HeadShape
 
-COMPILE = 1.5
-VARIANTS = 6
-"""Kernels compiled per head shape and block size in the attention checks: generation with split keys, generation
-without, and context; each with a window and without."""
 RATES = 5.0
 """Mostly to create a CUDA context."""
-LIBRARY = 10.0
-"""A check of a precompiled kernel: some 70 steps of one layer, and as many by the reference."""
+TESTS = 120.0
+"""Some 60 steps of one layer by each kernel and by the reference; Triton compiles six variants of a kernel for each
+kind of heads and each block size."""
 LOAD = 30.0
 """Weights are drawn on the GPU, some sixty steps are captured into graphs, and some ten kernels compiled for the sizes
 of a model: attention, between matrix products, sampling."""
 AGAIN = 10.0
 PARITY = 25.0
-RANKS = 75.0
-"""Two processes import torch and connect; kernels are compiled for half the number of heads."""
 LOOPS = 15.0
 """Some 600 steps of 10 ms, twice."""
-PRODUCT = 2e14
-SETTLE = 2.0
-"""Around a measurement: requests submitted and stopped, garbage collected."""
-PROFILE = 2.0
-STEP = 0.01
+MEASURE = 10.0
+"""The longest reads 256 prompts of 512 tokens by the large shape."""
 TRIAL, DEFAULT = 20.0, 45.0
 """A kernel's trials; loading and using the default path."""
 
@@ -48,9 +40,6 @@ class Scale:
         HeadShape(14, 2, 64),
         HeadShape(8, 4, 256),
     )
-    pages: tuple[int, ...] = (16, 256)
-    longest: int = 1500
-    rounds: int = 3
     copied: int = 4 << 30
     side: int = 8192
     batches: tuple[int, ...] = (1, 16, 64, 256)
@@ -81,20 +70,6 @@ class Scale:
         sizes = {"max_batch_size": batch, "max_tokens_per_step": self.tokens_per_step}
         return sizes | {"kv_cache_tokens": (batch + 1) * (tokens + 256)} | others
 
-    def attention_seconds(self, compiles: bool) -> float:
-        return LIBRARY + compiles * COMPILE * VARIANTS * len(self.heads) * len(self.pages)
-
-    def generation_seconds(self, shape: Shape, batch: int) -> float:
-        return SETTLE + context_seconds(shape, batch, self.prompt) + 100 * STEP
-
-
-def context_seconds(shape: Shape, prompts: int, tokens: int) -> float:
-    return 2 * shape.matrices * prompts * tokens / PRODUCT
-
-
-def throughput_seconds(work: Workload) -> float:
-    return SETTLE + 2 * work.output_tokens * STEP
-
 
 FULL = Scale()
 
@@ -104,9 +79,6 @@ def tiny_scale() -> Scale:
         small=tiny(),
         large=None,
         heads=(HeadShape(4, 2, 64), HeadShape(2, 2, 32)),
-        pages=(16,),
-        longest=300,
-        rounds=2,
         copied=32 << 20,
         side=512,
         batches=(1, 4),

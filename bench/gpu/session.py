@@ -108,11 +108,11 @@ class GpuSession:
     def watch(self, leave: Callable[[], None], grace: float = GRACE) -> None:
         """End the process and its children if a task does not return; `leave` is called before, to write findings."""
         args = (threading.current_thread(), leave, grace)
-        threading.Thread(target=self._watch, args=args, name="budget", daemon=True).start()
+        timer = threading.Timer(max(0.0, self.budget.left + grace), self._cut, args)
+        timer.daemon = True
+        timer.start()
 
-    def _watch(self, main: threading.Thread, leave: Callable[[], None], grace: float) -> None:
-        while self.budget.left > -grace:
-            time.sleep(max(0.01, self.budget.left + grace))
+    def _cut(self, main: threading.Thread, leave: Callable[[], None], grace: float) -> None:
         why = f"not through {grace:.0f} s after the budget of {self.budget.seconds:.0f} s"
         with ExitStack() as last:
             # A thread that waits for a device cannot be interrupted.

@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from bench.gpu.checks import attention, ranks
-from bench.gpu.checks.engine import check_choices, check_parity
+from bench.gpu.checks import check_choices, check_parity
 from bench.gpu.engine import Served, free_unused, served
 from bench.gpu.findings import Check, Outcome, Skip
 from bench.gpu.measures import ROUNDS, SLUICE, SPARE, decode, gaps, prompt_rate, rates, throughput
 from bench.gpu.peers import PEERS, PeerKind, measure_peer
-from bench.gpu.scale import AGAIN, LIBRARY, LOAD, PROFILE, SETTLE, Scale, context_seconds, throughput_seconds
+from bench.gpu.scale import AGAIN, LOAD, MEASURE, TESTS, Scale
 from bench.gpu.session import GpuSession
 from bench.gpu.shapes import Shape
+from bench.gpu.suite import run_tests
 
 READING = 40
 """Most steps in which some sequences generate while others' prompts are read."""
@@ -44,15 +44,13 @@ class Stages:
         self._avoided: frozenset[str] = frozenset()
         """Titles of kernels that must not run in this process."""
 
-    def _kernels(self) -> None:
-        scale, device, dtype = self._scale, self._device, self._dtype
-        if attention.STORE not in self._avoided:
-            self._check(f"{attention.STORE} = torch's", LIBRARY, attention.check_store, scale.heads, dtype, device)
-        cases = attention.cases(scale.heads, scale.pages, scale.longest, scale.rounds)
-        for one in attention.candidates(device, dtype):
-            if one.title not in self._avoided:
-                seconds = scale.attention_seconds(one.compiles)
-                self._check(f"{one.title} = reference", seconds, attention.check, one, cases, dtype, device)
+    def _tests(self) -> str:
+        free_unused()  # The memory is needed by other processes.
+        seconds = min(2 * TESTS, max(1.0, self._session.budget.left))
+        checks, skipped = run_tests(self._avoided, self._session.children, seconds)
+        self._findings.checks += checks
+        self._findings.skipped |= skipped
+        return "; ".join([f"{check.name} {Outcome(check.passed, check.detail)}" for check in checks] or ["all skipped"])
 
     def _fitting(self, shape: Shape) -> Shape | None:
         """None, reported as skipped, if this GPU has no room for it."""
@@ -89,14 +87,6 @@ class Stages:
         self._findings.choices[one.shape.name] = dict(one.runner.choices)
         self._check(f"no fallback, {one.shape.name}", 0, check_choices, one)
 
-    def _ranks(self) -> Outcome:
-        free_unused()  # The memory is needed by other processes.
-        session, sizes = self._session, self._scale.graph_sizes
-        model = str(self._scale.small.write(session.folder))
-        options = self._options(max(sizes)) | {"overlap": True}
-        work = ranks.RanksWork(model, options, sizes, self._scale.requests)
-        return ranks.check_ranks(work, self._device, session.children)
-
     def _rates(self) -> str:
         self._findings.rates = found = rates(self._device, self._dtype, self._scale.copied, self._scale.side)
         return str(found)
@@ -107,26 +97,23 @@ class Stages:
     def _decode(self, one: Served, mode: str, batches: tuple[int, ...]) -> None:
         for batch in batches:
             name = f"generation, {one.shape.name}, {mode}, batch {batch}"
-            seconds = self._scale.generation_seconds(one.shape, batch)
             sizes = (batch, self._scale.prompt, self._scale.steps)
-            self._record(self._findings.decode, name, seconds, decode, one, mode, *sizes)
+            self._record(self._findings.decode, name, decode, one, mode, *sizes)
 
     def _gaps(self, mode: str, *runners: Served) -> None:
         for batch, one in product(self._scale.few_batches, runners):
             title = "with" if one.runner.overlap else "without"
             name = f"gaps, {one.shape.name}, {mode}, batch {batch}, {title} overlap"
-            seconds = self._scale.generation_seconds(one.shape, batch) + PROFILE
             sizes = (batch, self._scale.prompt, self._scale.steps)
-            self._record(self._findings.gaps, name, seconds, gaps, one, mode, self._device, *sizes)
+            self._record(self._findings.gaps, name, gaps, one, mode, self._device, *sizes)
 
     def _side_by_side(self, one: Served) -> None:
         """Context, and requests as the peers get them."""
         name, prompts = f"context, {one.shape.name}", self._scale.prompts
-        seconds = SETTLE + 2 * context_seconds(one.shape, *prompts)
-        self._record(self._findings.context, name, seconds, prompt_rate, one, *prompts)
+        self._record(self._findings.context, name, prompt_rate, one, *prompts)
         for work in self._scale.works:
             name = f"side by side, {one.shape.name}, batch {work.batch}: {SLUICE}"
-            self._record(self._findings.throughput, name, throughput_seconds(work), throughput, one, work)
+            self._record(self._findings.throughput, name, throughput, one, work)
 
     def _peers(self, shape: Shape) -> None:
         installed = [kind for kind in PEERS.values() if find_spec(kind.package) is not None]
@@ -145,12 +132,12 @@ class Stages:
             self._findings.skipped[name] = why
         return "; ".join([f"batch {one.batch}: {one}" for one in found] + ([f"not all: {why}"] if why else []))
 
-    def _record(self, into: list[T], name: str, seconds: float, measure: Callable[..., T], *args: Any) -> None:
+    def _record(self, into: list[T], name: str, measure: Callable[..., T], *args: Any) -> None:
         def measured() -> str:
             into.append(measure(*args))
             return str(into[-1])
 
-        self._do(name, seconds, measured)
+        self._do(name, MEASURE, measured)
 
     def _check(self, name: str, seconds: float, task: Callable[..., Outcome], *args: Any) -> None:
         """Any exception but Skip becomes a failed check."""

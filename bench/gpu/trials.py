@@ -3,6 +3,7 @@
 python -m bench.gpu.trials WORK: tries one in this process and reports each place, when it begins and how it ended.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench.gpu.checks.attention import STORE
 from bench.gpu.children import Children, Reports, read_work, report
 from bench.gpu.findings import RUNS, Tried
 from bench.gpu.scale import Scale
@@ -23,6 +23,9 @@ from engine_worker.attention.trial import WINDOW, verify_backend, verify_store
 from engine_worker.runner.fusing import by_triton, verify_gumbel_max, verify_layers
 
 PAGE = 16
+STORE, LAYERS = "Triton's store", "fused layers and sampling"
+FUSED = frozenset({STORE, LAYERS})
+"""Disabled by `fused_kernels` = false."""
 
 
 class TrialPlace(NamedTuple):
@@ -40,10 +43,6 @@ class TrialPlace(NamedTuple):
         heads, window = self.heads, "with a window" if self.windowed else "no window"
         return f"{heads.num_heads} heads over {heads.num_kv_heads} of {heads.head_dim}, {window}"
 
-
-LAYERS = "fused layers and sampling"
-FUSED = frozenset({STORE, LAYERS})
-"""Disabled by `fused_kernels` = false."""
 
 Trial = Callable[[TrialPlace], None]
 """Raises RefusedError if the kernel is not installed, not meant for this place or wrong, and what it raises."""
@@ -68,26 +67,18 @@ def _site(place: TrialPlace) -> Site:
 
 
 def _cpu(place: TrialPlace) -> None:
-    _require("cpu", place)
     backend = CpuAttention(place.heads, place.windows)
     verify_backend(backend, _site(place), PAGE)
 
 
 def _store(place: TrialPlace) -> None:
-    _require("cuda", place)
     verify_store(triton_store(), _site(place))
 
 
 def _fused(place: TrialPlace) -> None:
-    _require("cuda", place)
     kernels, gumbel_max = by_triton(place.device)
     verify_gumbel_max(gumbel_max, place.device)
     verify_layers(kernels, place.hidden_size, place.heads, place.dtype, place.device)
-
-
-def _require(kind: str, place: TrialPlace) -> None:
-    if place.device.type != kind:
-        raise RefusedError(Refusal.ABSENT, f"it needs a {kind.upper()} device")
 
 
 def main() -> None:
@@ -125,6 +116,9 @@ def places(scale: Scale, dtype: torch.dtype, device: torch.device) -> list[Trial
 
 
 def try_in_child(title: str, given: Sequence[TrialPlace], children: Children, seconds: float) -> list[Tried]:
+    needed = "cpu" if title == CpuAttention.name else "cuda"
+    if given[0].device.type != needed:
+        return [Tried(title, "all", f"is not available: it needs a {needed.upper()} device", absent=True)]
     work = {
         "title": title,
         "rounds": ROUNDS,
@@ -132,7 +126,7 @@ def try_in_child(title: str, given: Sequence[TrialPlace], children: Children, se
         "dtype": str(given[0].dtype).removeprefix("torch."),
         "places": [(astuple(one.heads), one.hidden_size, one.windowed) for one in given],
     }
-    return judge(title, *children.ask(__name__, work, seconds))
+    return judge(title, *children.ask([__name__, json.dumps(work)], seconds))
 
 
 def judge(title: str, reports: Reports, why: str) -> list[Tried]:

@@ -24,6 +24,12 @@ def table(columns: str, rows: Iterable[str]) -> Table:
     return Table(_cells(columns), [_cells(row) for row in rows])
 
 
+def markdown(table: Table, others: str = "---:") -> str:
+    """`others`: how columns after the first are aligned."""
+    lines = [table.columns, ["---", *[others for _ in table.columns[1:]]], *table.rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
 def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")]
 

@@ -1,9 +1,7 @@
 """Each check finds what it looks for."""
 
 import random
-import sys
 import threading
-from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
 
@@ -11,13 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.attention import varlen as torch_varlen
-from torch.torch_version import TorchVersion
 
-from bench.gpu import measures
-from bench.gpu.checks import attention, engine, ranks
-from bench.gpu.checks.attention import Candidate, candidates
-from bench.gpu.checks.engine import (
+from bench.gpu import checks, measures
+from bench.gpu.checks import (
     check_choices,
     check_graphs,
     check_overlap,
@@ -28,207 +22,18 @@ from bench.gpu.checks.engine import (
     verdict,
 )
 from bench.gpu.engine import Served, served
-from bench.gpu.findings import Skip
 from bench.gpu.measures import SHORTEST_GAP, uncovered
-from bench.gpu.scale import FULL, VARIANTS, tiny_scale
+from bench.gpu.scale import tiny_scale
 from bench.gpu.shapes import LARGE, SMALL, tiny
-from engine_worker.attention.backend import HeadShape, Refusal, RefusedError
-from engine_worker.attention.cache import KVCache, store_by_torch
-from engine_worker.attention.choice import KERNELS
-from engine_worker.attention.paged import Kernel
-from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.attention.cache import KVCache
 from engine_worker.sampling.choose import Filtered
 from engine_worker.step import Draw, Drawn
 from sluice.ring.wire import TokenLogprob
-from tests.engine_worker.attention import twins
+from tests.engine_worker.parallel import two_ranks
 
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-CASES = attention.cases((HeadShape(4, 2, 16),), (16,), 100, 2)
-HALF_CASES = attention.cases((HeadShape(4, 2, 16), HeadShape(2, 1, 256)), (256,), 300, 3)
-
-
-class Wrong(ReferenceAttention):
-    """Right but for one thing."""
-
-    def __init__(self, heads: HeadShape, what: str) -> None:
-        super().__init__(heads)
-        self._what = what
-
-    def attend(self, query, key, value, cache, inputs, window=None):
-        if self._what == "window":
-            window = None if window is None else window + 1
-        if self._what == "padding":
-            cache.keys[-1] += 1
-        out = super().attend(query, key, value, cache, inputs, window)
-        if self._what == "nan":
-            out[0, 0, 0] = torch.nan
-        return out
-
-
-def check_attention(make):
-    return attention.check(Candidate("this", make), CASES, torch.float32, CPU)
-
-
-def test_the_reference_is_itself():
-    assert check_attention(lambda heads, window, size: ReferenceAttention(heads)).passed
-
-
-@pytest.mark.parametrize(
-    ("what", "told"), [("window", "off by"), ("padding", "not in their slots"), ("nan", "off by inf")]
-)
-def test_a_wrong_backend_is_found(what, told):
-    found = check_attention(lambda heads, window, size: Wrong(heads, what))
-    assert not found.passed
-    assert told in found.detail
-
-
-def test_a_backend_that_is_not_here_is_skipped_with_its_reason():
-    def refuse(*_):
-        raise RefusedError(Refusal.ABSENT, "it is not for this machine")
-
-    with pytest.raises(Skip, match="not for this machine"):
-        check_attention(refuse)
-    found = {one.title: one for one in candidates(CPU, torch.float32)}
-    assert attention.check(found.pop("cpu"), CASES, torch.float32, CPU).passed
-    assert found
-    for one in found.values():
-        with pytest.raises(Skip, match="CUDA device"):
-            attention.check(one, CASES, torch.float32, CPU)
-
-
-def test_one_that_is_for_some_is_checked_for_these():
-    def make(heads, window, size):
-        if window:
-            raise RefusedError(Refusal.ABSENT, "it knows no windows")
-        return Wrong(heads, "window")
-
-    found = check_attention(make)
-    assert found.passed
-    assert "others: it knows no windows" in found.detail
-
-
-@pytest.mark.parametrize("error", [RuntimeError("an illegal access"), torch.OutOfMemoryError("no memory")])
-def test_what_a_backend_raises_is_no_skip(error):
-    class Broken(ReferenceAttention):
-        def attend(self, *_):
-            raise error
-
-    with pytest.raises(type(error)) as raised:
-        check_attention(lambda heads, window, size: Broken(heads))
-    assert "in Case(" in raised.value.__notes__[0]
-
-
-def kernel(load, **limits):
-    given = {"dtypes": (torch.float32,), "tokens_per_block": 1} | limits
-    return Kernel("this", "This", load, frozenset({9}), **given)
-
-
-def zeros(query, *_):
-    return torch.zeros_like(query)
-
-
-def broken(*_):
-    raise RuntimeError("it does not compile\nfor many reasons")
-
-
-def raising(error):
-    def load():
-        raise error
-
-    return load
-
-
-@pytest.fixture
-def on_a_gpu(monkeypatch):
-    """Or so all sites are told."""
-    monkeypatch.setattr(attention, "capability_of", lambda device: (9, 0))
-
-
-@pytest.mark.parametrize(
-    ("one", "why"),
-    [
-        (kernel(raising(ModuleNotFoundError("No module named 'this'"))), "No module named 'this'"),
-        (kernel(lambda: zeros, dtypes=(torch.bfloat16,)), "does not support float32"),
-        (kernel(lambda: zeros, head_dims=range(8)), "heads of dimension 16"),
-    ],
-)
-def test_a_kernel_that_is_not_here_is_skipped(on_a_gpu, one, why):
-    with pytest.raises(Skip, match=why):
-        attention.check(attention.paged(one, CPU, torch.float32), CASES, torch.float32, CPU)
-
-
-@pytest.mark.parametrize(
-    ("load", "why"),
-    [
-        (raising(ImportError("undefined symbol")), "failed: undefined symbol"),
-        (lambda: broken, "failed: it does not compile"),
-        (lambda: zeros, "is wrong: off by"),
-    ],
-)
-def test_a_kernel_that_is_here_and_fails_is_no_skip(on_a_gpu, load, why):
-    with pytest.raises(RefusedError, match=why):
-        attention.check(attention.paged(kernel(load), CPU, torch.float32), CASES, torch.float32, CPU)
-
-
-@pytest.fixture
-def all_kernels(monkeypatch):
-    """As their twins, with torch 2.13."""
-    monkeypatch.setitem(sys.modules, "flash_attn", twins.flash2())
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", twins.flash3())
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", twins.flash4())
-    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
-    monkeypatch.setattr(torch_varlen, "varlen_attn", twins.varlen((2, 13)))
-
-
-@pytest.mark.parametrize("title", ["FlashAttention-2", "FlashAttention-3", "FlashAttention-4", "torch's varlen_attn"])
-def test_every_kernel_is_given_steps_that_it_takes(all_kernels, on_a_gpu, title):
-    """Heads of 256 and empty sequences too. FlashAttention-2 packs grouped heads of single tokens, and needs as many
-    tokens as sequences for it."""
-    one = next(replace(kernel, majors=frozenset({9})) for kernel in KERNELS if kernel.title == title)
-    found = attention.check(attention.paged(one, CPU, torch.bfloat16), HALF_CASES, torch.bfloat16, CPU)
-    assert found.passed
-    assert found.detail.startswith(f"{len(HALF_CASES)} steps")
-
-
-def test_generation_steps_are_padded_as_graphs_pad():
-    generation = [case for case in HALF_CASES if all(row.query == 1 for row in case.rows)]
-    assert {bool(case.rows.count(attention.EMPTY)) for case in generation} == {False, True}
-    assert not any(case.padding for case in generation)
-
-
-def shifted(cache, key, value, slots):
-    store_by_torch(cache, key, value, slots.where(slots < 0, slots + 1))
-
-
-def test_a_store_that_is_wrong_is_found():
-    assert attention.compare_stores(store_by_torch, FULL.heads, torch.float32, CPU).passed
-    with pytest.raises(RefusedError, match="not in their slots"):
-        attention.compare_stores(shifted, FULL.heads, torch.float32, CPU)
-
-
-def test_a_store_that_is_not_here_is_skipped(monkeypatch):
-    with pytest.raises(Skip, match="a CUDA device"):
-        attention.check_store(FULL.heads, torch.float32, CPU)
-    monkeypatch.setattr(attention, "triton_store", raising(ModuleNotFoundError("No module named 'triton'")))
-    with pytest.raises(Skip, match="No module named 'triton'"):
-        attention.check_store(FULL.heads, torch.float32, torch.device("cuda"))
-
-
-def test_cases_ask_for_few_kernels_to_be_compiled():
-    """Whether keys are split depends on the batch and the longest context."""
-
-    def variant(case):
-        generation = max(row.query for row in case.rows) == 1
-        return case.window is None, len(case.rows) if generation else None
-
-    cases = attention.cases(FULL.heads, FULL.pages, FULL.longest, FULL.rounds)
-    assert {case.window for case in cases} == set(attention.WINDOWS)
-    assert {max(row.context for row in case.rows) for case in cases} == {FULL.longest}
-    assert len({variant(case) for case in cases}) == VARIANTS
-
-
 CHOICES = {
     "device": "cuda:0",
     "attention": "triton",
@@ -335,26 +140,26 @@ def test_a_runner_that_differs_is_found(runners: tuple[Served, Served, Served]):
 def test_a_draw_that_failed_is_no_parity():
     row = [torch.tensor([[0.0, -1.0]]).log_softmax(dim=-1)]
     likely = Drawn(0, TokenLogprob(float(row[0][0, 0]), 1, list(enumerate(row[0][0].tolist()))))
-    assert engine.parity([[likely]], row, row).passed
-    assert not engine.parity([[Drawn(0)]], row, row).passed
+    assert checks.parity([[likely]], row, row).passed
+    assert not checks.parity([[Drawn(0)]], row, row).passed
 
 
-WORK = ranks.RanksWork("", {}, (1, 3), (4, 30))
+WORK = ((1, 3), (4, 30))
 
 
 def test_ranks_that_differ_are_found(runners: tuple[Served, Served, Served]):
     ahead, plain, other = runners
-    found = ranks.compare(ahead, plain, lambda: None, WORK)
+    found = two_ranks.compare(ahead, plain, lambda: None, *WORK)
     assert found.passed
     assert "ended within 10 s" in found.detail
-    assert not ranks.compare(ahead, other, lambda: None, WORK).passed
-    assert not ranks.compare(chose(cuda_graphs="none: another rank cannot"), plain, lambda: None, WORK).passed
+    assert not two_ranks.compare(ahead, other, lambda: None, *WORK).passed
+    assert not two_ranks.compare(chose(cuda_graphs="none: another rank cannot"), plain, lambda: None, *WORK).passed
 
 
 def test_ranks_that_do_not_end_are_found(runners: tuple[Served, Served, Served], monkeypatch):
-    monkeypatch.setattr(ranks, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(two_ranks, "CLOSE_SECONDS", 0.1)
     tested = threading.Event()
-    found = ranks.compare(*runners[:2], tested.wait, WORK)
+    found = two_ranks.compare(*runners[:2], tested.wait, *WORK)
     tested.set()
     assert not found.passed
     assert "did not end" in found.detail

@@ -73,17 +73,23 @@ def test_each_place_is_tried_many_times():
 
 @pytest.mark.process
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("title", "ended"), [("cpu", RUNS), ("Triton", "is not available: it needs a CUDA device")])
-def test_in_a_real_process(tmp_path, monkeypatch, title, ended):
+def test_in_a_real_process(tmp_path, monkeypatch):
     monkeypatch.setattr(trials, "ROUNDS", 2)
-    given = places(tiny_scale(), torch.float32, CPU)
-    found = try_in_child(title, given, Children(tmp_path), 200)
-    assert {one.ended for one in found} == {ended}
+    found = try_in_child("cpu", places(tiny_scale(), torch.float32, CPU), Children(tmp_path), 200)
+    assert {one.ended for one in found} == {RUNS}
+
+
+def test_what_needs_another_device_is_not_tried(tmp_path):
+    (found,) = try_in_child("Triton", [PLACE], Children(tmp_path), 200)
+    assert (found.ended, found.absent) == ("is not available: it needs a CUDA device", True)
+    (found,) = try_in_child("cpu", [PLACE._replace(device=torch.device("cuda"))], Children(tmp_path), 200)
+    assert (found.ended, found.absent) == ("is not available: it needs a CPU device", True)
 
 
 @pytest.mark.process
 def test_a_process_that_cannot_begin_is_a_crash(tmp_path):
-    (found,) = try_in_child("no such kernel", [PLACE], Children(tmp_path), 100)
+    place = PLACE._replace(device=torch.device("cuda"))
+    (found,) = try_in_child("no such kernel", [place], Children(tmp_path), 100)
     assert found.crashed
     assert "KeyError" in found.ended
 

@@ -7,9 +7,12 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 
+from bench.gpu.__main__ import main
 from bench.gpu.findings import Findings
 from bench.gpu.page import markdown
+from bench.gpu.suite import RANKS
 from bench.gpu.trials import subjects
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -55,7 +58,7 @@ def test_everything_is_checked_and_measured(run):
     found, said, _ = run
     assert found.failed == {}
     assert {check.name.partition(",")[0] for check in found.checks} == {
-        "cpu = reference",
+        "kernel agrees with the reference[cpu]",
         "greedy = transformers",
         "overlap = none",
         "graphs = eager",
@@ -91,8 +94,8 @@ def test_what_is_missing_is_stood_in_for_or_said(run):
     found, said, _ = run
     assert found.origin["stood in for"] == "msgspec, structlog"
     assert found.skipped["plot"] == "no matplotlib"
-    assert "no msgspec, structlog" in found.skipped["2 ranks = one, tiny"]
-    assert "a CUDA device" in found.skipped["FlashAttention-2 = reference"]
+    assert "no msgspec, structlog" in found.skipped[RANKS]
+    assert "a CUDA device" in found.skipped["kernel agrees with the reference[FlashAttention-2]"]
     assert {name for name, why in found.skipped.items() if why == "not installed"} == {
         f"side by side, tiny: {name}" for name in ("vLLM", "SGLang", "nano-vllm")
     }
@@ -108,21 +111,12 @@ def test_the_page_is_what_was_found(run):
 @pytest.mark.timeout(500)
 def test_the_picture_can_be_drawn_elsewhere(run):
     found, _, folder = run
-    command = [sys.executable, "-m", "bench.gpu", "--draw", "--out", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    main(["--draw", "--out", str(folder)])
     assert (folder / "gpu.png").stat().st_size > 10_000
     assert Findings.load(folder / "gpu.json") == found
 
 
-def test_without_a_gpu_it_says_so(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.gpu", "--out", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={"PATH": "", "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.returncode == 1
-    assert "torch finds no CUDA device" in done.stderr
+def test_without_a_gpu_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="torch finds no CUDA device"):
+        main(["--out", str(tmp_path)])

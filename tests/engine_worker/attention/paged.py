@@ -8,6 +8,7 @@ import torch
 from engine_worker.attention.backend import AttentionBackend, AttentionInputs, HeadShape
 from engine_worker.attention.cache import KVCache, LayerCache
 
+CPU = torch.device("cpu")
 GONE = 1 << 24
 """No block of any pool here: reading it raises."""
 
@@ -30,12 +31,13 @@ def paged_step(
     scattered: bool = True,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    device: torch.device = CPU,
 ) -> PagedStep:
     """`sequences`: (tokens already in the cache, tokens of this step) of each. `padding`: tokens at the end with slot
     -1."""
     random = torch.Generator().manual_seed(seed)
     needed = [-(-(past + query) // tokens_per_block) for past, query in sequences]
-    pool = KVCache(1, sum(needed) + 3, tokens_per_block, heads.num_kv_heads, heads.head_dim, dtype, torch.device("cpu"))
+    pool = KVCache(1, sum(needed) + 3, tokens_per_block, heads.num_kv_heads, heads.head_dim, dtype, device)
     cache = pool.layers[0]
     for blocks in pools(cache):
         blocks.copy_(torch.randn(blocks.shape, generator=random))
@@ -52,13 +54,13 @@ def paged_step(
     total = sum(query for _, query in sequences) + padding
 
     def tokens(count: int) -> torch.Tensor:
-        return torch.randn(total, count, heads.head_dim, generator=random).to(dtype)
+        return torch.randn(total, count, heads.head_dim, generator=random).to(device, dtype)
 
     inputs = AttentionInputs(
-        slots=torch.cat(slots).long(),
-        block_tables=tables,
-        query_start=torch.tensor([0, *(query for _, query in sequences)]).cumsum(0).int(),
-        context_lengths=torch.tensor([past + query for past, query in sequences], dtype=torch.int32),
+        slots=torch.cat(slots).long().to(device),
+        block_tables=tables.to(device),
+        query_start=torch.tensor([0, *(query for _, query in sequences)]).cumsum(0).int().to(device),
+        context_lengths=torch.tensor([past + query for past, query in sequences], dtype=torch.int32).to(device),
         generation_rows=len(list(takewhile(lambda sequence: sequence[1] == 1, sequences))),
         max_query=max(query for _, query in sequences),
         max_context=max(past + query for past, query in sequences),

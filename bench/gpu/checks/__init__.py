@@ -1,1 +1,0 @@
-"""What has to hold: two ways to compute the same agree."""

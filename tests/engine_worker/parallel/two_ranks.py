@@ -1,0 +1,81 @@
+"""Two ranks against one, on two GPUs or on CPUs: the same steps, the same requests through the engine's loop, and an
+end within seconds.
+
+python -m tests.engine_worker.parallel.two_ranks FOLDER: prints what was compared; exit status 1 if they differ. A
+process of its own, because losing a rank ends the leader's process.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from bench.gpu.checks import fallbacks, same_loops, same_steps
+from bench.gpu.engine import Served, StderrLog, served
+from bench.gpu.findings import Outcome
+from bench.gpu.scale import FULL, tiny_scale
+
+RANKS = 2
+SLACK = 2.0
+"""Times the tolerance: each rank rounds its part of a sum."""
+START_SECONDS, STEP_SECONDS, CLOSE_SECONDS = 120.0, 30.0, 10.0
+
+
+def main() -> None:
+    # Needs the packages that bench.gpu's stand-ins replace elsewhere.
+    from engine_worker.parallel.leader import Leader
+    from engine_worker.parallel.rank_env import RankEnv
+
+    folder, on_gpu = Path(sys.argv[1]), torch.cuda.is_available()
+    scale, sizes = (FULL, FULL.graph_sizes) if on_gpu else (tiny_scale(), (1, 3))
+    options = scale.options(
+        max(sizes), scale.prompt + sum(scale.requests), device="cuda" if on_gpu else "cpu", overlap=True
+    )
+    leader = Leader(RankEnv(0, RANKS, 0, RANKS), START_SECONDS, STEP_SECONDS, cast(Any, StderrLog()))
+
+    def load(checkpoint: Any, config: Any, progress: Any) -> Any:
+        return leader.load(str(checkpoint.path), checkpoint, config, progress, lambda *_: None)
+
+    with ExitStack() as stack:
+        ranks = stack.enter_context(served(scale.small, folder, load, **options))
+        one = stack.enter_context(served(scale.small, folder, **options))
+        found = compare(ranks, one, leader.close, sizes, scale.requests)
+        print(found.detail, flush=True)
+        if not found.passed:
+            # Ranks that do not end would block a regular exit.
+            os._exit(1)
+
+
+def compare(
+    ranks: Served, one: Served, close: Callable[[], None], sizes: tuple[int, ...], requests: tuple[int, int]
+) -> Outcome:
+    if missing := fallbacks(ranks.runner.choices):
+        return Outcome(False, "; ".join(missing.values()))
+    count, longest = requests
+    steps = same_steps(ranks, one, sizes, longest, SLACK)
+    loops, parted = same_loops(ranks, one, count, longest, SLACK)
+    ended = _ends(close, CLOSE_SECONDS)
+    detail = (
+        f"graphs: {ranks.runner.choices['cuda_graphs']}; step by step {steps.detail}; "
+        f"{count} requests, {parted} part at a near-tie; {loops.detail}; "
+        f"{'ended' if ended else 'did not end'} within {CLOSE_SECONDS:.0f} s"
+    )
+    return Outcome(steps.passed and loops.passed and ended, detail)
+
+
+def _ends(close: Callable[[], None], seconds: float) -> bool:
+    """Whether `close` returns in time. Raises what it raises."""
+    try:
+        ThreadPoolExecutor(1).submit(close).result(seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
