@@ -11,7 +11,7 @@ from structlog.stdlib import BoundLogger
 
 from engine_worker.hooks import Report
 from sluice.ring.names import find
-from sluice.ring.stats import RequestStats, StepStats, request_json, step_json
+from sluice.ring.stats import RequestStats, StatsSource, StepStats, request_json, step_json
 
 CAPACITY = 4096
 POLL_SECONDS = 0.1
@@ -97,21 +97,18 @@ class StatsCallback(threading.Thread):
     def __init__(
         self,
         function: Function,
-        engine: str,
-        model: str,
+        source: StatsSource,
         draining: Callable[[], bool],
         stats_log: StatsLog,
         log: BoundLogger,
     ) -> None:
-        """`model`: the fingerprint."""
         super().__init__(name="stats_callback", daemon=True)
         self.errors = 0
         """Exceptions of the function."""
         self.lost_steps = self.lost_requests = 0
         """Overwritten in the log before a function that is too slow got them."""
         self._function = function
-        self._engine = engine
-        self._model = model
+        self._source = source
         self._draining = draining
         self._stats_log = stats_log
         self._log = log
@@ -134,9 +131,9 @@ class StatsCallback(threading.Thread):
         self.lost_steps += new.lost.steps
         self.lost_requests += new.lost.requests
         for step in new.steps:
-            self._call(step_json(step, self._engine, self._model, self._draining()))
+            self._call(step_json(step, self._source, self._draining()))
         for request in new.requests:
-            self._call(request_json(request, self._engine, time.time()))
+            self._call(request_json(request, self._source.engine_id, time.time()))
 
     def _call(self, text: str) -> None:
         try:

@@ -26,6 +26,7 @@ from sluice.ring.heartbeats import EngineHeartbeat, Hello
 from sluice.ring.host_names import HostNames
 from sluice.ring.inbox import Gap, Inbox
 from sluice.ring.lane import Lane
+from sluice.ring.stats import StatsSource
 from sluice.ring.timing import DRAIN_NOTICE_SECONDS
 from sluice.ring.wire import Cancel, Flush, Submit, ToEngine
 from sluice.settings.services import EngineSettings
@@ -228,11 +229,12 @@ class Worker:
         self._context.term()
 
     def _make_callback(self) -> StatsCallback | None:
-        settings, model = self._settings, self.terms.fingerprint
+        settings = self._settings
         if not settings.stats_callback:
             return None
         function = find_function(settings.stats_callback)
-        return StatsCallback(function, settings.id, model, lambda: self._stopping, self._stats_log, self._log)
+        source = StatsSource(settings.id, self.terms.fingerprint, settings.model_version)
+        return StatsCallback(function, source, lambda: self._stopping, self._stats_log, self._log)
 
     def _read_metrics(self) -> Iterator[Metric]:
         return metrics.read(self._engine, self._inbox, self._mailbox, self._outbox, self._callback)

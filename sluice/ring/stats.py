@@ -5,7 +5,7 @@ monotonic clock.
 """
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -77,12 +77,19 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
         return max(0.0, (now if self.first_scheduled is None else self.first_scheduled) - self.arrival)
 
 
-def step_json(stats: StepStats, engine: str, model: str, draining: bool) -> str:
-    """One JSON object: "type" is "step", then the fields of sluice.v1.EngineStats by name; times in seconds.
-    `model`: the model's fingerprint."""
+class StatsSource(NamedTuple):
+    """Whose statistics they are."""
+
+    engine_id: str
+    model_fingerprint: str
+    model_version: str
+
+
+def step_json(stats: StepStats, source: StatsSource, draining: bool) -> str:
+    """One JSON object: "type" is "step", then the fields of sluice.v1.EngineStats by name; times in seconds."""
     fields = msgspec.structs.asdict(stats)
-    own = {"step_time": fields.pop("step_seconds"), "draining": draining, "model_fingerprint": model}
-    return _json({"type": "step", "engine_id": engine} | fields | own)
+    own = {"step_time": fields.pop("step_seconds"), "draining": draining}
+    return _json({"type": "step"} | source._asdict() | fields | own)
 
 
 def request_json(stats: RequestStats, engine: str, now: float) -> str:

@@ -105,7 +105,7 @@ def deaths_result() -> kills.KillResult:
 
 def pauses_result() -> pauses.PausesResult:
     found = [
-        pauses.Pauses(version, cause, victim, [0.1, 0.2, 0.3])
+        pauses.Pauses(version, cause, victim, [0.1, 0.2, 0.3], [0.05, 0.1, 0.1])
         for version in (pauses.BEFORE, pauses.NOW)
         for cause in pauses.CAUSES
         for victim in pauses.VICTIMS

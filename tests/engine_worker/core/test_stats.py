@@ -8,7 +8,7 @@ import pytest
 from engine_worker.core.stats import REFRESH_SECONDS, REFRESHED_PER_STEP, Rate
 from engine_worker.ringside import metrics
 from sluice.ring.errors import FinishReason
-from sluice.ring.stats import RequestStats, Stage, StepStats, request_json, step_json
+from sluice.ring.stats import RequestStats, Stage, StatsSource, StepStats, request_json, step_json
 from sluice.settings.engine import SchedulerNames
 from sluice.v1 import admin_pb2 as pb
 from tests.fakes.engine import EngineBench
@@ -234,10 +234,12 @@ def test_totals_add_up():
 
 
 def test_json_has_every_field_of_the_public_messages():
-    step = json.loads(step_json(StepStats(iteration=3, time=1.5, step_seconds=0.25), "e", "m", draining=True))
+    source = StatsSource("e", "m", "v1")
+    step = json.loads(step_json(StepStats(iteration=3, time=1.5, step_seconds=0.25), source, draining=True))
     assert step.keys() == {"type", *(field.name for field in pb.EngineStats.DESCRIPTOR.fields)}
     assert (step["type"], step["engine_id"], step["iteration"], step["time"]) == ("step", "e", 3, 1.5)
-    assert (step["step_time"], step["draining"], step["model_fingerprint"]) == (0.25, True, "m")
+    assert (step["step_time"], step["draining"]) == (0.25, True)
+    assert (step["model_fingerprint"], step["model_version"]) == ("m", "v1")
     values = {field.name: 1 for field in msgspec.structs.fields(RequestStats)}
     stats = RequestStats(**values | {"name": "r", "stage": Stage.PAUSED, "arrival": 2.0, "first_scheduled": None})
     found = json.loads(request_json(stats, "e", now=5.0))

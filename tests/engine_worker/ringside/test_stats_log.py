@@ -9,10 +9,11 @@ import structlog
 
 from engine_worker.hooks import Report
 from engine_worker.ringside.stats_log import Cursor, StatsCallback, StatsLog, find_function
-from sluice.ring.stats import RequestStats, Stage, StepStats
+from sluice.ring.stats import RequestStats, Stage, StatsSource, StepStats
 
 PATIENCE = 60
 START = Cursor(0, 0)
+SOURCE = StatsSource("e", "m", "v1")
 
 
 def request_of(number: int, tokens: int) -> RequestStats:
@@ -99,7 +100,7 @@ class Told:
 def test_a_function_gets_json_and_may_raise(fails):
     stats_log, told, logs = StatsLog(), Told(3, fails), []
     log = structlog.wrap_logger(None, processors=[lambda _, __, event: logs.append(event) or event, drop])
-    callback = StatsCallback(told, "e", "m", lambda: True, stats_log, log)
+    callback = StatsCallback(told, SOURCE, lambda: True, stats_log, log)
     callback.start()
     stats_log.append(step_of(1))
     stats_log.append(step_of(2, request_of(7, 3)))
@@ -107,6 +108,7 @@ def test_a_function_gets_json_and_may_raise(fails):
     callback.stop()
     found = [json.loads(text) for text in told.texts]
     assert {(each["type"], each["engine_id"]) for each in found} == {("step", "e"), ("request", "e")}
+    assert {each["model_version"] for each in found if each["type"] == "step"} == {"v1"}
     assert {each["draining"] for each in found if each["type"] == "step"} == {True}
     assert sorted(each["iteration"] for each in found if each["type"] == "step") == [1, 2]
     assert [each["generated_tokens"] for each in found if each["type"] == "request"] == [3]
@@ -120,7 +122,7 @@ def drop(_, __, event):
 
 def test_a_function_gets_each_report_of_a_request():
     stats_log, told = StatsLog(), Told(4)
-    callback = StatsCallback(told, "e", "m", lambda: False, stats_log, structlog.get_logger())
+    callback = StatsCallback(told, SOURCE, lambda: False, stats_log, structlog.get_logger())
     for tokens in range(4):
         stats_log.append(Report(None, [request_of(7, tokens)]))
     callback.start()
@@ -131,7 +133,7 @@ def test_a_function_gets_each_report_of_a_request():
 
 def test_what_is_left_is_told_at_the_end():
     stats_log, told = StatsLog(), Told(1)
-    callback = StatsCallback(told, "e", "m", lambda: False, stats_log, structlog.get_logger())
+    callback = StatsCallback(told, SOURCE, lambda: False, stats_log, structlog.get_logger())
     callback.start()
     stats_log.append(step_of(1))
     callback.stop()
@@ -147,7 +149,7 @@ def test_a_slow_function_misses_the_oldest_and_they_are_counted():
         go.wait(PATIENCE)
         told(text)
 
-    callback = StatsCallback(slow, "e", "m", lambda: False, stats_log, structlog.get_logger())
+    callback = StatsCallback(slow, SOURCE, lambda: False, stats_log, structlog.get_logger())
     callback.start()
     stats_log.append(step_of(1))
     assert busy.wait(PATIENCE)
