@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PROTOS := $(wildcard protos/sluice/v1/*.proto)
+# Tests wait for a quarter of their time, so one more than there are cores run at once.
+WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
 # One thread per process: the workers share the cores. A file's tests stay in one worker, and slow files start first.
 # Bytecode is kept even where the environment says otherwise, as in containers: else each worker spends 10 CPU seconds of
 # each run on rewriting the asserts of all test modules.
@@ -12,12 +14,12 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --d
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
 
-# The inner loop: no processes, nothing slow, few examples. These tests often wait, so more of them than cores run at once.
+# The inner loop: no processes, nothing slow, few examples.
 check: lint
 	$(PYTEST) --numprocesses 4 -m "not process and not slow" --hypothesis-profile check --durations 10 --durations-min 2
 
 test: lint
-	$(PYTEST) --numprocesses auto --maxprocesses 4 --durations 25 --durations-min 5
+	$(PYTEST) --numprocesses $(WORKERS) --durations 25 --durations-min 5
 
 lint: $(VENV)/dev.done
 	$(BIN)/ruff check .
