@@ -132,7 +132,7 @@ def progress_log(
 
 
 def reported(startup: Startup, stage: str, log_progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """A callback for (done, total) that tells probes too."""
+    """A callback for (done, total) that updates probes too."""
 
     def progress(done: int, total: int) -> None:
         startup.report(stage, done, total)

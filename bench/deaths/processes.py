@@ -86,7 +86,7 @@ class Processes:
         await asyncio.to_thread(self._children[name].wait)
 
     async def whole(self) -> None:
-        """Until the router hears all four."""
+        """Until the router has heartbeats of all four."""
         async with asyncio.timeout(START_SECONDS), AsyncClient(self.address, retry_timeout=START_SECONDS) as client:
             while True:
                 stats = await client.stats()

@@ -32,16 +32,16 @@ WITHOUT: Mapping[str, dict[str, Any]] = {
 
 def blame(recheck: Callable[[dict[str, Any]], Outcome]) -> tuple[str, list[str]]:
     """The layer at fault, if found, and the outcome of each trial."""
-    told, holds = [], []
+    trials, holds = [], []
     for layer, options in WITHOUT.items():
         try:
             outcome = recheck(options)
         except Exception as error:  # noqa: BLE001 - the other layers must still be tried
             outcome = Outcome.of_error(error)
-        told.append(f"without {layer}: {outcome}")
+        trials.append(f"without {layer}: {outcome}")
         if outcome.passed:
             holds.append(layer)
-    return _verdict(holds), told
+    return _verdict(holds), trials
 
 
 def _verdict(holds: list[str]) -> str:
@@ -122,12 +122,12 @@ class Plan(Stages):
         record, work = self._findings.memory.append, Workload(REQUESTS, *self._scale.peer_work)
         with default_path(shape, self._session.folder, self._device, record, **self._forced) as found:
             self._findings.choices["default path"] = dict(found.runner.choices)
-            told = [f"{found.runner.num_blocks} blocks of {found.runner.tokens_per_block}"]
+            parts = [f"{found.runner.num_blocks} blocks of {found.runner.tokens_per_block}"]
             for kind, sampling in KINDS.items():
-                seconds = serve(found, work, len(told), sampling)
-                told.append(f"{kind}: {REQUESTS} requests, {work.tokens / seconds:,.0f} tokens/s")
+                seconds = serve(found, work, len(parts), sampling)
+                parts.append(f"{kind}: {REQUESTS} requests, {work.tokens / seconds:,.0f} tokens/s")
                 record(memory(f"{REQUESTS} {kind}", self._device))
-        return "; ".join(told)
+        return "; ".join(parts)
 
     def _goals(self, shape: Shape) -> None:
         scale, batch = self._scale, max(self._scale.batches)
@@ -188,8 +188,8 @@ class Plan(Stages):
             return
 
         def search() -> str:
-            found, told = blame(partial(self._again, recheck))
-            self._findings.blamed[name] = "; ".join([found, *told])
+            found, trials = blame(partial(self._again, recheck))
+            self._findings.blamed[name] = "; ".join([found, *trials])
             return f"at fault: {found}"
 
         self._do(f"{name}: what is at fault", AGAIN, search)

@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.gpu import standins
 from bench.gpu.children import Children
-from bench.gpu.children import report as tell
+from bench.gpu.children import report as send
 from bench.gpu.findings import Check, Skip
 
 KERNELS = "tests/engine_worker/attention/test_on_device.py"
@@ -24,7 +24,7 @@ def pytest_runtest_logreport(report: Any) -> None:
         elif report.failed:
             detail = report.longrepr.reprcrash.message
         print()  # pytest's dots do not end their line.
-        tell(name=report.nodeid.rpartition("::test_")[2].replace("_", " "), outcome=report.outcome, detail=detail)
+        send(name=report.nodeid.rpartition("::test_")[2].replace("_", " "), outcome=report.outcome, detail=detail)
 
 
 def run_tests(
@@ -40,8 +40,8 @@ def run_tests(
     left_out = [f"--deselect={KERNELS}::test_kernel_agrees_with_the_reference[{title}]" for title in avoided]
     reports, why = children.ask([*PYTEST, *chosen, *left_out], seconds)
     skipped |= {one["name"]: one["detail"] for one in reports if one["outcome"] == "skipped"}
-    told = [one for one in reports if one["outcome"] != "skipped"]
-    checks = [Check(one["name"], one["outcome"] == "passed", one["detail"]) for one in told]
+    ended = [one for one in reports if one["outcome"] != "skipped"]
+    checks = [Check(one["name"], one["outcome"] == "passed", one["detail"]) for one in ended]
     # With status 1 pytest ends after tests that failed.
     if why and (all(check.passed for check in checks) or not why.startswith("ended with status 1:")):
         checks.append(Check("tests", False, why))

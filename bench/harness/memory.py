@@ -3,7 +3,9 @@
 import asyncio
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +30,8 @@ class Trail(msgspec.Struct, frozen=True):
         return self.service.partition("-")[0]
 
     def after(self, seconds: float) -> "Trail":
-        pairs = zip(self.seconds, self.mebibytes, strict=True)
-        kept = [(at, size) for at, size in pairs if at - self.seconds[0] >= seconds]
-        return Trail(self.service, [at for at, _ in kept], [size for _, size in kept])
+        first = bisect_left(self.seconds, self.seconds[0] + seconds)
+        return Trail(self.service, self.seconds[first:], self.mebibytes[first:])
 
 
 class MemoryWatch:
@@ -61,11 +62,9 @@ class MemoryWatch:
 
 def resident_bytes(pid: int) -> int:
     """0 if the process has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/statm").read_text().split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def before_and_after(trails: Iterable[Trail], until: float) -> dict[str, tuple[float, float]]:

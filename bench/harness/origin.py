@@ -1,9 +1,10 @@
 """Where and when figures were measured."""
 
+import os
 import platform
 import shlex
-import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,7 +25,8 @@ class Origin(msgspec.Struct, frozen=True):
 
 def origin(arguments: list[str], threads: int, module: str = "bench") -> Origin:
     packages = packages_text(versions(("torch", "transformers", "grpcio", "pyzmq")))
-    machine = f"{usable_cores()} cores of {_processor()}, {_memory()}"
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    machine = f"{usable_cores()} cores of {_processor()}, {memory / 2**30:.0f} GiB of memory"
     software = f"{platform.system()}, Python {platform.python_version()}, {packages}"
     return Origin(now(), command(module, arguments), machine, software, threads)
 
@@ -40,10 +42,8 @@ def command(module: str, arguments: list[str]) -> str:
 def versions(packages: Iterable[str]) -> dict[str, str]:
     found = {}
     for name in packages:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 
@@ -52,16 +52,7 @@ def packages_text(found: dict[str, str]) -> str:
 
 
 def _processor() -> str:
-    return _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine()
-
-
-def _memory() -> str:
-    total = _field(Path("/proc/meminfo"), "MemTotal")
-    return f"{int(total.split()[0]) / 2**20:.0f} GiB of memory" if total else "memory unknown"
-
-
-def _field(file: Path, name: str) -> str | None:
-    if sys.platform != "linux":
-        return None
-    lines = file.read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

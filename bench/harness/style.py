@@ -76,8 +76,7 @@ def frame(axes: Axes, heading: str = "", below: str = "", *, x: str = "", grid: 
         axes.set_xlabel(x)
     if grid:
         axes.grid(axis=grid, color=FAINT)  # type: ignore[arg-type]
-    if bare:
-        axes.spines[bare].set_visible(False)
+    axes.spines[bare].set_visible(False)
 
 
 def note(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any) -> None:

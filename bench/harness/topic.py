@@ -60,10 +60,9 @@ def speed_cells(figures: Figures, ratio: str) -> str:
 
 def interleave(sides: Mapping[str, tuple[System, Load]], repeats: int, step: Step) -> list[list[Run]]:
     """Runs of each system under its load, after a short uncounted round, each with a prefix-cache domain of its own."""
-    runs: dict[str, list[Run]] = {}
+    runs: dict[str, list[Run]] = {name: [] for name in sides}
     for name, (system, load) in sides.items():
         system.run(_brief(load))
-        runs[name] = []
         step(f"{name}, warming up")
     for repeat in range(repeats):
         # Every second round goes backwards, so that drift of the machine affects all systems alike.

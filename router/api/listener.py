@@ -72,7 +72,7 @@ class Listener:
             await asyncio.Event().wait()
 
     def refuse(self) -> asyncio.Task[None]:
-        """Take no new calls or connections; clients are told by GOAWAY and connect elsewhere. Irreversible.
+        """Take no new calls or connections; clients get GOAWAY and connect elsewhere. Irreversible.
 
         Returns the task that ends with the last open call.
         """

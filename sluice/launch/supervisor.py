@@ -39,7 +39,7 @@ class Supervisor(threading.Thread):
         self._freeze_timeout = plan.freeze_timeout
         self._hosts = hosts
         self._peers: Peers = {}
-        """As the hosts were last told."""
+        """As last announced to the hosts."""
         self._observe = observe
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._starting = threading.Lock()
@@ -189,7 +189,7 @@ class Supervisor(threading.Thread):
         }
         if peers != self._peers:
             self._peers = peers
-            self._hosts.tell(peers)
+            self._hosts.announce(peers)
 
     def _kill_frozen(self, now: float) -> None:
         late = now - self._freeze_checked_at - FREEZE_CHECK_SECONDS

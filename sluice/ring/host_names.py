@@ -77,7 +77,7 @@ class HostNames:
 
 
 class Endpoint:
-    """What ZeroMQ is told to connect to for an address. Not thread-safe."""
+    """The address that ZeroMQ connects to for a given one. Not thread-safe."""
 
     def __init__(self, address: str, names: HostNames) -> None:
         self._names = names

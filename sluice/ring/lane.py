@@ -91,7 +91,7 @@ class Lane:
         watched: bool = False,
         names: HostNames | None = None,
     ) -> None:
-        """`names`, shared by lanes, saves them look-ups, and tells a new lane what an earlier one knew."""
+        """`names`, shared by lanes, saves look-ups: a new lane knows what an earlier one found."""
         security.check(address)
         self.address = address
         self._endpoint = Endpoint(address, names or HostNames())

@@ -32,7 +32,7 @@ class Hosts(Protocol):
     def start(self, service: Service, observe: Observe, ended: Callable[[Child], None]) -> Child:
         """Start a service. `observe` gets its log lines, `ended` its child once it has exited. Raises OSError."""
 
-    def tell(self, peers: Peers) -> None:
+    def announce(self, peers: Peers) -> None:
         """Called whenever one of these addresses has changed."""
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ class LocalHosts:
         files = (self.folder.lock,)
         return ChildProcess(service.name, service.role, service.command, environment, observe, ended, files)
 
-    def tell(self, peers: Mapping[Role, tuple[str, ...]]) -> None:
+    def announce(self, peers: Mapping[Role, tuple[str, ...]]) -> None:
         """Routers know all sockets from the start: they keep their names."""
 
     def close(self) -> None:

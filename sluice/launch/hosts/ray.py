@@ -137,11 +137,11 @@ class RayHosts:
             return RankGroup(sent, ranks, seats, status, observe, ended)
         return RemoteChild(sent, seats[0], status, observe, ended, lambda: self._peers)
 
-    def tell(self, peers: Mapping[Role, tuple[str, ...]]) -> None:
+    def announce(self, peers: Mapping[Role, tuple[str, ...]]) -> None:
         self._peers = peers
         for name, seats in self._seats.items():
             if name.startswith("router"):
-                seats[0].send("tell", peers)
+                seats[0].send("announce", peers)
 
     def close(self) -> None:
         if not self._connected:

@@ -92,7 +92,7 @@ class RemoteChild:
         self._over = threading.Event()
         self._ending = threading.Lock()
         if service.rank is None or service.rank.number == 0:
-            notice = threading.Timer(PLACE_SECONDS, self._tell_waiting)
+            notice = threading.Timer(PLACE_SECONDS, self._report_waiting)
             notice.daemon = True
             notice.start()
         threading.Thread(target=self._follow, name=f"reports of {self.name}", daemon=True).start()
@@ -116,7 +116,7 @@ class RemoteChild:
     def wait(self, timeout: float) -> bool:
         return self._over.wait(max(timeout, 0))
 
-    def _tell_waiting(self) -> None:
+    def _report_waiting(self) -> None:
         if self.alive and not self.pid:
             self._observe(launcher_line(self.name, "waiting_for_node", "warning", seconds=PLACE_SECONDS))
 

@@ -75,7 +75,7 @@ class Seat:
         if run == self._run:
             return
         if service.rank is not None and service.rank.number == 0 and service.rank.master != str(self._ip):
-            raise OSError(f"rank 0 has moved to {self._ip}, but the others were told {service.rank.master}")
+            raise OSError(f"rank 0 has moved to {self._ip}, but the other ranks connect to {service.rank.master}")
         if self._child is not None:
             self._child.kill()
             self._child.wait(KILL_SECONDS)
@@ -83,7 +83,7 @@ class Seat:
             self._run, self._count, self._ended = run, 0, threading.Event()
             self._lines.clear()
         self._status(service.name).reset()
-        self.tell(peers)
+        self.announce(peers)
         here = self._at_home(service)
         _await_ports(here)
         status = {STATUS_VARIABLE: str(self._status_path(service.name))}
@@ -114,7 +114,7 @@ class Seat:
             else:
                 child.terminate()
 
-    def tell(self, peers: Mapping[Role, tuple[str, ...]]) -> None:
+    def announce(self, peers: Mapping[Role, tuple[str, ...]]) -> None:
         """Write the lists of addresses, which a router reads."""
         for role, name in LISTS.items():
             file = self._folder.path / name

@@ -188,7 +188,7 @@ def test_a_router_reads_its_peers_from_files_and_listens_at_its_node(tmp_path):
         assert Path(flags["--detokenizers"].removeprefix("file://")).read_text().split() == list(PEERS["detok"])
         secret = Path(flags["--keys"]) / "secret" / "router.key"
         assert (secret.read_bytes(), secret.stat().st_mode & 0o777) == (b"secret", 0o600)
-        seat.tell({"engine": ("tcp://10.0.0.9:1",)})
+        seat.announce({"engine": ("tcp://10.0.0.9:1",)})
         assert engines.read_text() == "tcp://10.0.0.9:1\n"
     finally:
         seat.close()
