@@ -63,7 +63,8 @@ class Retries:
     def on_failure(self, error: SluiceError, now: float) -> float:
         """Seconds to wait before the next attempt. Raises `error` if it is final."""
         self._failures += 1
-        if error.reason:
+        # gRPC cancels a call only at a router that it has reached.
+        if error.reason or isinstance(error, Cancelled):
             self._answered.set()
         self.engine_deaths = error.engine_deaths or self.engine_deaths
         if self._broken_at is None:
