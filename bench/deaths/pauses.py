@@ -37,7 +37,7 @@ BEGUN = 30
 
 class PausesPlan(Plan, frozen=True):
     streams: int = 16
-    rounds: int = 1
+    rounds: int = 3
     max_tokens: int = 1500
     causes: tuple[str, ...] = CAUSES
     note: str = ""
