@@ -63,8 +63,7 @@ class Retries:
     def on_failure(self, error: SluiceError, now: float) -> float:
         """Seconds to wait before the next attempt. Raises `error` if it is final."""
         self._failures += 1
-        # gRPC cancels a call only at a router that it has reached.
-        if error.reason or isinstance(error, Cancelled):
+        if error.reason:
             self._answered.set()
         self.engine_deaths = error.engine_deaths or self.engine_deaths
         if self._broken_at is None:

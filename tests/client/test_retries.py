@@ -120,16 +120,6 @@ def test_a_router_that_says_why_has_answered() -> None:
     assert answered.is_set()
 
 
-def test_a_router_whose_call_grpc_cancelled_was_there() -> None:
-    answered = threading.Event()
-    found = Retries(1, None, 0.0, 10.0, 100.0, answered)
-    assert found.on_failure(Cancelled("the router began to drain"), 100.0) > 0
-    assert answered.is_set()
-    assert found.on_failure(LOST, 105.0) > 0
-    with pytest.raises(Unavailable):
-        found.on_failure(LOST, 110.0)
-
-
 def test_the_deadline_cuts_a_pause() -> None:
     found = attempts(timeout=5.0, retry=1e6)
     assert (found.time_left(101.0), found.elapsed(101.0)) == (4.0, 1.0)
