@@ -80,6 +80,8 @@ class RouterApp:
         self._metrics_port = metrics_port
         self._listeners = self._make_listeners()
         self._leaving: asyncio.Task[None] | None = None
+        self._drains = set[asyncio.Task[int]]()
+        """Those that run."""
         self.tasks: list[asyncio.Task[None]] = []
         """From `start` on. One that ends is a fault."""
 
@@ -122,12 +124,11 @@ class RouterApp:
         Irreversible. Health says NOT_SERVING, then the main listener refuses new calls: `RingSide.drain` has the rest.
         AdminService keeps its own listener, if it has one.
         """
-        end = time.monotonic() + seconds
-        if self._leaving is None:
-            self._leaving = asyncio.create_task(self._leave(seconds))
-        # The client of a call that asks for a drain may go, the drain goes on.
-        await asyncio.shield(self._leaving)
-        return await self.ring.drain(max(0.0, end - time.monotonic()))
+        drain = asyncio.create_task(self._drain(seconds))
+        self._drains.add(drain)
+        drain.add_done_callback(self._drains.discard)
+        # The client of a call that asks for a drain may go: the drain goes on.
+        return await asyncio.shield(drain)
 
     async def stop(self, drain_seconds: float | None = None) -> None:
         ring = self.ring
@@ -183,6 +184,13 @@ class RouterApp:
         host, port = getattr(self.settings, f"{prefix}host"), getattr(self.settings, f"{prefix}port")
         handlers += reflection_handlers(names, counted(reflect), self._log)
         return Listener(host, port, self.settings, self._access.certificates, handlers)
+
+    async def _drain(self, seconds: float) -> int:
+        end = time.monotonic() + seconds
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave(seconds))
+        await self._leaving
+        return await self.ring.drain(max(0.0, end - time.monotonic()))
 
     async def _leave(self, seconds: float) -> None:
         self.ring.announce_drain()

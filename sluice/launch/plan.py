@@ -25,6 +25,8 @@ Arguments = Mapping[str, Any]
 PYTHON = (sys.executable, "-P")
 
 MAX_PORT = 65535
+REMOTE = ("SLUICE_ROUTER_", "SLUICE_ENGINE_", "SLUICE_DETOK_", "NCCL_")
+"""Prefixes of the variables that services on other machines get. No credentials (HF_TOKEN): Ray displays them."""
 # Not inherited: the engines of a ring that a torchrun process starts are not torchrun's ranks.
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -187,6 +189,12 @@ def child_environment() -> dict[str, str]:
         # A checkout that may not be installed: children run in the user's folder and would not find it.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
     return environment
+
+
+def remote_environment() -> dict[str, str]:
+    """The part of `child_environment` that services on other machines need: settings, NCCL's, and a checkout's path."""
+    found = child_environment().items()
+    return {name: value for name, value in found if name == "PYTHONPATH" or name.startswith(REMOTE)}
 
 
 def _ports(first: int, count: int) -> list[int]:

@@ -20,7 +20,7 @@ class Startup:
         self.loaded = 1.0
 
     def dead(self) -> None:
-        """Never: how long loading takes is for the startup probe to judge."""
+        """Never: a slow load is no reason to start over."""
 
     def not_ready(self) -> str:
         return self._stage

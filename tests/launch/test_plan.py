@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sluice.launch import OptionsError, Plan
-from sluice.launch.plan import services
+from sluice.launch.plan import remote_environment, services
 
 
 def flag(command: list[str], name: str) -> str | None:
@@ -52,3 +52,12 @@ def test_engines_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for engines, threads in ((1, "5"), (2, "2"), (6, "1")):
         found = [each for each in services(Plan("model", "name", engines=engines), Path("/x")) if each.role == "engine"]
         assert [flag(each.command, "--default-threads") for each in found] == [threads] * engines
+
+
+def test_services_on_other_machines_get_the_launchers_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"SLUICE_ROUTER_TOKENS_FILE": "/tokens", "SLUICE_ENGINE_TENSOR_PARALLEL": "4", "NCCL_DEBUG": "INFO"}
+    for name, value in (wanted | {"HF_TOKEN": "secret", "SLUICE_PARENT_PID": "1", "HOME": "/root"}).items():
+        monkeypatch.setenv(name, value)
+    found = remote_environment()
+    assert wanted.items() <= found.items()
+    assert not found.keys() & {"HF_TOKEN", "SLUICE_PARENT_PID", "HOME"}

@@ -26,7 +26,7 @@ from sluice.launch.hosts.rank_group import RankGroup
 from sluice.launch.hosts.remote_child import RemoteChild, RemoteStatus, SeatAwayError, SeatLostError
 from sluice.launch.hosts.seat import Seat
 from sluice.launch.logs import Observe
-from sluice.launch.plan import PYTHON, Plan, Service, child_environment, services
+from sluice.launch.plan import PYTHON, Plan, Service, remote_environment, services
 from sluice.launch.rank import ranks_of, ranks_per_node
 from sluice.ring.keys import ROLES, Role, generate
 from sluice.settings.services import EngineSettings, is_loopback
@@ -220,8 +220,6 @@ class RayHosts:
         seats: int = 1,
         place: PlacementGroupSchedulingStrategy | None = None,
     ) -> Any:
-        # A checkout that is not installed is found by its path, here and on nodes that have it at the same one.
-        path = {name: value for name, value in child_environment().items() if name == "PYTHONPATH"}
         own = {name: content for name, content in keys.items() if _may_read(service.role, name)}
         actor = (
             ray.remote(SeatActor)
@@ -231,7 +229,7 @@ class RayHosts:
                 num_cpus=self._cpus(service),
                 num_gpus=gpus,
                 max_restarts=-1,
-                runtime_env={"env_vars": path},
+                runtime_env={"env_vars": remote_environment()},
                 scheduling_strategy=place or "DEFAULT",
             )
             .remote(own, seats)

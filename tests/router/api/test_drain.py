@@ -17,7 +17,7 @@ from sluice.v1 import generation_pb2 as pb
 from sluice.v1.admin_pb2_grpc import AdminServiceStub
 from sluice.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.fakes.ring_peers import generate
-from tests.router.conftest import rest, text_spec
+from tests.router.conftest import Details, rest, text_spec
 
 RETRIES = {
     "methodConfig": [
@@ -204,3 +204,16 @@ async def test_a_drain_called_on_the_main_port_gets_its_answer_and_goes_on_witho
     await asyncio.sleep(0)
     assert not any(task.done() for task in client.router.tasks)
     await asyncio.wait_for(client.router.stop(0.0), 60)
+
+
+async def test_a_drain_whose_caller_has_gone_hands_late_streams_back(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start()
+    stream, _ = await long_stream(client.generation, ring)
+    drain = client.admin.Drain(admin_pb2.DrainRequest(timeout=Duration(seconds=1)))
+    await client.until(lambda: client.router.ring.draining)
+    drain.cancel()
+    with pytest.raises(grpc.aio.AioRpcError) as ending:
+        await asyncio.wait_for(rest(stream), 60)
+    assert Details(ending.value).info.reason == "DRAINING"
