@@ -146,7 +146,7 @@ class Network:
         """Submits of an attempt after the first that were sent."""
         self._inboxes: dict[str, SimInbox] = {}
 
-    def lane(self, _context, address: str, capacity: int = 64, security=None, watched=False) -> SimLane:
+    def lane(self, _context, address: str, capacity: int = 64, security=None, watched=False, names=None) -> SimLane:
         return SimLane(self, address, capacity)
 
     def listens(self, address: str) -> bool:
