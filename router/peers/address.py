@@ -1,8 +1,9 @@
 """The forms in which the address of a peer may be written."""
 
-import ipaddress
 import re
 from typing import NamedTuple
+
+from sluice.ring.address import is_ip
 
 DNS_PREFIXES = ("dns://", "dns:")
 FILE_PREFIX = "file://"
@@ -47,7 +48,7 @@ def parse(text: str) -> Address:
     if not TCP_HOST.fullmatch(host):
         raise AddressError(f"{text!r} needs a host and a port: {host!r} is not a host")
     host = host.strip("[]")
-    return Address(text, None if _is_ip(host) else HostName(host, port, False))
+    return Address(text, None if is_ip(host) else HostName(host, port, False))
 
 
 def _ipc(text: str) -> str:
@@ -64,11 +65,3 @@ def _host_and_port(text: str, rest: str) -> tuple[str, int]:
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise AddressError(f"{text!r} needs a host and a port")
     return host, int(port)
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -10,6 +10,7 @@ from structlog.stdlib import BoundLogger
 
 from router.peers.address import FILE_PREFIX, Address, parse
 from router.peers.address_file import AddressFile
+from sluice.ring.address import tcp_address
 
 Resolve = Callable[[str, int], Awaitable[frozenset[str]]]
 
@@ -77,8 +78,4 @@ async def resolve_host(host: str, port: int) -> frozenset[str]:
     """A ZeroMQ address for each IP address of a host. Raises OSError if the look-up fails."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return frozenset(_tcp(str(address[0]), port) for *_, address in found)
-
-
-def _tcp(ip: str, port: int) -> str:
-    return f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}"
+    return frozenset(tcp_address(str(address[0]), port) for *_, address in found)

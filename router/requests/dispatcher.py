@@ -145,7 +145,7 @@ class Dispatcher:
                 self.lose_attempt(request, ErrorCode.ROWS_LOST, f"{engine.name} cannot reach {detokenizer.name}")
 
     def move_off_draining(self) -> None:
-        """Give up the attempts at peers that drain for a while, as soon as others can take them."""
+        """Give up the attempts at peers that have drained for DRAIN_SETTLE_SECONDS, as soon as others can take them."""
         membership = self._membership
         alive: list[EnginePeer | DetokenizerPeer] = [*membership.engines.alive, *membership.detokenizers.alive]
         draining = [peer for peer in alive if peer.should_empty]

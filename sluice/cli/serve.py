@@ -10,8 +10,9 @@ from pathlib import Path
 import typer
 
 from sluice.cli.common import describe, with_options
+from sluice.cli.detach import serve_detached
 from sluice.cli.generate import print_stream
-from sluice.cli.serve_options import DEFAULT_PORT, ServeOptions
+from sluice.cli.serve_options import ARGUMENTS, DEFAULT_PORT, ServeOptions
 from sluice.client import Client, SluiceError
 from sluice.launch import DEMO_REQUEST, Display, OptionsError, Ring, RingError
 from sluice.launch.logs import lines_lost
@@ -42,6 +43,9 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
     signal.signal(signal.SIGUSR2, lambda *_: None)
     with Display(options.verbose) as display:
         try:
+            if options.detach:
+                serve_detached(options.on, context.meta[ARGUMENTS], options.drain_timeout, display)
+                return
             ring = Ring(
                 **options.of_ring(context),
                 shared_args=assigned[ALL],

@@ -30,13 +30,16 @@ OF_RING = (
 """Options that `Ring` takes under the same name."""
 # Under this key the context holds settings from the file, such as ("engine.max_batch_size", 8).
 FILE_SETTINGS = __name__
-NO_KEYS = ("config", "model_option", "settings")
-"""Options that are not keys of the file: --config itself, --model (its key is `model`), and --set."""
+ARGUMENTS = f"{__name__}.arguments"
+"""Under this key the context holds the command's arguments as they were given."""
+NO_KEYS = ("config", "model_option", "settings", "detach")
+"""Options that are not keys of the file: --config itself, --model (its key is `model`), --set, and --detach."""
 
 
 class ServeCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Raises typer.BadParameter, with the --set form of a setting that is given as an option."""
+        ctx.meta[ARGUMENTS] = tuple(args)
         options = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
         for flag in (word.split("=")[0] for word in takewhile("--".__ne__, args)):
             key = key_of(flag.removeprefix("--").removeprefix("no-").replace("-", "_"))
@@ -164,6 +167,10 @@ class ServeOptions:
         ),
     ] = None
     demo: Annotated[str | None, typer.Option(metavar="TEXT", help="Complete this text once ready")] = None
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", help="With --on ray: the launcher runs as a job of the cluster"),
+    ] = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show everything that the services log")] = False
 
     def assigned(self, context: typer.Context) -> dict[str, dict[str, Any]]:

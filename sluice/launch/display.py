@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from sluice.launch.logs import SERVICE_RECOVERED, LogLine, launcher_line
+from sluice.launch.logs import LAUNCHER, SERVICE_RECOVERED, LogLine, launcher_line
 from sluice.ring.process import START_FAILED
 
 BARS = ("loading", "capturing")
@@ -52,7 +52,7 @@ class Display:
         if self._console.is_terminal:
             self._console.print(text, style=STYLES.get(level, "dim"), highlight=False, markup=False, soft_wrap=True)
         else:
-            self._write(launcher_line("launcher", event, level, **fields))
+            self._write(launcher_line(LAUNCHER, event, level, **fields))
 
     def show_error(self, message: str, event: str = "failed") -> None:
         message = " ".join(message.split())

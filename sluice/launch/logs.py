@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+LAUNCHER = "launcher"
 SERVICE_RECOVERED = "service_recovered"
 
 
@@ -53,11 +54,11 @@ def service_exited(name: str, pid: int, how: str, restart_in: float | None) -> L
 
 
 def lines_lost(lines: int) -> str:
-    return launcher_line("launcher", "log_lines_lost", "warning", lines=lines).text
+    return launcher_line(LAUNCHER, "log_lines_lost", "warning", lines=lines).text
 
 
 def launcher_line(name: str, event: str, level: str, **fields: Any) -> LogLine:
-    """`name`: of the service that it is about, or "launcher"."""
+    """`name`: of the service that it is about, or LAUNCHER."""
     time = datetime.now(UTC).isoformat()
-    found = {"service": "launcher", "id": name, **fields, "event": event, "level": level, "timestamp": time}
+    found = {"service": LAUNCHER, "id": name, **fields, "event": event, "level": level, "timestamp": time}
     return LogLine(name, json.dumps(found), found)

@@ -1,10 +1,24 @@
-"""The address at which other services reach an inbox, from what it is bound to and what the operator gave."""
+"""Addresses of inboxes; and that at which other services reach one, from what it is bound to and the operator gave."""
 
 import ipaddress
 from contextlib import suppress
 
 TCP = "tcp://"
 MAX_PORT = 65535
+
+
+def is_ip(host: str) -> bool:
+    """Not a name. Without brackets."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def tcp_address(host: str, port: int | str) -> str:
+    """`host` without brackets, which an IPv6 address gets."""
+    return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
 
 
 def is_wildcard(address: str) -> bool:
@@ -46,7 +60,7 @@ def reachable_at(bound: str, advertise: str | None) -> str:
         port = bound.rpartition(":")[2]
     if not (port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT):
         raise ValueError(f"advertise: the port must be 1 to {MAX_PORT} (got {advertise!r})")
-    return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
+    return tcp_address(host, port)
 
 
 def _split(text: str) -> tuple[str, str | None]:

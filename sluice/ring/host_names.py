@@ -2,7 +2,6 @@
 connections, and none of these would move while the DNS does not answer.
 """
 
-import ipaddress
 import re
 import socket
 import threading
@@ -12,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+
+from sluice.ring.address import is_ip, tcp_address
 
 NAMED = re.compile(r"tcp://([0-9A-Za-z][0-9A-Za-z._-]*):([0-9]{1,5})")
 AGAIN_SECONDS = 1.0
@@ -82,7 +83,7 @@ class Endpoint:
     def __init__(self, address: str, names: HostNames) -> None:
         self._names = names
         match = NAMED.fullmatch(address)
-        self._name, self._port = match.groups() if match and not _is_ip(match[1]) else ("", "")
+        self._name, self._port = match.groups() if match and not is_ip(match[1]) else ("", "")
         self.text: str | None = None if self._name else address
         """None while the name's addresses are unknown."""
         self.follow()
@@ -92,26 +93,14 @@ class Endpoint:
         return bool(self._name)
 
     def follow(self, *, elsewhere: bool = False) -> bool:
-        """Whether `text` has changed, because the name has another address now. `elsewhere`: nobody answers there, so
-        if the name has several addresses, try the next one."""
+        """Look the name up; returns whether `text` has changed. `elsewhere`: no service answers at `text`, so take the
+        next of the name's addresses."""
         if not self._name:
             return False
-        found = [_tcp(ip, self._port) for ip in self._names.ips(self._name)]
+        found = [tcp_address(ip, self._port) for ip in self._names.ips(self._name)]
         former = self.text
         if former not in found:
             self.text = found[0] if found else former
         elif elsewhere:
             self.text = found[(found.index(former) + 1) % len(found)]
         return self.text != former
-
-
-def _tcp(ip: str, port: str) -> str:
-    return f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}"
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

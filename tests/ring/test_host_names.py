@@ -28,7 +28,7 @@ FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 
 
 class Dns:
-    """Answers from `known`; while it is silent, nobody gets an answer."""
+    """Answers from `known`; while it is silent, look-ups block."""
 
     def __init__(self, **known):
         self.known = known

@@ -39,15 +39,21 @@ class Hosts(Protocol):
         """All children have exited. Idempotent."""
 
 
-def open_hosts(on: str, plan: Plan, engine: EngineSettings) -> Hosts:
-    """`on`: "local", "ray" or "ray=ADDRESS". Raises OptionsError."""
+def place(on: str) -> tuple[str, str]:
+    """Kind and address. `on`: "local", "ray" or "ray=ADDRESS". Raises OptionsError, also if ray is not installed."""
     kind, _, address = on.partition("=")
-    if on == LOCAL:
-        return LocalHosts(plan, engine)
-    if kind != RAY:
+    if on != LOCAL and kind != RAY:
         raise OptionsError(f"on = {on!r}: it must be {LOCAL}, {RAY} or {RAY}=ADDRESS")
-    if find_spec("ray") is None:
+    if kind == RAY and find_spec("ray") is None:
         raise OptionsError("on = ray needs the package ray: pip install 'sluice[ray]'")
+    return kind, address
+
+
+def open_hosts(on: str, plan: Plan, engine: EngineSettings) -> Hosts:
+    """As `place`. Raises OptionsError."""
+    kind, address = place(on)
+    if kind == LOCAL:
+        return LocalHosts(plan, engine)
     # It takes seconds to import.
     from sluice.launch.hosts.ray import RayHosts
 

@@ -1,6 +1,6 @@
 """Services on a Ray cluster: an actor for each. Ray places actors and starts them again; tokens do not pass through it.
 
-The only module that imports ray.
+Beside `sluice/launch/ray_job.py` the only module that imports ray.
 """
 
 import secrets

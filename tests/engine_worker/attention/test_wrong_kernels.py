@@ -92,7 +92,7 @@ def raising(error):
 
 @pytest.fixture
 def on_a_gpu(monkeypatch):
-    """Or so all sites are told."""
+    """Every site reports compute capability 9.0."""
     monkeypatch.setattr(on_device, "capability_of", lambda device: (9, 0))
 
 

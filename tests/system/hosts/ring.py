@@ -87,6 +87,9 @@ class Ring:
                     self.launch(f"{role}-{i}")
             for service in list(self.services.values()):
                 self.wait_ready(service)
+            # A router says that it is ready as soon as it listens; its health is what clients would wait for.
+            for service in [*self.of("engine"), *self.of("detok")]:
+                self.wait_known(service)
         except BaseException:
             self.__exit__()
             raise

@@ -1,0 +1,62 @@
+"""A launcher as a job of a Ray cluster: Ray runs it on the head node, so the ring outlives the process that submitted it.
+
+Ray's own commands show and stop it: `ray job list`, `ray job logs ID`, `ray job stop ID`.
+"""
+
+import math
+import secrets
+import shlex
+from collections.abc import Sequence
+
+from ray.job_submission import JobSubmissionClient
+
+from sluice.launch.errors import RingError
+from sluice.launch.logs import LAUNCHER, LogLine, Observe, parse_line
+from sluice.launch.plan import remote_environment
+from sluice.ring.process import START_FAILED
+
+STOP_SECONDS = "RAY_JOB_STOP_WAIT_TIME_S"
+"""The environment variable by which Ray knows how long a job may take to stop."""
+
+
+class RayJob:
+    def __init__(self, address: str, arguments: Sequence[str], stop_seconds: float) -> None:
+        """Submit `sluice ARGUMENTS`. Raises RingError.
+
+        `address` of the cluster's job server, or one that `ray.init` takes; empty: as Ray finds it.
+        """
+        environment = {**remote_environment(), STOP_SECONDS: str(math.ceil(stop_seconds))}
+        try:
+            self._client = JobSubmissionClient(address or None)
+            self.id = self._client.submit_job(
+                entrypoint=shlex.join(["sluice", *arguments]),
+                submission_id=f"sluice-{secrets.token_hex(3)}",
+                runtime_env={"env_vars": environment},
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            raise RingError(f"the Ray cluster at {address or 'its default address'} takes no job: {error}") from error
+
+    async def ready(self, observe: Observe) -> LogLine:
+        """The launcher's line that says so. `observe` gets all lines before it.
+
+        Raises RingError if the job ends before, or cannot be followed any longer.
+        """
+        rest, reason = "", ""
+        try:
+            async for text in self._client.tail_job_logs(self.id):
+                *lines, rest = (rest + text).split("\n")
+                for line in map(_read, lines):
+                    if line.child == LAUNCHER and line.event == "ready":
+                        return line
+                    if line.child == LAUNCHER and line.event == START_FAILED:
+                        reason = str(line.fields.get("error", ""))
+                    observe(line)
+            reason = reason or self._client.get_job_info(self.id).message or "no reason was given"
+        except (OSError, RuntimeError) as error:
+            raise RingError(f"the log of job {self.id} cannot be read: {error}") from error
+        raise RingError(f"job {self.id} has ended: {reason}")
+
+
+def _read(text: str) -> LogLine:
+    line = parse_line("job", text)
+    return LogLine(str(line.fields.get("id", line.child)), text, line.fields)

@@ -1,0 +1,77 @@
+"""`sluice serve --detach`, with a stand-in for the job; tests/launch/test_ray_job.py has the job."""
+
+import importlib
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from sluice.cli.commands import app
+from sluice.cli.detach import of_job
+from sluice.launch.errors import RingError
+from sluice.launch.logs import launcher_line
+
+READY = launcher_line("launcher", "ready", "info", model="tiny", addresses=["10.0.0.7:50051"])
+
+
+class Job:
+    id = "sluice-1"
+    given: tuple = ()
+    outcome: BaseException | None = None
+
+    def __init__(self, *given) -> None:
+        type(self).given = given
+
+    async def ready(self, _):
+        if self.outcome is not None:
+            raise self.outcome
+        return READY
+
+
+@pytest.fixture
+def job(monkeypatch) -> type[Job]:
+    pytest.importorskip("ray", reason="the package ray is not installed: pip install 'sluice[ray]'")
+    own = type("OwnJob", (Job,), {})
+    monkeypatch.setattr(importlib.import_module("sluice.launch.ray_job"), "RayJob", own)
+    return own
+
+
+def serve(*arguments: str):
+    return CliRunner().invoke(app, ["serve", *arguments])
+
+
+def events(result) -> dict[str, dict]:
+    return {line["event"]: line for line in map(json.loads, result.stderr.splitlines())}
+
+
+def test_the_launcher_gets_the_same_arguments_on_the_cluster(job) -> None:
+    result = serve("some/model", "--on", "ray=10.0.0.1:6379", "--detach", "--engines", "2", "--drain-timeout", "5")
+    assert result.exit_code == 0, result.output
+    arguments = ["serve", "some/model", "--on", "ray=10.0.0.1:6379", "--engines", "2", "--drain-timeout", "5"]
+    assert job.given == ("10.0.0.1:6379", [*arguments, "--on", "ray=auto"], 20.0)
+    assert events(result)["submitted"]["job"] == "sluice-1"
+    assert events(result)["ready"]["addresses"] == ["10.0.0.7:50051"]
+
+
+def test_a_ring_that_does_not_get_ready(job) -> None:
+    job.outcome = RingError("job sluice-1 has ended: no such model")
+    result = serve("--on", "ray", "--detach")
+    assert result.exit_code == 1
+    assert events(result)["start_failed"]["error"] == "job sluice-1 has ended: no such model"
+
+
+def test_ctrl_c_ends_the_wait_and_not_the_job(job) -> None:
+    job.outcome = KeyboardInterrupt()
+    result = serve("--on", "ray", "--detach")
+    assert result.exit_code == 0
+    assert events(result)["left"]["job"] == "sluice-1"
+
+
+def test_only_a_cluster_can_run_the_launcher() -> None:
+    result = serve("--detach")
+    assert result.exit_code == 1
+    assert "--detach needs --on ray" in events(result)["start_failed"]["error"]
+
+
+def test_options_stay_before_the_argument() -> None:
+    assert of_job(["--detach", "--", "--model"]) == ["--on", "ray=auto", "--", "--model"]

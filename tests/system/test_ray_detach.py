@@ -1,0 +1,116 @@
+"""A ring whose launcher is a job of a Ray cluster of this machine: it goes on without the command that started it.
+
+    pip install 'ray[default]'
+    SLUICE_TEST_RAY=1 python -m pytest tests/system/test_ray_detach.py
+
+Jobs need the cluster's dashboard, which needs the packages of `ray[default]`.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from sluice import AsyncClient
+from sluice.settings.services import SERVICES
+from tests.fakes.processes import wait_until
+from tests.system.ray_streams import OBJECT_STORE_BYTES, PATIENCE, SPECS, follow
+
+pytest.importorskip("aiohttp_cors", reason="the cluster's dashboard is not installed: pip install 'ray[default]'")
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif("SLUICE_TEST_RAY" not in os.environ, reason="takes minutes: set SLUICE_TEST_RAY=1"),
+]
+
+BIN = Path(sys.executable).parent
+ENVIRONMENT = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+OPTIONS = ["--host", "0.0.0.0", "--port", "0", "--insecure", "--device", "cpu", "--set", "engine.threads=1"]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture
+def cluster(tmp_path) -> Iterator[str]:
+    """Address of its job server."""
+    dashboard = free_port()
+    options = ["--head", "--block", "--num-cpus=4", "--include-dashboard=true", f"--port={free_port()}"]
+    options += [f"--dashboard-port={dashboard}", f"--object-store-memory={OBJECT_STORE_BYTES}"]
+    # Paths of sockets may have 107 bytes.
+    options += [f"--temp-dir=/tmp/ray-{secrets.token_hex(3)}", "--disable-usage-stats"]
+    log = tmp_path / "ray.log"
+    with log.open("wb") as output:
+        ray = subprocess.Popen(
+            [BIN / "ray", "start", *options], stdout=output, stderr=output, env=ENVIRONMENT, start_new_session=True
+        )
+    try:
+        yield f"http://127.0.0.1:{dashboard}"
+    finally:
+        ray.send_signal(signal.SIGTERM)
+        try:
+            ray.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(ray.pid, signal.SIGKILL)
+
+
+def serve_detached(cluster: str, log: Path) -> dict[str, dict]:
+    """The lines of the command, by event."""
+    command = [sys.executable, "-m", "sluice", "serve", "--detach", "--on", f"ray={cluster}", *OPTIONS]
+    with log.open("w") as output:
+        done = subprocess.run(command, stderr=output, env=ENVIRONMENT, timeout=400)
+    text = log.read_text()
+    assert done.returncode == 0, text
+    return {
+        line["event"]: line for line in map(json.loads, filter(lambda line: line.startswith("{"), text.splitlines()))
+    }
+
+
+def services() -> set[str]:
+    """Processes of this machine that are services."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (process / "cmdline").read_text().replace("\0", " ")
+            if any(f"-m {settings.module}" in command for settings in SERVICES.values()):
+                found.add(process.name)
+    return found
+
+
+async def stop_under_streams(addresses: list[str], stop: list[str]) -> list:
+    async with AsyncClient(addresses, timeout=PATIENCE) as client:
+        half_way = asyncio.Semaphore(0)
+        streams = [asyncio.ensure_future(follow(client, spec, half_way)) for spec in SPECS]
+        for _ in SPECS:
+            await half_way.acquire()
+        await asyncio.to_thread(subprocess.run, stop, check=True, env=ENVIRONMENT, timeout=120)
+        return await asyncio.gather(*streams)
+
+
+def test_the_ring_serves_until_its_job_is_stopped(cluster, tmp_path) -> None:
+    before = services()
+
+    def up() -> bool:
+        return subprocess.run([BIN / "ray", "job", "list", "--address", cluster], capture_output=True).returncode == 0
+
+    if not wait_until(up, 120):
+        pytest.skip("the cluster's job server did not come up")
+    lines = serve_detached(cluster, tmp_path / "serve.log")
+    assert lines["submitted"]["job"] == lines["ready"]["job"]
+    assert services() - before
+    stop = [str(BIN / "ray"), "job", "stop", "--address", cluster, lines["ready"]["job"]]
+    ended = asyncio.run(stop_under_streams(lines["ready"]["addresses"], stop))
+    # It drains: streams that run end whole.
+    assert all(len(tokens) == 200 for stream in ended for _, tokens in stream.values())
+    assert wait_until(lambda: not services() - before, 60)
