@@ -1,4 +1,4 @@
-"""A launcher as a job of a Ray cluster: Ray runs it on the head node, so the ring outlives the process that submitted it.
+"""A launcher as a job of a Ray cluster: Ray runs it on the head node, so the ring goes on without the submitting process.
 
 Ray's own commands show and stop it: `ray job list`, `ray job logs ID`, `ray job stop ID`.
 """
