@@ -1,4 +1,4 @@
-"""A launcher as a job of a Ray cluster: Ray runs it on the head node, so the ring goes on without the submitting process.
+"""A launcher as a job of a Ray cluster: Ray runs it on the head node, and the ring outlives the submitting process.
 
 Ray's own commands show and stop it: `ray job list`, `ray job logs ID`, `ray job stop ID`.
 """
