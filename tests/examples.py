@@ -9,12 +9,14 @@ FEW = 10
 
 # No deadline: a loaded machine is not a failure. Derandomised: what fails fails again in the next run;
 # tests/engine_worker/core/long_run.py looks for new examples.
-settings.register_profile(PROFILE, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    PROFILE, max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile(CHECK, settings.get_profile(PROFILE), max_examples=FEW)
 
 
 def examples(count: int, **options: Any) -> settings:
-    """Settings of a test that needs another number of examples than hypothesis' own 100."""
+    """Settings of a test that needs another number of examples than hypothesis' usual 50."""
     if settings.get_current_profile_name() == CHECK:
         count = min(count, max(FEW, count // 10))
     return settings(max_examples=count, **options)

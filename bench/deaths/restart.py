@@ -191,5 +191,5 @@ def draw(result: RestartResult) -> Figure:
     return figure
 
 
-QUICK = RestartPlan(6, 60, stopped_seconds=5.0, after_seconds=3.0)
+QUICK = RestartPlan(3, 60, stopped_seconds=5.0, after_seconds=1.0)
 TOPIC = Topic(RestartPlan(32), QUICK, measure, RestartResult, section, draw)

@@ -132,7 +132,7 @@ def draw(result: OverloadResult) -> Figure:
 
 
 VOLLEYS = [floods.Volley(1000), floods.Volley(1000, 1.0), floods.Volley(1000, 5.0), floods.Volley(4000, connections=8)]
-QUICK_VOLLEYS = [floods.Volley(100), floods.Volley(100, 1.0), floods.Volley(400, connections=8)]
+QUICK_VOLLEYS = [floods.Volley(40), floods.Volley(40, 1.0), floods.Volley(160, connections=8)]
 FULL = OverloadPlan(VOLLEYS, 1000, 4.0, floods.TenantPlan(5, 40, 64, 400), 16)
-QUICK = OverloadPlan(QUICK_VOLLEYS, 100, 1.0, floods.TenantPlan(1, 3, 16, 100), 8)
+QUICK = OverloadPlan(QUICK_VOLLEYS, 40, 1.0, floods.TenantPlan(1, 3, 16, 100), 8)
 TOPIC = Topic(FULL, QUICK, measure, OverloadResult, section, draw)

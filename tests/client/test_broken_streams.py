@@ -23,6 +23,7 @@ from sluice.client import (
 )
 from sluice.v1 import generation_pb2 as pb
 from tests.client.joined import join
+from tests.fakes.processes import wait_until
 from tests.fakes.story import MODEL
 from tests.fakes.storyteller import GONE, Plan, bare, tell, tell_all, with_reason
 
@@ -349,9 +350,10 @@ async def test_leaving_while_it_waits(plan, addresses) -> None:
         assert next(stream)
         threading.Timer(0.1, stream.close).start()
         list(stream)
+        seen = len(plan.seen)
         other = client.stream("p", **OPTIONS)
-        plan.breaks.clear()
-        plan.breaks.extend(forever)
+        # Its call takes a break of this plan, not one that is for the stream below.
+        assert wait_until(lambda: len(plan.seen) > seen)
     with pytest.raises(Cancelled):
         list(other)
     plan.breaks.clear()

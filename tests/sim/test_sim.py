@@ -6,7 +6,7 @@ from tests.sim.run import judged
 from tests.sim.scenario import MOST_POISON_DEATHS, Scenario
 
 PARTS = 10
-SEEDS = 200
+SEEDS = 100
 
 
 @pytest.mark.parametrize("part", range(PARTS))

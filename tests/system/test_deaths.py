@@ -18,8 +18,8 @@ from sluice.v1.sampling_pb2 import SamplingParams, StoppingCriteria
 
 PEER_TIMEOUT = 5.0
 """Seconds: those that live must not be taken for dead on a machine that has much else to do."""
-STREAMS = 16
-TOKENS = 300
+STREAMS = 8
+TOKENS = 240
 NOTHING = Leftovers([])
 
 

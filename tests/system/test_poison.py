@@ -10,8 +10,8 @@ from sluice import AsyncClient
 from sluice.client import Poison
 from sluice.launch import Ring
 
-NEIGHBOURS = 12
-TOKENS = 500
+NEIGHBOURS = 8
+TOKENS = 300
 LIMIT = 240
 SCHEDULER = """
 import os

@@ -117,7 +117,7 @@ STREAMS = [
 async def follow(client: AsyncClient, spec: dict, half_way: asyncio.Semaphore) -> dict[int, tuple[str, list[int]]]:
     """Text and tokens of each output; every offset must come once, in order."""
     found: dict[int, tuple[str, list[int]]] = {i: ("", []) for i in range(spec.get("n", 1))}
-    async for chunk in client.stream(PROMPT, max_tokens=300, ignore_eos=True, token_ids=True, **spec):
+    async for chunk in client.stream(PROMPT, max_tokens=200, ignore_eos=True, token_ids=True, **spec):
         text, tokens = found[chunk.index]
         if chunk.token_ids:
             assert chunk.token_offset == len(tokens)

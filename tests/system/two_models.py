@@ -15,8 +15,8 @@ from sluice.launch import Ring
 from tests.fakes.processes import LIMIT
 
 PROMPT = "def fibonacci(n):\n"
-SPEC = {"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}
-STREAMS = 6
+SPEC = {"max_tokens": 240, "ignore_eos": True, "temperature": 0.0}
+STREAMS = 4
 
 
 def make_checkpoints(folder: Path) -> tuple[Path, Path]:
