@@ -25,7 +25,7 @@ def serve_detached(on: str, arguments: Sequence[str], drain_timeout: float, disp
     try:
         ready = asyncio.run(job.ready(display))
     except KeyboardInterrupt:
-        display.say("left", f"the job goes on. To stop it: ray job stop {job.id}", fields={"job": job.id})
+        display.say("detached", f"the job goes on. To stop it: ray job stop {job.id}", fields={"job": job.id})
         return
     addresses = list(ready.fields["addresses"])
     text = f"ready: {ready.fields['model']} on {','.join(addresses)}. To stop it: ray job stop {job.id}"

@@ -64,7 +64,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_job(job) -> None:
     job.outcome = KeyboardInterrupt()
     result = serve("--on", "ray", "--detach")
     assert result.exit_code == 0
-    assert events(result)["left"]["job"] == "sluice-1"
+    assert events(result)["detached"]["job"] == "sluice-1"
 
 
 def test_only_a_cluster_can_run_the_launcher() -> None:
