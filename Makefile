@@ -9,7 +9,7 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cor
 # each run on rewriting the asserts of all test modules.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: run check test lint protos settings manifests bench clean
+.PHONY: run check test test-long lint protos settings manifests bench clean
 
 run: $(VENV)/run.done
 	$(BIN)/sluice serve --demo 'def fibonacci(n):'
@@ -19,7 +19,11 @@ check: lint
 	$(PYTEST) --numprocesses 4 -m "not process and not slow" --hypothesis-profile check --durations 10 --durations-min 2
 
 test: lint
-	$(PYTEST) --numprocesses $(WORKERS) --durations 25 --durations-min 5
+	$(PYTEST) --numprocesses $(WORKERS) -m "not long" --durations 25 --durations-min 5
+
+# What `make test` leaves out: more kills, restarts and hosts, and every benchmark in small.
+test-long: $(VENV)/dev.done
+	$(PYTEST) --numprocesses $(WORKERS) -m long --durations 25 --durations-min 5
 
 lint: $(VENV)/dev.done
 	$(BIN)/ruff check .

@@ -35,6 +35,7 @@ def test_every_part_has_its_quick_bench():
     assert set(TOPICS) == {*SERVED, *SCHEDULED, "cache", *CROWDED, *DEADLY}
 
 
+@pytest.mark.long
 def test_quick_through_the_ring_and_beside_transformers(tmp_path):
     found = bench(SERVED, tmp_path)
     (points,) = found["ring"].models
@@ -60,6 +61,7 @@ def test_quick_of_the_scheduler(tmp_path):
     assert all(0 < point.costs.schedule < point.costs.whole for point in found["scheduler"].points)
 
 
+@pytest.mark.long
 def test_quick_of_the_cache(tmp_path):
     found = bench(["cache"], tmp_path)["cache"]
     assert [[0 < side.share < 1 for side in point.sides] for point in found.reused] == [[False, True]]
@@ -70,6 +72,7 @@ def test_quick_of_the_cache(tmp_path):
     assert point.saved >= 0.8
 
 
+@pytest.mark.long
 def test_quick_of_too_much(tmp_path):
     found = bench(CROWDED, tmp_path)
     for burst in found["overload"].bursts:

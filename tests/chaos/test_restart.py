@@ -6,6 +6,7 @@ from bench.deaths.freeze import Leftovers
 from bench.deaths.restart import GOES_ON, QUICK, QUIET, RESTARTS, STOPPED, measure
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_nobody_can_tell_restarts_and_a_freeze(tmp_path):
     steps = []

@@ -11,6 +11,7 @@ from bench.page import load
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_short_soak(tmp_path):
     options = ["--minutes", "0.1", "--every", "6", "--streams", "6", "--threads", "2", "--out", str(tmp_path)]

@@ -5,7 +5,7 @@ import pytest
 from tests.sim.run import judged
 from tests.sim.scenario import MOST_POISON_DEATHS, Scenario
 
-PARTS = 10
+PARTS = 5
 SEEDS = 100
 
 

@@ -35,6 +35,7 @@ def ring(tmp_path, checkpoints, told):
         yield ring
 
 
+@pytest.mark.long
 async def test_an_update_to_other_weights(ring, checkpoints, told):
     old, new = checkpoints
     with Client(ring.address, timeout=LIMIT) as client:

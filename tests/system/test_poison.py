@@ -64,7 +64,14 @@ async def neighbour(client, i, begun=lambda: None) -> Told:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("position", "most", "streaming"), [(0, 2, True), (20, 3, True), (20, 3, False)])
+@pytest.mark.parametrize(
+    ("position", "most", "streaming"),
+    [
+        (20, 3, True),
+        pytest.param(0, 2, True, marks=pytest.mark.long),
+        pytest.param(20, 3, False, marks=pytest.mark.long),
+    ],
+)
 async def test_it_ends_with_a_final_error_and_its_neighbours_do_not(folder, position, most, streaming):
     args = {"config": folder / "engine.yaml"}
     with Ring(engines=2, routers=2, detokenizers=2, engine_args=args) as ring:

@@ -127,7 +127,14 @@ async def follow(client: AsyncClient, spec: dict, half_way: asyncio.Semaphore) -
     return found
 
 
-@pytest.mark.parametrize("victims", [["engine-0"], ["detok-0"], ["engine-0", "detok-0"]])
+@pytest.mark.parametrize(
+    "victims",
+    [
+        ["engine-0", "detok-0"],
+        pytest.param(["engine-0"], marks=pytest.mark.long),
+        pytest.param(["detok-0"], marks=pytest.mark.long),
+    ],
+)
 async def test_streams_go_on_when_the_only_one_is_started_again(small_ring, told, victims):
     generate(small_ring)
     async with AsyncClient(small_ring.address, timeout=200) as client:

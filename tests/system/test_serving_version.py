@@ -106,6 +106,7 @@ async def test_there_and_back(update):
     assert new_text.startswith(new_start)
 
 
+@pytest.mark.long
 async def test_the_death_of_the_only_engine_of_the_old_version(update):
     """Its streams wait for it, with the old weights; where it has others, they end and say so."""
     async with AsyncClient(update.ring.addresses) as client:

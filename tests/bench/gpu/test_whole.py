@@ -15,7 +15,7 @@ from bench.gpu.page import markdown
 from bench.gpu.suite import RANKS
 from bench.gpu.trials import subjects
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).parents[3]
 MISSING = (

@@ -9,8 +9,6 @@ from tests.system.hosts.ring import Ring
 from tests.system.hosts.scenarios import BY_DNS
 from tests.system.hosts.streams import Outcome, run_disturbed, run_undisturbed
 
-pytestmark = pytest.mark.timeout(600)
-
 QUICK = (
     "a detokenizer vanishes, another takes its seat",
     "an engine moves by drain",
@@ -38,6 +36,8 @@ def shorter(monkeypatch):
     monkeypatch.setattr(scenarios, "AFTER_SECONDS", 2.0)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", QUICK)
 def test_streams_go_on_unchanged(ring, truths, name):
     outcome = run_disturbed(ring, name, BY_DNS[name], truths)
