@@ -8,6 +8,7 @@ import secrets
 import shlex
 from collections.abc import Sequence
 
+from ray.exceptions import RayError
 from ray.job_submission import JobSubmissionClient
 
 from sluice.launch.errors import RingError
@@ -33,7 +34,7 @@ class RayJob:
                 submission_id=f"sluice-{secrets.token_hex(3)}",
                 runtime_env={"env_vars": environment},
             )
-        except (OSError, RuntimeError, ValueError) as error:
+        except (RayError, OSError, RuntimeError, ValueError) as error:
             raise RingError(f"the Ray cluster at {address or 'its default address'} takes no job: {error}") from error
 
     async def ready(self, observe: Observe) -> LogLine:
@@ -52,7 +53,7 @@ class RayJob:
                         reason = str(line.fields.get("error", ""))
                     observe(line)
             reason = reason or self._client.get_job_info(self.id).message or "no reason was given"
-        except (OSError, RuntimeError) as error:
+        except (RayError, OSError, RuntimeError) as error:
             raise RingError(f"the log of job {self.id} cannot be read: {error}") from error
         raise RingError(f"job {self.id} has ended: {reason}")
 

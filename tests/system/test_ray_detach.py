@@ -33,7 +33,13 @@ pytestmark = [
 ]
 
 BIN = Path(sys.executable).parent
-ENVIRONMENT = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    # Newer versions of Ray ask for a token, unless they are told not to.
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}
 OPTIONS = ["--host", "0.0.0.0", "--port", "0", "--insecure", "--device", "cpu", "--set", "engine.threads=1"]
 
 
@@ -102,7 +108,9 @@ def test_the_ring_serves_until_its_job_is_stopped(cluster, tmp_path) -> None:
     before = services()
 
     def up() -> bool:
-        return subprocess.run([BIN / "ray", "job", "list", "--address", cluster], capture_output=True).returncode == 0
+        """Its agents start after the server."""
+        submit = [BIN / "ray", "job", "submit", "--no-wait", "--address", cluster, "--", "true"]
+        return subprocess.run(submit, capture_output=True, env=ENVIRONMENT).returncode == 0
 
     if not wait_until(up, 120):
         pytest.skip("the cluster's job server did not come up")
