@@ -1,0 +1,3 @@
+import pytest
+
+pytest.importorskip("openvino", reason="the extra openvino is not installed")
