@@ -57,6 +57,8 @@ class OpenVinoForward:
         # With a sequence of more than one token beside them, every step is computed alike.
         self._smallest = max(LEAST, threads)
         self._request = compiled.create_infer_request()
+        # No step has inputs of this shape.
+        self._buffers: list[NDArray[Any]] = [np.zeros((0, 0))] * len(INPUTS)
         self._latest = np.zeros((LEAST, config.vocab_size), np.float32)
         """The logits of the step before, in OpenVINO's memory."""
         for index, tensor in enumerate(cache.tensors, len(INPUTS)):
@@ -84,7 +86,7 @@ class OpenVinoForward:
         ]
         num_rows = len(inputs[-1])
         if num_rows < LEAST:
-            inputs[-1] = np.append(inputs[-1], np.zeros(LEAST - num_rows, np.int32))
+            inputs[-1] = np.concatenate((inputs[-1], np.zeros(LEAST - num_rows, np.int32)))
         if arrays.generation_rows == num_tokens and num_tokens < self._smallest:
             _pad(inputs, self.cache.spare)
         return PreparedStep(arrays, inputs, num_rows)
@@ -95,8 +97,7 @@ class OpenVinoForward:
         if step is None:
             return None
         request = self._request
-        for index, array in enumerate(step.inputs):
-            request.set_input_tensor(index, ov.Tensor(array, shared_memory=True))
+        self._set(step.inputs)
         _marker(self._latest)[:] = UNWRITTEN
         request.infer(share_outputs=True)
         found = request.get_output_tensor(0).data
@@ -106,8 +107,19 @@ class OpenVinoForward:
         self._latest = found
         return torch.from_numpy(found[: step.num_rows]) if step.num_rows else None
 
+    def _set(self, inputs: list[NDArray[Any]]) -> None:
+        """Copied where the shape is that of the step before, which is faster than a new tensor."""
+        for index, (array, buffer) in enumerate(zip(inputs, self._buffers, strict=True)):
+            if buffer.shape == array.shape:
+                buffer[...] = array
+            else:
+                # Of its own: a step's arrays may share memory with others.
+                self._buffers[index] = own = array.copy()
+                self._request.set_input_tensor(index, ov.Tensor(own, shared_memory=True))
+
 
 _ZERO = np.zeros(1, np.int32)
+_NO_IDS, _NO_POSITIONS = np.zeros(PADDING, np.int32), np.zeros(PADDING, np.float32)
 
 
 def _marker(logits: NDArray[np.float32]) -> NDArray[np.int32]:
@@ -117,10 +129,7 @@ def _marker(logits: NDArray[np.float32]) -> NDArray[np.int32]:
 
 def _pad(inputs: list[NDArray[Any]], block: int) -> None:
     """Append a new sequence of PADDING tokens in a block of its own, whose logits nobody reads."""
-    ids, positions, past, starts, blocks, blocks_start, *_ = inputs
-    inputs[0] = np.append(ids, np.zeros(PADDING, np.int32))
-    inputs[1] = np.append(positions, np.zeros(PADDING, np.float32))
-    inputs[2] = np.append(past, _ZERO)
-    inputs[3] = np.append(starts, starts[-1:] + np.int32(PADDING))
-    inputs[4] = np.append(blocks, np.int32(block))
-    inputs[5] = np.append(blocks_start, blocks_start[-1:] + np.int32(1))
+    starts, blocks_start = inputs[3], inputs[5]
+    tails = (_NO_IDS, _NO_POSITIONS, _ZERO, starts[-1:] + PADDING, [block], blocks_start[-1:] + 1)
+    for index, tail in enumerate(tails):
+        inputs[index] = np.concatenate((inputs[index], tail), dtype=inputs[index].dtype)
