@@ -94,20 +94,22 @@ def load(
     # Imported here because torch takes seconds to import: invalid settings are reported before that.
     # The collector would search all that is imported again and again, for a sixth of the time.
     gc.disable()
+    from engine_worker.backend import check_openvino, load_runner, wants_openvino
     from engine_worker.runner.config import RunnerConfig
-    from engine_worker.runner.load import load_runner
 
     gc.freeze()
     gc.enable()
 
     config = section_of(settings, RunnerConfig)
     progress, capturing = (reported(startup, stage, progress_log(log, stage)) for stage in ("loading", "capturing"))
+    if (wish := wants_openvino(config)) is not None:
+        check_openvino(config, wish, settings.tensor_parallel)
     if settings.tensor_parallel == 1:
 
         def warn(event: str, reason: str) -> None:
             log.warning(event, reason=reason)
 
-        return load_runner(checkpoint, config, progress, capturing=capturing, warn=warn)
+        return load_runner(checkpoint, config, progress, capturing, warn)
     from engine_worker.parallel.leader import Leader
 
     leader = stack.enter_context(

@@ -71,6 +71,11 @@ class KVCache:
         self.dtype = dtype
         self.layers = tuple(LayerCache(slots[0, i], slots[1, i], tokens_per_block) for i in range(num_layers))
 
+    @property
+    def nbytes(self) -> int:
+        """Of the blocks on the device."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+
     def move(self, moves: Iterable[Move]) -> None:
         """Copy blocks, all layers at once, in order. On CUDA the copies are queued on the current stream."""
         for kind, source, target in moves:

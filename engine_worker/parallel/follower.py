@@ -37,9 +37,9 @@ from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.parallel.shm_channel import SharedMemory, ShmReceiver, Wakeup
 from engine_worker.parallel.tcp import ENDPOINT_KEY, connect
 from engine_worker.runner.config import find_device
-from engine_worker.runner.forward import Forward
 from engine_worker.runner.load import load_forward
 from engine_worker.runner.methods import Methods
+from engine_worker.runner.torch_forward import TorchForward
 from sluice.ring.calls import RankAnswer
 from sluice.ring.checkpoint import CheckpointError, open_checkpoint
 from sluice.telemetry import configure
@@ -131,7 +131,7 @@ class Follower:
 
     @torch.inference_mode()
     def _follow(self) -> None:
-        forward: Forward | None = None
+        forward: TorchForward | None = None
         while True:
             command = decode(self._receiver.receive(self._seconds))
             match command:
@@ -159,7 +159,7 @@ class Follower:
             # Rank 0 reports that it is missing. If the group is lost, the next command shows it.
             self._log.warning("answer_lost", error=str(error))
 
-    def _load(self, load: LoadModel) -> Forward:
+    def _load(self, load: LoadModel) -> TorchForward:
         rank_env, seconds = self._rank_env, load.start_seconds
         # Each machine opens its own copy; the fingerprint proves that it is the same.
         checkpoint = open_checkpoint(load.model, revision=load.revision)

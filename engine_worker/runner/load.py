@@ -17,11 +17,11 @@ from engine_worker.models.config import narrow_windows
 from engine_worker.models.model import Model, SelfLoading
 from engine_worker.models.registry import find_model
 from engine_worker.runner.config import RunnerConfig, find_device, find_dtype
-from engine_worker.runner.forward import Forward
 from engine_worker.runner.fusing import by_triton, fuse, missing_compiler, none
 from engine_worker.runner.graphs import CaptureError, CudaCapture, Graphs
 from engine_worker.runner.memory import count_blocks, count_host_blocks, fraction_of
 from engine_worker.runner.runner import Followers, ModelRunner
+from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.warmup import capture_graphs, graphs_refused, warm_up
 from engine_worker.runner.weights import Progress, load_weights, random_weights
 from engine_worker.sampling.noise import GumbelMax
@@ -69,17 +69,17 @@ def load_runner(
     return runner
 
 
-def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> Forward:
+def load_forward(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard) -> TorchForward:
     """As `load_runner`, for ranks other than 0: the same model, without a runner."""
     return load(checkpoint, config, progress, shard, _ignore, _ignore)[0]
 
 
 def load(
     checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, shard: Shard, capturing: Progress, warn: Warn
-) -> tuple[Forward, Mapping[str, str], GumbelMax]:
+) -> tuple[TorchForward, Mapping[str, str], GumbelMax]:
     """A model, or a rank's shard of it, in memory; how it runs, for the log; its sampling kernel. See `load_runner`."""
     device = find_device(config)
-    config = _share_of_rank(config, device)
+    config = share_of_rank(config, device)
     _use_device(device, config, warn)
     dtype, context = find_dtype(config, checkpoint, device), checkpoint.max_context_tokens
     found = find_model(checkpoint.config)
@@ -97,7 +97,8 @@ def load(
         config = replace(config, tokens_per_block=chosen.tokens_per_block)
         setup = RankSetup(config, context, dtype, device, shard)
         model = found.architecture(shape, chosen.backend, Place(dtype, device, shard))
-        packer = _load_weights(model, checkpoint, config, progress)
+        fill_weights(model, checkpoint, config, progress)
+        packer = _pack(model)
         fused = fuse(model, heads, dtype, device, shard, by_triton if config.fused_kernels else none)
         gumbel_max = fused.gumbel_max if shard.rank == 0 else None
         cache = _make_cache(model, chosen.backend, setup, gumbel_max)
@@ -109,7 +110,7 @@ def load(
         "fused": fused.summary,
         "cuda_graphs": summary,
     }
-    return Forward(model, cache, chosen.backend, device, graphs, shard), choices, fused.gumbel_max
+    return TorchForward(model, cache, chosen.backend, device, graphs, shard), choices, fused.gumbel_max
 
 
 def _use_device(device: torch.device, config: RunnerConfig, warn: Warn) -> None:
@@ -127,7 +128,8 @@ def _warn_if_slow(chosen: ChosenBackend, device: torch.device, warn: Warn) -> No
         warn("attention_fell_back", chosen.reason)
 
 
-def _load_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> Packer:
+def fill_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> None:
+    """The model can be called afterwards. Raises CheckpointError."""
     if config.weights == "random":
         deviation = float(checkpoint.config.get("initializer_range", 0.02))
         random_weights(model.targets(), config.weights_seed, deviation, progress, model.cuts())
@@ -136,6 +138,9 @@ def _load_weights(model: Model, checkpoint: Checkpoint, config: RunnerConfig, pr
     else:
         load_weights(checkpoint.path, model.targets(), progress, model.cuts())
     model.freeze()
+
+
+def _pack(model: Model) -> Packer:
     packer = Packer()
     # transformers' modules call their own linear layers.
     if isinstance(model, Layer):
@@ -184,7 +189,7 @@ def _make_graphs(
     return graphs, summary
 
 
-def _share_of_rank(config: RunnerConfig, device: torch.device) -> RunnerConfig:
+def share_of_rank(config: RunnerConfig, device: torch.device) -> RunnerConfig:
     """The config with this rank's share of what all ranks on this machine have together."""
     ranks, fraction = config.ranks_here, config.kv_memory_fraction
     # A GPU belongs to one rank, but ranks on a CPU share its memory.

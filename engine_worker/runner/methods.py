@@ -11,20 +11,30 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from engine_worker.attention.cache import KVCache
-from engine_worker.models.model import Model
 from engine_worker.runner.memory import free_memory
 from sluice.ring.calls import MAX_JSON_BYTES, MethodCall, RankAnswer, failed, parse_json, to_json
 
 GROUP = "sluice.engine_methods"
-PACKAGES = ("sluice", "torch", "transformers", "flash-attn", "triton")
+PACKAGES = ("sluice", "torch", "transformers", "flash-attn", "triton", "openvino")
 STATM = Path("/proc/self/statm")
 
 Method = Callable[..., object]
+
+
+class Blocks(Protocol):
+    """A KV cache, as far as all of them are alike."""
+
+    num_blocks: int
+    num_host_blocks: int
+    tokens_per_block: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of the blocks on the device."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +44,10 @@ class Rank:
     rank: int
     num_ranks: int
     device: torch.device
-    model: Model
-    """This rank's shard."""
-    cache: KVCache
+    model: Any
+    """By torch a `Model`, this rank's shard; by OpenVINO its compiled model."""
+    cache: Blocks
+    """By torch a `KVCache`."""
 
 
 class Methods:
@@ -93,7 +104,7 @@ def memory(rank: Rank, /) -> dict[str, Any]:
         "device": str(rank.device),
         "used_bytes": _used(rank.device),
         "free_bytes": free_memory(rank.device),
-        "kv_bytes": sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers),
+        "kv_bytes": cache.nbytes,
         "kv_blocks": cache.num_blocks,
         "kv_host_blocks": cache.num_host_blocks,
         "tokens_per_kv_block": cache.tokens_per_block,

@@ -3,13 +3,12 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import first_line, synchronize
-from engine_worker.models.config import widest_window
 from engine_worker.runner.batch import Batch, StepArrays, build_batch, to_device
 from engine_worker.runner.calls import PendingCall, Poll, refused
 from engine_worker.runner.forward import Forward, PreparedStep
@@ -121,7 +120,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        forward: Forward,
+        forward: Forward[Any],
         overlap: bool = False,
         followers: Followers | None = None,
         gumbel_max: GumbelMax = torch_gumbel_max,
@@ -130,12 +129,12 @@ class ModelRunner:
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = cache.num_host_blocks
         self.tokens_per_block = cache.tokens_per_block
-        self.window = widest_window(forward.model.config.windows)
-        self.dtype = str(cache.layers[0].keys.dtype).removeprefix("torch.")
+        self.window = forward.window
+        self.dtype = forward.dtype
         self.choices = {
             "device": str(device),
             "dtype": self.dtype,
-            "attention": forward.backend.name,
+            "attention": forward.attention,
             "overlap": str(overlap),
         }
         self.overlap = overlap
@@ -144,7 +143,7 @@ class ModelRunner:
         self._methods = Methods(forward.rank)
         self._followers = followers
         self._gumbel_max = gumbel_max
-        self._vocab_size = forward.model.config.vocab_size
+        self._vocab_size = forward.vocab_size
         # On a CPU results are there at once, so sampling may look at them and widen its candidates by itself.
         self._widen = device.type == "cpu"
         self._latest: LaunchedStep | None = None
@@ -185,7 +184,7 @@ class ModelRunner:
         # The others get it after the same steps as rank 0, so a method may even use the group's collectives.
         others: Poll = list if self._followers is None else self._followers.call(call)
         own = self._start(lambda: self._methods.answer(call)) if call.names(0) else None
-        return PendingCall(own, others, refused(call, self._forward.shard.size))
+        return PendingCall(own, others, refused(call, self._forward.rank.num_ranks))
 
     def _launch(self, step: Step) -> LaunchedStep:
         # Cleared first, so that a step after a failed launch follows none.
@@ -229,7 +228,7 @@ class ModelRunner:
         try:
             sampled = before.sampled() if before is not None else None
             if sampled is not None and prepared is not None:
-                prepared.tensors.follow(sampled)
+                prepared.follow(sampled)
             logits = self._forward.logits(moves, prepared)
         except Exception as error:
             # The others may have computed the step, or wait for rank 0 in one of its collectives.

@@ -13,9 +13,9 @@ from engine_worker.models.config import widest_window
 from engine_worker.models.model import Model
 from engine_worker.runner.batch import build_batch, to_device
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.forward import Forward
 from engine_worker.runner.graphs import LARGEST, Buffers, Capture, CaptureError, Graph, Graphs, Work, table_width
 from engine_worker.runner.memory import MemoryTooSmallError, free_memory
+from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import Progress
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.sampler import sample
@@ -66,7 +66,7 @@ def warm_up(
         build_batch(largest_step(config, max_context, sampling), config.tokens_per_block, window)
         for sampling in (UNFILTERED, FILTERED)
     )
-    forward = Forward(model, cache, backend, device)
+    forward = TorchForward(model, cache, backend, device)
     try:
         logits = forward.logits((), forward.prepare(unfiltered.arrays))
         if logits is not None and gumbel_max is not None:

@@ -32,6 +32,13 @@ class Compute:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights, activations and KV cache. auto: float32 on a CPU, which supports no other; the model's own
     on a GPU."""
+    backend: Literal["auto", "openvino", "torch"] = "auto"
+    """What computes the model. openvino: the fastest on a CPU; needs the extra `openvino`. auto: torch, or openvino if
+    `quantize` or `kv_precision` needs it. See docs/models.md."""
+    quantize: Literal["none", "int8"] = "none"
+    """Precision of the weights, with backend = openvino: int8 is faster and takes a quarter of the memory."""
+    kv_precision: Literal["auto", "float32", "float16", "u8"] = "auto"
+    """Of the KV cache, with backend = openvino. auto: float32."""
     attention: Literal["auto", "flash", "varlen", "triton", "reference", "cpu"] = "auto"
     """Attention backend. auto: the first that is right on this device, see docs/gpu.md."""
     weights: Literal["checkpoint", "random"] = "checkpoint"

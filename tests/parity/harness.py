@@ -6,6 +6,7 @@ from pathlib import Path
 
 import structlog
 
+from engine_worker.backend import load_runner
 from engine_worker.core.engine import Engine
 from engine_worker.core.intake import Terms, longest_sequence
 from engine_worker.hooks import Hooks, Report
@@ -14,7 +15,6 @@ from engine_worker.parallel.rank_env import RankEnv
 from engine_worker.ringside.mailbox import Mailbox
 from engine_worker.ringside.outbox import Outbox
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.load import load_runner
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import SamplingParams, StopParams, TextParams
 from sluice.ring.stats import RequestStats, StepStats
@@ -51,14 +51,20 @@ class EngineHarness:
         chunking: ChunkingPolicy = "first_come_first_served",
         block_reuse: bool = True,
         tensor_parallel: int = 1,
+        backend: str = "torch",
+        quantize: str = "none",
+        kv_precision: str = "auto",
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
         config = RunnerConfig(
             device="cpu",
             dtype="float32",
-            attention=attention,
+            backend=backend,
+            quantize=quantize,
+            kv_precision=kv_precision,
+            attention=attention if backend == "torch" else "auto",
             overlap=overlap,
-            tokens_per_block=tokens_per_block,
+            tokens_per_block=tokens_per_block if backend == "torch" else 0,
             kv_cache_tokens=kv_cache_tokens,
             kv_host_memory=kv_host_memory,
             max_batch_size=max_batch_size,
@@ -68,7 +74,7 @@ class EngineHarness:
         log = structlog.wrap_logger(None, wrapper_class=QUIET)
         self.leader: Leader | None = None
         if tensor_parallel == 1:
-            runner = load_runner(checkpoint, config, ignore)
+            runner = load_runner(checkpoint, config, ignore, ignore, ignore)
         else:
             self.leader = Leader(RankEnv(0, tensor_parallel, 0, tensor_parallel), LOAD_SECONDS, STEP_SECONDS, log)
             runner = self.leader.load(str(folder), checkpoint, config, ignore, ignore)

@@ -8,7 +8,7 @@ from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.shard import Place
 from engine_worker.models.registry import model_class
 from engine_worker.runner.batch import build_batch
-from engine_worker.runner.forward import Forward
+from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.step import Draw, Slice
 from sluice.ring.params import SamplingParams
 from tests.engine_worker.models.checkpoints import CONFIGS
@@ -34,7 +34,7 @@ class Fusible:
         self.model.freeze()
         sizes = (4, shape.heads.num_kv_heads, shape.heads.head_dim)
         cache = KVCache(shape.num_layers, 4, *sizes, torch.float32, CPU)
-        self._forward = Forward(self.model, cache, backend, CPU)
+        self._forward = TorchForward(self.model, cache, backend, CPU)
 
     def logits(self) -> torch.Tensor:
         """Of a sequence's context and another's one token."""

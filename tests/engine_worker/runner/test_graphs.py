@@ -15,10 +15,10 @@ from engine_worker.models.registry import model_class
 from engine_worker.runner import load
 from engine_worker.runner.batch import build_batch
 from engine_worker.runner.config import RunnerConfig
-from engine_worker.runner.forward import Forward
 from engine_worker.runner.graphs import LARGEST, Buffers, Graphs, graph_sizes, table_width
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
+from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import load_weights
 from engine_worker.step import Draw, Slice, Step
 from sluice.ring.params import SamplingParams
@@ -60,7 +60,7 @@ def make(checkpoint, capture: FakeCapture | None, rows: int = 5, context: int = 
                 capture,
                 lambda *_: None,
             )
-        return ModelRunner(Forward(model, cache, backend, CPU, graphs), overlap)
+        return ModelRunner(TorchForward(model, cache, backend, CPU, graphs), overlap)
 
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [14], [15, 16, 17], [18, 19, 20, 21, 22], [23, 24]]

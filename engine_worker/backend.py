@@ -1,0 +1,79 @@
+"""Chooses what computes a model, and says why."""
+
+from engine_worker.runner.config import RunnerConfig, find_device
+from engine_worker.runner.load import Warn
+from engine_worker.runner.load import load_runner as load_torch
+from engine_worker.runner.runner import ModelRunner
+from engine_worker.runner.weights import Progress
+from sluice.ring.checkpoint import Checkpoint
+
+TOKENS_PER_BLOCK = 32
+"""Of OpenVINO's attention."""
+
+
+def load_runner(
+    checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, capturing: Progress, warn: Warn
+) -> ModelRunner:
+    """A runner on the backend of the settings; see `engine_worker.runner.load.load_runner`.
+
+    Raises ValueError, with the reason, if OpenVINO cannot run, and is wanted by name or for what only it can.
+    """
+    wish = wants_openvino(config)
+    if wish is not None:
+        check_openvino(config, wish)
+        return _by_openvino(checkpoint, config, progress, wish)
+    runner = load_torch(checkpoint, config, progress, capturing=capturing, warn=warn)
+    runner.choices |= {
+        "backend": "torch",
+        "backend_reason": "the default" if config.backend == "auto" else "selected by the setting",
+    }
+    return runner
+
+
+def wants_openvino(config: RunnerConfig) -> str | None:
+    """The setting that wants it; None: none does. Raises ValueError if settings contradict each other."""
+    only_there = [
+        f"{name} = {value}"
+        for name, value, off in (
+            ("quantize", config.quantize, "none"),
+            ("kv_precision", config.kv_precision, "auto"),
+        )
+        if value != off
+    ]
+    if config.backend == "openvino":
+        return "backend = openvino"
+    if config.backend == "torch" and only_there:
+        raise ValueError(f"{only_there[0]} needs backend = openvino, not torch")
+    return only_there[0] if only_there else None
+
+
+def check_openvino(config: RunnerConfig, wish: str, ranks: int = 1) -> None:
+    """Raises ValueError on settings that OpenVINO cannot follow. `wish`: from `wants_openvino`."""
+    device = find_device(config).type
+    for name, value, good, limit in (
+        ("tensor_parallel", ranks, ranks == 1, "runs in one process"),
+        ("device", device, device == "cpu", "computes on a CPU"),
+        ("dtype", config.dtype, config.dtype in ("auto", "float32"), "computes in float32"),
+        ("attention", config.attention, config.attention == "auto", "has an attention of its own"),
+        (
+            "tokens_per_block",
+            config.tokens_per_block,
+            config.tokens_per_block in (0, TOKENS_PER_BLOCK),
+            f"has blocks of {TOKENS_PER_BLOCK} tokens",
+        ),
+    ):
+        if not good:
+            raise ValueError(f"{name} = {value} contradicts {wish}: OpenVINO {limit}")
+
+
+def _by_openvino(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, wish: str) -> ModelRunner:
+    try:
+        from engine_worker.openvino.load import RefusedError, load_openvino
+    except ImportError as error:
+        raise ValueError(f"{wish} needs the package openvino: install sluice[openvino] ({error})") from error
+    try:
+        runner = load_openvino(checkpoint, config, progress)
+    except RefusedError as error:
+        raise ValueError(f"{wish} cannot be followed: OpenVINO cannot serve this model here: {error}") from error
+    runner.choices["backend_reason"] = f"selected by the setting {wish}; {runner.choices['backend_reason']}"
+    return runner

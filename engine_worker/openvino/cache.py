@@ -1,0 +1,59 @@
+"""The paged KV cache in the layout of OpenVINO's attention, over our own memory."""
+
+import math
+import mmap
+from collections.abc import Iterable
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+
+from engine_worker.step import Move, MoveKind
+
+TOKENS_PER_BLOCK = 32
+"""The only size that the CPU plugin has."""
+
+
+class BlockShape:
+    """What one block takes of each tensor: opaque bytes, since quantized blocks hold their scales too."""
+
+    def __init__(self, tensors: list[tuple[list[int], ov.Type]]) -> None:
+        """Keys and values of each layer in turn."""
+        self.tensors = tensors
+        self.sizes = [math.prod(shape) * kind.size for shape, kind in tensors]
+        self.nbytes = sum(self.sizes)
+
+
+class BlockCache:
+    """Keys and values of all layers, and a second pool in host memory for evicted blocks.
+
+    One more block than `num_blocks` belongs to the row that pads small batches, see `forward`.
+    """
+
+    def __init__(self, block: BlockShape, num_blocks: int, num_host_blocks: int = 0) -> None:
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self.tokens_per_block = TOKENS_PER_BLOCK
+        self.nbytes = block.nbytes * num_blocks
+        self.spare = num_blocks
+        self._blocks = [_zeros(num_blocks + 1, size) for size in block.sizes]
+        self._host = [_zeros(num_host_blocks, size) for size in block.sizes]
+        self.tensors = [
+            ov.Tensor(blocks, ov.Shape([num_blocks + 1, *shape]), kind)
+            for blocks, (shape, kind) in zip(self._blocks, block.tensors, strict=True)
+        ]
+        """Over the memory of the blocks, in the order of `BlockShape.tensors`."""
+
+    def move(self, moves: Iterable[Move]) -> None:
+        """Copy blocks, all layers, in order."""
+        for kind, source, target in moves:
+            from_host, to_host = kind is MoveKind.ONLOAD, kind is MoveKind.OFFLOAD
+            for blocks, host in zip(self._blocks, self._host, strict=True):
+                (host if to_host else blocks)[target] = (host if from_host else blocks)[source]
+
+
+def _zeros(rows: int, size: int) -> NDArray[np.uint8]:
+    """[rows, size]: pages take memory only once they are written. Zeros, since unwritten slots may be multiplied."""
+    if not rows:
+        return np.zeros((0, size), np.uint8)
+    return np.frombuffer(mmap.mmap(-1, rows * size), np.uint8).reshape(rows, size)

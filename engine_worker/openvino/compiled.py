@@ -1,0 +1,37 @@
+"""Compiles a graph for this CPU."""
+
+import openvino as ov
+
+from engine_worker.models.config import DecoderConfig
+from engine_worker.models.decoder import CausalLM
+from engine_worker.openvino.graph import INPUTS, build
+from engine_worker.openvino.weights import WEIGHTS
+
+PRECISIONS = {"float32": "f32", "float16": "f16", "u8": "u8"}
+"""Of the KV cache, by the setting `kv_precision`."""
+
+
+def compile_decoder(model: CausalLM, quantize: str, kv_precision: str, threads: int) -> ov.CompiledModel:
+    """The weights are copied: the model may be dropped afterwards. Raises whatever OpenVINO raises."""
+    properties = {
+        # Else bfloat16 where the CPU has units for it.
+        "INFERENCE_PRECISION_HINT": "f32",
+        "KV_CACHE_PRECISION": PRECISIONS[kv_precision],
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        # Engines on one machine would all be bound to the same cores.
+        "ENABLE_CPU_PINNING": False,
+    }
+    return ov.Core().compile_model(build(model, WEIGHTS[quantize]), "CPU", properties)
+
+
+def fused_rotations(compiled: ov.CompiledModel) -> int:
+    """How many rotary embeddings the plugin has fused: all of them, two per layer, if it knows our graph."""
+    nodes = compiled.get_runtime_model().get_ordered_ops()
+    return sum(str(node.get_rt_info()["layerType"].astype(str)) == "RoPE" for node in nodes)
+
+
+def cache_shapes(compiled: ov.CompiledModel, config: DecoderConfig) -> list[tuple[list[int], ov.Type]]:
+    """Of one block, without the number of blocks: keys and values of each layer in turn."""
+    caches = compiled.inputs[len(INPUTS) : len(INPUTS) + 2 * config.num_layers]
+    return [([int(str(size)) for size in list(each.partial_shape)[1:]], each.element_type) for each in caches]

@@ -1,0 +1,93 @@
+"""Builds a runner on OpenVINO from a checkpoint, or says why there can be none."""
+
+from dataclasses import replace
+
+import openvino as ov
+import torch
+
+from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.layers.shard import UNSHARDED, Place
+from engine_worker.models.config import DecoderConfig, NotNativeError, narrow_windows
+from engine_worker.models.decoder import CausalLM
+from engine_worker.models.registry import model_class
+from engine_worker.openvino.cache import TOKENS_PER_BLOCK, BlockCache, BlockShape
+from engine_worker.openvino.compiled import cache_shapes, compile_decoder
+from engine_worker.openvino.forward import OpenVinoForward
+from engine_worker.openvino.trial import TrialError, verify
+from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.load import fill_weights, share_of_rank
+from engine_worker.runner.memory import count_blocks, count_host_blocks
+from engine_worker.runner.runner import ModelRunner
+from engine_worker.runner.weights import Progress
+from sluice.ring.checkpoint import Checkpoint
+
+VERSION = "2026.4."
+"""The operation for paged attention changes between versions."""
+CPU = torch.device("cpu")
+
+
+class RefusedError(Exception):
+    """OpenVINO cannot serve this checkpoint here; the message says why."""
+
+
+def load_openvino(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress) -> ModelRunner:
+    """See `engine_worker.backend.load_runner`. Raises RefusedError before the weights are read."""
+    if not ov.__version__.startswith(VERSION):
+        raise RefusedError(f"openvino {ov.__version__} is installed, the graph is for {VERSION}x")
+    config = replace(share_of_rank(config, CPU), tokens_per_block=TOKENS_PER_BLOCK)
+    torch.set_num_threads(config.threads)
+    shape = _shape(checkpoint, config)
+    precision = "float32" if config.kv_precision == "auto" else config.kv_precision
+    with torch.inference_mode():
+        reason = _tested(shape, config.quantize, precision, config.threads)
+        model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
+        fill_weights(model, checkpoint, config, progress)
+        compiled = compile_decoder(model, config.quantize, precision, config.threads)
+        # The compiled model has its own copy of the weights.
+        del model
+    cache = _cache(compiled, shape, config, checkpoint.max_context_tokens)
+    forward = OpenVinoForward(compiled, shape, cache, _dtype(config.quantize, precision), config.threads)
+    runner = ModelRunner(forward, overlap=bool(config.overlap))
+    runner.choices |= {
+        "implementation": "sluice",
+        "backend": "openvino",
+        "backend_reason": reason,
+        "quantize": config.quantize,
+        "kv_precision": precision,
+    }
+    return runner
+
+
+def _shape(checkpoint: Checkpoint, config: RunnerConfig) -> DecoderConfig:
+    """Raises RefusedError, and CheckpointError on a broken config.json."""
+    try:
+        found = model_class(checkpoint.config).read_config(checkpoint.config)
+    except NotNativeError as error:
+        raise RefusedError(str(error)) from error
+    # Its subclasses describe models that `graph` does not build.
+    if type(found) is not DecoderConfig:
+        raise RefusedError("a mixture of experts has no graph")
+    limits, context = config.max_attention_window, checkpoint.max_context_tokens
+    return replace(found, windows=narrow_windows(found.windows, limits, context))
+
+
+def _tested(shape: DecoderConfig, quantize: str, precision: str, threads: int) -> str:
+    try:
+        return verify(shape, quantize, precision, threads)
+    except TrialError as error:
+        raise RefusedError(str(error)) from error
+    except RuntimeError as error:
+        # The last line of OpenVINO's errors says what was wrong, those before where.
+        raise RefusedError(f"failed in a test: {' '.join(str(error).split())[-300:]}") from error
+
+
+def _cache(compiled: ov.CompiledModel, shape: DecoderConfig, config: RunnerConfig, context: int) -> BlockCache:
+    block = BlockShape(cache_shapes(compiled, shape))
+    num_blocks = count_blocks(config, block.nbytes, shape.heads.num_kv_heads, context, CPU)
+    return BlockCache(block, num_blocks, count_host_blocks(config, block.nbytes, num_blocks, CPU))
+
+
+def _dtype(quantize: str, precision: str) -> str:
+    """What makes its tokens differ from those of other engines."""
+    weights = "float32" if quantize == "none" else quantize
+    return weights if precision == "float32" else f"{weights}, KV cache {precision}"

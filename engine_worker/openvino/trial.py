@@ -1,0 +1,93 @@
+"""Tests graph and plugin against torch, on this machine: a small decoder with the options of the one to serve."""
+
+from dataclasses import replace
+
+import torch
+
+from engine_worker.attention.backend import HeadShape
+from engine_worker.attention.cache import KVCache
+from engine_worker.attention.reference import ReferenceAttention
+from engine_worker.layers.shard import UNSHARDED, Place
+from engine_worker.models.config import DecoderConfig, widest_window
+from engine_worker.models.decoder import CausalLM
+from engine_worker.openvino.cache import TOKENS_PER_BLOCK, BlockCache, BlockShape
+from engine_worker.openvino.compiled import cache_shapes, compile_decoder, fused_rotations
+from engine_worker.openvino.forward import OpenVinoForward
+from engine_worker.runner.batch import StepArrays, build_batch
+from engine_worker.runner.torch_forward import TorchForward
+from engine_worker.runner.weights import random_weights
+from engine_worker.step import Draw, Slice
+from sluice.ring.params import SamplingParams
+
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "u8": 0.1}
+"""By the precision of the KV cache, relative to the largest logit."""
+QUANTIZED_TOLERANCE = 0.3
+"""Nothing but a wrong graph is off by more."""
+# Narrower than the longest test context, and no multiple of a block.
+WINDOW = 40
+CPU = torch.device("cpu")
+DRAW = Draw(SamplingParams(temperature=0.0), 0, 0, (), ())
+# Each sequence: tokens in the cache, tokens of the step, blocks.
+STEPS = (
+    ((0, 70, (5, 1, 3)), (0, 1, (0,))),
+    ((70, 1, (5, 1, 3)), (1, 1, (0,))),
+    ((0, 33, (6, 4)), (71, 20, (5, 1, 3)), (2, 1, (0,))),
+    ((33, 1, (6, 4)),),
+)
+BLOCKS = 7
+
+
+class TrialError(Exception):
+    """The plugin is wrong here; the message says how far."""
+
+
+def small(config: DecoderConfig) -> DecoderConfig:
+    """The same options, in less memory."""
+    heads = config.heads
+    pairs = min(2, heads.num_kv_heads)
+    return replace(
+        config,
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        windows=(*({None} & set(config.windows)), *({WINDOW} if any(config.windows) else ())),
+        heads=HeadShape(pairs * heads.group, pairs, heads.head_dim, heads.scaling),
+    )
+
+
+def verify(config: DecoderConfig, quantize: str, kv_precision: str, threads: int) -> str:
+    """What was found, for the log. Raises TrialError, and whatever OpenVINO raises."""
+    config = small(config)
+    backend = ReferenceAttention(config.heads)
+    model = CausalLM(config, backend, Place(torch.float32, CPU, UNSHARDED))
+    random_weights(model.targets(), 0, 0.1, lambda *_: None)
+    model.freeze()
+    heads = config.heads
+    sizes = (config.num_layers, BLOCKS, TOKENS_PER_BLOCK, heads.num_kv_heads, heads.head_dim)
+    reference = TorchForward(model, KVCache(*sizes, torch.float32, CPU), backend, CPU)
+    compiled = compile_decoder(model, quantize, kv_precision, threads)
+    cache = BlockCache(BlockShape(cache_shapes(compiled, config)), BLOCKS)
+    forward = OpenVinoForward(compiled, config, cache, "float32", threads)
+    allowed = QUANTIZED_TOLERANCE if quantize != "none" else TOLERANCE[kv_precision]
+    for sequences in STEPS:
+        arrays = _arrays(sequences, config)
+        error = _error(reference.logits((), reference.prepare(arrays)), forward.logits((), forward.prepare(arrays)))
+        # Not `error > ...`: a NaN must fail too.
+        if not error <= allowed:
+            raise TrialError(f"its logits are off by {error:.2g} of the largest in a test step of {sequences}")
+    fused, wanted = fused_rotations(compiled), 2 * config.num_layers
+    return "it agrees with torch in a test" + ("" if fused == wanted else f", but fused {fused} of {wanted} rotations")
+
+
+def _error(expected: torch.Tensor | None, found: torch.Tensor | None) -> float:
+    if expected is None or found is None:
+        raise TrialError("a test step has no logits")
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def _arrays(sequences: tuple[tuple[int, int, tuple[int, ...]], ...], config: DecoderConfig) -> StepArrays:
+    slices = [
+        Slice([(7 * (past + i) + 3) % config.vocab_size for i in range(count)], past, blocks, (DRAW,))
+        for past, count, blocks in sequences
+    ]
+    return build_batch(slices, TOKENS_PER_BLOCK, widest_window(config.windows)).arrays

@@ -1,0 +1,92 @@
+"""The forward pass by torch: a step's arrays through the model, in the same way on every rank."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine_worker.attention.backend import AttentionBackend, AttentionInputs, synchronize
+from engine_worker.attention.cache import KVCache
+from engine_worker.layers.shard import UNSHARDED, Shard
+from engine_worker.models.config import widest_window
+from engine_worker.models.model import Model
+from engine_worker.runner.batch import StepArrays, StepTensors
+from engine_worker.runner.graphs import Graphs, pad
+from engine_worker.runner.methods import Rank
+from engine_worker.step import Move
+
+
+class StepOnDevice(NamedTuple):
+    """See `PreparedStep`."""
+
+    tensors: StepTensors
+    """Padded if a graph computes it."""
+    inputs: AttentionInputs | None
+    """As the backend prepared them; None if a graph computes the step."""
+    num_tokens: int
+    """Without padding."""
+    follows: bool
+
+    def follow(self, sampled: Tensor) -> None:
+        self.tensors.follow(sampled)
+
+
+class TorchForward:
+    """A model, or a rank's shard of it, with its KV cache, attention backend and CUDA graphs, if any; see `Forward`."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        backend: AttentionBackend,
+        device: torch.device,
+        graphs: Graphs | None = None,
+        shard: Shard = UNSHARDED,
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self.backend = backend
+        self.device = device
+        self._graphs = graphs
+        self.shard = shard
+        self.attention = backend.name
+        self.dtype = str(cache.dtype).removeprefix("torch.")
+        self.window = widest_window(model.config.windows)
+        self.vocab_size = model.config.vocab_size
+        self.rank = Rank(shard.rank, shard.size, device, model, cache)
+
+    def close(self) -> None:
+        """Wait for the device and drop the graphs; nothing can be computed afterwards."""
+        synchronize(self.device)
+        # NCCL cannot shut down while a graph that captured one of its operations exists.
+        self._graphs = None
+
+    def prepare(self, arrays: StepArrays) -> StepOnDevice:
+        count, follows = len(arrays.token_ids), len(arrays.follow_tokens) > 0
+        size = None if self._graphs is None else self._graphs.fit(arrays)
+        if size is not None:
+            return StepOnDevice(StepTensors.of(pad(arrays, size), self.device), None, count, follows)
+        tensors = StepTensors.of(arrays, self.device)
+        return StepOnDevice(tensors, self.backend.prepare(tensors.attention, self.cache), count, follows)
+
+    def logits(self, moves: Iterable[Move], step: StepOnDevice | None) -> Tensor | None:
+        """See `Forward.logits`. Undefined on ranks other than 0."""
+        self.cache.move(moves)
+        if step is None:
+            return None
+        if step.follows:
+            # Only rank 0 samples, so the others get the tokens that the previous step drew from it.
+            self.shard.broadcast(step.tensors.token_ids)
+        rows = self(step)
+        return self.model.logits(rows) if len(rows) else None
+
+    def __call__(self, step: StepOnDevice) -> Tensor:
+        """Hidden states [R, hidden] of the tokens whose logits are needed, in memory that the next step may
+        overwrite."""
+        tensors = step.tensors
+        if step.inputs is None and self._graphs is not None:
+            hidden = self._graphs(tensors)[: step.num_tokens]
+        else:
+            hidden = self.model(tensors.token_ids, tensors.positions, self.cache, step.inputs or tensors.attention)
+        return hidden if tensors.last_tokens is None else hidden.index_select(0, tensors.last_tokens)

@@ -1,0 +1,45 @@
+import numpy as np
+import openvino as ov
+import pytest
+
+from engine_worker.openvino.cache import BlockCache, BlockShape
+from engine_worker.step import Move, MoveKind
+
+SHAPES = [([2, 32, 4], ov.Type.f32), ([2, 32, 4], ov.Type.f32), ([2, 40, 4], ov.Type.u8), ([2, 32, 12], ov.Type.u8)]
+
+
+@pytest.fixture
+def cache() -> BlockCache:
+    found = BlockCache(BlockShape(SHAPES), num_blocks=5, num_host_blocks=3)
+    random = np.random.default_rng(0)
+    for tensor in found.tensors:
+        tensor.data[:] = random.integers(0, 200, tensor.data.shape)
+    return found
+
+
+def test_sizes(cache):
+    sizes = [2 * 32 * 4 * 4, 2 * 32 * 4 * 4, 2 * 40 * 4, 2 * 32 * 12]
+    assert BlockShape(SHAPES).sizes == sizes
+    assert cache.nbytes == 5 * sum(sizes)
+    assert [list(tensor.shape) for tensor in cache.tensors] == [[6, *shape] for shape, _ in SHAPES]
+
+
+def test_moves_are_exact_and_in_order(cache):
+    before = [tensor.data.copy() for tensor in cache.tensors]
+    cache.move(
+        [
+            Move(MoveKind.COPY, 0, 1),
+            Move(MoveKind.OFFLOAD, 1, 2),
+            Move(MoveKind.COPY, 3, 1),
+            Move(MoveKind.ONLOAD, 2, 4),
+        ]
+    )
+    for tensor, old in zip(cache.tensors, before, strict=True):
+        np.testing.assert_array_equal(tensor.data[1], old[3])
+        np.testing.assert_array_equal(tensor.data[4], old[0])
+        for untouched in (0, 2, 3, 5):
+            np.testing.assert_array_equal(tensor.data[untouched], old[untouched])
+
+
+def test_a_cache_starts_as_zeros():
+    assert all(not tensor.data.any() for tensor in BlockCache(BlockShape(SHAPES), 2).tensors)

@@ -1,0 +1,95 @@
+import openvino as ov
+import pytest
+
+from engine_worker.openvino import trial
+from engine_worker.step import Slice, Step
+from sluice.ring.calls import MethodCall, parse_json
+from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
+from tests.engine_worker.openvino.loaded import load
+from tests.engine_worker.runner.generate import generate
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_checkpoint(folder, CONFIGS["qwen3, tied"])
+    return folder
+
+
+def test_the_log_says_what_computes_and_why(folder):
+    runner = load(folder, quantize="int8", kv_precision="u8")
+    assert runner.choices["backend"] == runner.choices["attention"] == "openvino"
+    assert (
+        runner.choices["backend_reason"] == "selected by the setting backend = openvino; it agrees with torch in a test"
+    )
+    assert (runner.choices["quantize"], runner.choices["kv_precision"]) == ("int8", "u8")
+    assert runner.dtype == "int8, KV cache u8"
+    assert load(folder).dtype == "float32"
+
+
+def test_a_setting_that_only_it_has_selects_it(folder):
+    reason = load(folder, backend="auto", quantize="int8").choices["backend_reason"]
+    assert reason.startswith("selected by the setting quantize = int8; ")
+
+
+def test_a_wrong_plugin_is_refused(folder, monkeypatch):
+    right = trial.compile_decoder
+
+    def wrong(model, *args):
+        model.model.norm.weight *= 1.01
+        return right(model, *args)
+
+    monkeypatch.setattr(trial, "compile_decoder", wrong)
+    with pytest.raises(ValueError, match=r"off by .* of the largest in a test step"):
+        load(folder)
+
+
+def test_a_plugin_that_fails_is_refused(folder, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("Exception from src/plugin.cpp\nwrong number of inputs")
+
+    monkeypatch.setattr(trial, "compile_decoder", fail)
+    with pytest.raises(ValueError, match=r"failed in a test: .*wrong number of inputs"):
+        load(folder)
+
+
+def test_another_version_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(ov, "__version__", "2027.0.0")
+    with pytest.raises(ValueError, match=r"openvino 2027\.0\.0 is installed, the graph is for 2026\.4"):
+        load(folder)
+
+
+@pytest.mark.parametrize(("config", "why"), [("qwen3 moe", "mixture of experts")])
+def test_models_without_a_graph_are_refused(tmp_path, config, why):
+    write_checkpoint(tmp_path, CONFIGS[config])
+    with pytest.raises(ValueError, match=f"OpenVINO cannot serve this model here: .*{why}"):
+        load(tmp_path)
+
+
+def test_overlap_changes_nothing(folder):
+    prompts = [[1, 2, 3], list(range(40))]
+    expected = generate(load(folder), prompts, 8, temperature=0.0)
+    assert generate(load(folder, overlap=True), prompts, 8, temperature=0.0) == expected
+
+
+def test_a_node_that_fails_fails_the_step(folder, capfd):
+    """Inside of attention OpenVINO prints an exception, and returns what it computed last."""
+    runner = load(folder)
+    runner.run(Step((Slice([1, 2], 0, [0]),)))
+    step = runner._forward.prepare
+    runner._forward.prepare = lambda arrays: _without_a_length(step(arrays))
+    with pytest.raises(RuntimeError, match="OpenVINO"):
+        runner.run(Step((Slice([1, 2], 0, [0]), Slice([3, 4], 0, [1]))))
+
+
+def _without_a_length(step):
+    step.inputs[2] = step.inputs[2][:1]
+    return step
+
+
+def test_methods_by_name(folder):
+    runner = load(folder, kv_cache_tokens=320)
+    (answer,) = runner.call(MethodCall("memory", "[]", "{}", ())).poll()
+    found = parse_json(answer.value)
+    assert (found["kv_blocks"], found["tokens_per_kv_block"]) == (10, 32)
+    assert found["kv_bytes"] == 10 * 2 * 2 * 32 * 2 * 16 * 4

@@ -1,0 +1,81 @@
+"""A row's logits have the same bits alone and in any batch."""
+
+import pytest
+import torch
+
+from engine_worker.openvino.forward import OpenVinoForward
+from engine_worker.runner.batch import build_batch
+from engine_worker.step import Draw, Slice
+from sluice import tiny_model
+from sluice.ring.params import SamplingParams
+from tests.engine_worker.openvino.loaded import load
+
+DRAW = Draw(SamplingParams(temperature=0.0), 0, 0, (), ())
+LENGTHS = [1 + 37 * i % 150 for i in range(64)]
+BATCHES = (2, 7, 64)
+
+
+def logits(forward: OpenVinoForward, slices: list[Slice]) -> torch.Tensor:
+    return forward.logits((), forward.prepare(build_batch(slices, 32, None).arrays)).clone()
+
+
+@pytest.fixture(scope="module")
+def forwards():
+    """By number of threads and quantization; each has computed all but the last token of 64 sequences."""
+    found = {}
+
+    def get(threads: int, **options: str) -> OpenVinoForward:
+        key = (threads, *options.items())
+        if key not in found:
+            runner = load(tiny_model.path(), threads=threads, kv_cache_tokens=64 * 160, **options)
+            found[key] = runner._forward
+            for number, length in enumerate(LENGTHS):
+                logits(found[key], [Slice(prompt(number)[:length], 0, blocks(number), (DRAW,))])
+        return found[key]
+
+    return get
+
+
+def prompt(number: int) -> list[int]:
+    return [(31 * number + 7 * i) % 4000 for i in range(LENGTHS[number] + 1)]
+
+
+def blocks(number: int) -> list[int]:
+    return list(range(5 * number, 5 * number + 5))
+
+
+def last(number: int) -> Slice:
+    return Slice(prompt(number)[-1:], LENGTHS[number], blocks(number), (DRAW,))
+
+
+@pytest.mark.parametrize(
+    ("threads", "options"),
+    [(1, {}), (2, {}), (1, {"quantize": "int8"}), (2, {"quantize": "int8"}), (1, {"kv_precision": "float16"})],
+    ids=str,
+)
+def test_generation_in_any_batch(forwards, threads, options):
+    forward = forwards(threads, **options)
+    alone = torch.cat([logits(forward, [last(number)]) for number in range(64)])
+    for size in BATCHES:
+        for first in (0, 11, 57):
+            first = min(first, 64 - size)
+            members = range(first, first + size)
+            found = logits(forward, [last(number) for number in members])
+            assert torch.equal(found, alone[first : first + size]), f"batch of {size} from {first}"
+
+
+@pytest.mark.parametrize("options", [{}, {"quantize": "int8"}], ids=str)
+def test_generation_beside_contexts(forwards, options):
+    forward = forwards(1, **options)
+    numbers = (5, 9, 60)
+    alone = torch.cat([logits(forward, [last(number)]) for number in numbers])
+    context = Slice(prompt(63)[:-1], 0, blocks(63), (DRAW,))
+    assert torch.equal(logits(forward, [*map(last, numbers), context])[:3], alone)
+
+
+@pytest.mark.parametrize("options", [{}, {"quantize": "int8"}], ids=str)
+def test_a_context_in_any_batch(forwards, options):
+    forward = forwards(1, **options)
+    contexts = [Slice(prompt(number)[:-1], 0, blocks(number), (DRAW,)) for number in (3, 12, 44, 63)]
+    alone = torch.cat([logits(forward, [context]) for context in contexts])
+    assert torch.equal(logits(forward, [*map(last, (1, 2)), *contexts])[2:], alone)

@@ -1,0 +1,69 @@
+"""Which backend the settings select, and which settings contradict each other. No OpenVINO is needed."""
+
+import sys
+
+import pytest
+
+from engine_worker.backend import check_openvino, load_runner, wants_openvino
+from engine_worker.runner.config import RunnerConfig
+from sluice import tiny_model
+from sluice.ring.checkpoint import open_checkpoint
+
+
+def config(**options: object) -> RunnerConfig:
+    return RunnerConfig("cpu", **{"kv_cache_tokens": 64, "threads": 1} | options)
+
+
+def load(**options: object):
+    return load_runner(open_checkpoint(str(tiny_model.path())), config(**options), *[lambda *_: None] * 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "wish"),
+    [
+        ({}, None),
+        ({"backend": "torch"}, None),
+        ({"backend": "openvino"}, "backend = openvino"),
+        ({"quantize": "int8"}, "quantize = int8"),
+        ({"kv_precision": "u8"}, "kv_precision = u8"),
+        ({"backend": "openvino", "quantize": "int8"}, "backend = openvino"),
+    ],
+)
+def test_what_selects_openvino(options, wish):
+    assert wants_openvino(config(**options)) == wish
+
+
+@pytest.mark.parametrize("options", [{"quantize": "int8"}, {"kv_precision": "float16"}])
+def test_torch_has_neither(options):
+    with pytest.raises(ValueError, match=r"(quantize|kv_precision) = \w+ needs backend = openvino, not torch"):
+        load(backend="torch", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"tokens_per_block": 16}, "tokens_per_block = 16 contradicts .*: OpenVINO has blocks of 32 tokens"),
+        ({"dtype": "bfloat16"}, "dtype = bfloat16 contradicts .*: OpenVINO computes in float32"),
+        ({"attention": "reference"}, "attention = reference contradicts .*: OpenVINO has an attention of its own"),
+    ],
+)
+def test_settings_that_it_cannot_follow(options, error):
+    with pytest.raises(ValueError, match=error):
+        load(backend="openvino", **options)
+
+
+def test_it_runs_in_one_process():
+    with pytest.raises(ValueError, match=r"tensor_parallel = 2 contradicts quantize = int8: .* one process"):
+        check_openvino(config(quantize="int8"), "quantize = int8", ranks=2)
+
+
+def test_without_the_package(monkeypatch):
+    monkeypatch.delitem(sys.modules, "engine_worker.openvino.load", raising=False)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(ValueError, match=r"backend = openvino needs the package openvino: install sluice\[openvino\]"):
+        load(backend="openvino")
+
+
+def test_torch_says_why():
+    assert load().choices["backend_reason"] == "the default"
+    assert load(backend="torch").choices["backend_reason"] == "selected by the setting"

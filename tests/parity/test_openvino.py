@@ -1,0 +1,107 @@
+"""OpenVINO generates what transformers does, token for token, however the work is cut."""
+
+import pytest
+import torch
+
+from sluice import tiny_model
+from sluice.ring.params import SamplingParams, StopParams
+from tests.engine_worker.models.checkpoints import SIZES, write_checkpoint
+from tests.parity.conftest import greedy, greedy_oracle
+from tests.parity.harness import EngineHarness
+from tests.parity.test_windows import CONFIGS
+
+pytest.importorskip("openvino")
+pytestmark = pytest.mark.timeout(600)
+MAX_TOKENS = 16
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def expected(model_folder, prompts):
+    return greedy_oracle(model_folder, prompts, MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("at_a_time", "max_tokens_per_step", "overlap"), [(1, 512, False), (32, 2048, True), (32, 48, False)]
+)
+def test_cold_and_cached_equal_transformers(model_folder, prompts, expected, at_a_time, max_tokens_per_step, overlap):
+    harness = EngineHarness(
+        model_folder,
+        backend="openvino",
+        max_batch_size=at_a_time,
+        max_tokens_per_step=max_tokens_per_step,
+        overlap=overlap,
+    )
+    # One at a time, fewer: they take as long as all others together.
+    prompts = prompts if at_a_time > 1 else prompts[:12]
+    expected = expected[: len(prompts)]
+    assert harness.generate(prompts, GREEDY, MAX_TOKENS) == expected
+    again = [harness.submit(prompt, GREEDY, MAX_TOKENS) for prompt in prompts]
+    harness.run()
+    assert [harness.stream(number).tokens for number in again] == expected
+    assert [harness.cached_tokens(number) for number in again] == [(len(p) - 1) // 32 * 32 for p in prompts]
+
+
+def test_a_pool_too_small_and_blocks_from_host_memory_change_nothing(model_folder, prompts, expected):
+    harness = EngineHarness(
+        model_folder, backend="openvino", kv_cache_tokens=512, kv_host_memory=64 << 20, max_tokens_per_step=256
+    )
+    assert harness.generate(prompts[6:24], GREEDY, MAX_TOKENS) == expected[6:24]
+    # The last of them has filled the pool, so what is found of the first was in host memory.
+    again = harness.submit(prompts[10], GREEDY, MAX_TOKENS)
+    harness.run()
+    assert harness.stream(again).tokens == expected[10]
+    assert harness.cached_tokens(again) == (len(prompts[10]) - 1) // 32 * 32 > 0
+
+
+@pytest.mark.parametrize("policy", ["max_utilization", "guaranteed_no_evict"])
+def test_policies_change_no_token(prompts, policy):
+    """A pool that holds a few of the requests; forks share their prompt's blocks and copy the last."""
+    asked = [(prompts[20 + i][: 3 + 11 * i % 50], SamplingParams(seed=i, temperature=0.8)) for i in range(8)]
+
+    def streams(harness: EngineHarness) -> list[list[int]]:
+        numbers = [harness.submit(prompt, sampling, 24, n=2) for prompt, sampling in asked]
+        harness.run()
+        return [harness.stream(number, i).tokens for number in numbers for i in range(2)]
+
+    alone = EngineHarness(tiny_model.path(), backend="openvino", max_batch_size=2)
+    expected = streams(alone)
+    together = EngineHarness(
+        tiny_model.path(),
+        backend="openvino",
+        policy=policy,
+        kv_cache_tokens=480,
+        max_tokens_per_step=48,
+        max_batch_size=16,
+    )
+    assert streams(together) == expected
+
+
+def test_a_stream_goes_on_where_another_engine_stopped(model_folder, prompts):
+    asked = {"sampling": SamplingParams(seed=5), "stopping": StopParams(24)}
+    whole = EngineHarness(model_folder, backend="openvino")
+    number = whole.send(prompts[12][:70], **asked)
+    whole.run()
+    tokens = whole.stream(number).tokens
+    for have in (1, 11, 23):
+        other = EngineHarness(model_folder, backend="openvino", max_tokens_per_step=32, max_batch_size=8)
+        number = other.send(prompts[12][:70], resume={0: tokens[:have]}, **asked)
+        other.run()
+        assert other.stream(number).tokens == tokens
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2, last layers", "qwen3, alternating"])
+def test_windows_equal_transformers(tmp_path, name):
+    random = torch.Generator().manual_seed(3)
+    lengths = (1, 40, 41, 48, 301)
+    asked = [torch.randint(SIZES["vocab_size"], (length,), generator=random).tolist() for length in lengths]
+    expected = greedy(write_checkpoint(tmp_path, CONFIGS[name]), asked, MAX_TOKENS)
+    for max_tokens_per_step in (48, 2048):
+        harness = EngineHarness(
+            tmp_path,
+            backend="openvino",
+            max_batch_size=8,
+            max_tokens_per_step=max_tokens_per_step,
+            kv_cache_tokens=2048,
+        )
+        assert harness.generate(asked, GREEDY, MAX_TOKENS) == expected
