@@ -130,6 +130,7 @@ def _marker(logits: NDArray[np.float32]) -> NDArray[np.int32]:
 def _pad(inputs: list[NDArray[Any]], block: int) -> None:
     """Append a new sequence of PADDING tokens in a block of its own, whose logits nobody reads."""
     starts, blocks_start = inputs[3], inputs[5]
-    tails = (_NO_IDS, _NO_POSITIONS, _ZERO, starts[-1:] + PADDING, [block], blocks_start[-1:] + 1)
+    tails: list[NDArray[Any]] = [_NO_IDS, _NO_POSITIONS, _ZERO, starts[-1:] + PADDING]
+    tails += [np.array([block]), blocks_start[-1:] + 1]
     for index, tail in enumerate(tails):
         inputs[index] = np.concatenate((inputs[index], tail), dtype=inputs[index].dtype)

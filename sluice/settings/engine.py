@@ -36,7 +36,7 @@ class Compute:
     """What computes the model. openvino: the fastest on a CPU; needs the extra `openvino`. auto: torch, or openvino if
     `quantize` or `kv_precision` needs it. See docs/models.md."""
     quantize: Literal["none", "int8"] = "none"
-    """Precision of the weights, with backend = openvino: int8 is faster and takes a quarter of the memory."""
+    """Precision of the weights, with backend = openvino: int8 is faster and takes less memory."""
     kv_precision: Literal["auto", "float32", "float16", "u8"] = "auto"
     """Of the KV cache, with backend = openvino. auto: float32."""
     attention: Literal["auto", "flash", "varlen", "triton", "reference", "cpu"] = "auto"
@@ -69,7 +69,7 @@ class KvCacheSize:
     """KV cache"""
 
     tokens_per_block: Annotated[int, Range(ge=0, le=1024)] = 0
-    """0: 16, or what the attention backend needs."""
+    """0: 16, or what the backend needs: OpenVINO has blocks of 32."""
     kv_cache_tokens: Annotated[int | None, Range(ge=1)] = None
     """Size of the KV cache in tokens; default: by kv_memory_fraction. If both are given, the smaller size holds."""
     kv_memory_fraction: Annotated[float | None, Range(gt=0, le=0.95)] = None
