@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from bench.deaths import kills, pauses, restart
 from bench.harness.topic import Topic
 from bench.overload import overload
-from bench.topics import cache, peers, policies, ring, scheduler, slow_reader
+from bench.topics import cache, peers, policies, ring, router, scheduler, slow_reader
 
 TOPICS: Mapping[str, Topic] = {
     "ring": ring.TOPIC,
+    "router": router.TOPIC,
     "policies": policies.TOPIC,
     "scheduler": scheduler.TOPIC,
     "cache": cache.TOPIC,

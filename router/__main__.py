@@ -7,6 +7,7 @@ if __name__ == "__main__":
     exit_on_signals()
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable
 
@@ -50,6 +51,8 @@ async def _serve(settings: RouterSettings, checkpoint: Checkpoint, metrics_port:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     await router.start()
+    # What is there now lives as long as the process: without this, every full collection would walk through it.
+    gc.freeze()
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({stop, *router.tasks}, return_when=asyncio.FIRST_COMPLETED)
     failed = [task for task in router.tasks if task.done()]

@@ -18,6 +18,7 @@ from router.api.listener import Listener
 from router.api.reflection import reflection_handlers
 from router.api.rpc import admit_all, handler
 from router.api.stats_broadcast import StatsBroadcast
+from router.api.watchdog import Watchdog
 from router.requests.pipeline import RequestPipeline
 from router.ring_side import RingSide
 from router.text.tokenizer_pool import TokenizerPool
@@ -156,7 +157,8 @@ class RouterApp:
         pipeline = RequestPipeline(
             self._model, self._limits, text, ring.requests, ring.admission, ring.dispatcher, ring.counters, log
         )
-        generation = GenerationService(pipeline, text, self._model, self._limits, settings.slow_client_timeout, log)
+        writes = Watchdog(settings.slow_client_timeout)
+        generation = GenerationService(pipeline, text, self._model, self._limits, writes, log)
         admin = AdminService(
             ring.membership,
             ring.placement,

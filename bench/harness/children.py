@@ -3,9 +3,10 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import IO, Any, Self, TypeVar, cast
 
 import msgspec
 
@@ -14,6 +15,8 @@ from bench.harness.load import Load, Run
 READY = b"ready\n"
 ROOT = Path(__file__).parents[2]
 CLOSE_SECONDS = 20.0
+
+T = TypeVar("T")
 
 
 class SystemProcess:
@@ -40,12 +43,15 @@ class SystemProcess:
         self._ready = False
 
     def run(self, load: Load) -> Run:
+        return self.ask(load, Run)
+
+    def ask(self, question: msgspec.Struct, answer: type[T]) -> T:
         # Loading takes seconds: children start together and are awaited one by one.
         if not self._ready:
             self._ready = self._read() == READY
-        self._stdin.write(msgspec.json.encode(load) + b"\n")
+        self._stdin.write(msgspec.json.encode(question) + b"\n")
         self._stdin.flush()
-        return msgspec.json.decode(self._read(), type=Run)
+        return msgspec.json.decode(self._read(), type=answer)
 
     def __enter__(self) -> Self:
         return self
@@ -67,12 +73,16 @@ class SystemProcess:
 
 def serve(answer: Callable[[Load], Run]) -> None:
     """The child's side: answer loads until standard input ends."""
+    serve_questions(Load, answer)
+
+
+def serve_questions(kind: type[T], answer: Callable[[T], msgspec.Struct]) -> None:
     lines = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # Libraries print to standard output too, and must not corrupt the answers.
     lines.write(READY)
     lines.flush()
     for line in sys.stdin.buffer:
-        lines.write(msgspec.json.encode(answer(msgspec.json.decode(line, type=Load))) + b"\n")
+        lines.write(msgspec.json.encode(answer(msgspec.json.decode(line, type=kind))) + b"\n")
         lines.flush()
 
 
@@ -80,3 +90,8 @@ def cpu_seconds(pid: int) -> float:
     """CPU time of a process so far, user and system, all threads. From Linux' /proc, in ticks of 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def exact_cpu_seconds(pid: int) -> float:
+    """As `cpu_seconds`, in nanoseconds: the clock that clock_getcpuclockid(3) names."""
+    return time.clock_gettime(~pid << 3 | 2)

@@ -7,7 +7,8 @@ from tokenizers import Encoding
 
 from router.api.responses import ResponseBuilder, write_stream
 from router.api.rpc import Context
-from router.errors import RequestError, Violation, Violations, logged
+from router.api.watchdog import Watchdog
+from router.errors import RequestError, Violation, Violations, logged, sent
 from router.requests.pipeline import RequestPipeline
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import TokenizerPool
@@ -22,8 +23,8 @@ class GenerationService:
     _text: TokenizerPool
     _model: Model
     _limits: Limits
-    _write_seconds: float
-    """For a single write to a client."""
+    _writes: Watchdog
+    """For each write to a client."""
     _log: BoundLogger
 
     async def generate(self, message: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
@@ -35,7 +36,7 @@ class GenerationService:
         async with self._pipeline.serve(message.spec, context.caller, context.peer, streaming=True) as request:
             prompt_text = await self._prompt_text(request)
             builder = ResponseBuilder(request, self._text.vocabulary)
-            await write_stream(request, builder, context.write, self._write_seconds, prompt_text)
+            await sent(write_stream(request, builder, context.write_bytes, self._writes, prompt_text))
 
     async def abort(self, message: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """The stream ends with ABORTED; its id is free at once. Requests of other tenants are not found."""

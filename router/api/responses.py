@@ -1,10 +1,9 @@
 """A request's log as the client sees it: the messages of its answer, and the coroutine that writes them."""
 
-import asyncio
-import itertools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import cast
 
+from router.api.watchdog import Watchdog
 from router.errors import RequestError, duration
 from router.requests.request_state import RequestState
 from router.requests.token_log import NO_TIMES, SequenceLog
@@ -14,44 +13,48 @@ from sluice.ring.vocabulary import Vocabulary
 from sluice.ring.wire import End
 from sluice.v1 import generation_pb2 as pb
 
-Write = Callable[[pb.GenerateStreamResponse], Awaitable[None]]
+Write = Callable[[bytes], Awaitable[None]]
 
 
 async def write_stream(
-    request: RequestState, builder: "ResponseBuilder", write: Write, write_seconds: float, prompt_text: str
+    request: RequestState, builder: "ResponseBuilder", write: Write, watchdog: Watchdog, prompt_text: str
 ) -> None:
     """Write the events of one request: Started, Delta…, Finished per output, Done; numbered from 1.
 
     Each write takes all that has come since the last one, joined. `prompt_text` precedes the text of each echoing
-    output. Raises the request's RequestError, and SLOW_CLIENT if one write takes longer than `write_seconds`. An
+    output. Raises the request's RequestError, and SLOW_CLIENT if one write takes longer than the watchdog allows. An
     error before the start leaves nothing written, no metadata either, so that a client's retry policy may act.
     """
-    log, numbers = request.log, itertools.count(1)
+    log, number = request.log, 0
 
     async def send(event: pb.GenerateStreamResponse) -> None:
-        event.sequence = next(numbers)
-        try:
-            async with asyncio.timeout(write_seconds):
-                await write(event)
-        except TimeoutError:
-            message = f"the client read nothing for {write_seconds:g} s"
-            raise RequestError(ErrorCode.SLOW_CLIENT, message) from None
+        nonlocal number
+        number += 1
+        event.sequence = number
+        guard.begin()
+        await write(event.SerializeToString())
+        guard.end()
 
-    await log.wait_until(lambda: log.started is not None or log.complete)
-    await send(pb.GenerateStreamResponse(started=builder.started()))
-    for sequence in log.sequences if prompt_text else ():
-        if request.spec.echoes(sequence.index):
-            await send(pb.GenerateStreamResponse(delta=pb.Delta(index=sequence.index, text=prompt_text)))
-    while True:
-        while (updated := log.next_updated()) is not None:
-            for event in builder.update(updated):
-                await send(event)
-        if log.complete:
-            break
-        if log.fault is not None:
-            raise log.fault
-        await log.changed()
-    await send(pb.GenerateStreamResponse(done=builder.done()))
+    with watchdog.guard(lambda: _slow_client(watchdog.seconds)) as guard:
+        await log.wait_until(lambda: log.started is not None or log.complete)
+        await send(pb.GenerateStreamResponse(started=builder.started()))
+        for sequence in log.sequences if prompt_text else ():
+            if request.spec.echoes(sequence.index):
+                await send(pb.GenerateStreamResponse(delta=pb.Delta(index=sequence.index, text=prompt_text)))
+        while True:
+            while (updated := log.next_updated()) is not None:
+                for event in builder.update(updated):
+                    await send(event)
+            if log.complete:
+                break
+            if log.fault is not None:
+                raise log.fault
+            await log.changed()
+        await send(pb.GenerateStreamResponse(done=builder.done()))
+
+
+def _slow_client(seconds: float) -> RequestError:
+    return RequestError(ErrorCode.SLOW_CLIENT, f"the client read nothing for {seconds:g} s")
 
 
 class ResponseBuilder:
@@ -78,10 +81,11 @@ class ResponseBuilder:
         """What has come of this sequence since its last update."""
         # Rows may be appended while a write waits: what was the end before the delta is sent after it.
         end = sequence.end
-        delta = self.delta(sequence)
-        if delta is not None:
+        # Filled in place: a Delta of its own would be copied into the event.
+        event = pb.GenerateStreamResponse()
+        if self._fill(event.delta, sequence):
             self._request.on_first_delta()
-            yield pb.GenerateStreamResponse(delta=delta)
+            yield event
         if end is None:
             return
         if end.held:
@@ -90,24 +94,26 @@ class ResponseBuilder:
             yield pb.GenerateStreamResponse(delta=held)
         yield pb.GenerateStreamResponse(finished=self.finished(sequence, end))
 
-    def delta(self, sequence: SequenceLog) -> pb.Delta | None:
-        """What has come since the last delta of this sequence; None if nothing of it can be shown yet."""
+    def _fill(self, delta: pb.Delta, sequence: SequenceLog) -> bool:
+        """With what has come since the last delta of this sequence; False if nothing of it can be shown yet."""
         count = sequence.received - sequence.delivered
         text = "".join(sequence.text)
         # Tokens without text wait for the next delta to count them; the last one counts what is left.
         shown = sequence.end is not None or self._spec.token_ids or sequence.logprobs
         if not text and not (count and shown):
-            return None
-        delta = pb.Delta(
-            index=sequence.index,
-            text=text,
-            token_ids=sequence.undelivered_ids if self._spec.token_ids else (),
-            logprobs=self._logprobs(sequence) if sequence.logprobs else (),
-            token_offset=sequence.delivered,
-            token_count=count,
-        )
+            return False
+        # A zero need not be set.
+        if sequence.index:
+            delta.index = sequence.index
+        delta.text = text
+        delta.token_offset = sequence.delivered
+        delta.token_count = count
+        if self._spec.token_ids:
+            delta.token_ids.extend(sequence.undelivered_ids)
+        if sequence.logprobs:
+            delta.logprobs.extend(self._logprobs(sequence))
         self._request.log.mark_delivered(sequence)
-        return delta
+        return True
 
     def finished(self, sequence: SequenceLog, end: End) -> pb.Finished:
         finished = pb.Finished(

@@ -1,6 +1,5 @@
 """gRPC handlers for a service of the .proto files: callers are authenticated, errors become statuses."""
 
-import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -15,6 +14,7 @@ from grpc import aio
 from structlog.stdlib import BoundLogger
 
 from router.access.principal import Admit, Principal
+from router.api.watchdog import Watchdog
 from router.errors import Call, RequestError, Violation, abort, sent
 from sluice.ring.errors import ErrorCode
 
@@ -36,6 +36,11 @@ class Context:
 
     async def write(self, message: Message) -> None:
         await sent(self._call.write(message.SerializeToString()))
+
+    @property
+    def write_bytes(self) -> Callable[[bytes], Awaitable[None]]:
+        """As `write`, for an encoded message. The caller has to await it within `sent`."""
+        return self._call.write
 
     async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
         await sent(self._call.send_initial_metadata(metadata))
@@ -60,18 +65,19 @@ def handler(service: ServiceDescriptor, servicer: object, admit: Admit, log: Bou
 
     A unary one returns its message; a streaming one writes to the context. `admit` may raise RequestError.
     """
+    reads = Watchdog(MESSAGE_SECONDS)
     return grpc.method_handlers_generic_handler(
-        service.full_name, {method.name: _method(method, servicer, admit, log) for method in service.methods}
+        service.full_name, {method.name: _method(method, servicer, admit, reads, log) for method in service.methods}
     )
 
 
-def _method(method: MethodDescriptor, servicer: object, admit: Admit, log: BoundLogger) -> Any:
+def _method(method: MethodDescriptor, servicer: object, admit: Admit, reads: Watchdog, log: BoundLogger) -> Any:
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
     behaviour: Behaviour = getattr(servicer, name)
 
     async def answer(_: object, call: Call) -> bytes | None:
         caller = await admit(call)
-        found = await behaviour(await _read(call), Context(call, caller))
+        found = await behaviour(await _read(call, reads), Context(call, caller))
         return None if method.server_streaming else found.SerializeToString()
 
     # Registered as client-streaming, so that we authenticate before the body is read.
@@ -104,19 +110,20 @@ def guarded(handler: Handler, log: BoundLogger) -> Handler:
     return answer
 
 
-async def _read(call: Call) -> Any:
+async def _read(call: Call, watchdog: Watchdog) -> Any:
     """The call's only message. Raises RequestError."""
-    try:
-        async with asyncio.timeout(MESSAGE_SECONDS):
-            request = await call.read()
-    except TimeoutError as error:
-        message = f"the request message did not arrive within {MESSAGE_SECONDS:g} s"
-        raise RequestError(ErrorCode.SLOW_CLIENT, message) from error
+    with watchdog.guard(lambda: _late_message(watchdog.seconds)) as guard:
+        guard.begin()
+        request = await call.read()
     if request is aio.EOF:
         raise RequestError.invalid([Violation("", "the call has no request message")])
     if isinstance(request, DecodeError):
         raise RequestError.invalid([Violation("", f"the message cannot be read: {request}")])
     return request
+
+
+def _late_message(seconds: float) -> RequestError:
+    return RequestError(ErrorCode.SLOW_CLIENT, f"the request message did not arrive within {seconds:g} s")
 
 
 def _decoder(message: type[Message]) -> Callable[[bytes], Message | DecodeError]:

@@ -23,6 +23,9 @@ MAX_WAITING = 1024
 MAX_WAITING_BYTES = 64 << 20
 """Of these texts: so much memory a flood of long prompts can take."""
 
+INLINE_BYTES = 512
+"""A text prompt up to this is tokenized on the event loop: passing it to a thread costs about as much."""
+
 T = TypeVar("T")
 
 
@@ -46,6 +49,8 @@ class TokenizerPool:
         """Token ids of the prompt, not truncated. Raises RequestError."""
         if isinstance(prompt, IdsPrompt):
             return list(prompt.ids)
+        if isinstance(prompt, TextPrompt) and prompt.size <= INLINE_BYTES:
+            return _guarded(lambda: self._encode_prompt(prompt))
         return await self._run(prompt.size, lambda: self._encode_prompt(prompt))
 
     async def encode(self, text: str, add_special_tokens: bool, into: Callable[[Encoding], T]) -> T:

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Mapping
 
-from google.protobuf.message import Message
-
 from router.errors import RequestError, Violation, Violations
 from router.validate.model import Limits
 from sluice.ring.errors import ErrorCode
@@ -29,6 +27,9 @@ REJECTED = frozenset(
 )
 """A test walks the descriptor: it has a sample of each field of the .proto that is not in this table."""
 
+GROUPS = frozenset(path.partition(".")[0] for path in REJECTED if "." in path)
+"""Messages of which some fields are rejected."""
+
 GUIDE_TEXTS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
 
 OFF: Mapping[str, Callable[[GenerationSpec], bool]] = {
@@ -47,9 +48,9 @@ below n passes here and is reported by `parse`."""
 
 def reject_unbuilt(spec: GenerationSpec, limits: Limits) -> None:
     """Raises RequestError: INVALID_ARGUMENT for an oversized guide, else NOT_BUILT_YET naming every rejected field."""
-    _check_guide_size(spec.guided, limits)
-    in_use = (path for path in sorted(REJECTED) if _is_set(spec, path) and not (path in OFF and OFF[path](spec)))
-    found = [f"spec.{path}" for path in in_use]
+    if spec.HasField("guided"):
+        _check_guide_size(spec.guided, limits)
+    found = [f"spec.{path}" for path in sorted(_fields(spec) & REJECTED) if not (path in OFF and OFF[path](spec))]
     if found:
         raise RequestError(
             ErrorCode.NOT_BUILT_YET,
@@ -68,9 +69,11 @@ def _check_guide_size(guide: GuidedDecoding, limits: Limits) -> None:
     bad.raise_if_any()
 
 
-def _is_set(spec: GenerationSpec, path: str) -> bool:
-    message: Message = spec
-    *parents, name = path.split(".")
-    for parent in parents:
-        message = getattr(message, parent)
-    return any(field.name == name for field, _ in message.ListFields())
+def _fields(spec: GenerationSpec) -> set[str]:
+    """Paths of the fields that are set; of those within messages, only of GROUPS."""
+    found = set()
+    for field, value in spec.ListFields():
+        found.add(field.name)
+        if field.name in GROUPS:
+            found.update(f"{field.name}.{inner.name}" for inner, _ in value.ListFields())
+    return found

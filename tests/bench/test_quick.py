@@ -32,7 +32,7 @@ def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def test_every_part_has_its_quick_bench():
-    assert set(TOPICS) == {*SERVED, *SCHEDULED, "cache", *CROWDED, *DEADLY}
+    assert set(TOPICS) == {"router", *SERVED, *SCHEDULED, "cache", *CROWDED, *DEADLY}
 
 
 @pytest.mark.long
@@ -45,6 +45,16 @@ def test_quick_through_the_ring_and_beside_transformers(tmp_path):
         assert point.ring.tokens_per_delta >= 1
     for table in found["peers"].tables:
         assert [entry.same for entry in table.entries] == [table.work.requests] * len(table.entries)
+
+
+def test_quick_of_the_router_alone(tmp_path):
+    found = bench(["router"], tmp_path)["router"]
+    (point,) = found.points
+    assert len(point.costs) == found.repeats
+    (fast,) = point.fast
+    assert fast.tokens == found.rows
+    assert 0 < fast.deltas <= fast.tokens
+    assert fast.router_seconds > 0
 
 
 def test_quick_of_the_scheduler(tmp_path):

@@ -100,14 +100,19 @@ async def test_grpcs_own_retries_come_when_the_server_says(full, ring, monkeypat
         call.cancel()
 
 
-async def test_grpcs_own_retries_end_where_the_server_says_so(begin_call, monkeypatch):
-    monkeypatch.setattr("router.api.rpc.MESSAGE_SECONDS", 0.05)
+async def test_grpcs_own_retries_end_where_the_server_says_so(short_wait, begin_call):
     client, calls = begin_call
     options = patient_policy(0.01)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{client.router.port}", options=options) as channel:
         call = channel.stream_unary("/sluice.v1.GenerationService/Generate")()
         assert (await refused(call)).info.reason == "SLOW_CLIENT"
     assert len(calls) == 1
+
+
+@pytest.fixture
+def short_wait(monkeypatch):
+    """For a call's message, in routers that are started from here on."""
+    monkeypatch.setattr("router.api.rpc.MESSAGE_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -256,6 +261,7 @@ async def test_texts_that_wait_for_the_tokenizer_are_bounded(ring, start, monkey
 
 async def test_bytes_of_texts_that_wait_for_the_tokenizer_are_bounded(ring, start, monkeypatch):
     monkeypatch.setattr("router.text.tokenizer_pool.MAX_WAITING_BYTES", 1000)
+    monkeypatch.setattr("router.text.tokenizer_pool.INLINE_BYTES", 0)
     ring.add_engine()
     ring.add_detokenizer()
     client = await start(text_threads=1)

@@ -87,7 +87,7 @@ def check(client, details: Details) -> None:
         ("router.validate.spec.parse_prompt", generate),
         ("router.api.responses.ResponseBuilder.response", generate),
         ("router.api.responses.ResponseBuilder.started", stream),
-        ("router.api.responses.ResponseBuilder.delta", stream),
+        ("router.api.responses.ResponseBuilder.update", stream),
         ("router.api.responses.ResponseBuilder.done", stream),
         ("router.requests.registry.RequestCounters.on_ended", generate),
         ("router.api.admin_service.AdminService._stats", stats),

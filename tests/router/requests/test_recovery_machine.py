@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.api.responses import ResponseBuilder, write_stream
+from router.api.watchdog import Watchdog
 from router.errors import RequestError
 from router.peers.placement import Placement
 from router.requests import attempts, recovery
@@ -69,10 +70,10 @@ class Client:
     error: RequestError | None = None
     task: asyncio.Task | None = None
 
-    async def write(self, event: pb.GenerateStreamResponse) -> None:
+    async def write(self, event: bytes) -> None:
         await asyncio.sleep(0)
         await self.reading.wait()
-        self.events.append(event)
+        self.events.append(pb.GenerateStreamResponse.FromString(event))
 
 
 class Machine(RuleBasedStateMachine):
@@ -107,7 +108,7 @@ class Machine(RuleBasedStateMachine):
             live.on_admitted(await self.admission.acquire(2, 1))
             await self.dispatcher.submit(live)
             if live.spec.streaming:
-                await write_stream(live, ResponseBuilder(live, None), client.write, 3600.0, "")
+                await write_stream(live, ResponseBuilder(live, None), client.write, Watchdog(3600.0), "")
             else:
                 await live.log.wait_until(lambda: live.log.complete)
                 client.events = [pb.GenerateStreamResponse(done=ResponseBuilder(live, None).done())]

@@ -1,9 +1,11 @@
+import asyncio
 import shutil
+import threading
 
 import pytest
 from transformers import AutoTokenizer
 
-from router.text.tokenizer_pool import TokenizerPool
+from router.text.tokenizer_pool import INLINE_BYTES, TokenizerPool
 from sluice.ring.checkpoint import open_checkpoint
 from sluice.tiny_model import path
 from sluice.v1 import generation_pb2 as pb
@@ -55,3 +57,20 @@ async def test_the_last_prompt_tokens_are_kept(client, ring):
     await client.events(pb.GenerationSpec(token_ids=pb.TokenIds(ids=ids), truncate_prompt_tokens=3))
     await client.events(pb.GenerationSpec(token_ids=pb.TokenIds(ids=ids), truncate_prompt_tokens=300))
     assert [call.submit.prompt for call in ring.calls] == [[197, 198, 199], ids]
+
+
+async def test_a_short_prompt_does_not_wait_for_the_threads(ring, start):
+    ring.add_engine()
+    ring.add_detokenizer()
+    client = await start(text_threads=1)
+    go_on = threading.Event()
+    busy = asyncio.ensure_future(client.router._text._run(1, lambda: go_on.wait(60)))
+    short = "x = 1\n"
+    long = short * (INLINE_BYTES // len(short) + 1)
+    assert (await client.events(pb.GenerationSpec(text=short)))[-1].HasField("done")
+    waiting = asyncio.ensure_future(client.events(pb.GenerationSpec(text=long)))
+    await client.until(lambda: client.router._text._waiting == 2)
+    go_on.set()
+    assert await busy
+    assert (await waiting)[0].started.prompt_tokens == len(REFERENCE(long)["input_ids"])
+    assert ring.calls[0].submit.prompt == REFERENCE(short)["input_ids"]

@@ -1,0 +1,169 @@
+"""A real router between scripted peers and gRPC clients, each a process; only the router is measured.
+
+python -m bench.systems.router_alone ADDRESS is the clients' process.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+from grpc import aio
+from msgspec.structs import replace
+
+from bench.harness.children import CLOSE_SECONDS, ROOT, SystemProcess, exact_cpu_seconds, serve_questions
+from bench.harness.models import TINY
+from bench.harness.stats import percentile
+from sluice.v1 import generation_pb2 as pb
+from sluice.v1.sampling_pb2 import StoppingCriteria
+
+METHOD = "/sluice.v1.GenerationService/GenerateStream"
+PROMPT = "def f(x):\n    return x + "
+CONNECTIONS = 8
+START_SECONDS = 60.0
+
+
+class Streams(msgspec.Struct, frozen=True):
+    """So many at once, each with as many rows of so many tokens."""
+
+    streams: int
+    rows: int
+    row_tokens: int = 1
+
+    @property
+    def tokens(self) -> int:
+        return self.streams * self.rows * self.row_tokens
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What the clients saw of them, times in ms, and the router's CPU time."""
+
+    seconds: float
+    deltas: int
+    tokens: int
+    first_token_p50: float
+    gap_p50: float
+    gap_p99: float
+    router_seconds: float = 0.0
+
+
+class RouterAlone:
+    """Serves streams through the router."""
+
+    def __init__(self, router: int, clients: SystemProcess) -> None:
+        self._router = router
+        self._clients = clients
+
+    def run(self, streams: Streams) -> Seen:
+        before = exact_cpu_seconds(self._router)
+        seen = self._clients.ask(streams, Seen)
+        return replace(seen, router_seconds=exact_cpu_seconds(self._router) - before)
+
+
+@contextmanager
+def router_alone(name: str, row_seconds: float, logs: Path, checkout: Path = ROOT) -> Iterator[RouterAlone]:
+    """`row_seconds`: of the scripted engine. `checkout`: whose router, to compare two versions in one run."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sl"))
+        engine, detokenizer, inbox = (f"ipc://{folder}/{name}" for name in ("engine", "detok", "router"))
+        peers = [sys.executable, "-m", "bench.systems.scripted_peers", engine, detokenizer, str(row_seconds)]
+        stack.enter_context(_process(peers, ROOT, logs / f"{name}-peers.log"))
+        own = ["--model", str(TINY), "--engines", engine, "--detokenizers", detokenizer, "--listen", inbox]
+        command = [sys.executable, "-m", "router", *own, "--port", "0"]
+        log = logs / f"{name}-router.log"
+        router = stack.enter_context(_process(command, checkout, log))
+        address = _address(log, router)
+        clients = SystemProcess("clients", "bench.systems.router_alone", [address], logs / f"{name}-clients.log")
+        yield RouterAlone(router.pid, stack.enter_context(clients))
+
+
+@contextmanager
+def _process(command: list[str], checkout: Path, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    with log.open("wb") as stream:
+        environment = os.environ | {"PYTHONPATH": str(checkout)}
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=checkout, env=environment)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _address(log: Path, router: "subprocess.Popen[bytes]") -> str:
+    """Of its main port, from its `ready` line."""
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and router.poll() is None:
+        for line in log.read_bytes().splitlines():
+            if line.startswith(b"{") and line.endswith(b"}") and (found := json.loads(line))["event"] == "ready":
+                return str(found["address"])
+        time.sleep(0.05)
+    raise RuntimeError(f"the router did not start:\n{log.read_text(errors='replace')[-4000:]}")
+
+
+async def _ask(calls: list[Any], asked: Streams) -> Seen:
+    arrivals: list[list[float]] = [[] for _ in range(asked.streams)]
+    tokens = 0
+    began = time.perf_counter()
+
+    async def one(i: int) -> None:
+        nonlocal tokens
+        submitted, own, at = time.perf_counter(), arrivals[i], 0
+        async for event in calls[i % len(calls)](_request(asked, i)):
+            count = event.delta.token_count
+            if count:
+                own.append(time.perf_counter() - submitted)
+                if event.delta.token_offset != at:
+                    raise RuntimeError(f"stream {i} goes on at {event.delta.token_offset} after {at} tokens")
+                at += count
+        tokens += at
+
+    await asyncio.gather(*map(one, range(asked.streams)))
+    gaps = [1000 * (b - a) for own in arrivals for a, b in pairwise(own)]
+    return Seen(
+        time.perf_counter() - began,
+        sum(map(len, arrivals)),
+        tokens,
+        percentile([1000 * own[0] for own in arrivals], 50),
+        percentile(gaps, 50),
+        percentile(gaps, 99),
+    )
+
+
+def _request(asked: Streams, number: int) -> pb.GenerateStreamRequest:
+    stopping, output = StoppingCriteria(max_tokens=asked.rows), pb.OutputOptions(stream_interval=asked.row_tokens)
+    return pb.GenerateStreamRequest(
+        spec=pb.GenerationSpec(text=f"{PROMPT}{number}\n" * 4, stopping=stopping, output=output)
+    )
+
+
+async def _connect(address: str) -> list[Any]:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [aio.insecure_channel(address, options=options) for _ in range(CONNECTIONS)]
+    decode = pb.GenerateStreamResponse.FromString
+    encode = pb.GenerateStreamRequest.SerializeToString
+    return [channel.unary_stream(METHOD, encode, decode) for channel in channels]
+
+
+def main() -> None:
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    calls = loop.run_until_complete(_connect(sys.argv[1]))
+    serve_questions(Streams, lambda asked: loop.run_until_complete(_ask(calls, asked)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Ends what takes too long, with one timer for all: `asyncio.timeout` makes one for each operation."""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+
+class Watchdog:
+    """Operations that may take equally long. The timer runs for the oldest one, and not while there is none.
+
+    Use it on one event loop.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        """For one operation."""
+        self._began: dict[Guard, float] = {}
+        """Of the operations that run, the oldest first, on the loop's clock."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def guard(self, error: Callable[[], Exception]) -> "Guard":
+        """For the operations of the current task, one after the other. `error` is raised when one takes too long."""
+        return Guard(self, error)
+
+    def begin(self, guard: "Guard") -> None:
+        loop = asyncio.get_running_loop()
+        self._began[guard] = now = loop.time()
+        if self._timer is None:
+            self._timer = loop.call_at(now + self.seconds, self._look)
+
+    def end(self, guard: "Guard") -> None:
+        self._began.pop(guard, None)
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        for guard, began in list(self._began.items()):
+            if began + self.seconds > loop.time():
+                self._timer = loop.call_at(began + self.seconds, self._look)
+                return
+            del self._began[guard]
+            guard.expire()
+
+
+class Guard:
+    """A context that cancels its task when an operation within it, from `begin` to `end`, takes too long, and turns
+    that cancel into an error: the task may go on."""
+
+    __slots__ = ("_cancelling", "_error", "_expired", "_task", "_watchdog")
+
+    def __init__(self, watchdog: Watchdog, error: Callable[[], Exception]) -> None:
+        self._watchdog = watchdog
+        self._error = error
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._expired = False
+
+    def begin(self) -> None:
+        self._watchdog.begin(self)
+
+    def end(self) -> None:
+        self._watchdog.end(self)
+
+    def expire(self) -> None:
+        if self._task is not None:
+            self._expired = True
+            self._task.cancel()
+
+    def __enter__(self) -> Self:
+        """Raises RuntimeError outside a task."""
+        self._task = asyncio.current_task()
+        if self._task is None:
+            raise RuntimeError("a guard needs a task")
+        self._cancelling = self._task.cancelling()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        self._watchdog.end(self)
+        # As asyncio.Timeout does it: a cancel from elsewhere, before or meanwhile, stays a cancel.
+        ours = task is not None and self._expired and task.uncancel() <= self._cancelling
+        if ours and isinstance(error, asyncio.CancelledError):
+            raise self._error() from error

@@ -1,0 +1,128 @@
+"""In virtual time: what takes too long ends with the guard's error, everything else as it would without a guard."""
+
+import asyncio
+
+import pytest
+
+from router.api.watchdog import Watchdog
+from tests.sim.loop import VirtualLoop
+
+SECONDS = 10.0
+
+
+class TooLongError(Exception):
+    """What the guards here raise."""
+
+
+@pytest.fixture
+def run():
+    """Runs a coroutine on a loop whose time jumps to the next timer."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        yield runner.run
+
+
+async def work(watchdog, *seconds):
+    """Operations of so many seconds, one after the other; returns when they ended."""
+    with watchdog.guard(TooLongError) as guard:
+        for each in seconds:
+            guard.begin()
+            await asyncio.sleep(each)
+            guard.end()
+    return asyncio.get_running_loop().time()
+
+
+def test_each_operation_has_its_own_time(run):
+    async def main():
+        watchdog = Watchdog(SECONDS)
+        began = asyncio.get_running_loop().time()
+        assert await work(watchdog, 9.0, 9.0, 9.0) == pytest.approx(began + 27.0, abs=0.01)
+        with pytest.raises(TooLongError):
+            await work(watchdog, 9.0, 11.0)
+        assert asyncio.get_running_loop().time() == pytest.approx(began + 27.0 + 19.0, abs=0.01)
+
+    run(main())
+
+
+def test_what_happens_between_operations_is_not_counted(run):
+    async def main():
+        watchdog = Watchdog(SECONDS)
+        with watchdog.guard(TooLongError) as guard:
+            guard.begin()
+            guard.end()
+            await asyncio.sleep(100.0)
+
+    run(main())
+
+
+def test_of_many_only_the_late_ones_end_and_on_time(run):
+    async def main():
+        watchdog, loop = Watchdog(SECONDS), asyncio.get_running_loop()
+        began, ended = loop.time(), {}
+
+        async def one(i):
+            await asyncio.sleep(i)
+            try:
+                await work(watchdog, 20.0 if i % 3 == 0 else 5.0)
+            except TooLongError:
+                ended[i] = loop.time() - began
+
+        await asyncio.gather(*map(one, range(30)))
+        assert ended == {i: pytest.approx(i + SECONDS, abs=0.01) for i in range(0, 30, 3)}
+
+    run(main())
+
+
+def test_the_task_goes_on_after_the_error(run):
+    async def main():
+        watchdog = Watchdog(SECONDS)
+        with pytest.raises(TooLongError) as error:
+            await work(watchdog, 11.0)
+        assert isinstance(error.value.__cause__, asyncio.CancelledError)
+        assert asyncio.current_task().cancelling() == 0
+        await work(watchdog, 1.0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("after", [5.0, SECONDS])
+def test_a_cancel_from_elsewhere_stays_one_even_with_the_watchdogs(run, after):
+    async def main():
+        watchdog = Watchdog(SECONDS)
+        task = asyncio.create_task(work(watchdog, 20.0))
+        asyncio.get_running_loop().call_later(after, task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+    run(main())
+
+
+def test_another_error_of_a_late_operation_is_not_hidden(run):
+    async def main():
+        watchdog = Watchdog(SECONDS)
+
+        async def fail():
+            with watchdog.guard(TooLongError) as guard:
+                guard.begin()
+                try:
+                    await asyncio.sleep(20.0)
+                except asyncio.CancelledError:
+                    raise ValueError("its own") from None
+
+        with pytest.raises(ValueError, match="its own"):
+            await fail()
+
+    run(main())
+
+
+def test_no_timer_runs_while_there_is_nothing_to_watch(run):
+    async def main():
+        watchdog = Watchdog(SECONDS)
+        for _ in range(3):
+            await work(watchdog, 1.0)
+        await asyncio.sleep(2 * SECONDS)
+        assert watchdog._timer is None
+        with pytest.raises(TooLongError):
+            await work(watchdog, 11.0)
+
+    run(main())
