@@ -29,6 +29,8 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, progress_lines(console) as progress:
         for name, topic in chosen.items():
             plan = replace(topic.quick if options.quick else topic.plan, threads=options.threads)
+            if options.rounds is not None and hasattr(plan, "repeats"):
+                plan = replace(plan, repeats=options.rounds)
             try:
                 result = topic.run(name, plan, Path(folder), progress)
                 save(options.out, name, Measured(origin(arguments, options.threads), result))
@@ -50,6 +52,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measures the parts and the whole.")
     parser.add_argument("parts", nargs="*", default="all", choices=[*TOPICS, "all"], help="what to measure")
     parser.add_argument("--quick", action="store_true", help="small sizes, only to see whether it works")
+    rounds = "of each system, where the topic has them; default: as the topic plans"
+    parser.add_argument("--rounds", type=int, help=rounds)
     parser.add_argument("--out", type=Path, default=OUT, help="folder for JSON files, plots and README.md")
     threads = "of each engine and peer; default: all cores"
     parser.add_argument("--threads", type=int, default=usable_cores(), help=threads)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from bench.deaths import kills, pauses, restart
 from bench.harness.topic import Topic
 from bench.overload import overload
-from bench.topics import cache, peers, policies, ring, router, scheduler, slow_reader
+from bench.topics import cache, long_context, peers, policies, ring, router, scheduler, slow_reader
 
 TOPICS: Mapping[str, Topic] = {
     "ring": ring.TOPIC,
@@ -14,6 +14,8 @@ TOPICS: Mapping[str, Topic] = {
     "scheduler": scheduler.TOPIC,
     "cache": cache.TOPIC,
     "peers": peers.TOPIC,
+    "peers_large": peers.LARGE_TOPIC,
+    "long_context": long_context.TOPIC,
     "deaths": kills.TOPIC,
     "restart": restart.TOPIC,
     "pauses": pauses.TOPIC,

@@ -29,10 +29,12 @@ class SystemProcess:
         arguments: Sequence[str],
         log: Path,
         environment: Mapping[str, str] | None = None,
+        python: Path | str = sys.executable,
     ) -> None:
+        """`python`: an interpreter that has msgspec and what the module imports."""
         self.name = name
         self._log = log
-        command = [sys.executable, "-m", module, *arguments]
+        command = [str(python), "-m", module, *arguments]
         with log.open("ab") as stream:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream, cwd=ROOT, env=environment
@@ -86,10 +88,10 @@ def serve_questions(kind: type[T], answer: Callable[[T], msgspec.Struct]) -> Non
         lines.flush()
 
 
-def cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int, with_ended_children: bool = False) -> float:
     """CPU time of a process so far, user and system, all threads. From Linux' /proc, in ticks of 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11 : 15 if with_ended_children else 13])) / os.sysconf("SC_CLK_TCK")
 
 
 def exact_cpu_seconds(pid: int) -> float:

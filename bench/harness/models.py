@@ -1,4 +1,4 @@
-"""Models to serve, the bundled checkpoint and random weights in the shape of Qwen3-0.6B, and prompts for them."""
+"""Models to serve, the bundled checkpoint and random weights in some shapes of Qwen3, and prompts for them."""
 
 import argparse
 import inspect
@@ -6,7 +6,9 @@ import json
 import shutil
 import subprocess
 import typing
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -15,7 +17,7 @@ import sluice
 TINY = Path(sluice.__file__).parent / "tiny_model" / "checkpoint"
 
 SOURCES = (argparse, inspect, subprocess, typing)
-QWEN3_06B = {
+QWEN3_06B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "attention_bias": False,
@@ -35,14 +37,38 @@ QWEN3_06B = {
 }
 
 
+QWEN3_25M: dict[str, Any] = {
+    **QWEN3_06B,
+    "head_dim": 64,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 65536,
+}
+QWEN3_5M: dict[str, Any] = {
+    **QWEN3_25M,
+    "intermediate_size": 640,
+    "max_position_embeddings": 40960,
+    "num_hidden_layers": 6,
+    "vocab_size": 4096,
+}
+"""The tiny model's shape, with room for long prompts."""
+
+
 def write_qwen3_06b(folder: Path) -> Path:
+    return write_shape(folder, QWEN3_06B)
+
+
+def write_shape(folder: Path, shape: Mapping[str, Any]) -> Path:
     """A model folder without weights, for `weights="random"`, whose tokenizer has a text for every id."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(QWEN3_06B))
+    (folder / "config.json").write_text(json.dumps(shape))
     shutil.copy(TINY / "tokenizer_config.json", folder)
     tokenizer = json.loads((TINY / "tokenizer.json").read_text(encoding="utf-8"))
     known = set(tokenizer["model"]["vocab"].values()) | {token["id"] for token in tokenizer["added_tokens"]}
-    tokenizer["model"]["vocab"] |= {f"w{i}": i for i in range(QWEN3_06B["vocab_size"]) if i not in known}  # type: ignore[call-overload]
+    tokenizer["model"]["vocab"] |= {f"w{i}": i for i in range(shape["vocab_size"]) if i not in known}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     return folder
 

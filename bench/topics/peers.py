@@ -1,26 +1,22 @@
-"""Side by side with transformers' `generate` and its continuous batching: same checkpoint, same requests."""
+"""Side by side with other systems on the same CPU: the same checkpoints, requests and lengths, in turns in one run."""
 
 import random
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 from matplotlib.figure import Figure
 
-from bench.harness.children import SystemProcess
-from bench.harness.load import Ask, Load, System
+from bench.harness.load import Ask, Load, Run
+from bench.harness.machine import MachineTimes, Meanwhile
 from bench.harness.models import TINY, python_prompts
 from bench.harness.stats import Figures, figures, ratio
 from bench.harness.style import BLUE, GREY, canvas, frame, ranks
-from bench.harness.tables import Section, short, table
-from bench.harness.topic import Plan, Step, Topic, engine_settings, interleave, speed_cells
-from bench.systems.engine_alone import NAME as ALONE
-from bench.systems.engine_alone import engine_alone
-from bench.systems.ring import NAME as RING
-from bench.systems.ring import through_ring
-
-BASE = "transformers generate"
+from bench.harness.tables import Section, Table, number, short, table
+from bench.harness.topic import Plan, Step, Topic, interleave, speed_cells
+from bench.peers.catalog import KINDS, PeerKind
+from bench.peers.checkpoints import TINY_NAME
+from bench.peers.contenders import BASES, OURS, Contender, Field, Ours
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -30,110 +26,204 @@ class Work(msgspec.Struct, frozen=True):
     prompt_tokens: int
     shortest: int
     longest: int
+    shared_tokens: int = 0
+    """With which every prompt begins."""
+    shortest_prompt: int | None = None
+    """Prompts have between this and `prompt_tokens` tokens; None: all have `prompt_tokens`."""
 
     def load(self) -> Load:
         lengths = random.Random(0)
         prompts = python_prompts(TINY, self.requests, self.prompt_tokens)
-        asks = [Ask(prompt, lengths.randint(self.shortest, self.longest)) for prompt in prompts]
+        least = self.prompt_tokens if self.shortest_prompt is None else self.shortest_prompt
+        asks = []
+        for prompt in prompts:
+            whole = prompts[0][: self.shared_tokens] + prompt[self.shared_tokens :]
+            own = whole[: lengths.randint(least, self.prompt_tokens)]
+            asks.append(Ask(own, lengths.randint(self.shortest, self.longest)))
         return Load(asks, self.width, with_ids=True)
 
 
-class PeersPlan(Plan, frozen=True):
+class Bout(msgspec.Struct, frozen=True):
+    """Loads on one checkpoint, and what serves them beside the installed peers."""
+
+    model: str
     works: list[Work]
+    bases: list[str]
+    """Of transformers: generate, continuous."""
+    ours: Sequence[Ours] = OURS
+    kv_cache_tokens: int = 65536
+
+    def field(self, peers: Sequence[PeerKind], threads: int) -> Field:
+        width = max(work.width for work in self.works)
+        return Field(self.model, self.bases, self.ours, peers, threads, width, self.kv_cache_tokens)
+
+
+class PeersPlan(Plan, frozen=True):
+    bouts: list[Bout]
     repeats: int
+    peers: Sequence[str] = tuple(KINDS)
 
 
 class PeerEntry(msgspec.Struct, frozen=True):
     system: str
+    precision: str
+    is_ours: bool
     figures: Figures
-    ratio: float
-    """Tokens per second by those of transformers' generate: median of the rounds' ratios."""
+    by_best: float | None
+    """Tokens per second by those of the fastest peer: median of the rounds' ratios. None without a peer."""
+    by_best_alike: float | None
+    """The same by the fastest peer of this precision; None without one."""
     same: int
-    """Requests whose greedy tokens are those of transformers' generate."""
+    """Requests whose greedy tokens are those of the first system."""
 
 
 class PeerTable(msgspec.Struct, frozen=True):
+    model: str
     work: Work
     entries: list[PeerEntry]
+    meanwhile: Meanwhile
+
+    @property
+    def peers(self) -> list[PeerEntry]:
+        return [entry for entry in self.entries if not entry.is_ours]
 
 
 class PeersResult(msgspec.Struct, frozen=True):
     tables: list[PeerTable]
+    installed: dict[str, str]
+    """Versions of the peers."""
+    absent: list[str]
 
 
 def measure(plan: PeersPlan, logs: Path, step: Step) -> PeersResult:
-    engine = engine_settings(plan.threads)
-    width = max(work.width for work in plan.works)
-
-    def transformers(name: str, mode: str) -> SystemProcess:
-        options = [str(TINY), mode, str(plan.threads), str(width)]
-        return SystemProcess(name, "bench.systems.transformers_peer", options, logs / f"{mode}.log")
-
-    with ExitStack() as stack:
-        systems: list[System] = [
-            stack.enter_context(transformers(BASE, "generate")),
-            stack.enter_context(transformers("transformers continuous batching", "continuous")),
-            stack.enter_context(engine_alone(TINY, engine, logs)),
-            stack.enter_context(through_ring(TINY, engine, logs)),
-        ]
-        return PeersResult([_measure_work(work, systems, plan.repeats, step) for work in plan.works])
+    kinds = [KINDS[name] for name in plan.peers]
+    tables = []
+    for bout in plan.bouts:
+        with bout.field(kinds, plan.threads).started(logs, step) as found:
+            tables += [_measure_work(bout.model, work, found, plan.repeats, step) for work in bout.works]
+    versions = {kind.title: kind.version() for kind in kinds if kind.is_installed}
+    return PeersResult(tables, versions, [kind.title for kind in kinds if not kind.is_installed])
 
 
-def _measure_work(work: Work, systems: Sequence[System], repeats: int, step: Step) -> PeerTable:
-    load = work.load()
-    runs = interleave({system.name: (system, load) for system in systems}, repeats, step)
-    base, entries = runs[0], []
-    for system, own in zip(systems, runs, strict=True):
-        same = sum(a.tokens == b.tokens for a, b in zip(own[0].traces, base[0].traces, strict=True))
-        entries.append(PeerEntry(system.name, figures(own), ratio(own, base), same))
-    return PeerTable(work, entries)
+def _measure_work(model: str, work: Work, found: Sequence[Contender], repeats: int, step: Step) -> PeerTable:
+    load, before = work.load(), MachineTimes.read()
+    sides = {each.system.name: (each.system, load) for each in found}
+    runs = interleave(sides, repeats, lambda done: step(f"{model}, {work.title}: {done}"))
+    meanwhile = before.until(MachineTimes.read())
+    peers = [(each, own) for each, own in zip(found, runs, strict=True) if not each.is_ours]
+    entries = []
+    for each, own in zip(found, runs, strict=True):
+        alike = [theirs for peer, theirs in peers if peer.precision == each.precision]
+        by_best, by_best_alike = (_by_fastest(own, theirs) for theirs in ([theirs for _, theirs in peers], alike))
+        same = sum(a.tokens == b.tokens for a, b in zip(own[0].traces, runs[0][0].traces, strict=True))
+        name = each.system.name
+        entries.append(PeerEntry(name, each.precision, each.is_ours, figures(own), by_best, by_best_alike, same))
+    return PeerTable(model, work, entries, meanwhile)
 
 
-def section(result: PeersResult) -> Section:
-    ratios = [{entry.system: entry.ratio for entry in peers.entries}[RING] for peers in result.tables]
-    return Section(
-        "Side by side with transformers",
-        "The same checkpoint in float32, requests, greedy sampling, output lengths and number of threads. `generate` "
-        "runs padded groups that wait for their slowest member; continuous batching is the library's own scheduler "
-        "over its paged cache. *Same tokens*: requests whose output equals that of `generate`.",
-        [
-            f"{peers.work.title}: the ring reaches **{ratio:.2f}×** the tokens/s of transformers' generate."
-            for peers, ratio in zip(result.tables, ratios, strict=True)
-        ],
-        [
-            table(
-                f"{peers.work.title} | tokens/s (range) | by generate | first token p50 · p99, ms | "
-                "inter-token p50 · p99, ms | same tokens",
-                (
-                    f"{entry.system} | {speed_cells(entry.figures, f'**{entry.ratio:.2f}×**')} | "
-                    f"{entry.same}/{peers.work.requests}"
-                    for entry in peers.entries
-                ),
-            )
-            for peers in result.tables
-        ],
+def _by_fastest(own: list[Run], peers: Sequence[list[Run]]) -> float | None:
+    fastest = max(peers, key=lambda runs: figures(runs).tokens_per_second, default=None)
+    return None if fastest is None else ratio(own, fastest)
+
+
+def heading(result: PeersResult) -> str:
+    """What ran and what did not."""
+    ran = ", ".join(f"{title} {version}" for title, version in result.installed.items())
+    absent = ", ".join(result.absent)
+    return " ".join(
+        filter(None, (f"Beside: {ran}." if ran else "", f"Not installed here: {absent}." if absent else ""))
     )
 
 
+def section(result: PeersResult) -> Section:
+    return Section(
+        "Side by side with other systems: " + ", ".join(sorted({found.model for found in result.tables})),
+        "The same checkpoints (the bundled one, or random weights), requests, greedy sampling, output lengths and "
+        "number of threads. transformers' `generate` and onnxruntime-genai run padded groups that wait for their "
+        "slowest member; the others schedule continuously. [bench/peers](../../bench/peers/README.md) says what each "
+        "peer is told. *By best*: tokens/s by those of the fastest peer, and by those of the fastest peer of the same "
+        "precision. *Same tokens*: requests whose output equals that of the first row; other kernels may round "
+        "otherwise. " + heading(result),
+        [_answer(found) for found in result.tables],
+        [*map(_speeds, result.tables), meanwhile(result.tables)],
+    )
+
+
+def _answer(found: PeerTable) -> str:
+    best = max(found.peers, key=lambda entry: entry.figures.tokens_per_second)
+    ours = max((each for each in found.entries if each.is_ours), key=lambda each: each.figures.tokens_per_second)
+    text = f"{found.model}, {found.work.title}: {ours.system} reaches **{_times(ours.by_best)}** of {best.system}."
+    between = [(entry.figures.inter_token_p50, entry) for entry in found.peers]
+    shortest = min((gap for gap, _ in between if gap is not None), default=None)
+    own = ours.figures.inter_token_p50
+    if found.work.width == 1 and shortest and own:
+        text += f" Between tokens {number(own)} ms, the best peer {number(shortest)} ms (**{own / shortest:.2f}×**)."
+    return text
+
+
+def _speeds(found: PeerTable) -> Table:
+    def row(entry: PeerEntry) -> str:
+        mark = "**" if entry.is_ours else ""
+        ratios = f"{mark}{_times(entry.by_best)}{mark} · {_times(entry.by_best_alike)}"
+        return f"{entry.system} | {speed_cells(entry.figures, ratios)} | {entry.same}/{found.work.requests}"
+
+    return table(
+        f"{found.model}, {found.work.title} | tokens/s (range) | by best · of its precision | "
+        "first token p50 · p99, ms | inter-token p50 · p99, ms | same tokens",
+        map(row, found.entries),
+    )
+
+
+def _times(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f}×"
+
+
+def meanwhile(tables: Sequence[PeerTable]) -> Table:
+    """Whether the machine was quiet."""
+    rows = (
+        f"{found.model}, {found.work.title} | {found.meanwhile.seconds:.0f} | {found.meanwhile.ours:.0%} | "
+        f"{found.meanwhile.foreign:.1%} | {found.meanwhile.steal:.1%}"
+        for found in tables
+    )
+    return table("the machine meanwhile | seconds | our CPU time | other processes | stolen by the host", rows)
+
+
 def draw(result: PeersResult) -> Figure:
-    same = "same checkpoint, requests, greedy sampling and threads"
-    about = f"Output tokens per second: {same}. In brackets: by generate."
-    columns, title = len(result.tables), "Side by side with transformers on the same CPU"
-    figure, (row,) = canvas((1, columns), (1.5 + 5 * columns, 3.2), title, about)
-    for axes, peers in zip(row, result.tables, strict=True):
-        names = [entry.system for entry in peers.entries]
-        rates = [entry.figures.tokens_per_second for entry in peers.entries]
-        texts = [f"{short(entry.figures.tokens_per_second)}  ({entry.ratio:.2f}×)" for entry in peers.entries]
-        ranks(axes, names, rates, [BLUE if name in (RING, ALONE) else GREY for name in names], texts)
-        head, _, tail = peers.work.title.partition(", ")
-        frame(axes, head, tail, bare="bottom")
+    about = (
+        "Output tokens per second: same checkpoint, requests, greedy sampling and threads. In brackets: by the best."
+    )
+    columns = min(2, len(result.tables))
+    rows = -(-len(result.tables) // columns)
+    most = max(len(found.entries) for found in result.tables)
+    size = (2 + 6.5 * columns, 0.8 + rows * (1.0 + 0.24 * most))
+    figure, grid = canvas((rows, columns), size, "Side by side on the same CPU", about)
+    places = [axes for row in grid for axes in row]
+    for axes in places[len(result.tables) :]:
+        axes.set_visible(False)
+    for axes, found in zip(places, result.tables, strict=False):
+        rates = [entry.figures.tokens_per_second for entry in found.entries]
+        texts = [f"{short(entry.figures.tokens_per_second)}  ({_times(entry.by_best)})" for entry in found.entries]
+        colours = [BLUE if entry.is_ours else GREY for entry in found.entries]
+        ranks(axes, [entry.system for entry in found.entries], rates, colours, texts)
+        frame(axes, found.model, found.work.title, bare="bottom")
     return figure
 
 
-WORKS = [
+WORKS_25M = [
     Work("32 requests at once, 128 tokens in, 128 out", 32, 32, 128, 128, 128),
-    Work("32 requests, 8 at a time, 32 tokens in, 8 to 256 out", 32, 8, 32, 8, 256),
     Work("one stream, 128 tokens in, 128 out", 1, 1, 128, 128, 128),
+    Work("a prompt of 1,024 tokens, 1 out", 1, 1, 1024, 1, 1),
+    Work("16 requests, 8 at a time, 16 to 256 tokens in, 8 to 128 out", 16, 8, 256, 8, 128, shortest_prompt=16),
+    Work("16 requests, 8 at a time, 1,024 tokens in of which 960 are shared, 16 out", 16, 8, 1024, 16, 16, 960),
 ]
-QUICK = PeersPlan([Work("4 requests, 2 at a time, 16 tokens in, 2 to 8 out", 4, 2, 16, 2, 8)], 1)
-TOPIC = Topic(PeersPlan(WORKS, 3), QUICK, measure, PeersResult, section, draw)
+WORKS_06B = [
+    Work("one stream, 16 tokens in, 16 out", 1, 1, 16, 16, 16),
+    Work("8 requests at once, 16 tokens in, 12 out", 8, 8, 16, 12, 12),
+    Work("32 requests at once, 16 tokens in, 8 out", 32, 32, 16, 8, 8),
+]
+SMALL = Bout("25M", WORKS_25M, list(BASES))
+LARGE = Bout("0.6B", WORKS_06B, ["generate"], kv_cache_tokens=8192)
+QUICK_WORK = Work("4 requests, 2 at a time, 16 tokens in, 2 to 8 out", 4, 2, 16, 2, 8)
+QUICK = PeersPlan([Bout(TINY_NAME, [QUICK_WORK], list(BASES))], 1)
+TOPIC = Topic(PeersPlan([SMALL], 3), QUICK, measure, PeersResult, section, draw)
+LARGE_TOPIC = TOPIC._replace(plan=PeersPlan([LARGE], 3))

@@ -10,7 +10,9 @@ from bench.catalog import TOPICS
 from bench.page import load
 
 ROOT = Path(__file__).parents[2]
-SERVED = ("ring", "peers")
+SERVED = ("ring", "peers", "long_context")
+LIKE_PEERS = ("peers_large",)
+"""The same code on another checkpoint."""
 CROWDED = ("overload", "slow_reader")
 DEADLY = ("deaths", "restart", "pauses", "soak")
 """They have tests of their own: tests/chaos."""
@@ -32,7 +34,7 @@ def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def test_every_part_has_its_quick_bench():
-    assert set(TOPICS) == {"router", *SERVED, *SCHEDULED, "cache", *CROWDED, *DEADLY}
+    assert set(TOPICS) == {"router", "cache", *SERVED, *LIKE_PEERS, *SCHEDULED, *CROWDED, *DEADLY}
 
 
 @pytest.mark.long
@@ -44,7 +46,13 @@ def test_quick_through_the_ring_and_beside_transformers(tmp_path):
         assert point.ring.cpu_per_token.keys() == {"router", "engine", "detok", "client"}
         assert point.ring.tokens_per_delta >= 1
     for table in found["peers"].tables:
-        assert [entry.same for entry in table.entries] == [table.work.requests] * len(table.entries)
+        alike = [entry.same for entry in table.entries if entry.precision == "float32"]
+        assert alike == [table.work.requests] * len(alike)
+        assert len([entry for entry in table.entries if entry.is_ours]) >= 2
+        assert table.meanwhile.ours > 0
+    costs = [found["long_context"].costs(system) for system in found["long_context"].systems]
+    assert costs
+    assert all(len(own) == 2 and min(own) > 0 for own in costs)
 
 
 def test_quick_of_the_router_alone(tmp_path):

@@ -4,13 +4,14 @@ import msgspec
 
 from bench.deaths import kills, pauses, restart
 from bench.deaths.freeze import Frozen, Leftovers
+from bench.harness.machine import Meanwhile
 from bench.harness.memory import Trail
 from bench.harness.stats import Figures
 from bench.overload.floods import Burst, Retried, TenantPlan, Tenants, TenantTimes
 from bench.overload.overload import OverloadResult
 from bench.systems import engine_alone
 from bench.systems import ring as ring_system
-from bench.topics import cache, long_prompt, peers, policies, ring, scheduler, slow_reader
+from bench.topics import cache, long_context, long_prompt, peers, policies, ring, scheduler, slow_reader
 
 
 def figures(rate: float, cpu: dict[str, float] | None = None, gap: float | None = 4.0) -> Figures:
@@ -73,10 +74,31 @@ def cache_result() -> cache.CacheResult:
 
 
 def peers_result() -> peers.PeersResult:
-    work = peers.Work("32 requests, 8 at a time", 32, 8, 32, 8, 256)
-    names = ("transformers generate", "transformers continuous batching", engine_alone.NAME, ring_system.NAME)
-    entries = [peers.PeerEntry(name, figures(100.0 * i), float(i), 32) for i, name in enumerate(names, 1)]
-    return peers.PeersResult([peers.PeerTable(work, entries)])
+    works = [peers.Work("32 requests, 8 at a time", 32, 8, 32, 8, 256), peers.Work("one stream", 1, 1, 32, 8, 256)]
+    meanwhile = Meanwhile(2, 60.0, steal=0.01, ours=0.9, foreign=0.05)
+
+    def entry(name: str, precision: str, by_best: float, alike: float | None) -> peers.PeerEntry:
+        ours = name in (engine_alone.NAME, ring_system.NAME)
+        return peers.PeerEntry(name, precision, ours, figures(100.0 * by_best), by_best, alike, 1)
+
+    entries = [
+        entry("transformers generate", "float32", 0.5, 1.0),
+        entry("OpenVINO GenAI, int8", "int8", 1.0, 1.0),
+        entry(engine_alone.NAME, "int8", 1.25, 1.25),
+        entry(ring_system.NAME, "int8", 1.0, None),
+    ]
+    tables = [peers.PeerTable("25M", work, entries, meanwhile) for work in works]
+    return peers.PeersResult(tables, {"OpenVINO GenAI": "2026.4"}, ["onnxruntime-genai"])
+
+
+def long_context_result() -> long_context.LongContextResult:
+    def found(tokens: int, by_best: float | None) -> peers.PeerTable:
+        entry = peers.PeerEntry(engine_alone.NAME, "float32", True, figures(100.0), by_best, by_best, 1)
+        work = peers.Work(f"a prompt of {tokens:,} tokens", 1, 1, tokens, 1, 1)
+        return peers.PeerTable("5M", work, [entry], Meanwhile(2, 10.0))
+
+    alone = [found(1024, None), found(4096, None)]
+    return long_context.LongContextResult(peers.PeersResult(alone, {}, ["OpenVINO GenAI"]))
 
 
 def deaths_result() -> kills.KillResult:
@@ -157,6 +179,8 @@ RESULTS = {
     "scheduler": scheduler_result,
     "cache": cache_result,
     "peers": peers_result,
+    "peers_large": peers_result,
+    "long_context": long_context_result,
     "deaths": deaths_result,
     "restart": restart_result,
     "pauses": pauses_result,

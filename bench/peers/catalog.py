@@ -1,0 +1,64 @@
+"""Which peers there are, what their environments hold, and which of them are installed here."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = HERE / "envs"
+VARIABLE = "SLUICE_BENCH_PEERS"
+"""The folder that holds the environments, if not `envs` here."""
+
+
+class PeerKind(NamedTuple):
+    name: str
+    """Of the package and of the environment's folder."""
+    title: str
+    module: str
+    """Its child: MODULE serve FOLDER THREADS WIDTH, and MODULE convert CHECKPOINT FOLDER PRECISION."""
+    packages: Sequence[str]
+    precisions: Sequence[str]
+    removed: Sequence[str] = ()
+    """Packages that are dependencies but break it: builds for another torch."""
+
+    @property
+    def python(self) -> Path:
+        return Path(os.environ.get(VARIABLE) or ENVIRONMENTS) / self.name / "bin" / "python"
+
+    @property
+    def is_installed(self) -> bool:
+        return self.python.is_file()
+
+    def version(self) -> str:
+        code = f"import importlib.metadata as m; print(m.version({self.name!r}))"
+        return subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+    def install(self) -> None:
+        """Raises CalledProcessError when pip fails."""
+        if not self.is_installed:
+            subprocess.run([sys.executable, "-m", "venv", self.python.parents[1]], check=True)
+        pip: list[str | Path] = [self.python, "-m", "pip"]
+        subprocess.run([*pip, "install", "--quiet", "msgspec", *self.packages], check=True)
+        if self.removed:
+            subprocess.run([*pip, "uninstall", "--quiet", "--yes", *self.removed], check=True)
+
+
+OPENVINO = PeerKind(
+    "openvino-genai",
+    "OpenVINO GenAI",
+    "bench.systems.openvino_peer",
+    ("openvino-genai==2026.4.1.0", "optimum-intel[openvino]", "torch==2.13.0"),
+    ("int8", "float32"),
+    removed=("torchvision",),
+)
+ONNXRUNTIME = PeerKind(
+    "onnxruntime-genai",
+    "onnxruntime-genai",
+    "bench.systems.onnxruntime_peer",
+    ("onnxruntime-genai==0.18.0", "onnxruntime", "onnx", "onnx_ir", "transformers>=5.5", "torch==2.13.0"),
+    ("int8", "float32"),
+)
+KINDS: Mapping[str, PeerKind] = {kind.name: kind for kind in (OPENVINO, ONNXRUNTIME)}

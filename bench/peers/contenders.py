@@ -1,0 +1,118 @@
+"""What is measured side by side: ours in several settings, transformers and the installed peers, each a process."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.harness.children import SystemProcess
+from bench.harness.load import Load, Run, System
+from bench.harness.topic import Step, engine_settings
+from bench.peers.catalog import PeerKind
+from bench.peers.checkpoints import checkpoint, converted
+from bench.systems.engine_alone import NAME as ALONE
+from bench.systems.engine_alone import engine_alone
+from bench.systems.ring import NAME as RING
+from bench.systems.ring import through_ring
+from sluice.settings.services import EngineSettings
+
+BASES = {"generate": "transformers generate", "continuous": "transformers continuous batching"}
+"""Ways of transformers to serve, and their names."""
+FLOAT32, INT8 = "float32", "int8"
+
+
+class Ours(msgspec.Struct, frozen=True):
+    """A row of ours: an engine with these settings. Left out where the engine has no such settings."""
+
+    title: str
+    precision: str
+    settings: dict[str, Any]
+    with_ring: bool = True
+
+    @property
+    def is_known(self) -> bool:
+        return {field.name for field in fields(EngineSettings)} >= self.settings.keys()
+
+
+OURS = (
+    Ours("", FLOAT32, {"backend": "openvino"}),
+    Ours("", INT8, {"backend": "openvino", "quantize": "int8"}),
+    Ours("torch", FLOAT32, {}),
+)
+
+
+class Named:
+    """A system under the name that it has in a table."""
+
+    def __init__(self, name: str, system: System) -> None:
+        self.name = name
+        self._system = system
+
+    def run(self, load: Load) -> Run:
+        run = self._system.run(load)
+        found = sum(sum(trace.counts) for trace in run.traces)
+        if found != load.tokens:
+            raise RuntimeError(f"{self.name} gave {found} tokens instead of {load.tokens}")
+        return run
+
+
+class Contender(msgspec.Struct, frozen=True):
+    system: Named
+    precision: str
+    is_ours: bool
+
+
+class Field(msgspec.Struct, frozen=True):
+    """Who is measured on one checkpoint."""
+
+    model: str
+    bases: Sequence[str]
+    """Of BASES."""
+    ours: Sequence[Ours]
+    peers: Sequence[PeerKind]
+    threads: int
+    width: int
+    """Most requests at once."""
+    kv_cache_tokens: int
+
+    @contextmanager
+    def started(self, logs: Path, step: Step) -> Iterator[list[Contender]]:
+        """Every system that is here; their processes live until the end."""
+        logs = logs / self.model
+        logs.mkdir(exist_ok=True)
+        with ExitStack() as stack:
+            bases = [self._base(mode, logs, stack) for mode in self.bases]
+            peers = [
+                self._peer(kind, precision, logs, stack, step)
+                for kind in self.peers
+                for precision in (kind.precisions if kind.is_installed else ())
+            ]
+            ours = [each for one in self.ours if one.is_known for each in self._ours(one, logs, stack)]
+            yield [*bases, *peers, *ours]
+
+    def _base(self, mode: str, logs: Path, stack: ExitStack) -> Contender:
+        options = [str(checkpoint(self.model)), mode, str(self.threads), str(self.width)]
+        child = SystemProcess(mode, "bench.systems.transformers_peer", options, logs / f"{mode}.log")
+        return Contender(Named(BASES[mode], stack.enter_context(child)), FLOAT32, is_ours=False)
+
+    def _peer(self, kind: PeerKind, precision: str, logs: Path, stack: ExitStack, step: Step) -> Contender:
+        name, file = f"{kind.title}, {precision}", f"{kind.name}-{precision}"
+        step(f"{name}: converting {self.model}")
+        folder = converted(kind, self.model, precision, logs / f"{file}-convert.log")
+        options = ["serve", str(folder), str(self.threads), str(self.width)]
+        child = SystemProcess(name, kind.module, options, logs / f"{file}.log", python=kind.python)
+        return Contender(Named(name, stack.enter_context(child)), precision, is_ours=False)
+
+    def _ours(self, ours: Ours, logs: Path, stack: ExitStack) -> Iterator[Contender]:
+        model, label = checkpoint(self.model), ", ".join(filter(None, (ours.precision, ours.title)))
+        settings = engine_settings(self.threads, kv_cache_tokens=self.kv_cache_tokens, **ours.settings)
+        own = logs / label
+        own.mkdir(exist_ok=True)
+        alone = stack.enter_context(engine_alone(model, settings, own))
+        yield Contender(Named(f"{ALONE}, {label}", alone), ours.precision, is_ours=True)
+        if ours.with_ring:
+            ring = stack.enter_context(through_ring(model, settings, own))
+            yield Contender(Named(f"{RING}, {label}", ring), ours.precision, is_ours=True)

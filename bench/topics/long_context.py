@@ -1,0 +1,96 @@
+"""What a token of a long prompt costs, by the prompt's length, beside OpenVINO GenAI."""
+
+from pathlib import Path
+
+import msgspec
+from matplotlib.figure import Figure
+
+from bench.harness.style import BLUE, GREY, ORANGE, SOFT, TEAL, Series, canvas, frame, lines
+from bench.harness.tables import Section, number, table
+from bench.harness.topic import Plan, Step, Topic
+from bench.peers.catalog import OPENVINO
+from bench.peers.checkpoints import TINY_NAME
+from bench.peers.contenders import OURS, Ours
+from bench.topics import peers
+
+COLOURS = (BLUE, ORANGE, TEAL, GREY, SOFT)
+ALONE = [Ours(each.title, each.precision, each.settings, with_ring=False) for each in OURS]
+
+
+class LongContextPlan(Plan, frozen=True):
+    model: str
+    lengths: list[int]
+    repeats: int
+
+
+class LongContextResult(msgspec.Struct, frozen=True):
+    beside: peers.PeersResult
+
+    @property
+    def systems(self) -> list[str]:
+        return [entry.system for entry in self.beside.tables[0].entries]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [found.work.prompt_tokens for found in self.beside.tables]
+
+    def first_token_ms(self, system: str) -> list[float]:
+        found = [{entry.system: entry for entry in each.entries}[system] for each in self.beside.tables]
+        return [entry.figures.first_token_p50 for entry in found]
+
+    def costs(self, system: str) -> list[float]:
+        """Microseconds per token of the prompt, by length."""
+        return [1000 * ms / tokens for ms, tokens in zip(self.first_token_ms(system), self.lengths, strict=True)]
+
+
+def measure(plan: LongContextPlan, logs: Path, step: Step) -> LongContextResult:
+    works = [peers.Work(f"a prompt of {tokens:,} tokens", 1, 1, tokens, 1, 1) for tokens in plan.lengths]
+    bout = peers.Bout(plan.model, works, [], ALONE, kv_cache_tokens=3 * max(plan.lengths))
+    asked = peers.PeersPlan([bout], plan.repeats, [OPENVINO.name], threads=plan.threads)
+    return LongContextResult(peers.measure(asked, logs, step))
+
+
+def section(result: LongContextResult) -> Section:
+    lengths = result.lengths
+    costs = {system: result.costs(system) for system in result.systems}
+    cells = " | ".join(f"{tokens:,} tokens" for tokens in lengths)
+    return Section(
+        "Long prompts",
+        "One prompt at a time, in the tiny model's shape with random weights: time to the first token by the tokens of "
+        "the prompt, in microseconds. In brackets: the time to the first token. " + peers.heading(result.beside),
+        [
+            f"{system}: a token of a prompt of {lengths[-1]:,} costs **{own[-1] / own[0]:.1f}×** that of one of "
+            f"{lengths[0]:,}."
+            for system, own in costs.items()
+        ],
+        [
+            table(
+                f"µs per token of the prompt | {cells}",
+                (
+                    f"{system} | "
+                    + " | ".join(
+                        f"{number(cost)} ({number(ms / 1000)} s)"
+                        for cost, ms in zip(own, result.first_token_ms(system), strict=True)
+                    )
+                    for system, own in costs.items()
+                ),
+            ),
+            peers.meanwhile(result.beside.tables),
+        ],
+    )
+
+
+def draw(result: LongContextResult) -> Figure:
+    figure, ((axes,),) = canvas((1, 1), (8, 4), "Long prompts", "Microseconds per token of the prompt, by its length")
+    series = [
+        Series(system, colour, result.costs(system)) for system, colour in zip(result.systems, COLOURS, strict=False)
+    ]
+    axes.set_xscale("log", base=2)
+    lines(axes, result.lengths, series)
+    frame(axes, x="tokens of the prompt", grid="y")
+    return figure
+
+
+PLAN = LongContextPlan("5M", [1024, 4096, 16384, 32768], 3)
+QUICK = LongContextPlan(TINY_NAME, [64, 128], 1)
+TOPIC = Topic(PLAN, QUICK, measure, LongContextResult, section, draw)

@@ -1,0 +1,36 @@
+import os
+import subprocess
+import sys
+
+from bench.harness.machine import MachineTimes, descendants
+
+SPIN = "import time\nwhile time.process_time() < {seconds}: pass\nprint('spent', flush=True)\ninput()"
+
+
+def spinning(seconds: float) -> subprocess.Popen[str]:
+    code = SPIN.format(seconds=seconds)
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_children_that_live_and_that_have_ended_are_ours():
+    before = MachineTimes.read()
+    with spinning(0.3) as lives, spinning(0.3) as ends:
+        assert lives.stdout.readline() == ends.stdout.readline() == "spent\n"
+        ends.communicate("\n")
+        meanwhile = before.until(MachineTimes.read())
+        assert lives.pid in descendants(os.getpid())
+        lives.communicate("\n")
+    # Ticks of 10 ms.
+    assert meanwhile.ours * meanwhile.cores * meanwhile.seconds >= 0.55
+
+
+def test_shares_are_of_all_cores_and_what_others_used_is_foreign(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    before = MachineTimes(at=10.0, busy=100.0, steal=5.0, ours=50.0)
+    meanwhile = before.until(MachineTimes(at=20.0, busy=130.0, steal=7.0, ours=60.0))
+    assert (meanwhile.steal, meanwhile.ours, meanwhile.foreign) == (0.05, 0.25, 0.5)
+
+
+def test_what_the_ticks_of_ours_exceed_is_not_negative():
+    before = MachineTimes(0.0, 1.0, 0.0, 1.0)
+    assert before.until(MachineTimes(1.0, 1.5, 0.0, 1.6)).foreign == 0.0

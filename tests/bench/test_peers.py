@@ -1,0 +1,99 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.harness.children import SystemProcess
+from bench.harness.load import Ask, Load, Run, Trace
+from bench.peers import checkpoints
+from bench.peers.catalog import KINDS, OPENVINO, VARIABLE
+from bench.peers.contenders import Named, Ours
+from bench.topics.peers import Work
+
+ROOT = Path(__file__).parents[2]
+MODULES = [kind.module for kind in KINDS.values()]
+
+
+def test_a_peers_child_imports_no_more_than_msgspec_before_it_starts():
+    code = (
+        "import sys\n"
+        f"before = set(sys.modules)\nimport {', '.join(MODULES)}\n"
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) - {"typing_extensions"} == {"bench", "sluice", "msgspec"}
+
+
+@pytest.mark.process
+def test_a_child_runs_in_the_interpreter_that_is_named(tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "named, $3 $4" >&2\nexit 3\n')
+    python.chmod(0o755)
+    child = SystemProcess("peer", "some.module", ["serve", "folder"], tmp_path / "log", python=python)
+    with child, pytest.raises(RuntimeError, match="named, serve folder"):
+        child.run(Load([], 1))
+
+
+def test_peers_are_found_in_the_folder_that_the_variable_names(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    assert not OPENVINO.is_installed
+    (tmp_path / OPENVINO.name / "bin").mkdir(parents=True)
+    (tmp_path / OPENVINO.name / "bin" / "python").touch()
+    assert OPENVINO.is_installed
+
+
+def test_a_checkpoint_is_written_once_and_whole(tmp_path, monkeypatch):
+    written = []
+
+    def write(folder, shape):
+        written.append(shape)
+        (folder / "weights").touch()
+        if len(written) == 1:
+            raise OSError("no space")
+
+    monkeypatch.setenv(checkpoints.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(checkpoints, "_write", write)
+    with pytest.raises(OSError, match="no space"):
+        checkpoints.checkpoint("5M")
+    folder = checkpoints.checkpoint("5M")
+    assert checkpoints.checkpoint("5M") == folder
+    assert [file.name for file in folder.iterdir()] == ["weights"]
+    assert written == [checkpoints.SHAPES["5M"]] * 2
+
+
+def test_rows_of_ours_need_settings_that_this_engine_has():
+    assert Ours("", "float32", {}).is_known
+    assert Ours("", "float32", {"overlap": True}).is_known
+    assert not Ours("", "int8", {"overlap": True, "no_such_setting": 1}).is_known
+
+
+class Short:
+    name = "short"
+
+    def run(self, load: Load) -> Run:
+        return Run(1.0, {}, [Trace(0.0, [0.5], [ask.max_tokens - 1], []) for ask in load.asks])
+
+
+def test_a_system_that_gives_another_number_of_tokens_ends_the_run():
+    with pytest.raises(RuntimeError, match="OpenVINO gave 7 tokens instead of 9"):
+        Named("OpenVINO", Short()).run(Load([Ask([1], 4), Ask([2], 5)], 1))
+
+
+def test_prompts_of_a_work_share_what_it_says_and_have_its_lengths():
+    shared = Work("", 6, 2, 64, 1, 4, shared_tokens=48).load().asks
+    assert {tuple(ask.prompt[:48]) for ask in shared} == {tuple(shared[0].prompt[:48])}
+    assert len({tuple(ask.prompt) for ask in shared}) == 6
+    mixed = Work("", 30, 2, 64, 1, 4, shortest_prompt=8).load().asks
+    assert min(len(ask.prompt) for ask in mixed) >= 8
+    assert len({len(ask.prompt) for ask in mixed}) > 5
+
+
+def test_salts_change_the_first_tokens_and_keep_what_prompts_share():
+    load = Work("", 3, 3, 64, 1, 4, shared_tokens=48).load()
+    one, two = (Load(load.asks, 3, salt=salt).salted() for salt in ("-0", "-1"))
+    assert one.asks[0].prompt[:2] != two.asks[0].prompt[:2]
+    for salted in (one, two):
+        assert {tuple(ask.prompt[:48]) for ask in salted.asks} == {tuple(salted.asks[0].prompt[:48])}
+        assert [ask.prompt[2:] for ask in salted.asks] == [ask.prompt[2:] for ask in load.asks]
+    assert len(Load([Ask([5], 1)], 1, salt="a").salted().asks[0].prompt) == 1
