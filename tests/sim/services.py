@@ -16,6 +16,7 @@ from router.access.principal import Principal
 from sluice.ring.timing import HEARTBEAT_SECONDS
 from sluice.ring.wire import ToDetokenizer
 from sluice.settings.services import EngineSettings, RouterSettings
+from sluice.v1 import generation_pb2 as pb
 from tests.fakes.runner import ScriptedRunner
 from tests.sim.network import Network, SimInbox
 from tests.sim.world import GENERATIONS, checkpoint, tables
@@ -261,7 +262,10 @@ class Call:
     peer = "ipv4:127.0.0.1:1"
 
     def __init__(self, write) -> None:
-        self.write = write
+        self._write = write
+
+    async def write_bytes(self, event: bytes) -> None:
+        await self._write(pb.GenerateStreamResponse.FromString(event))
 
 
 async def first(event: asyncio.Event, seconds: float) -> None:
