@@ -23,7 +23,7 @@ def main(convert: Callable[[Path, Path, str], None], start: Callable[[Path, int,
         return
     model, threads, width = arguments
     serving = start(Path(model), int(threads), int(width))
-    serve(lambda load: _answer(serving, load.salted()))
+    serve(lambda load: _answer(serving, load))
 
 
 def _answer(serving: Serving, load: Load) -> Run:

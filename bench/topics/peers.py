@@ -40,7 +40,8 @@ class Work(msgspec.Struct, frozen=True):
             whole = prompts[0][: self.shared_tokens] + prompt[self.shared_tokens :]
             own = whole[: lengths.randint(least, self.prompt_tokens)]
             asks.append(Ask(own, lengths.randint(self.shortest, self.longest)))
-        return Load(asks, self.width, with_ids=True)
+        # The title, so that no work finds in a cache what another left there.
+        return Load(asks, self.width, salt=self.title, with_ids=True)
 
 
 class Bout(msgspec.Struct, frozen=True):

@@ -80,6 +80,21 @@ def test_a_system_that_gives_another_number_of_tokens_ends_the_run():
         Named("OpenVINO", Short()).run(Load([Ask([1], 4), Ask([2], 5)], 1))
 
 
+def test_all_systems_get_the_same_salted_prompts():
+    seen = []
+
+    class Whole(Short):
+        def run(self, load: Load) -> Run:
+            seen.append(load.asks)
+            return Run(1.0, {}, [Trace(0.0, [0.5], [ask.max_tokens], []) for ask in load.asks])
+
+    load = Load([Ask([1, 2, 3], 4)], 1, salt="-0")
+    for name in "ab":
+        Named(name, Whole()).run(load)
+    assert seen[0] == seen[1] == load.salted().asks
+    assert seen[0] != load.asks
+
+
 def test_prompts_of_a_work_share_what_it_says_and_have_its_lengths():
     shared = Work("", 6, 2, 64, 1, 4, shared_tokens=48).load().asks
     assert {tuple(ask.prompt[:48]) for ask in shared} == {tuple(shared[0].prompt[:48])}
@@ -87,6 +102,12 @@ def test_prompts_of_a_work_share_what_it_says_and_have_its_lengths():
     mixed = Work("", 30, 2, 64, 1, 4, shortest_prompt=8).load().asks
     assert min(len(ask.prompt) for ask in mixed) >= 8
     assert len({len(ask.prompt) for ask in mixed}) > 5
+
+
+def test_works_that_begin_alike_have_other_salts():
+    one, two = (Work(title, 1, 1, 16, 1, 1).load() for title in ("one", "two"))
+    assert one.asks == two.asks
+    assert one.salted().asks != two.salted().asks
 
 
 def test_salts_change_the_first_tokens_and_keep_what_prompts_share():
