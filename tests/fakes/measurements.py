@@ -11,7 +11,8 @@ from bench.overload.floods import Burst, Retried, TenantPlan, Tenants, TenantTim
 from bench.overload.overload import OverloadResult
 from bench.systems import engine_alone
 from bench.systems import ring as ring_system
-from bench.topics import cache, long_context, long_prompt, peers, policies, ring, scheduler, slow_reader
+from bench.systems.router_alone import Seen
+from bench.topics import cache, long_context, long_prompt, peers, policies, ring, router, scheduler, slow_reader
 
 
 def figures(rate: float, cpu: dict[str, float] | None = None, gap: float | None = 4.0) -> Figures:
@@ -25,6 +26,18 @@ def ring_result() -> ring.RingResult:
         ring.RingPoint(ring.StreamShape(16, 64, 128), figures(2000), figures(1800, through), 0.90),
     ]
     return ring.RingResult([ring.RingModel("tiny model", points), ring.RingModel("large model", points)])
+
+
+def router_result() -> router.RouterResult:
+    points = [
+        router.RouterPoint(
+            streams,
+            [router.RouterCost(1900.0 + i, 130.0, 7.0, 12.0, 4.0, 9.0) for i in range(3)],
+            [Seen(2.0, 4000, 16000, 20.0, 6.0, 30.0, 0.9 + 0.01 * i) for i in range(3)],
+        )
+        for streams in (64, 256)
+    ]
+    return router.RouterResult(sizes=[64, 256], repeats=3, points=points)
 
 
 def policies_result() -> policies.PoliciesResult:
@@ -175,6 +188,7 @@ def slow_reader_result() -> slow_reader.SlowReaderResult:
 
 RESULTS = {
     "ring": ring_result,
+    "router": router_result,
     "policies": policies_result,
     "scheduler": scheduler_result,
     "cache": cache_result,
