@@ -1,5 +1,7 @@
 """Compiles a graph for this CPU."""
 
+from functools import cache
+
 import openvino as ov
 
 from engine_worker.models.config import DecoderConfig
@@ -22,7 +24,18 @@ def compile_decoder(model: CausalLM, quantize: str, kv_precision: str, threads: 
         # Engines on one machine would all be bound to the same cores.
         "ENABLE_CPU_PINNING": False,
     }
-    return ov.Core().compile_model(build(model, WEIGHTS[quantize]), "CPU", properties)
+    return _core().compile_model(build(model, WEIGHTS[quantize]), "CPU", properties)
+
+
+@cache
+def _core() -> ov.Core:
+    """One per process, never dropped.
+
+    On a CPU with AMX each core installs an alternate signal stack in the thread that first uses it and restores the
+    one before when it goes. Two that go in the order of their making leave a freed stack behind, and the next signal
+    ends the process with SIGSEGV.
+    """
+    return ov.Core()
 
 
 def fused_rotations(compiled: ov.CompiledModel) -> int:

@@ -61,8 +61,15 @@ class OpenVinoForward:
         self._buffers: list[NDArray[Any]] = [np.zeros((0, 0))] * len(INPUTS)
         self._latest = np.zeros((LEAST, config.vocab_size), np.float32)
         """The logits of the step before, in OpenVINO's memory."""
+        self._usable = True
+        """False during a step, and after one that failed."""
         for index, tensor in enumerate(cache.tensors, len(INPUTS)):
             self._request.set_input_tensor(index, tensor)
+
+    def check(self) -> None:
+        if not self._usable:
+            # A node that throws leaves its threads in the middle of their work: a later call may crash the process.
+            raise RuntimeError("OpenVINO is in an undefined state after an error")
 
     def close(self) -> None:
         """Nothing is left on the device."""
@@ -99,12 +106,13 @@ class OpenVinoForward:
         request = self._request
         self._set(step.inputs)
         _marker(self._latest)[:] = UNWRITTEN
+        self._usable = False
         request.infer(share_outputs=True)
         found = request.get_output_tensor(0).data
         # A node that fails may only print its error, and leave what was there before.
         if len(found) != len(step.inputs[-1]) or _marker(found) == UNWRITTEN:
             raise RuntimeError("OpenVINO could not compute this step; its output, before this error, says why")
-        self._latest = found
+        self._latest, self._usable = found, True
         return torch.from_numpy(found[: step.num_rows]) if step.num_rows else None
 
     def _set(self, inputs: list[NDArray[Any]]) -> None:

@@ -50,5 +50,8 @@ class Forward(Protocol[S]):
         """Move blocks, then compute a step -> [R, vocab] float32 for the tokens whose logits are needed, in memory that
         the next step may overwrite; None without any."""
 
+    def check(self) -> None:
+        """After a step has failed: wait for the device. Raises RuntimeError if nothing can be computed any more."""
+
     def close(self) -> None:
         """Wait for the device; nothing can be computed afterwards."""

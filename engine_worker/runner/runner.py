@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from engine_worker.attention.backend import first_line, synchronize
+from engine_worker.attention.backend import first_line
 from engine_worker.runner.batch import Batch, StepArrays, build_batch, to_device
 from engine_worker.runner.calls import PendingCall, Poll, refused
 from engine_worker.runner.forward import Forward, PreparedStep
@@ -165,10 +165,9 @@ class ModelRunner:
         return self.launch(step).collect()
 
     def check(self) -> None:
-        # After an illegal access, a failed assertion or a memory fault every CUDA call of this process fails.
         try:
             with self._waiting:
-                synchronize(self._forward.device)
+                self._forward.check()
         except Exception as error:
             lost = DeviceLostError(f"{self._forward.device} has failed: {first_line(error)}")
             if self._followers is not None:

@@ -56,6 +56,10 @@ class TorchForward:
         self.vocab_size = model.config.vocab_size
         self.rank = Rank(shard.rank, shard.size, device, model, cache)
 
+    def check(self) -> None:
+        # After an illegal access, a failed assertion or a memory fault every CUDA call of this process fails.
+        synchronize(self.device)
+
     def close(self) -> None:
         """Wait for the device and drop the graphs; nothing can be computed afterwards."""
         synchronize(self.device)

@@ -34,7 +34,7 @@ def runner(tmp_path_factory):
 def test_a_device_that_answers(runner, monkeypatch):
     asked = []
     runner.check()
-    monkeypatch.setattr("engine_worker.runner.runner.synchronize", asked.append)
+    monkeypatch.setattr("engine_worker.runner.torch_forward.synchronize", asked.append)
     runner.check()
     assert [device.type for device in asked] == ["cpu"]
 
@@ -46,7 +46,7 @@ def test_a_device_that_does_not(runner, overlap, monkeypatch):
 
     ranks = Others()
     lost = ModelRunner(runner._forward, overlap, ranks)
-    monkeypatch.setattr("engine_worker.runner.runner.synchronize", wait_for)
+    monkeypatch.setattr("engine_worker.runner.torch_forward.synchronize", wait_for)
     with pytest.raises(DeviceLostError, match=f"^cpu has failed: {SAID}$") as caught:
         lost.check()
     assert ranks.lost == [caught.value]
