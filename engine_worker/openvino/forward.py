@@ -1,6 +1,6 @@
 """A step's arrays through the compiled decoder. Other than torch's, it computes without the interpreter's lock."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,33 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.models.config import DecoderConfig, widest_window
+from engine_worker.openvino.arrays import LEAST, PreparedStep, prepared_step
 from engine_worker.openvino.cache import BlockCache
 from engine_worker.openvino.graph import INPUTS
-from engine_worker.runner.batch import StepArrays
 from engine_worker.runner.methods import Rank
-from engine_worker.step import Move
+from engine_worker.step import Move, Slice
 
-PADDING = 2
-"""Tokens of the sequence that pads small batches."""
 UNWRITTEN = 0x7FC0DEAD
 """As a float not a number, and none that arithmetic makes."""
-LEAST = 2
-"""Rows of a matrix product; a single one would get another kernel, and other bits."""
-
-
-class PreparedStep:
-    """A step as the graph's inputs."""
-
-    def __init__(self, arrays: StepArrays, inputs: list[NDArray[Any]], num_rows: int) -> None:
-        self.follows = len(arrays.follow_tokens) > 0
-        self.inputs = inputs
-        """In the order of `graph.INPUTS`."""
-        self.num_rows = num_rows
-        self._arrays = arrays
-
-    def follow(self, sampled: Tensor) -> None:
-        """Fill in the tokens that the previous step drew: `sampled` [D] int64."""
-        self.inputs[0][self._arrays.follow_tokens] = sampled.numpy()[self._arrays.follow_draws]
 
 
 class OpenVinoForward:
@@ -74,29 +55,12 @@ class OpenVinoForward:
     def close(self) -> None:
         """Nothing is left on the device."""
 
-    def prepare(self, arrays: StepArrays) -> PreparedStep:
-        """Everything that can be done before the previous step has finished."""
-        lengths, starts = arrays.context_lengths, arrays.query_start
-        num_tokens, size, rows = len(arrays.token_ids), self.cache.tokens_per_block, arrays.last_tokens
-        used = (lengths + (size - 1)) // size
-        blocks = arrays.block_tables
-        inside = np.arange(blocks.shape[1]) < used[:, None]
-        inputs = [
-            arrays.token_ids.astype(np.int32),
-            arrays.positions.astype(np.float32),
-            lengths - (starts[1:] - starts[:-1]),
-            starts,
-            blocks[inside],
-            np.concatenate((_ZERO, np.cumsum(used, dtype=np.int32))),
-            np.array(max(arrays.max_context, PADDING), np.int32),
-            np.arange(num_tokens, dtype=np.int32) if rows is None else rows.astype(np.int32),
-        ]
-        num_rows = len(inputs[-1])
-        if num_rows < LEAST:
-            inputs[-1] = np.concatenate((inputs[-1], np.zeros(LEAST - num_rows, np.int32)))
-        if arrays.generation_rows == num_tokens and num_tokens < self._smallest:
-            _pad(inputs, self.cache.spare)
-        return PreparedStep(arrays, inputs, num_rows)
+    def arrays(self, slices: Sequence[Slice]) -> PreparedStep:
+        return prepared_step(slices, self.cache.tokens_per_block, self.window, self._smallest, self.cache.spare)
+
+    def prepare(self, arrays: PreparedStep) -> PreparedStep:
+        """Nothing has to go to a device."""
+        return arrays
 
     def logits(self, moves: Iterable[Move], step: PreparedStep | None) -> Tensor | None:
         """See `Forward.logits`."""
@@ -126,19 +90,6 @@ class OpenVinoForward:
                 self._request.set_input_tensor(index, ov.Tensor(own, shared_memory=True))
 
 
-_ZERO = np.zeros(1, np.int32)
-_NO_IDS, _NO_POSITIONS = np.zeros(PADDING, np.int32), np.zeros(PADDING, np.float32)
-
-
 def _marker(logits: NDArray[np.float32]) -> NDArray[np.int32]:
     """The first of them, as an integer."""
     return logits.view(np.int32)[0, :1]
-
-
-def _pad(inputs: list[NDArray[Any]], block: int) -> None:
-    """Append a new sequence of PADDING tokens in a block of its own, whose logits nobody reads."""
-    starts, blocks_start = inputs[3], inputs[5]
-    tails: list[NDArray[Any]] = [_NO_IDS, _NO_POSITIONS, _ZERO, starts[-1:] + PADDING]
-    tails += [np.array([block]), blocks_start[-1:] + 1]
-    for index, tail in enumerate(tails):
-        inputs[index] = np.concatenate((inputs[index], tail), dtype=inputs[index].dtype)

@@ -1,6 +1,7 @@
 """Tests graph and plugin against torch, on this machine: a small decoder with the options of the one to serve."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -8,12 +9,12 @@ from engine_worker.attention.backend import HeadShape
 from engine_worker.attention.cache import KVCache
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.shard import UNSHARDED, Place
-from engine_worker.models.config import DecoderConfig, widest_window
+from engine_worker.models.config import DecoderConfig
 from engine_worker.models.decoder import CausalLM
 from engine_worker.openvino.cache import TOKENS_PER_BLOCK, BlockCache, BlockShape
 from engine_worker.openvino.compiled import cache_shapes, compile_decoder, fused_rotations
 from engine_worker.openvino.forward import OpenVinoForward
-from engine_worker.runner.batch import StepArrays, build_batch
+from engine_worker.runner.forward import Forward
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import random_weights
 from engine_worker.step import Draw, Slice
@@ -70,13 +71,17 @@ def verify(config: DecoderConfig, quantize: str, kv_precision: str, threads: int
     forward = OpenVinoForward(compiled, config, cache, "float32", threads)
     allowed = QUANTIZED_TOLERANCE if quantize != "none" else TOLERANCE[kv_precision]
     for sequences in STEPS:
-        arrays = _arrays(sequences, config)
-        error = _error(reference.logits((), reference.prepare(arrays)), forward.logits((), forward.prepare(arrays)))
+        slices = _slices(sequences, config)
+        error = _error(_logits(reference, slices), _logits(forward, slices))
         # Not `error > ...`: a NaN must fail too.
         if not error <= allowed:
             raise TrialError(f"its logits are off by {error:.2g} of the largest in a test step of {sequences}")
     fused, wanted = fused_rotations(compiled), 2 * config.num_layers
     return "it agrees with torch in a test" + ("" if fused == wanted else f", but fused {fused} of {wanted} rotations")
+
+
+def _logits(forward: Forward[Any, Any], slices: list[Slice]) -> torch.Tensor | None:
+    return forward.logits((), forward.prepare(forward.arrays(slices)))
 
 
 def _error(expected: torch.Tensor | None, found: torch.Tensor | None) -> float:
@@ -85,9 +90,8 @@ def _error(expected: torch.Tensor | None, found: torch.Tensor | None) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def _arrays(sequences: tuple[tuple[int, int, tuple[int, ...]], ...], config: DecoderConfig) -> StepArrays:
-    slices = [
+def _slices(sequences: tuple[tuple[int, int, tuple[int, ...]], ...], config: DecoderConfig) -> list[Slice]:
+    return [
         Slice([(7 * (past + i) + 3) % config.vocab_size for i in range(count)], past, blocks, (DRAW,))
         for past, count, blocks in sequences
     ]
-    return build_batch(slices, TOKENS_PER_BLOCK, widest_window(config.windows)).arrays

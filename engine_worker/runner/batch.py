@@ -1,4 +1,4 @@
-"""A step's slices as arrays: what every rank computes from, and what rank 0 samples."""
+"""A step's slices as arrays: what torch computes from, on every rank."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.attention.backend import AttentionInputs
-from engine_worker.sampling.sampler import SamplingPlan
-from engine_worker.step import Draw, Slice
+from engine_worker.step import Slice
 
 # Bytes. Triton compiles another variant of a kernel for addresses that are no multiple of 16.
 ALIGNED = 16
@@ -46,24 +45,6 @@ class StepArrays:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """A step for the model, and the draws from its R rows of logits."""
-
-    arrays: StepArrays
-    draws: list[Draw]
-    draw_rows: list[int]
-    """Each draw's row of the logits."""
-    num_rows: int
-    """R."""
-    follows: dict[int, int]
-    """For draws whose last output token is still being drawn: the draw of the previous step."""
-
-    def plan(self, vocab_size: int) -> SamplingPlan:
-        """Copies what it needs of the draws, which the engine may change afterwards."""
-        return SamplingPlan.of(self.draws, self.draw_rows, self.num_rows, vocab_size, self.follows)
-
-
-@dataclass(frozen=True, slots=True)
 class StepTensors:
     """`StepArrays` on a device, of the same shapes and types."""
 
@@ -93,7 +74,7 @@ class StepTensors:
             self.token_ids.index_copy_(0, self.follow_tokens, sampled.index_select(0, self.follow_draws))
 
 
-def build_batch(slices: Sequence[Slice], tokens_per_block: int, window: int | None) -> Batch:
+def build_arrays(slices: Sequence[Slice], tokens_per_block: int, window: int | None) -> StepArrays:
     """Block tables are cut to begin with `window`, the widest of any layer, so that what lies behind costs nothing."""
     size = len(slices)
     counts = np.fromiter((len(part.tokens) for part in slices), np.int64, size)
@@ -113,7 +94,7 @@ def build_batch(slices: Sequence[Slice], tokens_per_block: int, window: int | No
 
     drawing = [i for i, part in enumerate(slices) if part.draws]
     follow_tokens, follow_draws = _follows(slices, ends)
-    arrays = StepArrays(
+    return StepArrays(
         token_ids,
         positions,
         slots,
@@ -128,13 +109,6 @@ def build_batch(slices: Sequence[Slice], tokens_per_block: int, window: int | No
         max_query=int(counts.max()),
         max_context=int(lengths.max()),
     )
-    return Batch(
-        arrays,
-        draws=[draw for part in slices for draw in part.draws],
-        draw_rows=[row for row, i in enumerate(drawing) for _ in slices[i].draws],
-        num_rows=len(drawing),
-        follows=_following_draws(slices) if len(follow_tokens) else {},
-    )
 
 
 def _follows(slices: Sequence[Slice], ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -143,11 +117,6 @@ def _follows(slices: Sequence[Slice], ends: NDArray[np.int64]) -> tuple[NDArray[
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     rows, draws = (np.array(column, np.int64) for column in zip(*following, strict=True))
     return ends[rows] - 1, draws
-
-
-def _following_draws(slices: Sequence[Slice]) -> dict[int, int]:
-    drawing = (part.follows for part in slices for _ in part.draws)
-    return {i: at for i, at in enumerate(drawing) if at is not None}
 
 
 def _padded(tables: list[Sequence[int]], skipped: NDArray[np.int64], used: NDArray[np.int64]) -> NDArray[np.int32]:

@@ -1,14 +1,13 @@
 """The seam between the runner and what computes a model: torch on any device, OpenVINO on a CPU."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from engine_worker.runner.batch import StepArrays
 from engine_worker.runner.methods import Blocks, Rank
-from engine_worker.step import Move
+from engine_worker.step import Move, Slice
 
 
 class PreparedStep(Protocol):
@@ -22,10 +21,11 @@ class PreparedStep(Protocol):
         """Fill these in: `sampled` [D] int64."""
 
 
+A = TypeVar("A")
 S = TypeVar("S", bound=PreparedStep)
 
 
-class Forward(Protocol[S]):
+class Forward(Protocol[A, S]):
     """A loaded model with its KV cache. Steps are computed in the order of the calls of `logits`."""
 
     device: torch.device
@@ -43,8 +43,11 @@ class Forward(Protocol[S]):
     @property
     def cache(self) -> Blocks: ...
 
-    def prepare(self, arrays: StepArrays) -> S:
-        """Everything that can be done before the previous step has finished."""
+    def arrays(self, slices: Sequence[Slice]) -> A:
+        """At least one slice as plain data, which can be sent to other ranks."""
+
+    def prepare(self, arrays: A) -> S:
+        """Everything else that can be done before the previous step has finished."""
 
     def logits(self, moves: Iterable[Move], step: S | None) -> Tensor | None:
         """Move blocks, then compute a step -> [R, vocab] float32 for the tokens whose logits are needed, in memory that

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from engine_worker.attention.backend import first_line
-from engine_worker.runner.batch import Batch, StepArrays, build_batch, to_device
+from engine_worker.runner.batch import StepArrays, to_device
 from engine_worker.runner.calls import PendingCall, Poll, refused
+from engine_worker.runner.draws import StepDraws
 from engine_worker.runner.forward import Forward, PreparedStep
 from engine_worker.runner.methods import Methods
 from engine_worker.sampling.logprobs import Logprobs
@@ -120,7 +121,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        forward: Forward[Any],
+        forward: Forward[Any, Any],
         overlap: bool = False,
         followers: Followers | None = None,
         gumbel_max: GumbelMax = torch_gumbel_max,
@@ -188,20 +189,21 @@ class ModelRunner:
     def _launch(self, step: Step) -> LaunchedStep:
         # Cleared first, so that a step after a failed launch follows none.
         before, self._latest = self._latest, None
-        batch = prepared = plan = None
+        arrays = prepared = sampling = None
         if step.slices:
-            batch = build_batch(step.slices, self.tokens_per_block, self.window)
-            prepared = self._forward.prepare(batch.arrays)
+            arrays = self._forward.arrays(step.slices)
+            prepared = self._forward.prepare(arrays)
+            work = StepDraws.of(step.slices)
             # Built now: the engine may change the prompts and outputs that draws refer to once this step is collected.
-            if batch.draws:
-                plan = to_device(batch.plan(self._vocab_size), self._forward.device)
+            if work.draws:
+                sampling = work.draws, to_device(work.plan(self._vocab_size), self._forward.device)
         if prepared is None or not prepared.follows:
             # Nothing in this step depends on the previous one's results, so their memory need not be kept.
             before = None
         # Before rank 0 computes: a collective waits for all ranks, so they should start together.
         if self._followers is not None:
-            self._followers.send_step(step.moves, None if batch is None else batch.arrays)
-        results = self._start(lambda: self._compute(step.moves, batch, prepared, plan, before))
+            self._followers.send_step(step.moves, arrays)
+        results = self._start(lambda: self._compute(step.moves, prepared, sampling, before))
         self._latest = LaunchedStep(results, self._waiting)
         return self._latest
 
@@ -219,9 +221,8 @@ class ModelRunner:
     def _compute(
         self,
         moves: tuple[Move, ...],
-        batch: Batch | None,
         prepared: PreparedStep | None,
-        plan: SamplingPlan | None,
+        sampling: tuple[list[Draw], SamplingPlan] | None,
         before: LaunchedStep | None,
     ) -> StepResults | None:
         try:
@@ -234,11 +235,12 @@ class ModelRunner:
             if self._followers is not None:
                 self._followers.on_step_failed(error)
             raise
-        if batch is None or plan is None or logits is None:
+        if sampling is None or logits is None:
             return None
+        draws, plan = sampling
         drawn = sample(logits, plan, sampled, widen=self._widen, gumbel_max=self._gumbel_max)
-        results = StepResults(drawn, batch.draws, hidden=self.overlap)
+        results = StepResults(drawn, draws, hidden=self.overlap)
         # Checked only after the whole step is queued: the device idles at most until the next one is queued too.
         if not results.short():
             return results
-        return StepResults(sample(logits, plan, sampled, gumbel_max=self._gumbel_max), batch.draws, hidden=self.overlap)
+        return StepResults(sample(logits, plan, sampled, gumbel_max=self._gumbel_max), draws, hidden=self.overlap)

@@ -1,6 +1,6 @@
 """The forward pass by torch: a step's arrays through the model, in the same way on every rank."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,10 +11,10 @@ from engine_worker.attention.cache import KVCache
 from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.models.config import widest_window
 from engine_worker.models.model import Model
-from engine_worker.runner.batch import StepArrays, StepTensors
+from engine_worker.runner.batch import StepArrays, StepTensors, build_arrays
 from engine_worker.runner.graphs import Graphs, pad
 from engine_worker.runner.methods import Rank
-from engine_worker.step import Move
+from engine_worker.step import Move, Slice
 
 
 class StepOnDevice(NamedTuple):
@@ -65,6 +65,9 @@ class TorchForward:
         synchronize(self.device)
         # NCCL cannot shut down while a graph that captured one of its operations exists.
         self._graphs = None
+
+    def arrays(self, slices: Sequence[Slice]) -> StepArrays:
+        return build_arrays(slices, self.cache.tokens_per_block, self.window)
 
     def prepare(self, arrays: StepArrays) -> StepOnDevice:
         count, follows = len(arrays.token_ids), len(arrays.follow_tokens) > 0

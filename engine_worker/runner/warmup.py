@@ -11,8 +11,9 @@ from engine_worker.attention.cache import KVCache
 from engine_worker.layers.shard import UNSHARDED, Shard
 from engine_worker.models.config import widest_window
 from engine_worker.models.model import Model
-from engine_worker.runner.batch import build_batch, to_device
+from engine_worker.runner.batch import to_device
 from engine_worker.runner.config import RunnerConfig
+from engine_worker.runner.draws import StepDraws
 from engine_worker.runner.graphs import LARGEST, Buffers, Capture, CaptureError, Graph, Graphs, Work, table_width
 from engine_worker.runner.memory import MemoryTooSmallError, free_memory
 from engine_worker.runner.torch_forward import TorchForward
@@ -61,19 +62,15 @@ def warm_up(
         # What the kernel tests left behind, so that the free memory below is accurate.
         gc.collect()
         torch.cuda.empty_cache()
-    free, window = free_memory(device), widest_window(model.config.windows)
-    unfiltered, filtered = (
-        build_batch(largest_step(config, max_context, sampling), config.tokens_per_block, window)
-        for sampling in (UNFILTERED, FILTERED)
-    )
+    free = free_memory(device)
+    unfiltered, filtered = (largest_step(config, max_context, sampling) for sampling in (UNFILTERED, FILTERED))
     forward = TorchForward(model, cache, backend, device)
     try:
-        logits = forward.logits((), forward.prepare(unfiltered.arrays))
+        logits = forward.logits((), forward.prepare(forward.arrays(unfiltered)))
         if logits is not None and gumbel_max is not None:
-            for batch in (unfiltered, filtered):
-                sample(
-                    logits, to_device(batch.plan(model.config.vocab_size), device), widen=False, gumbel_max=gumbel_max
-                )
+            for slices in (unfiltered, filtered):
+                plan = to_device(StepDraws.of(slices).plan(model.config.vocab_size), device)
+                sample(logits, plan, widen=False, gumbel_max=gumbel_max)
         synchronize(device)
     except torch.OutOfMemoryError as error:
         raise MemoryTooSmallError(

@@ -7,7 +7,6 @@ from engine_worker.attention.cache import KVCache
 from engine_worker.attention.reference import ReferenceAttention
 from engine_worker.layers.shard import Place
 from engine_worker.models.registry import model_class
-from engine_worker.runner.batch import build_batch
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.step import Draw, Slice
 from sluice.ring.params import SamplingParams
@@ -42,7 +41,7 @@ class Fusible:
             Slice([5, 6, 7, 8, 9], 0, [0, 1], (Draw(GREEDY, 0, 0, [0], [0]),)),
             Slice([10], 0, [2], (Draw(GREEDY, 0, 0, [0], [0]),)),
         ]
-        return self._forward.logits((), self._forward.prepare(build_batch(slices, 4, None).arrays))
+        return self._forward.logits((), self._forward.prepare(self._forward.arrays(slices)))
 
 
 @pytest.mark.parametrize("name", ["qwen3, tied", "qwen3, biased", "llama, biased, linear rope", "qwen2"])

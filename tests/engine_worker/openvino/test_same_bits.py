@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from engine_worker.openvino.forward import OpenVinoForward
-from engine_worker.runner.batch import build_batch
 from engine_worker.step import Draw, Slice
 from sluice import tiny_model
 from sluice.ring.params import SamplingParams
@@ -16,7 +15,7 @@ BATCHES = (2, 7, 64)
 
 
 def logits(forward: OpenVinoForward, slices: list[Slice]) -> torch.Tensor:
-    return forward.logits((), forward.prepare(build_batch(slices, 32, None).arrays)).clone()
+    return forward.logits((), forward.prepare(forward.arrays(slices))).clone()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.parallel.commands import CallMethod, ComputeStep, Heartbeat, LoadModel, Shutdown, decode, encode
-from engine_worker.runner.batch import StepArrays, build_batch
+from engine_worker.runner.batch import StepArrays, build_arrays
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.step import Draw, Move, MoveKind, Slice
 from sluice.ring.calls import MethodCall
@@ -50,7 +50,7 @@ def same(found: StepArrays, expected: StepArrays) -> bool:
 @examples(40)
 @given(slices=SLICES, moves=MOVES)
 def test_a_step(slices, moves):
-    arrays = build_batch(slices, 4, None).arrays
+    arrays = build_arrays(slices, 4, None)
     found = decode(bytearray(encode(ComputeStep(tuple(moves), arrays))))
     assert isinstance(found, ComputeStep)
     assert found.moves == tuple(moves)
@@ -77,7 +77,7 @@ def test_what_is_no_command(message):
 
 
 def test_other_numbers_than_a_step_has():
-    message = msgspec.msgpack.decode(encode(ComputeStep((), build_batch([Slice([1], 0, [0])], 4, None).arrays)))
+    message = msgspec.msgpack.decode(encode(ComputeStep((), build_arrays([Slice([1], 0, [0])], 4, None))))
     message[2]["token_ids"] = ["|O", [1], b"12345678"]
     with pytest.raises(msgspec.ValidationError):
         decode(bytearray(msgspec.msgpack.encode(message)))

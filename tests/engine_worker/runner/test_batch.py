@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.runner.batch import build_batch
+from engine_worker.runner.batch import build_arrays
+from engine_worker.runner.draws import StepDraws
 from engine_worker.runner.graphs import pad
 from engine_worker.step import Draw, Slice
 from sluice.ring.params import SamplingParams
@@ -17,39 +18,35 @@ def draw(sequence: int) -> Draw:
 
 def test_a_mixed_step():
     one, two, three = draw(0), draw(1), draw(2)
-    work = build_batch(
-        (
-            Slice([7, 8, 9], 3, [5, 2, 99], (one, two)),
-            Slice([4], 0, [1]),
-            Slice([6], 8, [9, 8, 7], (three,)),
-        ),
-        4,
-        None,
+    slices = (
+        Slice([7, 8, 9], 3, [5, 2, 99], (one, two)),
+        Slice([4], 0, [1]),
+        Slice([6], 8, [9, 8, 7], (three,)),
     )
-    assert work.arrays.token_ids.tolist() == [7, 8, 9, 4, 6]
-    assert work.arrays.positions.tolist() == [3, 4, 5, 0, 8]
-    assert work.arrays.slots.tolist() == [23, 8, 9, 4, 28]
-    assert work.arrays.block_tables.tolist() == [[5, 2, 0], [1, 0, 0], [9, 8, 7]]
-    assert work.arrays.query_start.tolist() == [0, 3, 4, 5]
-    assert work.arrays.context_lengths.tolist() == [6, 1, 9]
-    assert (work.arrays.max_query, work.arrays.max_context) == (3, 9)
-    assert work.arrays.generation_rows == 0
-    assert work.arrays.last_tokens.tolist() == [2, 4]
+    arrays, work = build_arrays(slices, 4, None), StepDraws.of(slices)
+    assert arrays.token_ids.tolist() == [7, 8, 9, 4, 6]
+    assert arrays.positions.tolist() == [3, 4, 5, 0, 8]
+    assert arrays.slots.tolist() == [23, 8, 9, 4, 28]
+    assert arrays.block_tables.tolist() == [[5, 2, 0], [1, 0, 0], [9, 8, 7]]
+    assert arrays.query_start.tolist() == [0, 3, 4, 5]
+    assert arrays.context_lengths.tolist() == [6, 1, 9]
+    assert (arrays.max_query, arrays.max_context) == (3, 9)
+    assert arrays.generation_rows == 0
+    assert arrays.last_tokens.tolist() == [2, 4]
     assert work.draws == [one, two, three]
-    assert work.draw_rows == [0, 0, 1]
+    assert work.rows == [0, 0, 1]
 
 
 def test_generation_needs_all_rows():
-    work = build_batch((Slice([4], 5, [1, 2], (draw(0),)), Slice([6], 0, [3], (draw(0),))), 4, None)
-    assert work.arrays.positions.tolist() == [5, 0]
-    assert work.arrays.slots.tolist() == [9, 12]
-    assert work.arrays.last_tokens is None
-    assert work.draw_rows == [0, 1]
+    arrays = build_arrays((Slice([4], 5, [1, 2], (draw(0),)), Slice([6], 0, [3], (draw(0),))), 4, None)
+    assert arrays.positions.tolist() == [5, 0]
+    assert arrays.slots.tolist() == [9, 12]
+    assert arrays.last_tokens is None
 
 
 def test_tables_begin_where_the_widest_window_does():
     gone = 1 << 24
-    work = build_batch(
+    arrays = build_arrays(
         (
             Slice([7, 8], 21, [gone, gone, gone, gone, 5, 2], (draw(0),)),
             Slice([4], 3, [1], (draw(0),)),
@@ -58,11 +55,11 @@ def test_tables_begin_where_the_widest_window_does():
         4,
         6,
     )
-    assert work.arrays.positions.tolist() == [21, 22, 3, 9, 10, 11, 12, 13]
-    assert work.arrays.slots.tolist() == [9, 10, 7, 33, 34, 35, 28, 29]
-    assert work.arrays.block_tables.tolist() == [[5, 2, 0], [1, 0, 0], [9, 8, 7]]
-    assert work.arrays.context_lengths.tolist() == [7, 4, 10]
-    assert (work.arrays.max_query, work.arrays.max_context) == (5, 10)
+    assert arrays.positions.tolist() == [21, 22, 3, 9, 10, 11, 12, 13]
+    assert arrays.slots.tolist() == [9, 10, 7, 33, 34, 35, 28, 29]
+    assert arrays.block_tables.tolist() == [[5, 2, 0], [1, 0, 0], [9, 8, 7]]
+    assert arrays.context_lengths.tolist() == [7, 4, 10]
+    assert (arrays.max_query, arrays.max_context) == (5, 10)
 
 
 @st.composite
@@ -89,8 +86,7 @@ def steps(draw):
 def test_a_step_token_by_token(step):
     """Against what each array means, in plain loops."""
     slices, size, window = step
-    work = build_batch(slices, size, window)
-    arrays, token, row, draw = work.arrays, 0, 0, 0
+    arrays, work, token, row, draw = build_arrays(slices, size, window), StepDraws.of(slices), 0, 0, 0
     rows, followed, draw_follows = [], [], {}
     for i, part in enumerate(slices):
         first_seen = 0 if window is None else max(0, part.start - window + 1)
@@ -111,7 +107,7 @@ def test_a_step_token_by_token(step):
         if part.draws:
             rows.append(token - 1)
             for _ in part.draws:
-                assert work.draw_rows[draw] == row
+                assert work.rows[draw] == row
                 if part.follows is not None:
                     draw_follows[draw] = part.follows
                 draw += 1
@@ -133,7 +129,7 @@ def test_a_step_token_by_token(step):
 @given(count=st.integers(1, 9), more=st.integers(0, 5))
 def test_padding(count, more):
     """Rows that see nothing and are written nowhere, behind the real ones, which stay as they are."""
-    arrays = build_batch([Slice([7], 5 + i, [9, 8, 3 + i, 2], (draw(0),)) for i in range(count)], 4, None).arrays
+    arrays = build_arrays([Slice([7], 5 + i, [9, 8, 3 + i, 2], (draw(0),)) for i in range(count)], 4, None)
     padded = pad(arrays, count + more)
     for name in ("token_ids", "positions", "slots", "block_tables", "context_lengths"):
         array, original = getattr(padded, name), getattr(arrays, name)

@@ -13,7 +13,7 @@ from engine_worker.attention.choice import ChosenBackend
 from engine_worker.layers.shard import Place
 from engine_worker.models.registry import model_class
 from engine_worker.runner import load
-from engine_worker.runner.batch import build_batch
+from engine_worker.runner.batch import build_arrays
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.graphs import LARGEST, Buffers, Graphs, graph_sizes, table_width
 from engine_worker.runner.load import load_runner
@@ -134,7 +134,7 @@ def test_a_step_is_eager_where_no_graph_fits(checkpoint):
     expected = generate(make(checkpoint, None), PROMPTS[:1], 20, temperature=0.0)
     assert generate(runner, PROMPTS[:1], 20, temperature=0.0) == expected
     steps = [Slice([1], start, range(9), ()) for start in range(len(PROMPTS[0]), len(PROMPTS[0]) + 19)]
-    widths = [build_batch([step], TOKENS_PER_BLOCK, runner.window).arrays.block_tables.shape[1] for step in steps]
+    widths = [build_arrays([step], TOKENS_PER_BLOCK, runner.window).block_tables.shape[1] for step in steps]
     assert max(widths) > 4
     assert sum(graph.replays for graph in capture.graphs) == sum(width <= 4 for width in widths)
 
@@ -195,7 +195,7 @@ def test_from_the_largest_down_and_every_step_fits_the_smallest_that_holds_it():
     assert told == [(done, 6) for done in range(7)]
 
     def arrays(rows: int, blocks: int = 1):
-        return build_batch([Slice([1], blocks * 4 - 1, range(blocks), ()) for _ in range(rows)], 4, None).arrays
+        return build_arrays([Slice([1], blocks * 4 - 1, range(blocks), ()) for _ in range(rows)], 4, None)
 
     assert [graphs.fit(arrays(n)) for n in (1, 2, 3, 4, 5, 9, 16, 17, 20)] == [1, 2, 4, 4, 8, 16, 16, 20, 20]
     assert graphs.fit(arrays(21)) is None
@@ -232,7 +232,7 @@ def test_what_the_backend_prepared_lives_as_long_as_the_graphs():
 def test_no_generation_step_has_a_longer_table(tokens_per_block, window):
     widest = table_width(50, window, tokens_per_block)
     widths = [
-        build_batch([Slice([1], start, range(60), ())], tokens_per_block, window).arrays.block_tables.shape[1]
+        build_arrays([Slice([1], start, range(60), ())], tokens_per_block, window).block_tables.shape[1]
         for start in range(50)
     ]
     assert max(widths) == widest

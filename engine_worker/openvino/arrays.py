@@ -1,0 +1,80 @@
+"""A step's slices as the graph's inputs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine_worker.openvino.graph import INPUTS
+from engine_worker.step import Slice
+
+PADDING = 2
+"""Tokens of the sequence that pads small batches."""
+LEAST = 2
+"""Rows of a matrix product; a single one would get another kernel, and other bits."""
+DTYPES = [dtype.to_dtype() for _, dtype, _ in INPUTS]
+
+
+class PreparedStep:
+    """See `engine_worker.runner.forward.PreparedStep`."""
+
+    def __init__(self, lists: list[Any], num_rows: int, tokens: list[int], draws: list[int]) -> None:
+        self.inputs: list[NDArray[Any]] = list(map(np.array, lists, DTYPES))
+        """In the order of `graph.INPUTS`."""
+        self.num_rows = num_rows
+        """Without padding."""
+        self.follows = bool(tokens)
+        self._tokens = tokens
+        self._draws = draws
+
+    def follow(self, sampled: Tensor) -> None:
+        """Fill in the tokens that the previous step drew: `sampled` [D] int64."""
+        self.inputs[0][self._tokens] = sampled.numpy()[self._draws]
+
+
+def prepared_step(
+    slices: Sequence[Slice], tokens_per_block: int, window: int | None, smallest: int, spare: int
+) -> PreparedStep:
+    """window: the widest of any layer; blocks wholly behind it are left out. Steps of fewer than `smallest` tokens, one
+    per sequence, get another sequence, in the block `spare`."""
+    # Lists, which for the few numbers of most steps are faster than arrays.
+    token_ids: list[int] = []
+    positions: list[int] = []
+    past: list[int] = []
+    starts, blocks, blocks_start = [0], list[int](), [0]
+    rows: list[int] = []
+    tokens: list[int] = []
+    draws: list[int] = []
+    longest = PADDING
+    for part in slices:
+        start, count = part.start, len(part.tokens)
+        # Attention counts a sequence from the first block that it is given; positions still count from its start.
+        skipped = 0 if window is None else max(start - window + 1, 0) // tokens_per_block
+        length = start + count - skipped * tokens_per_block
+        token_ids += part.tokens
+        positions += range(start, start + count)
+        past.append(length - count)
+        starts.append(len(token_ids))
+        blocks += part.block_table[skipped : skipped - (-length // tokens_per_block)]
+        blocks_start.append(len(blocks))
+        longest = max(longest, length)
+        if part.draws:
+            rows.append(len(token_ids) - 1)
+        if part.follows is not None:
+            tokens.append(len(token_ids) - 1)
+            draws.append(part.follows)
+    num_rows = len(rows)
+    if len(token_ids) == len(slices) < smallest:
+        # A new sequence, whose logits are not read.
+        token_ids += [0] * PADDING
+        positions += [0] * PADDING
+        past.append(0)
+        starts.append(len(token_ids))
+        blocks.append(spare)
+        blocks_start.append(len(blocks))
+    rows += [0] * (LEAST - num_rows)
+    return PreparedStep(
+        [token_ids, positions, past, starts, blocks, blocks_start, longest, rows], num_rows, tokens, draws
+    )

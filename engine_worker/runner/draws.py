@@ -1,0 +1,40 @@
+"""A step's draws: what is sampled from which row of the logits."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine_worker.sampling.sampler import SamplingPlan
+from engine_worker.step import Draw, Slice
+
+
+class StepDraws(NamedTuple):
+    """D draws from R rows of logits, one row per slice that draws."""
+
+    draws: list[Draw]
+    rows: list[int]
+    """[D]: each draw's row."""
+    num_rows: int
+    """R."""
+    follows: dict[int, int]
+    """For draws whose last output token is still being drawn: the draw of the previous step."""
+
+    @classmethod
+    def of(cls, slices: Sequence[Slice]) -> "StepDraws":
+        draws: list[Draw] = []
+        rows: list[int] = []
+        follows: dict[int, int] = {}
+        num_rows = 0
+        for part in slices:
+            if not part.draws:
+                continue
+            for draw in part.draws:
+                if part.follows is not None:
+                    follows[len(draws)] = part.follows
+                draws.append(draw)
+                rows.append(num_rows)
+            num_rows += 1
+        return cls(draws, rows, num_rows, follows)
+
+    def plan(self, vocab_size: int) -> SamplingPlan:
+        """Copies what it needs of the draws, which the engine may change afterwards."""
+        return SamplingPlan.of(self.draws, self.rows, self.num_rows, vocab_size, self.follows)

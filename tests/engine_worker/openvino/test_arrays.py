@@ -1,0 +1,60 @@
+"""The graph's inputs beside torch's arrays of the same slices."""
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_worker.openvino.arrays import LEAST, PADDING, prepared_step
+from engine_worker.runner.batch import build_arrays
+from tests.engine_worker.runner.test_batch import steps
+from tests.examples import examples
+
+SPARE = 9999
+
+
+@examples(300)
+@given(steps(), st.integers(2, 4))
+def test_a_step(step, smallest):
+    slices, size, window = step
+    found, arrays = prepared_step(slices, size, window, smallest, SPARE), build_arrays(slices, size, window)
+    token_ids, positions, past, starts, blocks, blocks_start, longest, rows = (each.tolist() for each in found.inputs)
+    count, padded = len(slices), arrays.generation_rows == len(arrays.token_ids) < smallest
+    if padded:
+        assert (token_ids[-PADDING:], past[-1], starts[-1], blocks[-1]) == (
+            [0] * PADDING,
+            0,
+            starts[-2] + PADDING,
+            SPARE,
+        )
+        assert blocks_start[-1] == blocks_start[-2] + 1
+        token_ids, positions = token_ids[:-PADDING], positions[:-PADDING]
+        past, starts, blocks, blocks_start = past[:-1], starts[:-1], blocks[:-1], blocks_start[:-1]
+    assert token_ids == arrays.token_ids.tolist()
+    assert positions == arrays.positions.tolist()
+    assert starts == arrays.query_start.tolist()
+    lengths = np.array(past) + np.diff(starts)
+    np.testing.assert_array_equal(lengths, arrays.context_lengths)
+    for i in range(count):
+        used = -(-lengths[i] // size)
+        assert blocks[blocks_start[i] : blocks_start[i + 1]] == arrays.block_tables[i, :used].tolist()
+    assert len(blocks) == blocks_start[count]
+    assert longest == max(PADDING, arrays.max_context)
+    last = range(len(token_ids)) if arrays.last_tokens is None else arrays.last_tokens.tolist()
+    assert rows == [*last, *[0] * (LEAST - len(last))]
+    assert found.num_rows == len(last)
+
+
+@examples(50)
+@given(steps(), st.integers(0, 9))
+def test_tokens_that_the_step_before_draws(step, number):
+    slices, size, window = step
+    found, arrays = prepared_step(slices, size, window, 2, SPARE), build_arrays(slices, size, window)
+    before = found.inputs[0].tolist()
+    assert found.follows == bool(len(arrays.follow_tokens))
+    if found.follows:
+        found.follow(torch.tensor([number, 1, 2, number + 3]))
+    drawn = dict(zip(arrays.follow_tokens.tolist(), arrays.follow_draws.tolist(), strict=True))
+    assert found.inputs[0].tolist() == [
+        {0: number, 3: number + 3}[drawn[i]] if i in drawn else token for i, token in enumerate(before)
+    ]
