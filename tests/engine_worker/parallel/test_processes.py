@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,11 @@ def children(pid: int) -> list[int]:
 
 def shared_files(pid: int) -> set[str]:
     """What it has open or mapped of /dev/shm."""
-    process = Path(f"/proc/{pid}")
-    paths = {str(link.readlink()) for link in (process / "fd").iterdir()}
+    process, paths = Path(f"/proc/{pid}"), set()
+    for link in (process / "fd").iterdir():
+        # It may be closed in between.
+        with suppress(FileNotFoundError):
+            paths.add(str(link.readlink()))
     paths |= {line.split()[-1] for line in (process / "maps").read_text().splitlines()}
     return {path for path in paths if path.startswith("/dev/shm/")}
 
@@ -143,7 +147,8 @@ def test_started_by_torchrun(given_ranks):
     # torchrun passes its own signal on to all.
     for rank in reversed(given_ranks):
         rank.send_signal(signal.SIGTERM)
-    assert [rank.wait(60) for rank in given_ranks] == [0, 0]
+    errors = [rank.communicate(timeout=60)[1] for rank in given_ranks]
+    assert [rank.returncode for rank in given_ranks] == [0, 0], errors
 
 
 def test_torchrun_s_rank_0_does_not_come(tmp_path):
