@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine_worker.sampling.noise import GumbelMax, argmax, gumbel, noise_key, random_bits, torch_gumbel_max
+from engine_worker.sampling.noise import GumbelMax, gumbel, highest, noise_key, random_bits, torch_gumbel_max
 from engine_worker.step import Draw
 from sluice.ring.params import SamplingParams
 
@@ -39,8 +39,8 @@ class Greedy(NamedTuple):
         return Greedy()
 
     def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
-        tokens = argmax(scores)
-        return Chosen(tokens, _finite(scores.gather(1, tokens.unsqueeze(1)).squeeze(1)))
+        peaks, tokens = highest(scores)
+        return Chosen(tokens, _finite(peaks))
 
 
 class Filters(NamedTuple):
