@@ -42,13 +42,12 @@ class OpenVinoForward:
         self._buffers: list[NDArray[Any]] = [np.zeros((0, 0))] * len(INPUTS)
         self._latest = np.zeros((LEAST, config.vocab_size), np.float32)
         """The logits of the step before, in OpenVINO's memory."""
-        self._usable = True
-        """False during a step, and after one that failed."""
+        self._failed = False
         for index, tensor in enumerate(cache.tensors, len(INPUTS)):
             self._request.set_input_tensor(index, tensor)
 
     def check(self) -> None:
-        if not self._usable:
+        if self._failed:
             # A node that throws leaves its threads in the middle of their work: a later call may crash the process.
             raise RuntimeError("OpenVINO is in an undefined state after an error")
 
@@ -64,20 +63,27 @@ class OpenVinoForward:
 
     def logits(self, moves: Iterable[Move], step: PreparedStep | None) -> Tensor | None:
         """See `Forward.logits`."""
+        self.check()
         self.cache.move(moves)
         if step is None:
             return None
-        request = self._request
         self._set(step.inputs)
+        try:
+            self._latest = self._infer(len(step.inputs[-1]))
+        except Exception:
+            self._failed = True
+            raise
+        return torch.from_numpy(self._latest[: step.num_rows]) if step.num_rows else None
+
+    def _infer(self, num_rows: int) -> NDArray[np.float32]:
+        """The logits, in OpenVINO's memory. Raises RuntimeError."""
         _marker(self._latest)[:] = UNWRITTEN
-        self._usable = False
-        request.infer(share_outputs=True)
-        found = request.get_output_tensor(0).data
+        self._request.infer(share_outputs=True)
+        found: NDArray[np.float32] = self._request.get_output_tensor(0).data
         # A node that fails may only print its error, and leave what was there before.
-        if len(found) != len(step.inputs[-1]) or _marker(found) == UNWRITTEN:
+        if len(found) != num_rows or _marker(found) == UNWRITTEN:
             raise RuntimeError("OpenVINO could not compute this step; its output, before this error, says why")
-        self._latest, self._usable = found, True
-        return torch.from_numpy(found[: step.num_rows]) if step.num_rows else None
+        return found
 
     def _set(self, inputs: list[NDArray[Any]]) -> None:
         """Copied where the shape is that of the step before, which is faster than a new tensor."""

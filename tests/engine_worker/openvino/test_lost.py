@@ -1,6 +1,8 @@
-"""A node of OpenVINO that throws: in a process of its own, which it may damage."""
+"""What becomes of an engine when OpenVINO fails."""
 
 import multiprocessing
+
+import pytest
 
 from engine_worker.step import DeviceLostError, Slice, Step
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
@@ -26,7 +28,8 @@ def _break(folder, raised):
 
 
 def test_a_node_that_throws_fails_the_step_and_the_device(tmp_path):
-    """Inside of attention OpenVINO only prints the exception, and returns what it computed last."""
+    """In a process of its own, which it may damage. Inside of attention OpenVINO only prints the exception, and returns
+    what it computed last."""
     write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
     context = multiprocessing.get_context("spawn")
     raised = context.SimpleQueue()
@@ -39,3 +42,42 @@ def test_a_node_that_throws_fails_the_step_and_the_device(tmp_path):
     assert not raised.empty()
     kind, text = raised.get()
     assert (kind, text) == ("DeviceLostError", "cpu has failed: OpenVINO is in an undefined state after an error")
+
+
+class Request:
+    """OpenVINO's, with something to do before it computes."""
+
+    def __init__(self, request, before):
+        self._request = request
+        self._before = before
+
+    def __getattr__(self, name):
+        return getattr(self._request, name)
+
+    def infer(self, **options):
+        self._before()
+        return self._request.infer(**options)
+
+
+def _fail():
+    raise RuntimeError("a node has failed")
+
+
+def test_nothing_is_computed_after_a_failure(tmp_path):
+    """With overlap the next step is queued by then."""
+    write_checkpoint(tmp_path, CONFIGS["qwen3, tied"])
+    runner = load(tmp_path)
+    forward, step = runner._forward, Step((Slice([1, 2], 0, [0]),))
+    request = forward._request
+    forward._request = Request(request, runner.check)
+    # A check beside a step that runs: another may have failed for a reason of its own.
+    runner.run(step)
+    forward._request = Request(request, _fail)
+    with pytest.raises(RuntimeError, match="a node has failed"):
+        runner.run(step)
+    forward._request = request
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="undefined state"):
+            runner.run(step)
+        with pytest.raises(DeviceLostError, match="undefined state"):
+            runner.check()
