@@ -39,11 +39,16 @@ def prepared_step(
 ) -> PreparedStep:
     """window: the widest of any layer; blocks wholly behind it are left out. Steps of fewer than `smallest` tokens, one
     per sequence, get another sequence, in the block `spare`."""
+    if len(slices) < smallest and all(len(part.tokens) == 1 for part in slices):
+        # Its logits are not read.
+        slices = [*slices, Slice([0] * PADDING, 0, [spare])]
     # Lists, which for the few numbers of most steps are faster than arrays.
     token_ids: list[int] = []
     positions: list[int] = []
     past: list[int] = []
-    starts, blocks, blocks_start = [0], list[int](), [0]
+    starts: list[int] = [0]
+    blocks: list[int] = []
+    blocks_start: list[int] = [0]
     rows: list[int] = []
     tokens: list[int] = []
     draws: list[int] = []
@@ -66,14 +71,6 @@ def prepared_step(
             tokens.append(len(token_ids) - 1)
             draws.append(part.follows)
     num_rows = len(rows)
-    if len(token_ids) == len(slices) < smallest:
-        # A new sequence, whose logits are not read.
-        token_ids += [0] * PADDING
-        positions += [0] * PADDING
-        past.append(0)
-        starts.append(len(token_ids))
-        blocks.append(spare)
-        blocks_start.append(len(blocks))
     rows += [0] * (LEAST - num_rows)
     return PreparedStep(
         [token_ids, positions, past, starts, blocks, blocks_start, longest, rows], num_rows, tokens, draws
