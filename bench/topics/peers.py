@@ -139,10 +139,11 @@ def heading(result: PeersResult) -> str:
 def section(result: PeersResult) -> Section:
     return Section(
         "Side by side with other systems: " + ", ".join(sorted({found.model for found in result.tables})),
-        "The same checkpoints (the bundled one, or random weights), requests, greedy sampling, output lengths and "
-        "number of threads. transformers' `generate` and onnxruntime-genai run padded groups that wait for their "
-        "slowest member; the others schedule continuously. [bench/peers](../../bench/peers/README.md) says what each "
-        "peer is told. *By best*: tokens/s by those of the fastest peer, and by those of the fastest peer of the same "
+        "Every system loads the same checkpoint (the bundled one, or random weights), uses the same number of threads, "
+        "and serves the same requests with greedy sampling and fixed output lengths. transformers' `generate` and "
+        "onnxruntime-genai run padded batches, each until its longest request ends; the others batch in flight. "
+        "[bench/peers](../../bench/peers/README.md) lists each peer's settings. *By best*: tokens/s by those of the "
+        "fastest peer, and by those of the fastest peer of the same "
         "precision. *Same tokens*: requests whose output equals that of the first row; other kernels may round "
         "otherwise. " + heading(result),
         [_answer(found) for found in result.tables],
