@@ -21,12 +21,15 @@ def load_runner(
     wish = wants_openvino(config)
     if wish is not None:
         check_openvino(config, wish)
-        return _by_openvino(checkpoint, config, progress, wish)
+        return _selected(checkpoint, config, progress, wish)
+    reason = "selected by the setting"
+    if config.backend == "auto":
+        try:
+            return _by_openvino(checkpoint, config, progress, "the default on a CPU")
+        except _NoOpenVinoError as error:
+            reason = str(error)
     runner = load_torch(checkpoint, config, progress, capturing=capturing, warn=warn)
-    runner.choices |= {
-        "backend": "torch",
-        "backend_reason": "the default" if config.backend == "auto" else "selected by the setting",
-    }
+    runner.choices |= {"backend": "torch", "backend_reason": reason}
     return runner
 
 
@@ -49,31 +52,53 @@ def wants_openvino(config: RunnerConfig) -> str | None:
 
 def check_openvino(config: RunnerConfig, wish: str, ranks: int = 1) -> None:
     """Raises ValueError on settings that OpenVINO cannot follow. `wish`: from `wants_openvino`."""
+    for setting, limit in _contradictions(config, ranks):
+        raise ValueError(f"{setting} contradicts {wish}: OpenVINO {limit}")
+
+
+def _contradictions(config: RunnerConfig, ranks: int = 1) -> list[tuple[str, str]]:
+    """Settings that OpenVINO cannot follow, each with the reason."""
     device = find_device(config).type
-    for name, value, good, limit in (
-        ("tensor_parallel", ranks, ranks == 1, "runs in one process"),
-        ("device", device, device == "cpu", "computes on a CPU"),
-        ("dtype", config.dtype, config.dtype in ("auto", "float32"), "computes in float32"),
-        ("attention", config.attention, config.attention == "auto", "has an attention of its own"),
-        (
-            "tokens_per_block",
-            config.tokens_per_block,
-            config.tokens_per_block in (0, TOKENS_PER_BLOCK),
-            f"has blocks of {TOKENS_PER_BLOCK} tokens",
-        ),
-    ):
-        if not good:
-            raise ValueError(f"{name} = {value} contradicts {wish}: OpenVINO {limit}")
+    return [
+        (f"{name} = {value}", limit)
+        for name, value, good, limit in (
+            ("tensor_parallel", ranks, ranks == 1, "runs in one process"),
+            ("device", device, device == "cpu", "computes on a CPU"),
+            ("dtype", config.dtype, config.dtype in ("auto", "float32"), "computes in float32"),
+            ("attention", config.attention, config.attention == "auto", "has an attention of its own"),
+            (
+                "tokens_per_block",
+                config.tokens_per_block,
+                config.tokens_per_block in (0, TOKENS_PER_BLOCK),
+                f"has blocks of {TOKENS_PER_BLOCK} tokens",
+            ),
+        )
+        if not good
+    ]
 
 
-def _by_openvino(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, wish: str) -> ModelRunner:
+class _NoOpenVinoError(Exception):
+    """OpenVINO cannot serve this model with these settings; the message says why."""
+
+
+def _by_openvino(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, reason: str) -> ModelRunner:
+    """Raises _NoOpenVinoError before the weights are read."""
+    for setting, limit in _contradictions(config):
+        raise _NoOpenVinoError(f"{setting}; OpenVINO {limit}")
     try:
         from engine_worker.openvino.load import RefusedError, load_openvino
     except ImportError as error:
-        raise ValueError(f"{wish} needs the package openvino: install sluice[openvino] ({error})") from error
+        raise _NoOpenVinoError(f"the package openvino is not installed ({error})") from error
     try:
         runner = load_openvino(checkpoint, config, progress)
     except RefusedError as error:
-        raise ValueError(f"{wish} cannot be followed: OpenVINO cannot serve this model here: {error}") from error
-    runner.choices["backend_reason"] = f"selected by the setting {wish}; {runner.choices['backend_reason']}"
+        raise _NoOpenVinoError(f"OpenVINO cannot serve this model here: {error}") from error
+    runner.choices["backend_reason"] = f"{reason}; {runner.choices['backend_reason']}"
     return runner
+
+
+def _selected(checkpoint: Checkpoint, config: RunnerConfig, progress: Progress, wish: str) -> ModelRunner:
+    try:
+        return _by_openvino(checkpoint, config, progress, f"selected by the setting {wish}")
+    except _NoOpenVinoError as error:
+        raise ValueError(f"{wish} cannot be followed: {error}") from error

@@ -33,8 +33,7 @@ class Compute:
     """Of weights, activations and KV cache. auto: float32 on a CPU, which supports no other; the model's own
     on a GPU."""
     backend: Literal["auto", "openvino", "torch"] = "auto"
-    """What computes the model. openvino: the fastest on a CPU; needs the extra `openvino`. auto: torch, or openvino if
-    `quantize` or `kv_precision` needs it. See docs/models.md."""
+    """What computes the model. auto: OpenVINO on a CPU if it knows the model, else torch. See docs/models.md."""
     quantize: Literal["none", "int8"] = "none"
     """Precision of the weights, with backend = openvino: int8 is faster and takes less memory."""
     kv_precision: Literal["auto", "float32", "float16", "u8"] = "auto"

@@ -60,10 +60,13 @@ def test_it_runs_in_one_process():
 def test_without_the_package(monkeypatch):
     monkeypatch.delitem(sys.modules, "engine_worker.openvino.load", raising=False)
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(ValueError, match=r"backend = openvino needs the package openvino: install sluice\[openvino\]"):
+    with pytest.raises(ValueError, match="cannot be followed: the package openvino is not installed"):
         load(backend="openvino")
+    assert load().choices["backend_reason"].startswith("the package openvino is not installed (")
 
 
 def test_torch_says_why():
-    assert load().choices["backend_reason"] == "the default"
+    assert load(tokens_per_block=16).choices["backend_reason"] == (
+        "tokens_per_block = 16; OpenVINO has blocks of 32 tokens"
+    )
     assert load(backend="torch").choices["backend_reason"] == "selected by the setting"
