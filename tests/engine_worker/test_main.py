@@ -55,7 +55,7 @@ def test_it_serves_the_model_in_the_box_and_drains(tmp_path):
         *loading, ready = events(process, "ready")
         assert {entry["event"] for entry in loading} == {"loading"}
         assert loading[-1]["done"] == loading[-1]["total"] > 0
-        wanted = {"id": "e0", "device": "cpu", "dtype": "float32", "attention": "cpu", "kv_tokens": 4096}
+        wanted = {"id": "e0", "device": "cpu", "dtype": "float32", "attention": "openvino", "kv_tokens": 4096}
         assert wanted.items() <= ready.items()
         with zmq.Context() as context:
             router = Inbox(context, f"ipc://{tmp_path}/router", EngineHeartbeat)
@@ -123,9 +123,9 @@ def test_its_metrics_port_answers_while_it_loads(tmp_path):
     [
         (["--model", "/nowhere"], "neither a folder here nor a hub id"),
         (["--model", str(MODEL), "--listen", "tcp://nonsense"], "cannot listen on tcp://nonsense"),
-        (["--model", str(MODEL), "--kv-cache-tokens", "3"], "less than one block of 16 tokens"),
+        (["--model", str(MODEL), "--kv-cache-tokens", "3"], "less than one block of 32 tokens"),
         (["--model", str(MODEL), "--kv-host-memory", "lots"], "kv_host_memory: could not parse"),
-        (["--model", str(MODEL), "--kv-host-memory", "1KiB"], "that a block of 16 tokens takes"),
+        (["--model", str(MODEL), "--kv-host-memory", "1KiB"], "that a block of 32 tokens takes"),
         (["--model", str(MODEL), "--max-batch-size", "600"], "must be at least max_batch_size, 600"),
         (["--model", str(MODEL), "--device", "cpu", "--dtype", "bfloat16"], "dtype = bfloat16 is slower than float32"),
         (["--model", str(MODEL), "--no-such-flag", "1"], "no-such-flag"),
