@@ -26,6 +26,7 @@ REFUSED = {"CONTEXT_OVERFLOW", "OVERLOADED", "INVALID_ARGUMENT"}
 BASES = [[(7 * i + 31 * base) % 97 for i in range(40)] for base in range(5)]
 """What prompts begin with."""
 LANES = ["mem://a", "mem://b"]
+QUIET = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(50))
 SECONDS = st.sampled_from([None, None, 0.02, 0.2, 2.0])
 
 
@@ -78,17 +79,6 @@ def retentions(draw) -> RetentionParams:
     )
 
 
-def resuming(spec: Submit, random: Random) -> Submit:
-    """Some sequences with any part of their output, some that have ended, at least one that has not."""
-    ended = random.sample(range(spec.n), random.choice([0, 0, random.randrange(spec.n)]))
-    resume = {}
-    for sequence in range(spec.n):
-        if random.random() < 0.7:
-            output = continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence)
-            resume[sequence] = output[: random.randrange(len(output) + 1)]
-    return replace(spec, resume=resume, ended=ended)
-
-
 class EngineMachine(RuleBasedStateMachine):
     """Its rules are what can happen; its invariants and the bench's own checks are what must hold after each."""
 
@@ -113,22 +103,28 @@ class EngineMachine(RuleBasedStateMachine):
         self, tokens, tokens_per_block, host, window, batch, budget, chunked, reuse, policy, chunking, aging, overlap
     ):
         num_blocks = tokens // tokens_per_block
-        self.bench = EngineBench(
-            num_blocks,
-            tokens_per_block,
-            batch,
-            budget,
-            chunked,
-            reuse,
-            max_requests=12,
-            num_host_blocks=num_blocks * host,
-            window=window,
-            overlap=overlap,
-            log=structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(50)),
-            context_chunking_policy=chunking,
-            schedulers=SchedulerNames(policy),
-            priority_aging_seconds=aging,
+        self._begin(
+            EngineBench(
+                num_blocks,
+                tokens_per_block,
+                batch,
+                budget,
+                chunked,
+                reuse,
+                max_requests=12,
+                num_host_blocks=num_blocks * host,
+                window=window,
+                overlap=overlap,
+                log=QUIET,
+                context_chunking_policy=chunking,
+                schedulers=SchedulerNames(policy),
+                priority_aging_seconds=aging,
+            ),
+            policy,
         )
+
+    def _begin(self, bench: EngineBench, policy: str) -> None:
+        self.bench = bench
         self.scheduler = self.bench.engine._scheduler
         self.scheduler._warnings._log = Alarm()
         self.may_pause = policy == "max_utilization"
@@ -172,7 +168,7 @@ class EngineMachine(RuleBasedStateMachine):
                 stop_token_ids=ends[1::2],
                 **asked,
             )
-            self.bench.send(spec if left is None else resuming(spec, left))
+            self.bench.send(spec if left is None else self._resuming(spec, left))
             if asked["time_limit"] is not None:
                 self.disturbed.add(number)
 
@@ -183,7 +179,7 @@ class EngineMachine(RuleBasedStateMachine):
         number, _ = pick.choice(sorted(self.bench.specs)[-6:])
         former = max(spec.attempt for spec in self.bench.specs.values() if spec.request == number)
         spec = replace(self.bench.specs[number, former], attempt=former + 1, detokenizer=lane)
-        self.bench.send(resuming(spec, pick))
+        self.bench.send(self._resuming(spec, pick))
         self.superseded.add((number, former))
 
     @precondition(lambda self: self.bench.specs)
@@ -243,7 +239,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         for key, stream in self.bench.receiver.streams.items():
             if self.checked.get(key, -1) < len(stream.tokens):
-                expected = self.bench.expected(key[0], key[2], key[1])
+                expected = self.continuation(self.bench.specs[key[:2]], key[2])
                 assert stream.tokens == expected[: len(stream.tokens)]
                 self.checked[key] = len(stream.tokens)
 
@@ -266,6 +262,20 @@ class EngineMachine(RuleBasedStateMachine):
                 self._ended_right(number, attempt, sequence)
         assert self.bench.mailbox._submits == {}
 
+    def continuation(self, spec: Submit, sequence: int) -> list[int]:
+        """What an undisturbed sequence gets."""
+        return continuation(spec.prompt, spec.stopping, spec.sampling.seed, sequence)
+
+    def _resuming(self, spec: Submit, random: Random) -> Submit:
+        """Some sequences with any part of their output, some that have ended, at least one that has not."""
+        ended = random.sample(range(spec.n), random.choice([0, 0, random.randrange(spec.n)]))
+        resume = {}
+        for sequence in range(spec.n):
+            if random.random() < 0.7:
+                output = self.continuation(spec, sequence)
+                resume[sequence] = output[: random.randrange(len(output) + 1)]
+        return replace(spec, resume=resume, ended=ended)
+
     def _steps(self, count: int) -> None:
         for _ in range(count):
             self._step()
@@ -287,7 +297,7 @@ class EngineMachine(RuleBasedStateMachine):
         end = self.bench.stream(number, sequence, attempt).end
         assert end is not None
         if end.reason in COMPLETE:
-            expected = self.bench.expected(number, sequence, attempt)
+            expected = self.continuation(self.bench.specs[number, attempt], sequence)
             assert self.bench.output(number, sequence, attempt) == expected
         elif (number, attempt) in self.superseded and end.reason is FinishReason.ABORTED:
             pass

@@ -1,0 +1,100 @@
+"""The engine's state machine, as in tests/engine_worker/core/machine.py, on a real model.
+
+Whatever happens to a request, its tokens are those of the same request alone on an idle engine. Steps do not fail here:
+an engine ends when OpenVINO fails, see test_lost.py.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize
+from msgspec.structs import replace
+
+from engine_worker.runner.runner import ModelRunner
+from sluice.ring.params import RetentionParams, derive_seed
+from sluice.ring.wire import Submit
+from sluice.settings.engine import SchedulerNames
+from tests.engine_worker.core.machine import QUIET, EngineMachine
+from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
+from tests.engine_worker.openvino.loaded import load
+from tests.examples import examples
+from tests.fakes.engine import EngineBench
+
+BLOCK = 2 * 2 * 2 * 16 * 32 * 4
+"""Bytes: layers, keys and values, heads, head size, tokens, float32."""
+
+
+@cache
+def runner(folder: Path, window: int | None, overlap: bool, purpose: str) -> ModelRunner:
+    """Examples share it: what one wrote to its cache must not be seen by the next. 6 blocks, and 6 in host memory."""
+    windows = () if window is None else (window,)
+    return load(folder, kv_cache_tokens=192, kv_host_memory=6 * BLOCK, overlap=overlap, max_attention_window=windows)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def checkpoint(tmp_path_factory):
+    OpenVinoMachine.folder = tmp_path_factory.mktemp("model")
+    write_checkpoint(OpenVinoMachine.folder, CONFIGS["qwen3, tied"])
+
+
+class OpenVinoMachine(EngineMachine):
+    folder: Path
+
+    @initialize(
+        window=st.sampled_from([None, None, 40]),
+        batch=st.sampled_from([6, 4, 2, 1]),
+        budget=st.sampled_from([6, 16, 40]),
+        chunked=st.booleans(),
+        reuse=st.sampled_from([True, True, False]),
+        policy=st.sampled_from(["max_utilization", "max_utilization", "guaranteed_no_evict", "static_batch"]),
+        overlap=st.booleans(),
+    )
+    def start(self, window, batch, budget, chunked, reuse, policy, overlap):
+        self.window = window
+        self.outputs: dict[Submit, list[int]] = {}
+        bench = EngineBench(
+            runner=runner(self.folder, window, overlap, "test"),
+            max_batch_size=batch,
+            max_tokens_per_step=budget,
+            chunked_context=chunked,
+            block_reuse=reuse,
+            max_requests=12,
+            log=QUIET,
+            schedulers=SchedulerNames(policy),
+        )
+        self._begin(bench, policy)
+
+    draw_fails = step_may_fail = moving_will_fail = None
+
+    def continuation(self, spec: Submit, sequence: int) -> list[int]:
+        alone = replace(
+            spec,
+            request=1,
+            attempt=0,
+            n=1,
+            sampling=replace(spec.sampling, seed=derive_seed(spec.sampling.seed, sequence)),
+            time_limit=None,
+            retention=RetentionParams(),
+            resume={},
+            ended=[],
+        )
+        key = (tuple(alone.prompt), alone.sampling.seed, alone.stopping)
+        if key not in self.outputs:
+            bench = EngineBench(runner=runner(self.folder, self.window, False, "alone"), max_tokens_per_step=512, log=QUIET)
+            bench.send(alone)
+            bench.run()
+            self.outputs[key] = bench.output(1)
+        return self.outputs[key]
+
+    def _note_failures(self) -> None:
+        """None."""
+
+
+TestEngine = OpenVinoMachine.TestCase
+# Shortening what fails would take many minutes of real steps.
+TestEngine.settings = examples(
+    40, stateful_step_count=30, suppress_health_check=list(HealthCheck), phases=(Phase.generate,)
+)
