@@ -83,7 +83,8 @@ class OpenVinoMachine(EngineMachine):
         )
         key = (tuple(alone.prompt), alone.sampling.seed, alone.stopping)
         if key not in self.outputs:
-            bench = EngineBench(runner=runner(self.folder, self.window, False, "alone"), max_tokens_per_step=512, log=QUIET)
+            idle = runner(self.folder, self.window, False, "alone")
+            bench = EngineBench(runner=idle, max_tokens_per_step=512, log=QUIET)
             bench.send(alone)
             bench.run()
             self.outputs[key] = bench.output(1)
