@@ -91,5 +91,5 @@ async def test_the_cached_prefix_is_counted_inside_one_salt(ring):
         again = await client.generate(prompt, kv_cache={"salt": "a"}, **spec)
         other = await client.generate(prompt, kv_cache={"salt": "b"}, **spec)
         assert first.usage.cached_tokens == other.usage.cached_tokens == 0
-        assert again.usage.cached_tokens >= again.usage.prompt_tokens - 16
+        assert again.usage.cached_tokens >= again.usage.prompt_tokens - 32
         assert first.text == again.text == other.text
