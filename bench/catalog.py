@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from bench.deaths import kills, pauses, restart
 from bench.harness.topic import Topic
 from bench.overload import overload
-from bench.topics import cache, long_context, peers, policies, ring, router, scheduler, slow_reader
+from bench.topics import cache, long_context, peers, policies, ring, router, scheduler, slow_reader, steps
 
 TOPICS: Mapping[str, Topic] = {
     "ring": ring.TOPIC,
     "router": router.TOPIC,
     "policies": policies.TOPIC,
     "scheduler": scheduler.TOPIC,
+    "steps": steps.TOPIC,
     "cache": cache.TOPIC,
     "peers": peers.TOPIC,
     "peers_large": peers.LARGE_TOPIC,

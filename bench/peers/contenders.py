@@ -40,7 +40,7 @@ class Ours(msgspec.Struct, frozen=True):
 OURS = (
     Ours("", FLOAT32, {"backend": "openvino"}),
     Ours("", INT8, {"backend": "openvino", "quantize": "int8"}),
-    Ours("torch", FLOAT32, {}),
+    Ours("torch", FLOAT32, {"backend": "torch"}),
 )
 
 

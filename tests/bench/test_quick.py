@@ -34,7 +34,7 @@ def bench(parts: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def test_every_part_has_its_quick_bench():
-    assert set(TOPICS) == {"router", "cache", *SERVED, *LIKE_PEERS, *SCHEDULED, *CROWDED, *DEADLY}
+    assert set(TOPICS) == {"router", "cache", "steps", *SERVED, *LIKE_PEERS, *SCHEDULED, *CROWDED, *DEADLY}
 
 
 @pytest.mark.long
@@ -77,6 +77,14 @@ def test_quick_of_the_scheduler(tmp_path):
         assert len(entry.episode.streams) == found["policies"].long.streams
         assert all(arrival.came < arrival.first_token for arrival in entry.episode.newcomers)
     assert all(0 < point.costs.schedule < point.costs.whole for point in found["scheduler"].points)
+
+
+def test_quick_of_the_parts_of_a_step(tmp_path):
+    found = bench(["steps"], tmp_path)["steps"]
+    assert len(found.profiles) == 3 * len(found.works) == 9
+    for profile in found.profiles:
+        assert min(profile.parts.values()) > 0
+        assert 0 < profile.own < sum(profile.parts.values())
 
 
 @pytest.mark.long
