@@ -7,7 +7,7 @@ import pytest
 from bench.harness.children import SystemProcess
 from bench.harness.load import Ask, Load, Run, Trace
 from bench.peers import checkpoints
-from bench.peers.catalog import KINDS, OPENVINO, VARIABLE
+from bench.peers.catalog import KINDS, LLAMA, OPENVINO, VARIABLE
 from bench.peers.contenders import Named, Ours
 from bench.topics.peers import Work
 
@@ -118,3 +118,10 @@ def test_salts_change_the_first_tokens_and_keep_what_prompts_share():
         assert {tuple(ask.prompt[:48]) for ask in salted.asks} == {tuple(salted.asks[0].prompt[:48])}
         assert [ask.prompt[2:] for ask in salted.asks] == [ask.prompt[2:] for ask in load.asks]
     assert len(Load([Ask([5], 1)], 1, salt="a").salted().asks[0].prompt) == 1
+
+
+def test_the_version_of_libraries_from_npm_names_their_package(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    LLAMA.npm_folder.mkdir(parents=True)
+    (LLAMA.npm_folder / "package.json").write_text('{"name": "@node-llama-cpp/linux-x64", "version": "1.2.3"}')
+    assert LLAMA.version() == "node-llama-cpp-1.2.3"
