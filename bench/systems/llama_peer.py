@@ -17,7 +17,7 @@ from bench.peers.calls import Clock, Serving, main
 from bench.systems.llama_gguf import CONFIG, MODEL, convert
 from bench.systems.llama_library import F16, F32, Batch, load_library
 
-CACHE_BYTES = 2 << 30
+CACHE_BYTES = 1 << 30
 MOST_TOKENS = 65536
 STEP_TOKENS, KERNEL_TOKENS = 2048, 512
 """Its server's defaults: -b and -ub."""

@@ -12,7 +12,7 @@ from typing import Any
 from bench.harness.load import Feed, Load, Trace
 from bench.peers.calls import Clock, Serving, main
 
-CACHE_GIGABYTES = "2"
+CACHE_GIGABYTES = "1"
 STEP_TOKENS = 512
 PRECISION = "precision"
 ENVIRONMENT = {
