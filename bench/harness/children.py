@@ -73,14 +73,20 @@ class SystemProcess:
         return line
 
 
-def serve(answer: Callable[[Load], Run]) -> None:
-    """The child's side: answer loads until standard input ends."""
-    serve_questions(Load, answer)
-
-
-def serve_questions(kind: type[T], answer: Callable[[T], msgspec.Struct]) -> None:
+def claim_output() -> IO[bytes]:
+    """Standard output for answers alone: what libraries print there goes to standard error from here on."""
     lines = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # Libraries print to standard output too, and must not corrupt the answers.
+    os.dup2(2, 1)
+    return lines
+
+
+def serve(answer: Callable[[Load], Run], lines: IO[bytes] | None = None) -> None:
+    """The child's side: answer loads until standard input ends. `lines`: from `claim_output`, if that was called."""
+    serve_questions(Load, answer, lines)
+
+
+def serve_questions(kind: type[T], answer: Callable[[T], msgspec.Struct], lines: IO[bytes] | None = None) -> None:
+    lines = lines or claim_output()
     lines.write(READY)
     lines.flush()
     for line in sys.stdin.buffer:

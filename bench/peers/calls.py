@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, process_time
 
-from bench.harness.children import serve
+from bench.harness.children import claim_output, serve
 from bench.harness.load import Ask, Load, Run, Trace
 
 Clock = Callable[[], float]
@@ -22,8 +22,9 @@ def main(convert: Callable[[Path, Path, str], None], start: Callable[[Path, int,
         convert(Path(source), Path(folder), precision)
         return
     model, threads, width = arguments
+    lines = claim_output()
     serving = start(Path(model), int(threads), int(width))
-    serve(lambda load: _answer(serving, load))
+    serve(lambda load: _answer(serving, load), lines)
 
 
 def _answer(serving: Serving, load: Load) -> Run:

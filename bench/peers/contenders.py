@@ -21,7 +21,8 @@ from sluice.settings.services import EngineSettings
 
 BASES = {"generate": "transformers generate", "continuous": "transformers continuous batching"}
 """Ways of transformers to serve, and their names."""
-FLOAT32, INT8 = "float32", "int8"
+FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
+PRECISIONS = FLOAT32, BFLOAT16, INT8
 
 
 class Ours(msgspec.Struct, frozen=True):
@@ -77,6 +78,8 @@ class Field(msgspec.Struct, frozen=True):
     width: int
     """Most requests at once."""
     kv_cache_tokens: int
+    precisions: Sequence[str] = PRECISIONS
+    """Of peers and ours that take part."""
 
     @contextmanager
     def started(self, logs: Path, step: Step) -> Iterator[list[Contender]]:
@@ -89,8 +92,10 @@ class Field(msgspec.Struct, frozen=True):
                 self._peer(kind, precision, logs, stack, step)
                 for kind in self.peers
                 for precision in (kind.precisions if kind.is_installed else ())
+                if precision in self.precisions
             ]
-            ours = [each for one in self.ours if one.is_known for each in self._ours(one, logs, stack)]
+            rows = [one for one in self.ours if one.is_known and one.precision in self.precisions]
+            ours = [each for one in rows for each in self._ours(one, logs, stack)]
             yield [*bases, *peers, *ours]
 
     def _base(self, mode: str, logs: Path, stack: ExitStack) -> Contender:

@@ -16,7 +16,7 @@ from bench.harness.tables import Section, Table, number, short, table
 from bench.harness.topic import Plan, Step, Topic, interleave, speed_cells
 from bench.peers.catalog import KINDS, PeerKind
 from bench.peers.checkpoints import TINY_NAME
-from bench.peers.contenders import BASES, OURS, Contender, Field, Ours
+from bench.peers.contenders import BASES, BFLOAT16, INT8, OURS, PRECISIONS, Contender, Field, Ours
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -53,10 +53,11 @@ class Bout(msgspec.Struct, frozen=True):
     """Of transformers: generate, continuous."""
     ours: Sequence[Ours] = OURS
     kv_cache_tokens: int = 65536
+    precisions: Sequence[str] = PRECISIONS
 
     def field(self, peers: Sequence[PeerKind], threads: int) -> Field:
         width = max(work.width for work in self.works)
-        return Field(self.model, self.bases, self.ours, peers, threads, width, self.kv_cache_tokens)
+        return Field(self.model, self.bases, self.ours, peers, threads, width, self.kv_cache_tokens, self.precisions)
 
 
 class PeersPlan(Plan, frozen=True):
@@ -224,7 +225,8 @@ WORKS_06B = [
     Work("32 requests at once, 16 tokens in, 8 out", 32, 32, 16, 8, 8),
 ]
 SMALL = Bout("25M", WORKS_25M, list(BASES))
-LARGE = Bout("0.6B", WORKS_06B, ["generate"], kv_cache_tokens=8192)
+# Without float32, of which a dozen processes would need 50 GB.
+LARGE = Bout("0.6B", WORKS_06B, ["generate"], kv_cache_tokens=8192, precisions=(INT8, BFLOAT16))
 QUICK_WORK = Work("4 requests, 2 at a time, 16 tokens in, 2 to 8 out", 4, 2, 16, 2, 8)
 QUICK = PeersPlan([Bout(TINY_NAME, [QUICK_WORK], list(BASES))], 1)
 TOPIC = Topic(PeersPlan([SMALL], 3), QUICK, measure, PeersResult, section, draw)

@@ -31,13 +31,13 @@ class StreamShape(msgspec.Struct, frozen=True):
 class ModelPlan(msgspec.Struct, frozen=True):
     title: str
     shapes: list[StreamShape]
-    repeats: int
     random_weights: bool = False
     """In the shape of Qwen3-0.6B; otherwise the tiny model."""
 
 
 class RingPlan(Plan, frozen=True):
     models: list[ModelPlan]
+    repeats: int
 
 
 class RingPoint(msgspec.Struct, frozen=True):
@@ -58,23 +58,23 @@ class RingResult(msgspec.Struct, frozen=True):
 
 
 def measure(plan: RingPlan, logs: Path, step: Step) -> RingResult:
-    return RingResult([_measure_model(model, plan.threads, logs, step) for model in plan.models])
+    return RingResult([_measure_model(model, plan, logs, step) for model in plan.models])
 
 
-def _measure_model(plan: ModelPlan, threads: int, logs: Path, step: Step) -> RingModel:
-    model, engine = TINY, engine_settings(threads)
-    if plan.random_weights:
-        model = write_qwen3_06b(logs / "qwen3-0.6b-shape")
-        engine = engine_settings(threads, weights="random", kv_cache_tokens=4096)
-    with engine_alone(model, engine, logs) as alone, through_ring(model, engine, logs) as ring:
+def _measure_model(model: ModelPlan, plan: RingPlan, logs: Path, step: Step) -> RingModel:
+    folder, engine = TINY, engine_settings(plan.threads)
+    if model.random_weights:
+        folder = write_qwen3_06b(logs / "qwen3-0.6b-shape")
+        engine = engine_settings(plan.threads, weights="random", kv_cache_tokens=4096)
+    with engine_alone(folder, engine, logs) as alone, through_ring(folder, engine, logs) as ring:
         points = []
-        for shape in plan.shapes:
-            prompts = python_prompts(model, shape.streams, shape.prompt_tokens)
+        for shape in model.shapes:
+            prompts = python_prompts(folder, shape.streams, shape.prompt_tokens)
             load = Load([Ask(prompt, shape.output_tokens) for prompt in prompts], width=shape.streams)
             sides: dict[str, tuple[System, Load]] = {"alone": (alone, load), "ring": (ring, load)}
             of_alone, of_ring = interleave(sides, plan.repeats, step)
             points.append(RingPoint(shape, figures(of_alone), figures(of_ring), ratio(of_ring, of_alone)))
-    return RingModel(plan.title, points)
+    return RingModel(model.title, points)
 
 
 def section(result: RingResult) -> Section:
@@ -157,8 +157,8 @@ def draw(result: RingResult) -> Figure:
 
 
 TINY_TITLE = "tiny model (5M parameters)"
-TINY_PLAN = ModelPlan(TINY_TITLE, [StreamShape(1, 64, 256), StreamShape(16, 64, 128), StreamShape(64, 64, 128)], 5)
+TINY_PLAN = ModelPlan(TINY_TITLE, [StreamShape(1, 64, 256), StreamShape(16, 64, 128), StreamShape(64, 64, 128)])
 LARGE_SHAPES = [StreamShape(1, 8, 12), StreamShape(16, 8, 10), StreamShape(64, 4, 6)]
-LARGE_PLAN = ModelPlan("Qwen3-0.6B shape, random weights", LARGE_SHAPES, 3, random_weights=True)
-QUICK = RingPlan([ModelPlan(TINY_TITLE, [StreamShape(1, 16, 8), StreamShape(4, 16, 8)], 1)])
-TOPIC = Topic(RingPlan([TINY_PLAN, LARGE_PLAN]), QUICK, measure, RingResult, section, draw)
+LARGE_PLAN = ModelPlan("Qwen3-0.6B shape, random weights", LARGE_SHAPES, random_weights=True)
+QUICK = RingPlan([ModelPlan(TINY_TITLE, [StreamShape(1, 16, 8), StreamShape(4, 16, 8)])], 1)
+TOPIC = Topic(RingPlan([TINY_PLAN, LARGE_PLAN], 3), QUICK, measure, RingResult, section, draw)

@@ -7,8 +7,8 @@ import pytest
 from bench.harness.children import SystemProcess
 from bench.harness.load import Ask, Load, Run, Trace
 from bench.peers import checkpoints
-from bench.peers.catalog import KINDS, OPENVINO, VARIABLE
-from bench.peers.contenders import Named, Ours
+from bench.peers.catalog import KINDS, LLAMA, OPENVINO, VARIABLE, VLLM
+from bench.peers.contenders import Field, Named, Ours
 from bench.topics.peers import Work
 
 ROOT = Path(__file__).parents[2]
@@ -118,3 +118,24 @@ def test_salts_change_the_first_tokens_and_keep_what_prompts_share():
         assert {tuple(ask.prompt[:48]) for ask in salted.asks} == {tuple(salted.asks[0].prompt[:48])}
         assert [ask.prompt[2:] for ask in salted.asks] == [ask.prompt[2:] for ask in load.asks]
     assert len(Load([Ask([5], 1)], 1, salt="a").salted().asks[0].prompt) == 1
+
+
+def test_the_version_of_libraries_from_npm_names_their_package(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    LLAMA.npm_folder.mkdir(parents=True)
+    (LLAMA.npm_folder / "package.json").write_text('{"name": "@node-llama-cpp/linux-x64", "version": "1.2.3"}')
+    assert LLAMA.version() == "node-llama-cpp-1.2.3"
+
+
+def test_systems_of_other_precisions_take_no_part(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setattr(Field, "_peer", lambda _self, kind, precision, *_: started.append((kind.name, precision)))
+    monkeypatch.setattr(Field, "_ours", lambda _self, one, *_: started.append(("ours", one.precision)) or [])
+    for kind in (OPENVINO, VLLM):
+        kind.python.parent.mkdir(parents=True)
+        kind.python.touch()
+    ours = [Ours("", "float32", {}), Ours("", "int8", {})]
+    field = Field("25M", [], ours, [OPENVINO, LLAMA, VLLM], 1, 1, 64, precisions=("int8", "bfloat16"))
+    with field.started(tmp_path, lambda _: None):
+        assert started == [(OPENVINO.name, "int8"), (VLLM.name, "bfloat16"), ("ours", "int8")]
