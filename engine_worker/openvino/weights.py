@@ -109,9 +109,9 @@ def quantize_groups(matrix: Tensor) -> tuple[Tensor, Tensor]:
     groups = matrix.reshape(len(matrix), -1, group)
     values, scales = torch.empty(groups.shape, dtype=torch.int8), torch.empty(*groups.shape[:2], 1)
     for part in _parts(matrix):
-        extreme = groups[part].gather(2, groups[part].abs().argmax(dim=2, keepdim=True))
+        least, most = groups[part].aminmax(dim=2, keepdim=True)
         # The largest becomes -8, whatever its sign: there is no 8.
-        scales[part] = _no_zeros(extreme / INT4_LEAST)
+        scales[part] = _no_zeros(torch.where(-least >= most, least, most) / INT4_LEAST)
         values[part] = (groups[part] / scales[part]).round_().clamp_(max=-INT4_LEAST - 1)
     return values, scales
 
