@@ -54,13 +54,13 @@ def build(model: CausalLM, weights: Weights) -> ov.Model:
     inputs = [_parameter(*each) for each in INPUTS]
     token_ids, positions, *attention, max_context, rows = inputs
     step = Step(attention, max_context, *_rotations(config, positions))
-    x = rows_of(weights, model.model.embed_tokens.weight, token_ids)
+    x = rows_of(weights.vocabulary, model.model.embed_tokens.weight, token_ids)
     for index, (layer, window) in enumerate(zip(model.model.layers, config.windows, strict=True)):
         caches = [_parameter(f"{kind}.{index}", ov.Type.dynamic, [-1] * 4) for kind in ("keys", "values")]
         inputs += caches
         x = _layer(layer, config, weights, x, step, caches, window)
     x = _norm(op.gather(x, rows, _int64(0)), model.model.norm.weight, config.rms_norm_eps)
-    logits = op.matmul(x, weights(model.lm_head.weight), False, True)
+    logits = op.matmul(x, weights.vocabulary.node(model.lm_head.weight), False, True)
     return ov.Model([logits.output(0)], inputs, "decoder")
 
 
@@ -153,7 +153,7 @@ def _norm(x: ov.Node, weight: Tensor, eps: float) -> ov.Node:
 
 
 def _linear(layer: Linear, weights: Weights, x: ov.Node | ov.Output) -> ov.Node:
-    product = op.matmul(x, weights(layer.weight), False, True)
+    product = op.matmul(x, weights.layers.node(layer.weight), False, True)
     return product if layer.bias is None else op.add(product, constant(layer.bias))
 
 

@@ -19,6 +19,7 @@ from engine_worker.runner.load import fill_weights, share_of_rank
 from engine_worker.runner.memory import count_blocks, count_host_blocks
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
+from engine_worker.step import Slice
 from sluice.ring.checkpoint import Checkpoint
 
 VERSION = "2026.4."
@@ -43,8 +44,9 @@ def load_openvino(checkpoint: Checkpoint, config: RunnerConfig, progress: Progre
         model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
         fill_weights(model, checkpoint, config, progress)
         compiled = compile_decoder(model, config.quantize, precision, config.threads)
-        # The compiled model has its own copy of the weights.
+        # The graph holds what it needs of it.
         del model
+        _pack(compiled, shape, config.threads)
     cache = _cache(compiled, shape, config, checkpoint.max_context_tokens)
     forward = OpenVinoForward(compiled, shape, cache, _dtype(config.quantize, precision), config.threads)
     runner = ModelRunner(forward, overlap=bool(config.overlap))
@@ -79,6 +81,14 @@ def _tested(shape: DecoderConfig, quantize: str, precision: str, threads: int) -
     except RuntimeError as error:
         # The last line of OpenVINO's errors says what was wrong, those before where.
         raise RefusedError(f"failed in a test: {' '.join(str(error).split())[-300:]}") from error
+
+
+def _pack(compiled: ov.CompiledModel, shape: DecoderConfig, threads: int) -> None:
+    """The plugin packs quantized weights in the first step, which takes seconds, and memory that the KV cache must not
+    count on."""
+    cache = BlockCache(BlockShape(cache_shapes(compiled, shape)), 1)
+    forward = OpenVinoForward(compiled, shape, cache, "float32", threads)
+    forward.logits((), forward.prepare(forward.arrays([Slice([0], 0, [0], ())])))
 
 
 def _cache(compiled: ov.CompiledModel, shape: DecoderConfig, config: RunnerConfig, context: int) -> BlockCache:

@@ -34,8 +34,9 @@ class Compute:
     on a GPU."""
     backend: Literal["auto", "openvino", "torch"] = "auto"
     """What computes the model. auto: OpenVINO on a CPU if it knows the model, else torch. See docs/models.md."""
-    quantize: Literal["none", "int8"] = "none"
-    """Precision of the weights, with backend = openvino: int8 is faster and takes less memory."""
+    quantize: Literal["none", "int8", "int4"] = "none"
+    """Precision of the weights, with backend = openvino: int8 is faster and takes less memory, int4 takes the least.
+    See docs/operations.md for what they cost."""
     kv_precision: Literal["auto", "float32", "float16", "u8"] = "auto"
     """Of the KV cache, with backend = openvino. auto: float32."""
     attention: Literal["auto", "flash", "varlen", "triton", "reference", "cpu"] = "auto"

@@ -5,6 +5,7 @@ import openvino as ov
 import pytest
 
 from engine_worker.openvino import trial
+from engine_worker.openvino.forward import OpenVinoForward
 from sluice.ring.calls import MethodCall, parse_json
 from tests.engine_worker.models.checkpoints import CONFIGS, write_checkpoint
 from tests.engine_worker.openvino.loaded import load
@@ -66,6 +67,18 @@ def test_models_without_a_graph_are_refused(tmp_path, config, why):
     write_checkpoint(tmp_path, CONFIGS[config])
     with pytest.raises(ValueError, match=f"OpenVINO cannot serve this model here: .*{why}"):
         load(tmp_path)
+
+
+def test_weights_are_packed_before_the_first_request(folder, monkeypatch):
+    computed = []
+    logits = OpenVinoForward.logits
+
+    def spy(forward, *args):
+        computed.append(forward.rank.model)
+        return logits(forward, *args)
+
+    monkeypatch.setattr(OpenVinoForward, "logits", spy)
+    assert load(folder)._forward.rank.model in computed
 
 
 def test_overlap_changes_nothing(folder):

@@ -49,7 +49,15 @@ def last(number: int) -> Slice:
 
 @pytest.mark.parametrize(
     ("threads", "options"),
-    [(1, {}), (2, {}), (1, {"quantize": "int8"}), (2, {"quantize": "int8"}), (1, {"kv_precision": "float16"})],
+    [
+        (1, {}),
+        (2, {}),
+        (1, {"quantize": "int8"}),
+        (2, {"quantize": "int8"}),
+        (1, {"quantize": "int4"}),
+        (2, {"quantize": "int4"}),
+        (1, {"kv_precision": "float16"}),
+    ],
     ids=str,
 )
 def test_generation_in_any_batch(forwards, threads, options):
@@ -63,7 +71,7 @@ def test_generation_in_any_batch(forwards, threads, options):
             assert torch.equal(found, alone[first : first + size]), f"batch of {size} from {first}"
 
 
-@pytest.mark.parametrize("options", [{}, {"quantize": "int8"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"quantize": "int8"}, {"quantize": "int4"}], ids=str)
 def test_generation_beside_contexts(forwards, options):
     forward = forwards(1, **options)
     numbers = (5, 9, 60)
@@ -72,7 +80,7 @@ def test_generation_beside_contexts(forwards, options):
     assert torch.equal(logits(forward, [*map(last, numbers), context])[:3], alone)
 
 
-@pytest.mark.parametrize("options", [{}, {"quantize": "int8"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"quantize": "int8"}, {"quantize": "int4"}], ids=str)
 def test_a_context_in_any_batch(forwards, options):
     forward = forwards(1, **options)
     contexts = [Slice(prompt(number)[:-1], 0, blocks(number), (DRAW,)) for number in (3, 12, 44, 63)]

@@ -1,0 +1,81 @@
+"""What the graph multiplies with, against the same values in torch."""
+
+from collections import Counter
+
+import openvino as ov
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openvino import opset13 as op
+
+from engine_worker.openvino.compiled import _core
+from engine_worker.openvino.weights import WEIGHTS, Format, Int4, Int8, pack_pairs, quantize_groups, quantize_rows
+from sluice import tiny_model
+from tests.engine_worker.openvino.loaded import load
+
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+"""Without rounding the other operand of a product."""
+
+
+def matrix(outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed))
+
+
+def product(form: Format, weights: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, set[str]]:
+    """x Wᵀ by the plugin, and the types of its matrices."""
+    rows = op.parameter(ov.PartialShape([-1, weights.shape[1]]), ov.Type.f32)
+    model = ov.Model([op.matmul(rows, form.node(weights), False, True).output(0)], [rows], "product")
+    compiled = _core().compile_model(model, "CPU", EXACT)
+    found = torch.from_numpy(compiled.create_infer_request().infer({0: x.numpy()})[0].copy())
+    return found, set(matrix_types(compiled))
+
+
+def matrix_types(compiled: ov.CompiledModel) -> Counter[str]:
+    nodes = compiled.get_runtime_model().get_ordered_ops()
+    products = [node for node in nodes if "FullyConnected" in str(node.get_rt_info()["layerType"].astype(str))]
+    return Counter(node.input_value(1).get_element_type().get_type_name() for node in products)
+
+
+@pytest.mark.parametrize("inputs", [64, 96, 448, 80])
+@pytest.mark.parametrize(("form", "kind"), [(Int8(), "i8"), (Int4(), "i4")], ids=["int8", "int4"])
+def test_the_plugin_computes_with_the_rounded_values_and_keeps_them_small(form, kind, inputs):
+    weights, x = matrix(72, inputs), matrix(5, inputs, seed=1)
+    found, types = product(form, weights, x)
+    torch.testing.assert_close(found, x @ form.rounded(weights).T, atol=1e-4, rtol=1e-4)
+    assert types == {kind}
+
+
+@pytest.mark.parametrize(("quantize", "types"), [("int8", {"i8": 25}), ("int4", {"i4": 24, "i8": 1})])
+def test_a_decoder_keeps_them_small(quantize, types):
+    """Four products in each of six layers, and the head."""
+    runner = load(tiny_model.path(), quantize=quantize)
+    assert matrix_types(runner._forward.rank.model) == types
+    assert runner.dtype == quantize
+
+
+@settings(deadline=None)
+@given(outputs=st.integers(1, 70), inputs=st.integers(1, 200), seed=st.integers(0, 9), scale=st.floats(1e-6, 1e6))
+def test_rounding_is_off_by_no_more_than_half_a_step(outputs, inputs, seed, scale):
+    weights = matrix(outputs, inputs, seed) * scale
+    _, scales = quantize_rows(weights)
+    assert ((Int8().rounded(weights) - weights).abs() <= scales * 0.5001).all()
+    values, scales = quantize_groups(weights)
+    off = (Int4().rounded(weights) - weights).view(values.shape).abs()
+    # A whole step where 8 would be the nearest.
+    assert (off <= scales.abs() * torch.where(values == 7, 1.0001, 0.5001)).all()
+    assert (values.amax(2) <= 7).all()
+    assert (values.amin(2) == -8).all()
+
+
+@pytest.mark.parametrize("form", [Int8(), Int4()], ids=["int8", "int4"])
+def test_zeros_stay_zeros(form):
+    assert torch.equal(form.rounded(torch.zeros(3, 128)), torch.zeros(3, 128))
+
+
+def test_pairs():
+    assert pack_pairs(torch.tensor([-8, 7, 1, -1], dtype=torch.int8)).tolist() == [0x78, 0xF1]
+
+
+def test_the_vocabulary_keeps_eight_bits():
+    assert type(WEIGHTS["int4"].vocabulary) is Int8
