@@ -43,6 +43,8 @@ def wants_openvino(config: RunnerConfig) -> str | None:
         )
         if value != off
     ]
+    if config.dtype == "bfloat16" and config.backend != "torch" and find_device(config).type == "cpu":
+        only_there.append("dtype = bfloat16")
     if config.backend == "openvino":
         return "backend = openvino"
     if config.backend == "torch" and only_there:
@@ -64,7 +66,7 @@ def _contradictions(config: RunnerConfig, ranks: int = 1) -> list[tuple[str, str
         for name, value, good, limit in (
             ("tensor_parallel", ranks, ranks == 1, "runs in one process"),
             ("device", device, device == "cpu", "computes on a CPU"),
-            ("dtype", config.dtype, config.dtype in ("auto", "float32"), "computes in float32"),
+            ("dtype", config.dtype, config.dtype != "float16", "computes in float32 or bfloat16"),
             ("attention", config.attention, config.attention == "auto", "has an attention of its own"),
             (
                 "tokens_per_block",

@@ -7,24 +7,25 @@ import openvino as ov
 from engine_worker.models.config import DecoderConfig
 from engine_worker.models.decoder import CausalLM
 from engine_worker.openvino.graph import INPUTS, build
+from engine_worker.openvino.precision import Precision
 from engine_worker.openvino.weights import WEIGHTS
 
-PRECISIONS = {"float32": "f32", "float16": "f16", "u8": "u8"}
-"""Of the KV cache, by the setting `kv_precision`."""
 
-
-def compile_decoder(model: CausalLM, quantize: str, kv_precision: str, threads: int) -> ov.CompiledModel:
+def compile_decoder(model: CausalLM, precision: Precision, threads: int) -> ov.CompiledModel:
     """The weights are copied: the model may be dropped afterwards. Raises whatever OpenVINO raises."""
     properties = {
-        # Else bfloat16 where the CPU has units for it.
-        "INFERENCE_PRECISION_HINT": "f32",
-        "KV_CACHE_PRECISION": PRECISIONS[kv_precision],
+        **precision.properties,
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
         # Engines on one machine would all be bound to the same cores.
         "ENABLE_CPU_PINNING": False,
     }
-    return _core().compile_model(build(model, WEIGHTS[quantize]), "CPU", properties)
+    return _core().compile_model(build(model, WEIGHTS[precision.quantize]), "CPU", properties)
+
+
+def has_bfloat16() -> bool:
+    """Whether this CPU has units for it; on others it is slower than float32."""
+    return "BF16" in _core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 @cache

@@ -11,8 +11,9 @@ from engine_worker.models.config import DecoderConfig, NotNativeError, narrow_wi
 from engine_worker.models.decoder import CausalLM
 from engine_worker.models.registry import model_class
 from engine_worker.openvino.cache import TOKENS_PER_BLOCK, BlockCache, BlockShape
-from engine_worker.openvino.compiled import cache_shapes, compile_decoder
+from engine_worker.openvino.compiled import cache_shapes, compile_decoder, has_bfloat16
 from engine_worker.openvino.forward import OpenVinoForward
+from engine_worker.openvino.precision import Precision
 from engine_worker.openvino.trial import TrialError, verify
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import fill_weights, share_of_rank
@@ -38,24 +39,26 @@ def load_openvino(checkpoint: Checkpoint, config: RunnerConfig, progress: Progre
     config = replace(share_of_rank(config, CPU), tokens_per_block=TOKENS_PER_BLOCK)
     torch.set_num_threads(config.threads)
     shape = _shape(checkpoint, config)
-    precision = "float32" if config.kv_precision == "auto" else config.kv_precision
+    precision = Precision.of(config)
+    if precision.dtype == "bfloat16" and not has_bfloat16():
+        raise RefusedError("this CPU has no units for bfloat16, with which it would be slower than with float32")
     with torch.inference_mode():
-        reason = _tested(shape, config.quantize, precision, config.threads)
+        reason = _tested(shape, precision, config.threads)
         model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
         fill_weights(model, checkpoint, config, progress)
-        compiled = compile_decoder(model, config.quantize, precision, config.threads)
+        compiled = compile_decoder(model, precision, config.threads)
         # The graph holds what it needs of it.
         del model
         _pack(compiled, shape, config.threads)
     cache = _cache(compiled, shape, config, checkpoint.max_context_tokens)
-    forward = OpenVinoForward(compiled, shape, cache, _dtype(config.quantize, precision), config.threads)
+    forward = OpenVinoForward(compiled, shape, cache, str(precision), config.threads)
     runner = ModelRunner(forward, overlap=bool(config.overlap))
     runner.choices |= {
         "implementation": "sluice",
         "backend": "openvino",
         "backend_reason": reason,
-        "quantize": config.quantize,
-        "kv_precision": precision,
+        "quantize": precision.quantize,
+        "kv_precision": precision.kv,
     }
     return runner
 
@@ -73,9 +76,9 @@ def _shape(checkpoint: Checkpoint, config: RunnerConfig) -> DecoderConfig:
     return replace(found, windows=narrow_windows(found.windows, limits, context))
 
 
-def _tested(shape: DecoderConfig, quantize: str, precision: str, threads: int) -> str:
+def _tested(shape: DecoderConfig, precision: Precision, threads: int) -> str:
     try:
-        return verify(shape, quantize, precision, threads)
+        return verify(shape, precision, threads)
     except TrialError as error:
         raise RefusedError(str(error)) from error
     except RuntimeError as error:
@@ -95,9 +98,3 @@ def _cache(compiled: ov.CompiledModel, shape: DecoderConfig, config: RunnerConfi
     block = BlockShape(cache_shapes(compiled, shape))
     num_blocks = count_blocks(config, block.nbytes, shape.heads.num_kv_heads, context, CPU)
     return BlockCache(block, num_blocks, count_host_blocks(config, block.nbytes, num_blocks, CPU))
-
-
-def _dtype(quantize: str, precision: str) -> str:
-    """What makes its tokens differ from those of other engines."""
-    weights = "float32" if quantize == "none" else quantize
-    return weights if precision == "float32" else f"{weights}, KV cache {precision}"

@@ -14,6 +14,7 @@ from engine_worker.models.decoder import CausalLM
 from engine_worker.openvino.cache import TOKENS_PER_BLOCK, BlockCache, BlockShape
 from engine_worker.openvino.compiled import cache_shapes, compile_decoder, fused_rotations
 from engine_worker.openvino.forward import OpenVinoForward
+from engine_worker.openvino.precision import Precision
 from engine_worker.openvino.weights import WEIGHTS, Weights
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.torch_forward import TorchForward
@@ -21,10 +22,10 @@ from engine_worker.runner.weights import random_weights
 from engine_worker.step import Draw, Slice
 from sluice.ring.params import SamplingParams
 
-TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "u8": 0.1}
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 0.1, "u8": 0.1}
 """By the precision of the KV cache, relative to the largest logit."""
-QUANTIZED_TOLERANCE = 0.1
-"""With quantized weights, since the plugin rounds what they are multiplied with."""
+ROUNDED_TOLERANCE = 0.1
+"""With quantized weights or in bfloat16, since the plugin rounds what the weights are multiplied with."""
 # Narrower than the longest test context, and no multiple of a block.
 WINDOW = 40
 CPU = torch.device("cpu")
@@ -57,7 +58,7 @@ def small(config: DecoderConfig) -> DecoderConfig:
     )
 
 
-def verify(config: DecoderConfig, quantize: str, kv_precision: str, threads: int) -> str:
+def verify(config: DecoderConfig, precision: Precision, threads: int) -> str:
     """What was found, for the log. Raises TrialError, and whatever OpenVINO raises."""
     config = small(config)
     backend = ReferenceAttention(config.heads)
@@ -67,11 +68,12 @@ def verify(config: DecoderConfig, quantize: str, kv_precision: str, threads: int
     heads = config.heads
     sizes = (config.num_layers, BLOCKS, TOKENS_PER_BLOCK, heads.num_kv_heads, heads.head_dim)
     reference = TorchForward(model, KVCache(*sizes, torch.float32, CPU), backend, CPU)
-    compiled = compile_decoder(model, quantize, kv_precision, threads)
-    _round(model, WEIGHTS[quantize])
+    compiled = compile_decoder(model, precision, threads)
+    _round(model, WEIGHTS[precision.quantize])
     cache = BlockCache(BlockShape(cache_shapes(compiled, config)), BLOCKS)
     forward = OpenVinoForward(compiled, config, cache, "float32", threads)
-    allowed = QUANTIZED_TOLERANCE if quantize != "none" else TOLERANCE[kv_precision]
+    exact = precision.quantize == "none" and precision.dtype == "float32"
+    allowed = TOLERANCE[precision.kv] if exact else ROUNDED_TOLERANCE
     for sequences in STEPS:
         slices = _slices(sequences, config)
         error = _error(_logits(reference, slices), _logits(forward, slices))

@@ -30,15 +30,15 @@ class Compute:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of weights, activations and KV cache. auto: float32 on a CPU, which supports no other; the model's own
-    on a GPU."""
+    """Of weights, activations and KV cache. auto: float32 on a CPU, the model's own on a GPU. A CPU with units for
+    bfloat16 can have that too, with backend = openvino; never float16."""
     backend: Literal["auto", "openvino", "torch"] = "auto"
     """What computes the model. auto: OpenVINO on a CPU if it knows the model, else torch. See docs/models.md."""
     quantize: Literal["none", "int8", "int4"] = "none"
     """Precision of the weights, with backend = openvino: int8 is faster and takes less memory, int4 takes the least.
     See docs/operations.md for what they cost."""
-    kv_precision: Literal["auto", "float32", "float16", "u8"] = "auto"
-    """Of the KV cache, with backend = openvino. auto: float32."""
+    kv_precision: Literal["auto", "float32", "bfloat16", "float16", "u8"] = "auto"
+    """Of the KV cache, with backend = openvino. auto: as `dtype`. bfloat16 only with that dtype."""
     attention: Literal["auto", "flash", "varlen", "triton", "reference", "cpu"] = "auto"
     """Attention backend. auto: the first that is right on this device, see docs/gpu.md."""
     weights: Literal["checkpoint", "random"] = "checkpoint"

@@ -26,6 +26,8 @@ def load(**options: object):
         ({"backend": "openvino"}, "backend = openvino"),
         ({"quantize": "int8"}, "quantize = int8"),
         ({"kv_precision": "u8"}, "kv_precision = u8"),
+        ({"dtype": "bfloat16"}, "dtype = bfloat16"),
+        ({"dtype": "bfloat16", "backend": "torch"}, None),
         ({"backend": "openvino", "quantize": "int8"}, "backend = openvino"),
     ],
 )
@@ -43,7 +45,9 @@ def test_torch_has_neither(options):
     ("options", "error"),
     [
         ({"tokens_per_block": 16}, "tokens_per_block = 16 contradicts .*: OpenVINO has blocks of 32 tokens"),
-        ({"dtype": "bfloat16"}, "dtype = bfloat16 contradicts .*: OpenVINO computes in float32"),
+        ({"dtype": "float16"}, "dtype = float16 contradicts .*: OpenVINO computes in float32 or bfloat16"),
+        ({"kv_precision": "bfloat16"}, "kv_precision = bfloat16 contradicts dtype = float32: possible are float32, "),
+        ({"dtype": "bfloat16", "kv_precision": "float16"}, "kv_precision = float16 contradicts dtype = bfloat16: "),
         ({"attention": "reference"}, "attention = reference contradicts .*: OpenVINO has an attention of its own"),
     ],
 )

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from engine_worker.openvino.compiled import has_bfloat16
 from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.step import Draw, Slice
 from sluice import tiny_model
@@ -12,6 +13,7 @@ from tests.engine_worker.openvino.loaded import load
 DRAW = Draw(SamplingParams(temperature=0.0), 0, 0, (), ())
 LENGTHS = [1 + 37 * i % 150 for i in range(64)]
 BATCHES = (2, 7, 64)
+NEEDS_BFLOAT16 = pytest.mark.skipif(not has_bfloat16(), reason="this CPU has no units for bfloat16")
 
 
 def logits(forward: OpenVinoForward, slices: list[Slice]) -> torch.Tensor:
@@ -57,6 +59,8 @@ def last(number: int) -> Slice:
         (1, {"quantize": "int4"}),
         (2, {"quantize": "int4"}),
         (1, {"kv_precision": "float16"}),
+        pytest.param(1, {"dtype": "bfloat16"}, marks=NEEDS_BFLOAT16),
+        pytest.param(2, {"dtype": "bfloat16"}, marks=NEEDS_BFLOAT16),
     ],
     ids=str,
 )
