@@ -7,14 +7,15 @@ import openvino as ov
 from engine_worker.models.config import DecoderConfig
 from engine_worker.models.decoder import CausalLM
 from engine_worker.openvino.graph import INPUTS, build
-from engine_worker.openvino.weights import WEIGHTS
+from engine_worker.openvino.store import Store
+from engine_worker.openvino.weights import formats
 
 PRECISIONS = {"float32": "f32", "float16": "f16", "u8": "u8"}
 """Of the KV cache, by the setting `kv_precision`."""
 
 
-def compile_decoder(model: CausalLM, quantize: str, kv_precision: str, threads: int) -> ov.CompiledModel:
-    """The weights are copied: the model may be dropped afterwards. Raises whatever OpenVINO raises."""
+def compile_decoder(model: CausalLM, quantize: str, kv_precision: str, threads: int, store: Store) -> ov.CompiledModel:
+    """The store has the weights: the model may be dropped afterwards. Raises whatever OpenVINO raises."""
     properties = {
         # Else bfloat16 where the CPU has units for it.
         "INFERENCE_PRECISION_HINT": "f32",
@@ -24,7 +25,10 @@ def compile_decoder(model: CausalLM, quantize: str, kv_precision: str, threads: 
         # Engines on one machine would all be bound to the same cores.
         "ENABLE_CPU_PINNING": False,
     }
-    return _core().compile_model(build(model, WEIGHTS[quantize]), "CPU", properties)
+    compiled = _core().compile_model(build(model, formats(quantize, store.keep)), "CPU", properties)
+    # It lives as long as what was compiled.
+    compiled.store = store
+    return compiled
 
 
 @cache

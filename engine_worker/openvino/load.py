@@ -1,5 +1,7 @@
 """Builds a runner on OpenVINO from a checkpoint, or says why there can be none."""
 
+import ctypes
+import sys
 from dataclasses import replace
 
 import openvino as ov
@@ -13,6 +15,7 @@ from engine_worker.models.registry import model_class
 from engine_worker.openvino.cache import TOKENS_PER_BLOCK, BlockCache, BlockShape
 from engine_worker.openvino.compiled import cache_shapes, compile_decoder
 from engine_worker.openvino.forward import OpenVinoForward
+from engine_worker.openvino.store import open_store
 from engine_worker.openvino.trial import TrialError, verify
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import fill_weights, share_of_rank
@@ -43,10 +46,13 @@ def load_openvino(checkpoint: Checkpoint, config: RunnerConfig, progress: Progre
         reason = _tested(shape, config.quantize, precision, config.threads)
         model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
         fill_weights(model, checkpoint, config, progress)
-        compiled = compile_decoder(model, config.quantize, precision, config.threads)
-        # The graph holds what it needs of it.
+        store = open_store(config.weights_folder)
+        compiled = compile_decoder(model, config.quantize, precision, config.threads, store)
+        # The store holds what is needed of it.
         del model
         _pack(compiled, shape, config.threads)
+        store.release()
+        _return_freed_memory()
     cache = _cache(compiled, shape, config, checkpoint.max_context_tokens)
     forward = OpenVinoForward(compiled, shape, cache, _dtype(config.quantize, precision), config.threads)
     runner = ModelRunner(forward, overlap=bool(config.overlap))
@@ -56,6 +62,7 @@ def load_openvino(checkpoint: Checkpoint, config: RunnerConfig, progress: Progre
         "backend_reason": reason,
         "quantize": config.quantize,
         "kv_precision": precision,
+        "weights": store.summary,
     }
     return runner
 
@@ -89,6 +96,15 @@ def _pack(compiled: ov.CompiledModel, shape: DecoderConfig, threads: int) -> Non
     cache = BlockCache(BlockShape(cache_shapes(compiled, shape)), 1)
     forward = OpenVinoForward(compiled, shape, cache, "float32", threads)
     forward.logits((), forward.prepare(forward.arrays([Slice([0], 0, [0], ())])))
+
+
+def _return_freed_memory() -> None:
+    """glibc keeps what was freed while loading: a tenth of the weights."""
+    if sys.platform == "linux":
+        # Other C libraries do not have it.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def _cache(compiled: ov.CompiledModel, shape: DecoderConfig, config: RunnerConfig, context: int) -> BlockCache:

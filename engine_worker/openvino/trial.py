@@ -14,7 +14,8 @@ from engine_worker.models.decoder import CausalLM
 from engine_worker.openvino.cache import TOKENS_PER_BLOCK, BlockCache, BlockShape
 from engine_worker.openvino.compiled import cache_shapes, compile_decoder, fused_rotations
 from engine_worker.openvino.forward import OpenVinoForward
-from engine_worker.openvino.weights import WEIGHTS, Weights
+from engine_worker.openvino.store import Store
+from engine_worker.openvino.weights import Weights, formats
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import random_weights
@@ -67,8 +68,9 @@ def verify(config: DecoderConfig, quantize: str, kv_precision: str, threads: int
     heads = config.heads
     sizes = (config.num_layers, BLOCKS, TOKENS_PER_BLOCK, heads.num_kv_heads, heads.head_dim)
     reference = TorchForward(model, KVCache(*sizes, torch.float32, CPU), backend, CPU)
-    compiled = compile_decoder(model, quantize, kv_precision, threads)
-    _round(model, WEIGHTS[quantize])
+    store = Store()
+    compiled = compile_decoder(model, quantize, kv_precision, threads, store)
+    _round(model, formats(quantize, store.keep))
     cache = BlockCache(BlockShape(cache_shapes(compiled, config)), BLOCKS)
     forward = OpenVinoForward(compiled, config, cache, "float32", threads)
     allowed = QUANTIZED_TOLERANCE if quantize != "none" else TOLERANCE[kv_precision]
