@@ -22,16 +22,21 @@ from sluice.ring.params import SamplingParams
 from sluice.tiny_model.corpus import read
 
 PRECISIONS = (
-    ("torch", "none", "auto"),
-    ("openvino", "none", "float32"),
-    ("openvino", "none", "float16"),
-    ("openvino", "none", "u8"),
-    ("openvino", "int8", "float32"),
-    ("openvino", "int8", "u8"),
-    ("openvino", "int4", "float32"),
-    ("openvino", "int4", "u8"),
+    ("torch", "auto", "none", "auto"),
+    ("openvino", "float32", "none", "float32"),
+    ("openvino", "float32", "none", "float16"),
+    ("openvino", "float32", "none", "u8"),
+    ("openvino", "float32", "int8", "float32"),
+    ("openvino", "float32", "int8", "u8"),
+    ("openvino", "float32", "int4", "float32"),
+    ("openvino", "float32", "int4", "u8"),
+    ("openvino", "bfloat16", "none", "bfloat16"),
+    ("openvino", "bfloat16", "int8", "bfloat16"),
+    ("openvino", "bfloat16", "int8", "u8"),
 )
-"""Backend, `quantize`, `kv_precision`."""
+"""Backend, `dtype`, `quantize`, `kv_precision`."""
+TIMED = (0, 1, 4, 6, 8, 9)
+"""Of PRECISIONS."""
 SEQUENCES, LENGTH = 64, 96
 PROMPTS, PROMPT, GENERATED = 50, 64, 32
 CONTEXT, STEPS = 64, 24
@@ -49,12 +54,13 @@ def main() -> None:
         speed(model, options.threads, options.rounds)
 
 
-def loaded(model: Path, precision: tuple[str, str, str], threads: int) -> ModelRunner:
-    backend, quantize, kv_precision = precision
+def loaded(model: Path, precision: tuple[str, str, str, str], threads: int) -> ModelRunner:
+    backend, dtype, quantize, kv_precision = precision
     tokens = SEQUENCES * (PROMPT + LENGTH + CONTEXT)
     config = RunnerConfig(
         "cpu",
         backend=backend,  # type: ignore[arg-type]
+        dtype=dtype,  # type: ignore[arg-type]
         quantize=quantize,  # type: ignore[arg-type]
         kv_precision=kv_precision,  # type: ignore[arg-type]
         threads=threads,
@@ -107,7 +113,7 @@ def greedy(runner: ModelRunner, prompts: list[list[int]]) -> list[list[int]]:
 
 def speed(model: Path, threads: int, rounds: int) -> None:
     """CPU milliseconds per generated token, in turns: medians. The runners share the machine, and its memory."""
-    precisions = [PRECISIONS[0], *(("openvino", quantize, "float32") for quantize in ("none", "int8", "int4"))]
+    precisions = [PRECISIONS[index] for index in TIMED]
     runners = [loaded(model, precision, threads) for precision in precisions]
     for count in (32, 1):
         taken: list[list[float]] = [[] for _ in runners]

@@ -40,6 +40,7 @@ def wants_openvino(config: RunnerConfig) -> str | None:
         for name, value, off in (
             ("quantize", config.quantize, "none"),
             ("kv_precision", config.kv_precision, "auto"),
+            ("weights_folder", config.weights_folder, None),
         )
         if value != off
     ]

@@ -17,6 +17,7 @@ from bench.systems.engine_alone import NAME as ALONE
 from bench.systems.engine_alone import engine_alone
 from bench.systems.ring import NAME as RING
 from bench.systems.ring import through_ring
+from engine_worker.openvino.compiled import has_bfloat16
 from sluice.settings.services import EngineSettings
 
 BASES = {"generate": "transformers generate", "continuous": "transformers continuous batching"}
@@ -26,7 +27,7 @@ PRECISIONS = FLOAT32, BFLOAT16, INT8
 
 
 class Ours(msgspec.Struct, frozen=True):
-    """A row of ours: an engine with these settings. Left out where the engine has no such settings."""
+    """A row of ours: an engine with these settings."""
 
     title: str
     precision: str
@@ -34,13 +35,19 @@ class Ours(msgspec.Struct, frozen=True):
     with_ring: bool = True
 
     @property
-    def is_known(self) -> bool:
-        return {field.name for field in fields(EngineSettings)} >= self.settings.keys()
+    def is_possible(self) -> bool:
+        """Whether this engine has such settings, and this CPU such units."""
+        known = {field.name for field in fields(EngineSettings)} >= self.settings.keys()
+        return known and (self.settings.get("dtype") != BFLOAT16 or has_bfloat16())
 
 
 OURS = (
     Ours("", FLOAT32, {"backend": "openvino"}),
     Ours("", INT8, {"backend": "openvino", "quantize": "int8"}),
+    Ours("", BFLOAT16, {"backend": "openvino", "dtype": "bfloat16"}, with_ring=False),
+    Ours(
+        "computed in bfloat16", INT8, {"backend": "openvino", "quantize": "int8", "dtype": "bfloat16"}, with_ring=False
+    ),
     Ours("torch", FLOAT32, {"backend": "torch"}),
 )
 
@@ -94,7 +101,7 @@ class Field(msgspec.Struct, frozen=True):
                 for precision in (kind.precisions if kind.is_installed else ())
                 if precision in self.precisions
             ]
-            rows = [one for one in self.ours if one.is_known and one.precision in self.precisions]
+            rows = [one for one in self.ours if one.is_possible and one.precision in self.precisions]
             ours = [each for one in rows for each in self._ours(one, logs, stack)]
             yield [*bases, *peers, *ours]
 

@@ -8,11 +8,12 @@ from engine_worker.models.config import DecoderConfig
 from engine_worker.models.decoder import CausalLM
 from engine_worker.openvino.graph import INPUTS, build
 from engine_worker.openvino.precision import Precision
-from engine_worker.openvino.weights import WEIGHTS
+from engine_worker.openvino.store import Store
+from engine_worker.openvino.weights import formats
 
 
-def compile_decoder(model: CausalLM, precision: Precision, threads: int) -> ov.CompiledModel:
-    """The weights are copied: the model may be dropped afterwards. Raises whatever OpenVINO raises."""
+def compile_decoder(model: CausalLM, precision: Precision, threads: int, store: Store) -> ov.CompiledModel:
+    """The store has the weights: the model may be dropped afterwards. Raises whatever OpenVINO raises."""
     properties = {
         **precision.properties,
         "INFERENCE_NUM_THREADS": threads,
@@ -20,7 +21,10 @@ def compile_decoder(model: CausalLM, precision: Precision, threads: int) -> ov.C
         # Engines on one machine would all be bound to the same cores.
         "ENABLE_CPU_PINNING": False,
     }
-    return _core().compile_model(build(model, WEIGHTS[precision.quantize]), "CPU", properties)
+    compiled = _core().compile_model(build(model, formats(precision.quantize, store.keep)), "CPU", properties)
+    # It lives as long as what was compiled.
+    compiled.store = store
+    return compiled
 
 
 def has_bfloat16() -> bool:

@@ -1,5 +1,7 @@
 """Builds a runner on OpenVINO from a checkpoint, or says why there can be none."""
 
+import ctypes
+import sys
 from dataclasses import replace
 
 import openvino as ov
@@ -14,6 +16,7 @@ from engine_worker.openvino.cache import TOKENS_PER_BLOCK, BlockCache, BlockShap
 from engine_worker.openvino.compiled import cache_shapes, compile_decoder, has_bfloat16
 from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.openvino.precision import Precision
+from engine_worker.openvino.store import open_store
 from engine_worker.openvino.trial import TrialError, verify
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import fill_weights, share_of_rank
@@ -46,10 +49,13 @@ def load_openvino(checkpoint: Checkpoint, config: RunnerConfig, progress: Progre
         reason = _tested(shape, precision, config.threads)
         model = CausalLM(shape, ReferenceAttention(shape.heads), Place(torch.float32, CPU, UNSHARDED))
         fill_weights(model, checkpoint, config, progress)
-        compiled = compile_decoder(model, precision, config.threads)
-        # The graph holds what it needs of it.
+        store = open_store(config.weights_folder)
+        compiled = compile_decoder(model, precision, config.threads, store)
+        # The store holds what is needed of it.
         del model
         _pack(compiled, shape, config.threads)
+        store.release()
+        _return_freed_memory()
     cache = _cache(compiled, shape, config, checkpoint.max_context_tokens)
     forward = OpenVinoForward(compiled, shape, cache, str(precision), config.threads)
     runner = ModelRunner(forward, overlap=bool(config.overlap))
@@ -59,6 +65,7 @@ def load_openvino(checkpoint: Checkpoint, config: RunnerConfig, progress: Progre
         "backend_reason": reason,
         "quantize": precision.quantize,
         "kv_precision": precision.kv,
+        "weights": store.summary,
     }
     return runner
 
@@ -92,6 +99,15 @@ def _pack(compiled: ov.CompiledModel, shape: DecoderConfig, threads: int) -> Non
     cache = BlockCache(BlockShape(cache_shapes(compiled, shape)), 1)
     forward = OpenVinoForward(compiled, shape, cache, "float32", threads)
     forward.logits((), forward.prepare(forward.arrays([Slice([0], 0, [0], ())])))
+
+
+def _return_freed_memory() -> None:
+    """glibc keeps what was freed while loading: a tenth of the weights."""
+    if sys.platform == "linux":
+        # Other C libraries do not have it.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def _cache(compiled: ov.CompiledModel, shape: DecoderConfig, config: RunnerConfig, context: int) -> BlockCache:

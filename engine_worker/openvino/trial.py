@@ -15,7 +15,8 @@ from engine_worker.openvino.cache import TOKENS_PER_BLOCK, BlockCache, BlockShap
 from engine_worker.openvino.compiled import cache_shapes, compile_decoder, fused_rotations
 from engine_worker.openvino.forward import OpenVinoForward
 from engine_worker.openvino.precision import Precision
-from engine_worker.openvino.weights import WEIGHTS, Weights
+from engine_worker.openvino.store import Store
+from engine_worker.openvino.weights import Weights, formats
 from engine_worker.runner.forward import Forward
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import random_weights
@@ -68,8 +69,9 @@ def verify(config: DecoderConfig, precision: Precision, threads: int) -> str:
     heads = config.heads
     sizes = (config.num_layers, BLOCKS, TOKENS_PER_BLOCK, heads.num_kv_heads, heads.head_dim)
     reference = TorchForward(model, KVCache(*sizes, torch.float32, CPU), backend, CPU)
-    compiled = compile_decoder(model, precision, threads)
-    _round(model, WEIGHTS[precision.quantize])
+    store = Store()
+    compiled = compile_decoder(model, precision, threads, store)
+    _round(model, formats(precision.quantize, store.keep))
     cache = BlockCache(BlockShape(cache_shapes(compiled, config)), BLOCKS)
     forward = OpenVinoForward(compiled, config, cache, "float32", threads)
     exact = precision.quantize == "none" and precision.dtype == "float32"

@@ -1,14 +1,19 @@
 """Weights as constants of the graph, plain or quantized."""
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import openvino as ov
 import torch
+from numpy.typing import NDArray
 from openvino import opset13 as op
 from torch import Tensor
+
+Keep = Callable[[NDArray[Any]], NDArray[Any]]
+"""See `Store.keep`."""
 
 INT8_MAX = 127
 INT4_LEAST = -8
@@ -28,36 +33,43 @@ class Format(Protocol):
         """The values of `node`."""
 
 
+@dataclass(frozen=True)
 class Plain:
     """float32."""
 
+    keep: Keep
+
     def node(self, matrix: Tensor) -> ov.Node:
-        return constant(matrix)
+        return _shared(self.keep(matrix.detach().numpy()))
 
     def rounded(self, matrix: Tensor) -> Tensor:
         return matrix
 
 
+@dataclass(frozen=True)
 class Int8:
     """Symmetric, one scale per output. OpenVINO quantizes the other operand of a product itself, as it runs."""
 
+    keep: Keep
+
     def node(self, matrix: Tensor) -> ov.Node:
         values, scales = quantize_rows(matrix)
-        return op.multiply(op.convert(constant(values), ov.Type.f32), constant(scales))
+        return op.multiply(op.convert(_shared(self.keep(values.numpy())), ov.Type.f32), constant(scales))
 
     def rounded(self, matrix: Tensor) -> Tensor:
         values, scales = quantize_rows(matrix)
         return values * scales
 
 
+@dataclass(frozen=True)
 class Int4:
     """Symmetric, one scale per output and group of inputs; the plugin keeps them in 4 bits only if written so."""
 
+    keep: Keep
+
     def node(self, matrix: Tensor) -> ov.Node:
         values, scales = quantize_groups(matrix)
-        # A tensor of OpenVINO's own: a constant over another array does not keep that alive.
-        packed = ov.Tensor(ov.Type.i4, ov.Shape(list(values.shape)))
-        packed.data.reshape(-1)[:] = pack_pairs(values).numpy()
+        packed = ov.Tensor(self.keep(pack_pairs(values).numpy()), ov.Shape(list(values.shape)), ov.Type.i4)
         product = op.multiply(op.convert(op.constant(packed), ov.Type.f32), constant(scales))
         return op.reshape(product, op.constant(np.array(matrix.shape, np.int64)), False)
 
@@ -74,23 +86,25 @@ class Weights(NamedTuple):
     """Of the embedding and the head, whose errors no later layer evens out."""
 
 
-WEIGHTS = {"none": Weights(Plain(), Plain()), "int8": Weights(Int8(), Int8()), "int4": Weights(Int4(), Int8())}
-"""By the setting `quantize`."""
+def formats(quantize: str, keep: Keep) -> Weights:
+    """By the setting `quantize`."""
+    plain, int8, int4 = Plain(keep), Int8(keep), Int4(keep)
+    return {"none": Weights(plain, plain), "int8": Weights(int8, int8), "int4": Weights(int4, int8)}[quantize]
 
 
 def constant(values: Tensor) -> ov.Node:
     """It shares the tensor's memory."""
-    return op.constant(values.detach().numpy(), shared_memory=True)
+    return _shared(values.detach().numpy())
 
 
 def rows_of(table: Plain | Int8, matrix: Tensor, ids: ov.Node) -> ov.Node:
     """Rows [T] of a matrix, as an embedding looks them up: [T, inputs] float32."""
     axis = op.constant(np.int64(0))
     if isinstance(table, Plain):
-        return op.gather(constant(matrix), ids, axis)
+        return op.gather(table.node(matrix), ids, axis)
     # Gathered before they are converted: the plugin would keep the whole product otherwise.
     values, scales = quantize_rows(matrix)
-    found = op.gather(constant(values), ids, axis)
+    found = op.gather(_shared(table.keep(values.numpy())), ids, axis)
     return op.multiply(op.convert(found, ov.Type.f32), op.gather(constant(scales), ids, axis))
 
 
@@ -130,3 +144,7 @@ def _parts(matrix: Tensor) -> Iterator[slice]:
 def _no_zeros(scales: Tensor) -> Tensor:
     """What holds only zeros has no scale of its own."""
     return torch.where(scales == 0, 1.0, scales)
+
+
+def _shared(array: NDArray[Any]) -> ov.Node:
+    return op.constant(array, shared_memory=True)

@@ -37,6 +37,9 @@ class Compute:
     quantize: Literal["none", "int8", "int4"] = "none"
     """Precision of the weights, with backend = openvino: int8 is faster and takes less memory, int4 takes the least.
     See docs/operations.md for what they cost."""
+    weights_folder: str | None = None
+    """Keep the weights, with backend = openvino, in a file in this folder, so that they take their size in memory once,
+    not twice; default: no file. See docs/operations.md."""
     kv_precision: Literal["auto", "float32", "bfloat16", "float16", "u8"] = "auto"
     """Of the KV cache, with backend = openvino. auto: as `dtype`. bfloat16 only with that dtype."""
     attention: Literal["auto", "flash", "varlen", "triton", "reference", "cpu"] = "auto"

@@ -25,6 +25,7 @@ def load(**options: object):
         ({"backend": "torch"}, None),
         ({"backend": "openvino"}, "backend = openvino"),
         ({"quantize": "int8"}, "quantize = int8"),
+        ({"weights_folder": "/var/tmp"}, "weights_folder = /var/tmp"),
         ({"kv_precision": "u8"}, "kv_precision = u8"),
         ({"dtype": "bfloat16"}, "dtype = bfloat16"),
         ({"dtype": "bfloat16", "backend": "torch"}, None),
@@ -35,9 +36,9 @@ def test_what_selects_openvino(options, wish):
     assert wants_openvino(config(**options)) == wish
 
 
-@pytest.mark.parametrize("options", [{"quantize": "int8"}, {"kv_precision": "float16"}])
+@pytest.mark.parametrize("options", [{"quantize": "int8"}, {"kv_precision": "float16"}, {"weights_folder": "tmp"}])
 def test_torch_has_neither(options):
-    with pytest.raises(ValueError, match=r"(quantize|kv_precision) = \w+ needs backend = openvino, not torch"):
+    with pytest.raises(ValueError, match=r"\w+ = \w+ needs backend = openvino, not torch"):
         load(backend="torch", **options)
 
 

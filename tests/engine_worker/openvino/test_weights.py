@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from openvino import opset13 as op
 
 from engine_worker.openvino.compiled import _core
-from engine_worker.openvino.weights import WEIGHTS, Format, Int4, Int8, pack_pairs, quantize_groups, quantize_rows
+from engine_worker.openvino.store import Store
+from engine_worker.openvino.weights import Format, Int4, Int8, formats, pack_pairs, quantize_groups, quantize_rows
 from sluice import tiny_model
 from tests.engine_worker.openvino.loaded import load
 
+KEEP = Store().keep
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 """Without rounding the other operand of a product."""
 
@@ -38,7 +40,7 @@ def matrix_types(compiled: ov.CompiledModel) -> Counter[str]:
 
 
 @pytest.mark.parametrize("inputs", [64, 96, 448, 80])
-@pytest.mark.parametrize(("form", "kind"), [(Int8(), "i8"), (Int4(), "i4")], ids=["int8", "int4"])
+@pytest.mark.parametrize(("form", "kind"), [(Int8(KEEP), "i8"), (Int4(KEEP), "i4")], ids=["int8", "int4"])
 def test_the_plugin_computes_with_the_rounded_values_and_keeps_them_small(form, kind, inputs):
     weights, x = matrix(72, inputs), matrix(5, inputs, seed=1)
     found, types = product(form, weights, x)
@@ -59,16 +61,16 @@ def test_a_decoder_keeps_them_small(quantize, types):
 def test_rounding_is_off_by_no_more_than_half_a_step(outputs, inputs, seed, scale):
     weights = matrix(outputs, inputs, seed) * scale
     _, scales = quantize_rows(weights)
-    assert ((Int8().rounded(weights) - weights).abs() <= scales * 0.5001).all()
+    assert ((Int8(KEEP).rounded(weights) - weights).abs() <= scales * 0.5001).all()
     values, scales = quantize_groups(weights)
-    off = (Int4().rounded(weights) - weights).view(values.shape).abs()
+    off = (Int4(KEEP).rounded(weights) - weights).view(values.shape).abs()
     # A whole step where 8 would be the nearest.
     assert (off <= scales.abs() * torch.where(values == 7, 1.0001, 0.5001)).all()
     assert (values.amax(2) <= 7).all()
     assert (values.amin(2) == -8).all()
 
 
-@pytest.mark.parametrize("form", [Int8(), Int4()], ids=["int8", "int4"])
+@pytest.mark.parametrize("form", [Int8(KEEP), Int4(KEEP)], ids=["int8", "int4"])
 def test_zeros_stay_zeros(form):
     assert torch.equal(form.rounded(torch.zeros(3, 128)), torch.zeros(3, 128))
 
@@ -78,4 +80,4 @@ def test_pairs():
 
 
 def test_the_vocabulary_keeps_eight_bits():
-    assert type(WEIGHTS["int4"].vocabulary) is Int8
+    assert formats("int4", KEEP).vocabulary == Int8(KEEP)
