@@ -63,9 +63,9 @@ def test_a_checkpoint_is_written_once_and_whole(tmp_path, monkeypatch):
 
 
 def test_rows_of_ours_need_settings_that_this_engine_has():
-    assert Ours("", "float32", {}).is_known
-    assert Ours("", "float32", {"overlap": True}).is_known
-    assert not Ours("", "int8", {"overlap": True, "no_such_setting": 1}).is_known
+    assert Ours("", "float32", {}).is_possible
+    assert Ours("", "float32", {"overlap": True}).is_possible
+    assert not Ours("", "int8", {"overlap": True, "no_such_setting": 1}).is_possible
 
 
 class Short:
