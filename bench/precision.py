@@ -7,12 +7,14 @@ import argparse
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer
 
 from engine_worker.backend import load_runner
+from engine_worker.openvino.compiled import has_bfloat16
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.step import Draw, Slice, Step
@@ -21,7 +23,9 @@ from sluice.ring.checkpoint import open_checkpoint
 from sluice.ring.params import SamplingParams
 from sluice.tiny_model.corpus import read
 
-PRECISIONS = (
+Precision = tuple[str, str, str, str]
+"""Backend, `dtype`, `quantize`, `kv_precision`."""
+PRECISIONS: tuple[Precision, ...] = (
     ("torch", "auto", "none", "auto"),
     ("openvino", "float32", "none", "float32"),
     ("openvino", "float32", "none", "float16"),
@@ -34,7 +38,6 @@ PRECISIONS = (
     ("openvino", "bfloat16", "int8", "bfloat16"),
     ("openvino", "bfloat16", "int8", "u8"),
 )
-"""Backend, `dtype`, `quantize`, `kv_precision`."""
 TIMED = (0, 1, 4, 6, 8, 9)
 """Of PRECISIONS."""
 SEQUENCES, LENGTH = 64, 96
@@ -54,7 +57,12 @@ def main() -> None:
         speed(model, options.threads, options.rounds)
 
 
-def loaded(model: Path, precision: tuple[str, str, str, str], threads: int) -> ModelRunner:
+def possible(precisions: Sequence[Precision]) -> list[Precision]:
+    """Those that this CPU has units for."""
+    return [each for each in precisions if each[1] != "bfloat16" or has_bfloat16()]
+
+
+def loaded(model: Path, precision: Precision, threads: int) -> ModelRunner:
     backend, dtype, quantize, kv_precision = precision
     tokens = SEQUENCES * (PROMPT + LENGTH + CONTEXT)
     config = RunnerConfig(
@@ -76,7 +84,7 @@ def quality(threads: int) -> None:
     apart = len(tokens) // SEQUENCES
     texts = [tokens[apart * i : apart * i + LENGTH] for i in range(SEQUENCES)]
     expected: list[list[int]] | None = None
-    for precision in PRECISIONS:
+    for precision in possible(PRECISIONS):
         runner = loaded(tiny_model.path(), precision, threads)
         found = greedy(runner, [text[:PROMPT] for text in texts[:PROMPTS]])
         expected = expected or found
@@ -113,7 +121,7 @@ def greedy(runner: ModelRunner, prompts: list[list[int]]) -> list[list[int]]:
 
 def speed(model: Path, threads: int, rounds: int) -> None:
     """CPU milliseconds per generated token, in turns: medians. The runners share the machine, and its memory."""
-    precisions = [PRECISIONS[index] for index in TIMED]
+    precisions = possible([PRECISIONS[index] for index in TIMED])
     runners = [loaded(model, precision, threads) for precision in precisions]
     for count in (32, 1):
         taken: list[list[float]] = [[] for _ in runners]

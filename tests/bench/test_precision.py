@@ -17,7 +17,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def runner():
-    return precision.loaded(tiny_model.path(), ("torch", "none", "auto"), 1)
+    return precision.loaded(tiny_model.path(), precision.PRECISIONS[0], 1)
 
 
 @torch.inference_mode()
