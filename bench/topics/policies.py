@@ -230,7 +230,7 @@ def _draw_lives(axes: Axes, lives: Sequence[Life], places: int, colour: str) -> 
 
 QUICK_MIXES = (
     Mix("one in eight is long, 4 at a time", True, 4),
-    Mix("max_tokens unset, 4 at a time, cache of 128", True, 4, pool=128, max_tokens=64),
+    Mix("max_tokens unset, 4 at a time, cache of 512", True, 4, pool=512, max_tokens=256),
 )
 QUICK_PROMPT = long_prompt.LongPromptPlan(2, 16, 300, newcomers=2, tokens_per_step=64, repeats=1)
 QUICK = PoliciesPlan(16, shortest=2, longest=16, repeats=1, mixes=QUICK_MIXES, long=QUICK_PROMPT)

@@ -12,7 +12,8 @@ from bench.overload.overload import OverloadResult
 from bench.systems import engine_alone
 from bench.systems import ring as ring_system
 from bench.systems.router_alone import Seen
-from bench.topics import cache, long_context, long_prompt, peers, policies, ring, router, scheduler, slow_reader
+from bench.systems.step_profile import PARTS
+from bench.topics import cache, long_context, long_prompt, peers, policies, ring, router, scheduler, slow_reader, steps
 
 
 def figures(rate: float, cpu: dict[str, float] | None = None, gap: float | None = 4.0) -> Figures:
@@ -186,11 +187,21 @@ def slow_reader_result() -> slow_reader.SlowReaderResult:
     )
 
 
+def steps_result() -> steps.StepsResult:
+    profiles = [
+        steps.Profile(engine, work, {part: 10.0 / slower + i for i, part in enumerate(PARTS)})
+        for work in ("a step of 1 sequence", "a prompt of 1,024 tokens")
+        for slower, engine in enumerate(steps.ENGINES, 1)
+    ]
+    return steps.StepsResult(profiles=profiles)
+
+
 RESULTS = {
     "ring": ring_result,
     "router": router_result,
     "policies": policies_result,
     "scheduler": scheduler_result,
+    "steps": steps_result,
     "cache": cache_result,
     "peers": peers_result,
     "peers_large": peers_result,
