@@ -14,7 +14,7 @@ from openvino import op as internal
 from openvino import opset13 as op
 from torch import Tensor
 
-from engine_worker.layers.linear import FusedLinear, Linear
+from engine_worker.layers.linear import Linear
 from engine_worker.layers.mlp import SwiGLU
 from engine_worker.layers.rotary import frequencies
 from engine_worker.models.config import DecoderConfig
@@ -79,13 +79,13 @@ def _layer(
     heads = config.heads
     queries, pairs = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
     h = _norm(x, layer.input_layernorm.weight, eps)
-    qkv = _linears(attention.qkv_proj, weights, h, [queries, pairs, pairs])
+    qkv = _split(_linear(attention.qkv_proj, weights, h), [queries, pairs, pairs])
     query = _rotated(qkv[0], heads.num_heads, attention.q_norm.weight if config.head_norms else None, config, step)
     key = _rotated(qkv[1], heads.num_kv_heads, attention.k_norm.weight if config.head_norms else None, config, step)
-    attended = _attention([query, key, qkv[2].output(0)], caches, config, step, window)
+    attended = _attention([query, key, qkv[2]], caches, config, step, window)
     x = op.add(x, _linear(attention.o_proj, weights, attended))
     h = _norm(x, layer.post_attention_layernorm.weight, eps)
-    gate, up = _linears(mlp.gate_up_proj, weights, h, [config.intermediate_size] * 2)
+    gate, up = _split(_linear(mlp.gate_up_proj, weights, h), [config.intermediate_size] * 2)
     return op.add(x, _linear(mlp.down_proj, weights, op.multiply(op.swish(gate), up)))
 
 
@@ -132,7 +132,7 @@ def _rotations(config: DecoderConfig, positions: ov.Node) -> tuple[ov.Node, ov.N
     return op.cos(angles), op.sin(angles)
 
 
-def _rotated(x: ov.Node, num_heads: int, norm: Tensor | None, config: DecoderConfig, step: Step) -> ov.Output:
+def _rotated(x: ov.Output, num_heads: int, norm: Tensor | None, config: DecoderConfig, step: Step) -> ov.Output:
     """[T, heads * head_dim], through the norm of each head if there is one, rotated."""
     size = config.heads.head_dim
     # One token per "batch", so that heads are where the fused operation expects them, and nothing is transposed.
@@ -152,19 +152,14 @@ def _norm(x: ov.Node, weight: Tensor, eps: float) -> ov.Node:
     return op.multiply(op.multiply(x, op.divide(op.constant(np.float32(1)), root)), constant(weight))
 
 
-def _linears(layer: FusedLinear, weights: Weights, x: ov.Node, sizes: list[int]) -> list[ov.Node]:
-    """Of each part of the outputs: the plugin is slow to split a product."""
-    biases = [None] * len(sizes) if layer.bias is None else layer.bias.split(sizes)
-    return [_product(*each, weights, x) for each in zip(layer.weight.split(sizes), biases, strict=True)]
+def _linear(layer: Linear, weights: Weights, x: ov.Node | ov.Output) -> ov.Node:
+    product = op.matmul(x, weights.layers.node(layer.weight), False, True)
+    return product if layer.bias is None else op.add(product, constant(layer.bias))
 
 
-def _linear(layer: Linear, weights: Weights, x: ov.Node) -> ov.Node:
-    return _product(layer.weight, layer.bias, weights, x)
-
-
-def _product(weight: Tensor, bias: Tensor | None, weights: Weights, x: ov.Node) -> ov.Node:
-    product = op.matmul(x, weights.layers.node(weight), False, True)
-    return product if bias is None else op.add(product, constant(bias))
+def _split(x: ov.Node, sizes: list[int]) -> list[ov.Output]:
+    found: list[ov.Output] = op.variadic_split(x, _int64(1), _shape(*sizes)).outputs()
+    return found
 
 
 def _parameter(name: str, kind: ov.Type, shape: list[int]) -> ov.Node:
