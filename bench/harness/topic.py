@@ -14,6 +14,7 @@ from bench.harness.load import Load, Run, System
 from bench.harness.stats import Figures
 from bench.harness.tables import Section, number, numbers
 
+WARM_TOKENS = 1024
 Step = Callable[[str], None]
 """Progress: called once per run with what was done."""
 
@@ -74,6 +75,9 @@ def interleave(sides: Mapping[str, tuple[System, Load]], repeats: int, step: Ste
 
 
 def _brief(load: Load) -> Load:
-    """The first `width` requests with two tokens each: the same shapes, little time."""
-    asks = [replace(ask, max_tokens=min(ask.max_tokens, 2)) for ask in load.asks[: load.width]]
+    """The first `width` requests, no longer than WARM_TOKENS, with two tokens each: the same shapes, little time."""
+    asks = [
+        replace(ask, prompt=ask.prompt[:WARM_TOKENS], max_tokens=min(ask.max_tokens, 2))
+        for ask in load.asks[: load.width]
+    ]
     return replace(load, asks=asks, salt=f"{load.salt}-warm")

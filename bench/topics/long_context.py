@@ -14,7 +14,8 @@ from bench.peers.contenders import OURS, Ours
 from bench.topics import peers
 
 COLOURS = (BLUE, ORANGE, TEAL, GREY, SOFT)
-ALONE = [Ours(each.title, each.precision, each.settings, with_ring=False) for each in OURS]
+FAST = [each for each in OURS if each.settings["backend"] == "openvino"]
+ALONE = [Ours(each.title, each.precision, each.settings, with_ring=False) for each in FAST]
 
 
 class LongContextPlan(Plan, frozen=True):

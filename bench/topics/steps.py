@@ -156,9 +156,9 @@ def draw(result: StepsResult) -> Figure:
             note(axes, f"{short(whole)} ms", (whole, row), (5, 0), ha="left", va="center")
         axes.set_yticks(range(len(found)), [each.engine for each in found])
         axes.invert_yaxis()
-        axes.margins(x=0.1)
+        axes.set_xlim(0, 1.45 * max(left))
         frame(axes, work, bare="bottom")
-    grid[0][0].legend(loc="lower right", ncols=2, **LEGEND)
+    grid[0][0].legend(loc="center right", **LEGEND)
     return figure
 
 

@@ -79,6 +79,7 @@ def test_quick_of_the_scheduler(tmp_path):
     assert all(0 < point.costs.schedule < point.costs.whole for point in found["scheduler"].points)
 
 
+@pytest.mark.long
 def test_quick_of_the_parts_of_a_step(tmp_path):
     found = bench(["steps"], tmp_path)["steps"]
     assert len(found.profiles) == 3 * len(found.works) == 9
