@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 from matplotlib.figure import Figure
 
-from bench.harness.style import BLUE, GREY, ORANGE, SOFT, TEAL, Series, canvas, frame, lines
+from bench.harness.style import BLUE, GREY, LEGEND, ORANGE, TEAL, canvas, frame
 from bench.harness.tables import Section, number, table
 from bench.harness.topic import Plan, Step, Topic
 from bench.peers.catalog import OPENVINO
@@ -13,7 +13,7 @@ from bench.peers.checkpoints import TINY_NAME
 from bench.peers.contenders import OURS, Ours
 from bench.topics import peers
 
-COLOURS = (BLUE, ORANGE, TEAL, GREY, SOFT)
+COLOURS = (ORANGE, BLUE, TEAL, GREY)
 FAST = [each for each in OURS if each.settings["backend"] == "openvino"]
 ALONE = [Ours(each.title, each.precision, each.settings, with_ring=False) for each in FAST]
 
@@ -82,12 +82,19 @@ def section(result: LongContextResult) -> Section:
 
 
 def draw(result: LongContextResult) -> Figure:
-    figure, ((axes,),) = canvas((1, 1), (8, 4), "Long prompts", "Microseconds per token of the prompt, by its length")
-    series = [
-        Series(system, colour, result.costs(system)) for system, colour in zip(result.systems, COLOURS, strict=False)
-    ]
+    figure, ((axes,),) = canvas((1, 1), (8, 5), "Long prompts", "Microseconds per token of the prompt, by its length")
+    # Ours are whole lines, others dotted; one colour for each precision.
+    entries = result.beside.tables[0].entries
+    kinds = [entry.system.partition(", ")[2].removeprefix("engine alone, ") for entry in entries]
+    colours = dict(zip(dict.fromkeys(kinds), COLOURS, strict=False))
+    for entry, kind in zip(entries, kinds, strict=True):
+        line = "o-" if entry.is_ours else "o:"
+        axes.plot(result.lengths, result.costs(entry.system), line, color=colours[kind], label=entry.system)
     axes.set_xscale("log", base=2)
-    lines(axes, result.lengths, series)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(result.lengths, [f"{length:,}" for length in result.lengths])
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.legend(**LEGEND)
     frame(axes, x="tokens of the prompt", grid="y")
     return figure
 
