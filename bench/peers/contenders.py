@@ -44,10 +44,8 @@ class Ours(msgspec.Struct, frozen=True):
 OURS = (
     Ours("", FLOAT32, {"backend": "openvino"}),
     Ours("", INT8, {"backend": "openvino", "quantize": "int8"}),
-    Ours("", BFLOAT16, {"backend": "openvino", "dtype": "bfloat16"}, with_ring=False),
-    Ours(
-        "computed in bfloat16", INT8, {"backend": "openvino", "quantize": "int8", "dtype": "bfloat16"}, with_ring=False
-    ),
+    Ours("", BFLOAT16, {"backend": "openvino", "dtype": "bfloat16"}),
+    Ours("computed in bfloat16", INT8, {"backend": "openvino", "quantize": "int8", "dtype": "bfloat16"}),
     Ours("torch", FLOAT32, {"backend": "torch"}),
 )
 

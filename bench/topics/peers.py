@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 from matplotlib.figure import Figure
+from msgspec.structs import replace
 
 from bench.harness.load import Ask, Load, Run
 from bench.harness.machine import MachineTimes, Meanwhile
@@ -225,8 +226,15 @@ WORKS_06B = [
     Work("32 requests at once, 16 tokens in, 8 out", 32, 32, 16, 8, 8),
 ]
 SMALL = Bout("25M", WORKS_25M, list(BASES))
-# Without float32, of which a dozen processes would need 50 GB.
-LARGE = Bout("0.6B", WORKS_06B, ["generate"], kv_cache_tokens=8192, precisions=(INT8, BFLOAT16))
+# Memory: a dozen processes in float32 would need 50 GB, and each ring is one more engine.
+LARGE = Bout(
+    "0.6B",
+    WORKS_06B,
+    ["generate"],
+    [replace(each, with_ring=False) for each in OURS],
+    kv_cache_tokens=8192,
+    precisions=(INT8, BFLOAT16),
+)
 QUICK_WORK = Work("4 requests, 2 at a time, 16 tokens in, 2 to 8 out", 4, 2, 16, 2, 8)
 QUICK = PeersPlan([Bout(TINY_NAME, [QUICK_WORK], list(BASES))], 1)
 TOPIC = Topic(PeersPlan([SMALL], 3), QUICK, measure, PeersResult, section, draw)

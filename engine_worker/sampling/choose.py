@@ -7,6 +7,7 @@ draw, which it does not modify. The vocabulary is never sorted where a few candi
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,7 @@ class Greedy(NamedTuple):
 
     def __call__(self, scores: Tensor, *, widen: bool, gumbel_max: GumbelMax = torch_gumbel_max) -> Chosen:  # noqa: ARG002
         peaks, tokens = highest(scores)
-        return Chosen(tokens, _finite(peaks))
+        return Chosen(tokens, finite(peaks))
 
 
 class Filters(NamedTuple):
@@ -138,7 +139,7 @@ class Filtered(NamedTuple):
         # Noise depends on the token id alone, so a token gets the same in any number of candidates.
         noise = gumbel(random_bits(self.keys, ids))
         winners = noise.add_(scaled).masked_fill_(~kept, -torch.inf).argmax(dim=1, keepdim=True)
-        tokens, valid = ids.gather(1, winners).squeeze(1), _finite(values[:, 0])
+        tokens, valid = ids.gather(1, winners).squeeze(1), finite(values[:, 0])
         short = needs_more & valid
         if not widen:
             return Chosen(tokens, valid, short)
@@ -172,7 +173,7 @@ class Unfiltered(NamedTuple):
         threshold = None if self.min_p is None else best / self.temperature + self.min_p.log()
         peaks, tokens = gumbel_max(scores, self.temperature, self.keys, threshold)
         winner = peaks.argmax(dim=1, keepdim=True)
-        return Chosen(tokens.gather(1, winner).squeeze(1), _finite(best.squeeze(1)))
+        return Chosen(tokens.gather(1, winner).squeeze(1), finite(best.squeeze(1)))
 
 
 def _temperature(draws: Sequence[Draw]) -> Tensor:
@@ -192,6 +193,10 @@ def _mass(scores: Tensor, temperature: Tensor, rows: Tensor) -> Tensor:
     return masses.index_copy_(0, rows, scaled.sub_(best).exp_().sum(dim=1, keepdim=True, dtype=torch.float64))
 
 
-def _finite(values: Tensor) -> Tensor:
-    """Neither infinite nor NaN; one op fewer than torch.isfinite."""
+def finite(values: Tensor) -> Tensor:
+    """Neither infinite nor NaN."""
+    if values.device.type == "cpu":
+        # A call of numpy takes half the time of one of torch.
+        return torch.from_numpy(np.isfinite(values.numpy()))
+    # One operation fewer than torch.isfinite.
     return values.abs() < torch.inf

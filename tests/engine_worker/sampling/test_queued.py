@@ -74,9 +74,10 @@ def logits() -> torch.Tensor:
 
 def test_nothing_waits(logits, monkeypatch):
     """Neither for a number of the device nor for one on its way there."""
+    # On a GPU they are torch's.
     for module in (choose, noise):
-        # On a GPU it is torch's.
         monkeypatch.setattr(module, "highest", partial(torch.max, dim=1))
+    monkeypatch.setattr(choose, "finite", lambda values: values.abs() < torch.inf)
     draws = [draw(seed=i, prompt=[1, 2], output=[3, 4], **kind) for i, kind in enumerate(KINDS)]
     plan = to_device(SamplingPlan.of(draws, range(8), 8, VOCAB, {5: 1}), logits.device)
     before = torch.tensor([7, 9])
