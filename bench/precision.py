@@ -145,10 +145,7 @@ def _seconds_per_token(runner: ModelRunner, count: int) -> float:
 def _slices(runner: ModelRunner, parts: list[list[int]], start: int) -> list[Slice]:
     """One per sequence, each with blocks of its own."""
     each = runner.num_blocks // SEQUENCES
-    return [
-        Slice(part, start, range(each * i, each * i + each), (Draw(GREEDY, 0, 0, part, []),))
-        for i, part in enumerate(parts)
-    ]
+    return [Slice(part, start, range(each * i, each * i + each), (Draw(GREEDY, 0, 0),)) for i, part in enumerate(parts)]
 
 
 if __name__ == "__main__":

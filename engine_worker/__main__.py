@@ -96,26 +96,31 @@ def load(
     gc.disable()
     from engine_worker.backend import check_openvino, load_runner, wants_openvino
     from engine_worker.runner.config import RunnerConfig
+    from engine_worker.sampling.processors import find_processors
 
     gc.freeze()
     gc.enable()
 
+    def warn(event: str, reason: str) -> None:
+        log.warning(event, reason=reason)
+
+    # Before the model, which takes time to load.
+    processors = find_processors(settings, warn)
     config = section_of(settings, RunnerConfig)
     progress, capturing = (reported(startup, stage, progress_log(log, stage)) for stage in ("loading", "capturing"))
     if (wish := wants_openvino(config)) is not None:
         check_openvino(config, wish, settings.tensor_parallel)
     if settings.tensor_parallel == 1:
+        runner = load_runner(checkpoint, config, progress, capturing, warn)
+    else:
+        from engine_worker.parallel.leader import Leader
 
-        def warn(event: str, reason: str) -> None:
-            log.warning(event, reason=reason)
-
-        return load_runner(checkpoint, config, progress, capturing, warn)
-    from engine_worker.parallel.leader import Leader
-
-    leader = stack.enter_context(
-        closing(Leader(rank_env, settings.rank_start_timeout, settings.rank_timeout, log, settings.log_level))
-    )
-    return leader.load(settings.model, checkpoint, config, progress, capturing, settings.revision)
+        leader = stack.enter_context(
+            closing(Leader(rank_env, settings.rank_start_timeout, settings.rank_timeout, log, settings.log_level))
+        )
+        runner = leader.load(settings.model, checkpoint, config, progress, capturing, settings.revision)
+    runner.processors = processors
+    return runner
 
 
 def progress_log(

@@ -50,6 +50,8 @@ class Sequence:
     """Sort key (place in line, arrival, index): the lowest is served first and preempted last."""
     num_tokens: int
     """Prompt and output, including promised tokens."""
+    program: object | None = None
+    """See `Runner.programs`."""
     output: list[int] = field(default_factory=list)
     """Known output tokens."""
     num_resumed: int = 0
@@ -176,8 +178,17 @@ class Request:
     output and is treated like one that was preempted after it.
     """
 
-    def __init__(self, spec: Submit, root: bytes, number: int, now: float, aging_seconds: float = 0.0) -> None:
-        """`root`: parent of the first block's hash. `number`: of the arrival. `aging_seconds`: see `place_in_line`."""
+    def __init__(
+        self,
+        spec: Submit,
+        root: bytes,
+        number: int,
+        now: float,
+        aging_seconds: float = 0.0,
+        programs: abc.Sequence[object | None] | None = None,
+    ) -> None:
+        """`root`: parent of the first block's hash. `number`: of the arrival. `aging_seconds`: see `place_in_line`.
+        `programs`: from `Runner.programs`; None: the request needs none."""
         self.spec = spec
         self.root = root
         self.num_prompt = len(spec.prompt)
@@ -209,7 +220,10 @@ class Request:
         self.blocks_missed = 0
         """Full prompt blocks looked for in the prefix cache and not found."""
         place = place_in_line(spec.priority, now, aging_seconds)
-        self.sequences = tuple(self._sequence(index, (place, number, index)) for index in remaining(spec))
+        programs = programs or [None] * spec.n
+        self.sequences = tuple(
+            self._sequence(index, (place, number, index), programs[index]) for index in remaining(spec)
+        )
         for computes_prompt in self.awaiting()[:1]:
             computes_prompt.state = State.WAITING
         self.num_live = len(self.sequences)
@@ -218,10 +232,10 @@ class Request:
     def awaiting(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence.state is State.AWAITING]
 
-    def _sequence(self, index: int, order: tuple[float, int, int]) -> Sequence:
+    def _sequence(self, index: int, order: tuple[float, int, int], program: object | None) -> Sequence:
         output = list(self.spec.resume.get(index, ()))
         state = State.WAITING if output else State.AWAITING
-        return Sequence(self, index, state, order, self.num_prompt + len(output), output, len(output))
+        return Sequence(self, index, state, order, self.num_prompt + len(output), program, output, len(output))
 
 
 def remaining(spec: Submit) -> list[int]:

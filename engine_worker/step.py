@@ -16,7 +16,7 @@ import msgspec
 from sluice.ring.calls import MethodCall, RankAnswer
 from sluice.ring.errors import Fault
 from sluice.ring.params import SamplingParams
-from sluice.ring.wire import TokenLogprob
+from sluice.ring.wire import Submit, TokenLogprob
 
 
 class Draw(msgspec.Struct, frozen=True):
@@ -27,10 +27,10 @@ class Draw(msgspec.Struct, frozen=True):
     """Index of the sequence in its request; with seed and position the key of the sampling noise."""
     position: int
     """Offset of the new token in the continuation, from 0."""
-    prompt: Sequence[int]
-    """Token ids, read only when a penalty is set. The engine's own list: do not keep a reference."""
-    output: Sequence[int]
-    """Token ids so far. The engine's own list, which grows: do not keep a reference."""
+    output: Sequence[int] = ()
+    """Token ids so far. The engine's own list, which only grows. Read only by a program."""
+    program: object | None = None
+    """The sequence's own, from `Runner.programs`."""
     banned: tuple[int, ...] = ()
     """Token ids that may not be drawn: end and stop ids before min_tokens."""
 
@@ -123,6 +123,10 @@ class Runner(Protocol):
     """For the log: device, dtype, attention."""
     overlap: bool
     """Whether `launch` returns before the step is computed, so that the next one can be planned meanwhile."""
+
+    def programs(self, spec: Submit) -> Sequence[object | None]:
+        """For each of the request's n sequences what makes its logits depend on its tokens; None: nothing does. The
+        engine keeps it with the sequence and passes it back in the sequence's draws."""
 
     def launch(self, step: Step) -> Launched:
         """Start computing a step after those launched before it. What it refers to may change once it is collected."""

@@ -128,7 +128,7 @@ class Walk:
     def _slice(self, i: int, count: int, *, last: bool) -> Slice:
         start, split = self._computed[i], self._prompts[i]
         tokens = self.tokens[i]
-        draw = Draw(GREEDY, i, len(tokens) - split, tokens[:split], tokens[split:])
+        draw = Draw(GREEDY, i, len(tokens) - split)
         return Slice(tokens[start : start + count], start, self._tables[i], (draw,) if last else ())
 
 

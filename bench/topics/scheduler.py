@@ -81,6 +81,9 @@ class ScriptedRunner:
         self.choices = {"device": "none"}
         self._drawn = Drawn(1)
 
+    def programs(self, spec: Submit) -> list[None]:
+        return [None] * spec.n
+
     def launch(self, step: EngineStep) -> "Done":
         self.called = time.thread_time()
         self.slices = len(step.slices)

@@ -57,7 +57,7 @@ class Engine:
         )
         self._scheduler = build_scheduler(batching, context, log)
         self.live = LiveRequests(self.cache)
-        self.intake = Intake(self.live, terms, batching.priority_aging_seconds)
+        self.intake = Intake(self.live, terms, runner.programs, batching.priority_aging_seconds)
         # A sequence can have one promised token whose draw is still in flight, so one step at most may be in flight
         # while the next is planned.
         self._max_in_flight = 1 if runner.overlap else 0

@@ -1,6 +1,6 @@
 """Where requests and stops enter the core; the quarantine of suspect requests."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import inf
@@ -19,6 +19,8 @@ from sluice.ring.message import MAX_SEQUENCES
 from sluice.ring.wire import PROBATION_TOKENS, Submit
 from sluice.settings.engine import Batching
 
+Programs = Callable[[Submit], Sequence[object | None]]
+
 HOLD_SECONDS = 0.05
 """Delay before a quarantined request is computed, so that the heartbeat that names it gets out before it may end this
 process."""
@@ -33,6 +35,8 @@ class Terms:
     max_sequence_tokens: int
     """Prompt plus output; the model's context or what the block pool holds, whichever is less."""
     max_requests: int
+    processors: frozenset[str] = frozenset()
+    """Names of the logits processors."""
 
 
 def fingerprint(checkpoint: Checkpoint, weights: str, dtype: str, max_attention_window: tuple[int, ...]) -> str:
@@ -86,13 +90,15 @@ class Quarantine:
 
 
 class Intake:
-    def __init__(self, live: LiveRequests, terms: Terms, aging_seconds: float = 0.0) -> None:
-        """`aging_seconds`: time in which a waiting request gains one priority class; 0: never."""
+    def __init__(self, live: LiveRequests, terms: Terms, programs: Programs, aging_seconds: float = 0.0) -> None:
+        """`programs`: see `Runner.programs`. `aging_seconds`: time in which a waiting request gains one priority class;
+        0: never."""
         self.unknown_stops = 0
         """Stops since the start that named nothing live."""
         self.quarantine = Quarantine(live)
         self._live = live
         self._terms = terms
+        self._programs = programs
         self._aging_seconds = aging_seconds
         self._arrivals = 0
 
@@ -106,7 +112,8 @@ class Intake:
             if fault is None:
                 self._arrivals += 1
                 root = root_hash(self._terms.fingerprint, spec.salt)
-                request = Request(spec, root, self._arrivals, now, self._aging_seconds)
+                programs = self._programs(spec)
+                request = Request(spec, root, self._arrivals, now, self._aging_seconds, programs)
                 # `alone`: engines died under this request before.
                 (self.quarantine if spec.alone else self._live).begin(request, now)
             else:
@@ -147,6 +154,9 @@ class Intake:
                 f"{len(spec.prompt)} prompt tokens and {spec.stopping.max_tokens} max_tokens are {total}; "
                 f"this engine holds at most {terms.max_sequence_tokens} per sequence",
             )
+        unknown = [name for name in spec.sampling.logits_processors if name not in terms.processors]
+        if unknown:
+            return Fault(ErrorCode.INVALID_ARGUMENT.name, f"this engine has no logits processor {unknown[0]!r}")
         problem = _resume_problem(spec, terms.vocab_size)
         return None if problem is None else Fault(ErrorCode.INVALID_ARGUMENT.name, problem)
 

@@ -104,4 +104,4 @@ def _draw(sequence: Sequence) -> Draw:
     request = sequence.request
     spec, position = request.spec, sequence.num_tokens - request.num_prompt
     banned = request.banned if request.banned and position < spec.stopping.min_tokens else ()
-    return Draw(spec.sampling, sequence.index, position, spec.prompt, sequence.output, banned)
+    return Draw(spec.sampling, sequence.index, position, sequence.output, sequence.program, banned)

@@ -30,7 +30,7 @@ ROUNDED_TOLERANCE = 0.1
 # Narrower than the longest test context, and no multiple of a block.
 WINDOW = 40
 CPU = torch.device("cpu")
-DRAW = Draw(SamplingParams(temperature=0.0), 0, 0, (), ())
+DRAW = Draw(SamplingParams(temperature=0.0), 0, 0)
 # Each sequence: tokens in the cache, tokens of the step, blocks.
 STEPS = (
     ((0, 70, (5, 1, 3)), (0, 1, (0,))),

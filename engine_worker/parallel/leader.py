@@ -25,7 +25,7 @@ from engine_worker.runner.config import RunnerConfig, find_device
 from engine_worker.runner.load import load_runner
 from engine_worker.runner.runner import ModelRunner
 from engine_worker.runner.weights import Progress
-from engine_worker.step import Move, Runner
+from engine_worker.step import Move
 from sluice.ring.calls import MethodCall
 from sluice.ring.checkpoint import Checkpoint
 from sluice.telemetry.output import leave
@@ -87,7 +87,7 @@ class Leader:
         progress: Progress,
         capturing: Progress,
         revision: str | None = None,
-    ) -> Runner:
+    ) -> ModelRunner:
         """Load each rank's shard. See `load_runner`; raises ChannelError too."""
         env, seconds = self._rank_env, self._start_seconds
         # Checked for the last local rank too: with too few GPUs this error is clearer than the loss of a rank.

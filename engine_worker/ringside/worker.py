@@ -76,6 +76,7 @@ class Worker:
             vocab_size=checkpoint.vocab_size,
             max_sequence_tokens=longest_sequence(runner, settings, checkpoint.max_context_tokens),
             max_requests=settings.max_requests,
+            processors=frozenset(settings.processor_names),
         )
         self._host_names = HostNames()
         self._outbox = Outbox(settings.id, self.epoch, self._open_lane, time.monotonic, log)
@@ -296,4 +297,5 @@ class Worker:
             cut_off=self._outbox.cut_off,
             quarantine=self._engine.intake.quarantine.holder,
             model_version=self._settings.model_version,
+            logits_processors=self._settings.processor_names,
         )

@@ -1,7 +1,7 @@
 """Computes steps: plain data in, model, sampling, plain data out."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -16,9 +16,13 @@ from engine_worker.runner.forward import Forward, PreparedStep
 from engine_worker.runner.methods import Methods
 from engine_worker.sampling.logprobs import Logprobs
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
-from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample
+from engine_worker.sampling.processors import Processors
+from engine_worker.sampling.program import Processing, Program, build_programs
+from engine_worker.sampling.sampler import ProgramResults, Sampled, SamplingPlan, sample
 from engine_worker.step import DeviceLostError, Draw, Drawn, Move, Step
 from sluice.ring.calls import MethodCall
+from sluice.ring.errors import Fault
+from sluice.ring.wire import Submit
 
 T = TypeVar("T")
 
@@ -59,11 +63,13 @@ class WaitTimer:
 class StepResults:
     """A step's samples on their way to the host: asynchronous copies to pinned memory, started here."""
 
-    def __init__(self, sampled: Sampled, draws: list[Draw], *, hidden: bool) -> None:
-        """`hidden`: the next step is queued before this one is waited for, so a late wake-up costs nothing."""
+    def __init__(self, sampled: Sampled, draws: list[Draw], faults: Mapping[int, Fault], *, hidden: bool) -> None:
+        """`faults`: of draws whose tokens do not count. `hidden`: the next step is queued before this one is waited
+        for, so a late wake-up costs nothing."""
         self.tokens = sampled.tokens
         """[D] int64, on the device."""
         self._draws = draws
+        self._faults = faults
         self._copied: torch.cuda.Event | None = None
         if self.tokens.device.type != "cpu":
             logprobs = None if sampled.logprobs is None else Logprobs(*map(_on_host, sampled.logprobs))
@@ -77,17 +83,28 @@ class StepResults:
 
     def drawn(self) -> list[Drawn]:
         """One per draw; waits for the device."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._sampled.results(self._draws)
+        self._wait()
+        results = self._sampled.results(self._draws)
+        for draw, fault in self._faults.items():
+            results[draw] = Drawn(0, fault=fault)
+        return results
+
+    def tokens_on_host(self) -> list[int]:
+        """[D]; waits for the device."""
+        self._wait()
+        tokens: list[int] = self._sampled.tokens.tolist()
+        return tokens
 
     def short(self) -> bool:
         """See `Sampled.short`; waits for the device only if a draw has a filter."""
         if self._sampled.short is None:
             return False
+        self._wait()
+        return bool(self._sampled.short)
+
+    def _wait(self) -> None:
         if self._copied is not None:
             self._copied.synchronize()
-        return bool(self._sampled.short)
 
 
 def _on_host(tensor: Tensor) -> Tensor:
@@ -106,10 +123,9 @@ class LaunchedStep:
             results = self._results.result()
             return [] if results is None else results.drawn()
 
-    def sampled(self) -> Tensor | None:
-        """Its tokens, [D] int64 on the device; None if it failed or drew nothing. Waits until it was computed."""
-        results = None if self._results.exception() is not None else self._results.result()
-        return None if results is None else results.tokens
+    def results(self) -> StepResults | None:
+        """None if it failed or drew nothing. Waits until it was queued on the device."""
+        return None if self._results.exception() is not None else self._results.result()
 
 
 class ModelRunner:
@@ -139,6 +155,8 @@ class ModelRunner:
             "overlap": str(overlap),
         }
         self.overlap = overlap
+        self.processors = Processors()
+        """Those that requests may name; set before the first step."""
         self._thread = ThreadPoolExecutor(1, "runner", _use, (device,)) if overlap else None
         self._forward = forward
         self._methods = Methods(forward.rank)
@@ -174,6 +192,9 @@ class ModelRunner:
             if self._followers is not None:
                 self._followers.on_step_failed(lost)
             raise lost from error
+
+    def programs(self, spec: Submit) -> list[Program | None]:
+        return build_programs(spec.sampling, spec.prompt, Processing.of(spec))
 
     @torch.inference_mode()
     def launch(self, step: Step) -> LaunchedStep:
@@ -226,9 +247,9 @@ class ModelRunner:
         before: LaunchedStep | None,
     ) -> StepResults | None:
         try:
-            sampled = before.sampled() if before is not None else None
-            if sampled is not None and prepared is not None:
-                prepared.follow(sampled)
+            followed = before.results() if before is not None else None
+            if followed is not None and prepared is not None:
+                prepared.follow(followed.tokens)
             logits = self._forward.logits(moves, prepared)
         except Exception as error:
             # The others may have computed the step, or wait for rank 0 in one of its collectives.
@@ -238,9 +259,20 @@ class ModelRunner:
         if sampling is None or logits is None:
             return None
         draws, plan = sampling
-        drawn = sample(logits, plan, sampled, widen=self._widen, gumbel_max=self._gumbel_max)
-        results = StepResults(drawn, draws, hidden=self.overlap)
+        programs = self._run_programs(plan, logits, followed)
+        drawn = sample(logits, plan, programs, widen=self._widen, gumbel_max=self._gumbel_max)
+        results = StepResults(drawn, draws, programs.faults, hidden=self.overlap)
         # Checked only after the whole step is queued: the device idles at most until the next one is queued too.
         if not results.short():
             return results
-        return StepResults(sample(logits, plan, sampled, gumbel_max=self._gumbel_max), draws, hidden=self.overlap)
+        drawn = sample(logits, plan, programs, gumbel_max=self._gumbel_max)
+        return StepResults(drawn, draws, programs.faults, hidden=self.overlap)
+
+    def _run_programs(self, plan: SamplingPlan, logits: Tensor, followed: StepResults | None) -> ProgramResults:
+        """While the device computes the model: programs need the previous step's tokens on the host, the model does
+        not."""
+        if plan.programs is None:
+            return ProgramResults()
+        before = None if followed is None else followed.tokens_on_host()
+        results = plan.run_programs(logits, before, self.processors)
+        return results._replace(edits=to_device(results.edits, self._forward.device))

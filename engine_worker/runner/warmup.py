@@ -19,6 +19,7 @@ from engine_worker.runner.memory import MemoryTooSmallError, free_memory
 from engine_worker.runner.torch_forward import TorchForward
 from engine_worker.runner.weights import Progress
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
+from engine_worker.sampling.program import build_programs
 from engine_worker.sampling.sampler import sample
 from engine_worker.step import Draw, Slice
 from sluice.ring.params import SamplingParams
@@ -31,12 +32,13 @@ FILTERED = replace(UNFILTERED, top_p=0.9)
 def largest_step(config: RunnerConfig, max_context: int, sampling: SamplingParams) -> list[Slice]:
     """The most tokens of the most sequences, one of them as long as possible."""
     left = config.max_tokens_per_step
+    (program,) = build_programs(sampling, [0])
     slices = []
     for others in reversed(range(min(config.max_batch_size, left))):
         count = min(max_context, left - others)
         # All share block 0: its content does not matter yet.
         blocks = [0] * -(-count // config.tokens_per_block)
-        slices.append(Slice([0] * count, 0, blocks, (Draw(sampling, 0, 0, [0], [0]),)))
+        slices.append(Slice([0] * count, 0, blocks, (Draw(sampling, 0, 0, program=program),)))
         left -= count
     return slices
 
@@ -70,7 +72,9 @@ def warm_up(
         if logits is not None and gumbel_max is not None:
             for slices in (unfiltered, filtered):
                 plan = to_device(StepDraws.of(slices).plan(model.config.vocab_size), device)
-                sample(logits, plan, widen=False, gumbel_max=gumbel_max)
+                programs = plan.run_programs(logits, None)
+                programs = programs._replace(edits=to_device(programs.edits, device))
+                sample(logits, plan, programs, widen=False, gumbel_max=gumbel_max)
         synchronize(device)
     except torch.OutOfMemoryError as error:
         raise MemoryTooSmallError(

@@ -1,15 +1,16 @@
-"""Changes to the logits before temperature: bias, allowed and banned tokens, penalties, in this order.
+"""Changes to the logits that do not depend on the tokens so far: bias, then allowed and banned tokens.
 
-Built from draws on the host, sent to the device, applied there. Flat indices: see `penalties`.
+Built from draws on the host, sent to the device, applied there. Flat indices: see `flat`. What depends on the tokens so
+far comes afterwards: see `programs`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from engine_worker.sampling.penalties import Frequency, Repetition, gather_flat, scatter_flat
+from engine_worker.sampling.flat import gather_flat, scatter_flat
 from engine_worker.step import Draw
 
 
@@ -70,25 +71,17 @@ class LogitEdits(NamedTuple):
     allowed: Allowed | None
     banned: Tensor | None
     """[C] int64 flat index."""
-    repetition: Repetition | None
-    frequency: Frequency | None
 
     @staticmethod
-    def of(draws: Sequence[Draw], size: int, follows: Mapping[int, int]) -> "LogitEdits":
-        """For rows of `size` scores, one per draw. follows: for rows whose last output token is still being drawn, the
-        draw of the previous step. Token ids outside the vocabulary are ignored: they cannot be drawn anyway."""
-        return LogitEdits(
-            size,
-            Bias.of(draws, size),
-            Allowed.of(draws, size),
-            _banned(draws, size),
-            Repetition.of(draws, size, follows),
-            Frequency.of(draws, size, follows),
-        )
+    def of(draws: Sequence[Draw], size: int) -> "LogitEdits | None":
+        """For rows of `size` scores, one per draw; None if no draw needs any. Token ids outside the vocabulary are
+        ignored: they cannot be drawn anyway."""
+        if not any(map(needs_edits, draws)):
+            return None
+        return LogitEdits(size, Bias.of(draws, size), Allowed.of(draws, size), _banned(draws, size))
 
-    def apply(self, scores: Tensor, before: Tensor | None) -> None:
-        """Scores [N, size] float32, in place. before: tokens of the previous step, [D] int64; None if no draw follows
-        it, or if it failed. Raises ValueError on scores of another size."""
+    def apply(self, scores: Tensor) -> None:
+        """Scores [N, size] float32, in place. Raises ValueError on scores of another size."""
         if scores.shape[1] != self.size:
             raise ValueError(f"{scores.shape[1]} scores per row, but the edits were made for {self.size}")
         if self.bias is not None:
@@ -97,17 +90,11 @@ class LogitEdits(NamedTuple):
             self.allowed.apply(scores)
         if self.banned is not None:
             scores.view(-1).index_fill_(0, self.banned, -torch.inf)
-        if self.repetition is not None:
-            self.repetition.apply(scores, before)
-        if self.frequency is not None:
-            self.frequency.apply(scores, before)
 
 
 def needs_edits(draw: Draw) -> bool:
     sampling = draw.sampling
-    return bool(
-        draw.banned or sampling.logit_bias or sampling.bad_token_ids or sampling.allowed_token_ids or sampling.penalized
-    )
+    return bool(draw.banned or sampling.logit_bias or sampling.bad_token_ids or sampling.allowed_token_ids)
 
 
 def _banned(draws: Sequence[Draw], size: int) -> Tensor | None:

@@ -6,6 +6,7 @@ behind the model, and the host waits for nothing.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -15,10 +16,24 @@ from engine_worker.sampling.choose import Filtered, Greedy, Unfiltered
 from engine_worker.sampling.logit_edits import LogitEdits, needs_edits
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
+from engine_worker.sampling.processors import NO_PROCESSORS, Processors, run_processors
+from engine_worker.sampling.programs import ProgramEdits, StepPrograms
 from engine_worker.step import Draw, Drawn
 from sluice.ring.errors import ErrorCode, Fault
 
 Kind = type[Greedy] | type[Unfiltered] | type[Filtered]
+
+
+class ProgramResults(NamedTuple):
+    """What the programs of a step have done."""
+
+    scores: Tensor | None = None
+    """[R + P, vocab] float32: the logits, followed by the processed rows; None: no draw has processors."""
+    edits: tuple[ProgramEdits | None, ...] = ()
+    """By group of the plan."""
+    faults: Mapping[int, Fault] = {}
+    """By draw."""
+
 
 NO_TOKEN = Drawn(
     0,
@@ -57,6 +72,8 @@ class SamplingGroup(NamedTuple):
 
     rows: Tensor | None
     """[N] int64: rows of the logits; None: all, in order."""
+    draws: list[int]
+    """Indices of the draws, by row."""
     edits: LogitEdits | None
     choose: Greedy | Unfiltered | Filtered
 
@@ -79,48 +96,83 @@ class SamplingPlan(NamedTuple):
     order: Tensor | None
     """[D] int64: index of each draw in the concatenated groups; None: they are in order."""
     logprob_rows: LogprobRows | None
+    programs: StepPrograms | None
+    processed_rows: Tensor | None
+    """[P] int64: rows of the draws that have processors. Each of these draws is sampled from a copy of its row, behind
+    the R rows of logits."""
+    vocab_size: int
+
+    def run_programs(
+        self, logits: Tensor, before: Sequence[int] | None, processors: Processors = NO_PROCESSORS
+    ) -> ProgramResults:
+        """For `sample`. logits: [R, vocab]. before: tokens of the previous step, if draws follow it; None if it
+        failed."""
+        if self.programs is None:
+            return ProgramResults()
+        scores, faults = None, {}
+        with self.programs.advanced(before) as edits:
+            if self.processed_rows is not None:
+                scores = torch.cat((logits, logits.index_select(0, self.processed_rows)))
+                faults = run_processors(processors, self.programs.processed(scores[len(logits) :]))
+        grouped = [{row: edits[draw] for row, draw in enumerate(group.draws) if draw in edits} for group in self.groups]
+        return ProgramResults(scores, tuple(ProgramEdits.of(rows, self.vocab_size) for rows in grouped), faults)
 
     @staticmethod
     def of(
         draws: Sequence[Draw], rows: Sequence[int], num_rows: int, vocab_size: int, follows: Mapping[int, int]
     ) -> "SamplingPlan":
         """For logits [num_rows, vocab_size]. rows: the row of each draw. follows: for draws whose last output token is
-        still being drawn, the draw of the previous step. Copies what it needs of the draws."""
+        still being drawn, the draw of the previous step. Copies what it needs of the draws, whose outputs may grow."""
+        programs = StepPrograms.of(draws, follows)
+        processed = [] if programs is None else programs.draws_with_processors()
+        own = {draw: row for row, draw in enumerate(processed, num_rows)}
+        score_rows = [own.get(i, row) for i, row in enumerate(rows)] if own else rows
         groups: dict[tuple[Kind, bool], list[int]] = defaultdict(list)
         for i, draw in enumerate(draws):
-            groups[_kind(draw), needs_edits(draw)].append(i)
+            groups[_kind(draw), needs_edits(draw) or draw.program is not None].append(i)
         members = list(groups.values())
         return SamplingPlan(
             tuple(
                 SamplingGroup(
-                    _rows([rows[i] for i in chosen], num_rows),
-                    _edits(draws, chosen, vocab_size, follows) if edited else None,
+                    _rows([score_rows[i] for i in chosen], num_rows + len(own)),
+                    chosen,
+                    LogitEdits.of([draws[i] for i in chosen], vocab_size),
                     kind.of([draws[i] for i in chosen]),
                 )
-                for (kind, edited), chosen in groups.items()
+                for (kind, _), chosen in groups.items()
             ),
             torch.tensor([i for chosen in members for i in chosen]).argsort() if len(members) > 1 else None,
             _logprob_rows(draws, rows, num_rows),
+            programs,
+            torch.tensor([rows[i] for i in processed]) if processed else None,
+            vocab_size,
         )
+
+
+NO_PROGRAMS = ProgramResults()
 
 
 def sample(
     logits: Tensor,
     plan: SamplingPlan,
-    before: Tensor | None = None,
+    programs: ProgramResults = NO_PROGRAMS,
     *,
     widen: bool = True,
     gumbel_max: GumbelMax = torch_gumbel_max,
 ) -> Sampled:
-    """logits [R, vocab] float32 are not modified. before: tokens of the previous step, [D] int64, if draws follow it;
-    None if it failed. widen: see `Filtered`; without it the host never waits for the device."""
+    """logits [R, vocab] float32 are not modified. programs: what `plan.run_programs` returned; may be left out if there
+    are none. widen: see `Filtered`; without it the host never waits for the device."""
     chosen = []
-    for group in plan.groups:
-        scores = logits if group.rows is None else logits.index_select(0, group.rows)
+    source = logits if programs.scores is None else programs.scores
+    for group, edits in zip_longest(plan.groups, programs.edits):
+        scores = source if group.rows is None else source.index_select(0, group.rows)
         # The logits themselves stay as they are: logprobs are computed from them below.
+        if scores is source and not (group.edits is None and edits is None):
+            scores = source.clone()
         if group.edits is not None:
-            scores = logits.clone() if scores is logits else scores
-            group.edits.apply(scores, before)
+            group.edits.apply(scores)
+        if edits is not None:
+            edits.apply(scores)
         chosen.append(group.choose(scores, widen=widen, gumbel_max=gumbel_max))
     tokens, valid = chosen[0].tokens, chosen[0].valid
     # Back from the order of the groups to that of the draws.
@@ -138,11 +190,6 @@ def _kind(draw: Draw) -> Kind:
     if sampling.greedy:
         return Greedy
     return Filtered if sampling.top_k or sampling.top_p < 1.0 else Unfiltered
-
-
-def _edits(draws: Sequence[Draw], members: list[int], vocab_size: int, follows: Mapping[int, int]) -> LogitEdits:
-    following = {row: follows[i] for row, i in enumerate(members) if i in follows} if follows else {}
-    return LogitEdits.of([draws[i] for i in members], vocab_size, following)
 
 
 def _rows(rows: list[int], num_rows: int) -> Tensor | None:

@@ -64,7 +64,7 @@ class ResponseBuilder:
         self._request = request
         self._spec = request.spec
         self._vocabulary = vocabulary
-        self._with_logprobs = request.spec.sampling.logprobs is not None
+        self._with_logprobs = request.spec.logprobs is not None
 
     def started(self) -> pb.Started:
         started = self._request.log.started
@@ -133,7 +133,11 @@ class ResponseBuilder:
         sequences = self._request.log.sequences
         response = pb.GenerateResponse(
             request_id=self._spec.request_id,
-            outputs=[self._output(each, each.end, prompt_text) for each in sequences if each.end],
+            outputs=[
+                self._output(index, each, each.end, prompt_text)
+                for index, each in enumerate(self._outputs())
+                if each.end is not None
+            ],
             usage=self._usage(),
             timings=self._timings(),
         )
@@ -141,15 +145,20 @@ class ResponseBuilder:
             self._request.log.mark_delivered(sequence)
         return response
 
-    def _output(self, sequence: SequenceLog, end: End, prompt_text: str) -> pb.Output:
+    def _outputs(self) -> list[SequenceLog]:
+        """The sequences that are returned: all, or the most likely ones, the best first."""
+        sequences, count = self._request.log.sequences, self._spec.num_outputs
+        return sequences if count == len(sequences) else sorted(sequences, key=_by_likelihood)[:count]
+
+    def _output(self, index: int, sequence: SequenceLog, end: End, prompt_text: str) -> pb.Output:
         output = pb.Output(
-            index=sequence.index,
-            text=(prompt_text if self._spec.echoes(sequence.index) else "") + "".join(sequence.text) + end.held,
+            index=index,
+            text=(prompt_text if self._spec.echoes(index) else "") + "".join(sequence.text) + end.held,
             token_ids=sequence.undelivered_ids if self._spec.token_ids else (),
-            logprobs=self._logprobs(sequence),
+            logprobs=self._logprobs(sequence) if self._with_logprobs else (),
             finish_reason=_reason(end),
             seed=derive_seed(self._spec.sampling.seed, sequence.index),
-            cumulative_logprob=sequence.cumulative if self._with_logprobs else None,
+            cumulative_logprob=None if self._spec.sampling.logprobs is None else sequence.cumulative,
         )
         _set_matched_stop(output, end)
         return output
@@ -187,6 +196,12 @@ class ResponseBuilder:
             decode=duration(max(found.generation for found in times)),
             time_to_first_token=duration(queue + context if first is None else first),
         )
+
+
+def _by_likelihood(sequence: SequenceLog) -> tuple[bool, float, int]:
+    """Sort key, the most likely first. One that was stopped before its end is short, and would look likely."""
+    stopped = sequence.end is None or sequence.end.reason in (FinishReason.ABORTED, FinishReason.TIME_LIMIT)
+    return stopped, -sequence.cumulative, sequence.index
 
 
 def _reason(end: End) -> pb.FinishReason.ValueType:

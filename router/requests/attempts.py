@@ -75,10 +75,21 @@ class AttemptSender:
         self._requests.enter_ring(request, attempt)
         return True
 
+    @property
+    def processors(self) -> set[str] | None:
+        """Names of the logits processors that some engine has; None: there is no engine."""
+        heartbeats = [peer.heartbeat for peer in self._membership.engines.usable if peer.heartbeat]
+        return {name for heartbeat in heartbeats for name in heartbeat.logits_processors} if heartbeats else None
+
     def no_peers_error(self, request: RequestState) -> RequestError:
         """Why no peers were found for a request's first attempt."""
         if request.bound and not self._serving.engines_for(request, self._membership.engines.usable):
             return RequestError(ErrorCode.NO_ENGINE, f"no engine with the model {request.model} is alive")
+        names = request.sampling.logits_processors
+        if not set(names).issubset(self.processors or ()):
+            return RequestError(
+                ErrorCode.NO_ENGINE, f"no engine with the logits processors {', '.join(names)} is alive"
+            )
         return RequestError(ErrorCode.NO_DETOKENIZER, "no engine can reach a detokenizer")
 
     def can_move(self, request: RequestState) -> bool:
@@ -134,6 +145,8 @@ class AttemptSender:
         total = len(request.prompt) + request.max_tokens
         found = self._reachable(request)
         able = [peer for peer in found.engines if peer.heartbeat and peer.heartbeat.max_sequence_tokens >= total]
+        if names := set(request.sampling.logits_processors):
+            able = [peer for peer in able if peer.heartbeat and names.issubset(peer.heartbeat.logits_processors)]
         return found._replace(engines=able)
 
     def _reachable(self, request: RequestState) -> "_Candidates":
@@ -188,7 +201,7 @@ class AttemptSender:
             name=spec.request_id,
             prompt=request.prompt,
             n=spec.n,
-            sampling=spec.sampling,
+            sampling=request.sampling,
             stopping=StopParams(request.max_tokens, stopping.min_tokens, stopping.eos_token_ids, stopping.token_ids),
             text=msgspec.structs.replace(spec.text, interval=request.interval),
             priority=spec.priority,
@@ -201,6 +214,7 @@ class AttemptSender:
             resume=request.log.resume,
             ended=request.log.ended,
             alone=alone,
+            client_id=spec.client_id,
         )
 
     def _send_cancel(self, request: RequestState, sequence: int | None = None) -> None:

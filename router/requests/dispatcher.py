@@ -49,6 +49,11 @@ class Dispatcher:
         """As `AttemptSender.context_tokens`."""
         return self._attempts.context_tokens
 
+    @property
+    def processors(self) -> set[str] | None:
+        """As `AttemptSender.processors`."""
+        return self._attempts.processors
+
     async def submit(self, request: RequestState) -> None:
         """Place the first attempt and send it, waiting for peers up to `peer_wait` and for a lane with room.
 

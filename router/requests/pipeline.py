@@ -16,6 +16,7 @@ from router.requests.registry import RequestCounters, Requests
 from router.requests.request_state import RequestState
 from router.text.tokenizer_pool import TokenizerPool
 from router.validate.model import Limits, Model
+from router.validate.sampling import ban_words, check_processors
 from router.validate.spec import fit, parse
 from sluice.ring.errors import FinishReason
 from sluice.v1.generation_pb2 import GenerationSpec
@@ -106,12 +107,14 @@ class RequestPipeline:
         spec = request.spec
         # Before tokenizing: if the queue is full, the request would be refused afterwards whatever its prompt is.
         self._admission.check(request.tenant)
+        check_processors(spec.sampling.logits_processors, self._dispatcher.processors)
         tokens = await self._text.tokens(spec.prompt)
         prompt = tokens if spec.keep_prompt_tokens is None else tokens[-spec.keep_prompt_tokens :]
         # Checked again at the first submit, when it is known which engines may take it; here, so that a prompt that no
         # engine can hold is refused at once and does not wait in the queue first.
         fit(spec, len(prompt), self._dispatcher.context_tokens)
-        request.on_tokenized(prompt, spec.retention.params(len(tokens), len(prompt)))
+        sampling = ban_words(spec.sampling, await self._text.spellings(spec.bad_words))
+        request.on_tokenized(prompt, sampling, spec.retention.params(len(tokens), len(prompt)))
         context_tokens = len(prompt) + spec.resumed_tokens
         request.on_admitted(await self._admission.acquire(spec.priority, context_tokens, request.tenant))
         await self._dispatcher.submit(request)

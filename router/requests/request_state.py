@@ -13,7 +13,7 @@ from router.requests.admission import Permit
 from router.requests.suspects import Suspicion
 from router.requests.token_log import RequestLog
 from router.validate.spec import Spec
-from sluice.ring.params import RetentionParams
+from sluice.ring.params import RetentionParams, SamplingParams
 from sluice.ring.wire import PROBATION_TOKENS, Started, Times
 
 
@@ -93,6 +93,8 @@ class RequestState:
         self.aborted = False
         """Its client, or an admin, asked for its end."""
         self.prompt: list[int] = []
+        self.sampling = spec.sampling
+        """With the bad words, once they are tokenized."""
         self.retention = RetentionParams()
         self.max_tokens = 0
         """Settled by the first submit."""
@@ -200,9 +202,9 @@ class RequestState:
         if self._preparation is not None and not self._preparation.expired():
             self._preparation.reschedule(asyncio.get_running_loop().time())
 
-    def on_tokenized(self, prompt: list[int], retention: RetentionParams) -> None:
+    def on_tokenized(self, prompt: list[int], sampling: SamplingParams, retention: RetentionParams) -> None:
         self.move_to(RequestPhase.QUEUED)
-        self.prompt, self.retention = prompt, retention
+        self.prompt, self.sampling, self.retention = prompt, sampling, retention
 
     def on_admitted(self, permit: Permit) -> None:
         """It holds `permit` from here on, and releases it when it ends or pauses."""

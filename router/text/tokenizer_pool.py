@@ -53,6 +53,12 @@ class TokenizerPool:
             return _guarded(lambda: self._encode_prompt(prompt))
         return await self._run(prompt.size, lambda: self._encode_prompt(prompt))
 
+    async def spellings(self, words: Sequence[str]) -> list[list[list[int]]]:
+        """Of each word: its token ids at the start of a text or within a word, and after a space."""
+        if not words:
+            return []
+        return await self._run(2 * sum(len(word.encode()) + 1 for word in words), lambda: self._spell(words))
+
     async def encode(self, text: str, add_special_tokens: bool, into: Callable[[Encoding], T]) -> T:
         """`into(encoding)`, called in the thread too, since a text may have millions of tokens."""
         encode = self._tokenizer.encode
@@ -67,6 +73,10 @@ class TokenizerPool:
     def close(self) -> None:
         """Stop the threads; queued work is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _spell(self, words: Sequence[str]) -> list[list[list[int]]]:
+        encode = self._tokenizer.encode
+        return [[encode(text, add_special_tokens=False).ids for text in (word, f" {word}")] for word in words]
 
     def _encode_prompt(self, prompt: TextPrompt | ChatPrompt) -> list[int]:
         text = self._render(prompt) if isinstance(prompt, ChatPrompt) else prompt.text

@@ -10,17 +10,13 @@ from sluice.v1.sampling_pb2 import GuidedDecoding
 
 REJECTED = frozenset(
     {
-        "sampling.bad_words",
-        "sampling.no_repeat_ngram_size",
         "sampling.beam_search",
-        "sampling.logits_processors",
         "guided",
         "output.prompt_logprobs",
         "output.context_logits",
         "output.generation_logits",
         "output.tensors",
         "lora_id",
-        "best_of",
         "prompt_adapter_id",
         "speculation",
     }
@@ -33,17 +29,14 @@ GROUPS = frozenset(path.partition(".")[0] for path in REJECTED if "." in path)
 GUIDE_TEXTS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
 
 OFF: Mapping[str, Callable[[GenerationSpec], bool]] = {
-    "sampling.no_repeat_ngram_size": lambda spec: spec.sampling.no_repeat_ngram_size == 0,
     "sampling.beam_search": lambda spec: spec.sampling.beam_search.width == 1,
     "guided": lambda spec: spec.guided.WhichOneof("guide") is None,
-    "best_of": lambda spec: spec.best_of <= (spec.n if spec.HasField("n") else 1),
     "speculation": lambda spec: (
         not spec.speculation.max_draft_tokens
         and (spec.speculation.HasField("max_draft_tokens") or not spec.speculation.draft_token_ids)
     ),
 }
-"""Whether a rejected field has a value that turns the feature off. All other rejected fields must be unset. A `best_of`
-below n passes here and is reported by `parse`."""
+"""Whether a rejected field has a value that turns the feature off. All other rejected fields must be unset."""
 
 
 def reject_unbuilt(spec: GenerationSpec, limits: Limits) -> None:

@@ -100,6 +100,12 @@ class Limits:
     logit_bias: int = 1024
     guide_bytes: int = 65_536
     """Of a regex, schema or grammar, or of all choices together."""
+    bad_words: int = 256
+    bad_word_bytes: int = 256
+    """Of one bad word."""
+    logits_processors: int = 16
+    ngram_size: int = 64
+    """Of no_repeat_ngram_size: an engine keeps every n-gram."""
     listed_ids: int = 16_384
     """In bad, allowed or stop_token_ids."""
     messages: int = 4096

@@ -1,11 +1,12 @@
 """How tokens are chosen and when a sequence stops: sluice.v1.SamplingParams and StoppingCriteria with all defaults."""
 
 import secrets
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import msgspec
 
-from router.errors import Range, Violations
+from router.errors import Range, Violations, shown
 from router.validate.model import SAMPLING_RANGES, Limits, Model
 from sluice.ring.params import SamplingParams
 from sluice.v1 import sampling_pb2 as pb
@@ -39,8 +40,45 @@ def parse_sampling(
         logit_bias=_logit_bias(message, model, limits, bad),
         bad_token_ids=banned,
         allowed_token_ids=allowed,
+        logits_processors=_processors(message, limits, bad),
+        no_repeat_ngram_size=_ngram_size(message, limits, bad),
         logprobs=logprobs,
     )
+
+
+def parse_bad_words(message: pb.SamplingParams, limits: Limits, bad: Violations) -> tuple[str, ...]:
+    field = "spec.sampling.bad_words"
+    return _strings(field, message.bad_words, limits.bad_words, "bad words", limits.bad_word_bytes, bad)
+
+
+def check_processors(names: Sequence[str], known: Set[str] | None) -> None:
+    """Raises RequestError if no engine has one of these logits processors. `known`: what they have; None: there is no
+    engine to ask."""
+    if known is None:
+        return
+    bad = Violations()
+    for i, name in enumerate(names):
+        if name not in known:
+            listed = ", ".join(sorted(known)) or "none, the engines have no logits processors"
+            bad.add(f"spec.sampling.logits_processors[{i}]", f"is {shown(name)}, must be one of: {listed}")
+    bad.raise_if_any()
+
+
+def ban_words(sampling: SamplingParams, spellings: Sequence[Sequence[Sequence[int]]]) -> SamplingParams:
+    """`spellings`: the token ids that each bad word may be written with. Raises RequestError."""
+    if not spellings:
+        return sampling
+    bad, field = Violations(), "spec.sampling.bad_words"
+    words = [tuple(ids) for each in spellings for ids in each]
+    for i, each in enumerate(spellings):
+        if not all(each):
+            bad.add(f"{field}[{i}]", "has no tokens")
+    single = {*sampling.bad_token_ids, *(word[0] for word in words if len(word) == 1)}
+    if sampling.allowed_token_ids and single.issuperset(sampling.allowed_token_ids):
+        bad.add(field, f"bans all {len(sampling.allowed_token_ids)} tokens in allowed_token_ids")
+    bad.raise_if_any()
+    several = dict.fromkeys(word for word in words if len(word) > 1)
+    return msgspec.structs.replace(sampling, bad_token_ids=tuple(sorted(single)), bad_words=tuple(several))
 
 
 def parse_stopping(message: pb.StoppingCriteria, model: Model, limits: Limits, bad: Violations) -> Stopping:
@@ -54,7 +92,9 @@ def parse_stopping(message: pb.StoppingCriteria, model: Model, limits: Limits, b
     return Stopping(
         max_tokens=max_tokens,
         min_tokens=message.min_tokens,
-        strings=_stop_strings(message, limits, bad),
+        strings=_strings(
+            "spec.stopping.stop", message.stop, limits.stop_strings, "stop strings", limits.stop_bytes, bad
+        ),
         token_ids=bad.id_set(f"{field}.stop_token_ids", message.stop_token_ids, limits.listed_ids, model.vocab_size),
         eos_token_ids=() if message.ignore_eos else model.eos_token_ids,
         include_stop=message.include_stop_in_output,
@@ -97,13 +137,24 @@ def _bans(
     return banned, allowed
 
 
-def _stop_strings(message: pb.StoppingCriteria, limits: Limits, bad: Violations) -> tuple[str, ...]:
-    field = "spec.stopping.stop"
-    if not bad.at_most(field, len(message.stop), limits.stop_strings, "stop strings"):
+def _ngram_size(message: pb.SamplingParams, limits: Limits, bad: Violations) -> int:
+    bad.within("spec.sampling.no_repeat_ngram_size", message.no_repeat_ngram_size, Range(0, limits.ngram_size))
+    return message.no_repeat_ngram_size
+
+
+def _processors(message: pb.SamplingParams, limits: Limits, bad: Violations) -> tuple[str, ...]:
+    field, given = "spec.sampling.logits_processors", message.logits_processors
+    return tuple(given) if bad.at_most(field, len(given), limits.logits_processors, "names") else ()
+
+
+def _strings(
+    field: str, given: Sequence[str], most: int, unit: str, most_bytes: int, bad: Violations
+) -> tuple[str, ...]:
+    """Without duplicates, in the caller's order."""
+    if not bad.at_most(field, len(given), most, unit):
         return ()
-    for i, stop in enumerate(message.stop):
-        if not stop:
+    for i, each in enumerate(given):
+        if not each:
             bad.add(f"{field}[{i}]", "is empty")
-        bad.at_most(f"{field}[{i}]", len(stop.encode()), limits.stop_bytes, "bytes")
-    # Without duplicates, in the caller's order.
-    return tuple(dict.fromkeys(message.stop))
+        bad.at_most(f"{field}[{i}]", len(each.encode()), most_bytes, "bytes")
+    return tuple(dict.fromkeys(given))

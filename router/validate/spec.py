@@ -10,7 +10,7 @@ from router.errors import Range, RequestError, Violation, Violations, shown
 from router.validate.fields import reject_unbuilt
 from router.validate.model import Limits, Model
 from router.validate.prompt import Prompt, Retention, parse_prompt, parse_retention
-from router.validate.sampling import Stopping, parse_sampling, parse_stopping
+from router.validate.sampling import Stopping, parse_bad_words, parse_sampling, parse_stopping
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import SamplingParams, TextParams
 from sluice.v1 import generation_pb2 as pb
@@ -32,9 +32,16 @@ class Spec:
     """Truncate the prompt to this many tokens, the last ones."""
     retention: Retention
     sampling: SamplingParams
+    """Without the bad words, which are not tokenized yet."""
+    bad_words: tuple[str, ...]
     stopping: Stopping
     text: TextParams
     n: int
+    """Sequences that are generated."""
+    num_outputs: int
+    """Of these, how many are returned: if fewer, the most likely ones."""
+    logprobs: int | None
+    """Alternatives to return with each token; None: no logprobs are returned."""
     priority: int
     """1 low, 2 normal, 3 high."""
     salt: str
@@ -48,8 +55,15 @@ class Spec:
     """Tokens that the caller already has, by output index."""
     resume_model: str
     """Fingerprint of the model that generated them; empty: unknown."""
+    client_id: int | None
+    """For logits processors."""
     engine_deaths: int = 0
     """Consecutive engine deaths under this request, as other routers reported."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether outputs are chosen among more sequences."""
+        return self.num_outputs < self.n
 
     @property
     def resumed_tokens(self) -> int:
@@ -71,8 +85,11 @@ def parse(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool
     reject_unbuilt(spec, limits)
     bad = Violations()
     stopping = parse_stopping(spec.stopping, model, limits, bad)
-    n = _n(spec, limits, bad)
-    sampling = parse_sampling(spec.sampling, _logprobs(spec.output, limits, bad), model, limits, bad)
+    num_outputs, n = _n(spec, limits, streaming, bad)
+    logprobs = _logprobs(spec.output, limits, bad)
+    # Sequences are compared by their logprobs, whether or not these are returned.
+    drawn_logprobs = 0 if logprobs is None and num_outputs < n else logprobs
+    sampling = parse_sampling(spec.sampling, drawn_logprobs, model, limits, bad)
     resume = _resume(spec.resume, n, stopping, model, bad)
     _check_seed(resume, sampling.greedy, spec.sampling.HasField("seed"), bad)
     found = Spec(
@@ -81,9 +98,12 @@ def parse(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool
         keep_prompt_tokens=_keep_prompt_tokens(spec, bad),
         retention=parse_retention(spec.kv_cache, limits, bad),
         sampling=sampling,
+        bad_words=parse_bad_words(spec.sampling, limits, bad),
         stopping=stopping,
         text=_text_params(spec.output, stopping, model, streaming, bad),
         n=n,
+        num_outputs=num_outputs,
+        logprobs=logprobs,
         priority=_priority(spec.priority, bad),
         salt=spec.kv_cache.salt,
         time_limit=_time_limit(spec, limits, bad),
@@ -93,6 +113,7 @@ def parse(spec: pb.GenerationSpec, model: Model, limits: Limits, streaming: bool
         streaming=streaming,
         resume=resume,
         engine_deaths=spec.engine_deaths,
+        client_id=spec.client_id if spec.HasField("client_id") else None,
         resume_model=_resume_model(spec.resume, bad),
     )
     bad.at_most("spec.kv_cache.salt", len(spec.kv_cache.salt.encode()), limits.salt_bytes, "bytes")
@@ -181,15 +202,19 @@ def _text_params(
     )
 
 
-def _n(spec: pb.GenerationSpec, limits: Limits, bad: Violations) -> int:
+def _n(spec: pb.GenerationSpec, limits: Limits, streaming: bool, bad: Violations) -> tuple[int, int]:
+    """(n, best_of)."""
     n = spec.n if spec.HasField("n") else 1
     if not 1 <= n <= limits.n:
         bad.add("spec.n", f"is {n}, must be in [1, {limits.n}]")
         n = 1
-    # A best_of above n was rejected as not built yet.
-    if spec.HasField("best_of") and spec.best_of < n:
-        bad.add("spec.best_of", f"is {spec.best_of}, must be at least n, which is {n}")
-    return n
+    best_of = spec.best_of if spec.HasField("best_of") else n
+    if not n <= best_of <= limits.n:
+        bad.add("spec.best_of", f"is {best_of}, must be in [{n}, {limits.n}]: at least n")
+        best_of = n
+    if streaming and best_of > n:
+        bad.add("spec.best_of", f"is {best_of}, must be n, which is {n}: only Generate can choose among outputs")
+    return n, best_of
 
 
 def _priority(value: int, bad: Violations) -> int:

@@ -56,6 +56,7 @@ class Options(TypedDict, total=False):
     kv_cache: KvCache | None
     resume: Sequence[Mapping[str, Any]] | None
     engine_deaths: int | None
+    client_id: int | None
     speculation: Mapping[str, Any] | None
 
     temperature: float | None

@@ -112,7 +112,7 @@ class GenerationRequest:
     lora_request: LoRARequest | None = None
     kv_cache_retention_config: KvCacheRetentionConfig | None = None
     client_id: int | None = None
-    """Returned in every response; need not be unique."""
+    """From 0 to 2^64 - 1. Returned in every response and passed to logits processors; need not be unique."""
     return_all_generated_tokens: bool = False
     """Each response of a stream repeats the former tokens."""
     priority: Priority | None = None
@@ -161,6 +161,7 @@ class GenerationRequest:
             priority=self.priority,
             time_limit=self.allotted_seconds,
             model=self.model,
+            client_id=self.client_id,
         )
 
 

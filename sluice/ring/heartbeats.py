@@ -83,6 +83,8 @@ class EngineHeartbeat(Message, frozen=True):
     """The request that it runs alone (`Submit.alone`), refusing all others."""
     model_version: Name = ""
     """The operator's label of its model (setting `model_version`), by which a router chooses engines."""
+    logits_processors: list[Name] = []
+    """Names that requests may ask for."""
 
 
 class DetokenizerHeartbeat(Message, frozen=True):

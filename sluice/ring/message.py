@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-VERSION = 3
+VERSION = 4
 """Grows with every incompatible change; a lane refuses frames of another version."""
 
 MAX_SEQUENCES = 128
@@ -23,6 +23,8 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 Total = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """A count that never decreases."""
 TokenId = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+Word = Annotated[tuple[TokenId, ...], Meta(min_length=2, max_length=1024)]
+"""Token ids of a word of several."""
 Index = Annotated[int, Meta(ge=0, lt=MAX_SEQUENCES)]
 """Of a sequence in its request."""
 Sequences = Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]

@@ -8,12 +8,14 @@ from sluice.ring.message import (
     Count,
     Finite,
     Logprobs,
+    Name,
     Number,
     Part,
     Positive,
     Retention,
     Seconds,
     TokenId,
+    Word,
 )
 
 GREEDY_TEMPERATURE = 1e-5
@@ -21,7 +23,8 @@ GREEDY_TEMPERATURE = 1e-5
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Applied in this order: logit bias, bans, penalties, temperature, top-k, top-p, min-p (as in transformers)."""
+    """Applied in this order: logits processors, logit bias, bans (token ids, words, n-grams), penalties, temperature,
+    top-k, top-p, min-p (as in transformers)."""
 
     temperature: Amount = 1.0
     top_k: Count = 0
@@ -40,6 +43,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     bad_token_ids: tuple[TokenId, ...] = ()
     allowed_token_ids: tuple[TokenId, ...] = ()
     """Empty: all."""
+    bad_words: tuple[Word, ...] = ()
+    """Words of several tokens, none of which is completed; those of a single one are in `bad_token_ids`."""
+    logits_processors: tuple[Name, ...] = ()
+    """Names of the engine's functions that change the logits first, in this order."""
+    no_repeat_ngram_size: Count = 0
+    """No sequence of so many tokens comes twice in prompt and output; 0 is off."""
     logprobs: Logprobs | None = None
     """Number of top alternatives to report with each chosen token. 0: the chosen one only; None: no logprobs."""
 

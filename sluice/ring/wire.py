@@ -62,6 +62,8 @@ class Submit(Message, frozen=True):
     """Sequences that ended in an earlier attempt: they are not run again."""
     alone: bool = False
     """Quarantine: nothing else runs beside it until it has brought more than PROBATION_TOKENS, or has ended."""
+    client_id: Number | None = None
+    """The caller's, for logits processors."""
 
 
 class Cancel(Message, frozen=True):

@@ -1,7 +1,7 @@
 """Sections of the engine's settings, which its parts take whole."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal, get_args
 
 from sluice.settings.fields import LAUNCHER, ByteCount, PositiveInt, PositiveSeconds, PriorityAging, Range
 
@@ -97,6 +97,26 @@ class SchedulerNames:
     """Which of them run in a step: your own module:Class; default: all that fit."""
     scheduler: str | None = None
     """Both in one: your own module:Class, a RequestScheduler."""
+
+
+BATCHED: Final = "batched"
+"""Name of the batched logits processor in a request."""
+
+
+@dataclass(frozen=True)
+class ProcessorNames:
+    """Logits processors"""
+
+    logits_processors: dict[str, str] = field(default_factory=dict)
+    """Functions that requests may have change their logits, by name, such as {upper: my_module:upper_only}; see
+    docs/processors.md."""
+    logits_processor_batched: str | None = None
+    """Your module:function that changes the logits of all sequences that ask for "batched" in one call."""
+
+    @property
+    def processor_names(self) -> list[str]:
+        """Those that requests may name."""
+        return [*self.logits_processors, *([] if self.logits_processor_batched is None else [BATCHED])]
 
 
 @dataclass(frozen=True)

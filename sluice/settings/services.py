@@ -14,7 +14,15 @@ from pydantic.dataclasses import dataclass as validated
 from sluice.ring.address import check_advertised, reachable_at
 from sluice.ring.keys import Keys, Role, Security
 from sluice.ring.ports import Port
-from sluice.settings.engine import CAPACITY_POLICIES, Batching, Compute, KvCacheSize, Parallelism
+from sluice.settings.engine import (
+    BATCHED,
+    CAPACITY_POLICIES,
+    Batching,
+    Compute,
+    KvCacheSize,
+    Parallelism,
+    ProcessorNames,
+)
 from sluice.settings.fields import PortNumber, PositiveInt, PositiveSeconds, Range, Seconds
 from sluice.settings.router import (
     AccessSettings,
@@ -162,7 +170,7 @@ class RouterSettings(
 
 
 @validated(frozen=True, kw_only=True, config=STRICT)
-class EngineSettings(Parallelism, Batching, KvCacheSize, Compute, ServiceSettings):
+class EngineSettings(Parallelism, Batching, ProcessorNames, KvCacheSize, Compute, ServiceSettings):
     """Engine"""
 
     role: ClassVar[Role] = "engine"
@@ -184,6 +192,18 @@ class EngineSettings(Parallelism, Batching, KvCacheSize, Compute, ServiceSetting
         policy = self.context_chunking_policy
         if policy != "first_come_first_served" and not self.chunked_context:
             raise ValueError(f"context_chunking_policy: has no effect without chunked_context (got {policy!r})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_processors(self) -> Self:
+        for name, value in self.logits_processors.items():
+            if not name or name == BATCHED:
+                raise ValueError(f"logits_processors: {name!r} cannot be the name of a processor")
+            if ":" not in value:
+                raise ValueError(f"logits_processors: {name} must be of the form module:function (got {value!r})")
+        batched = self.logits_processor_batched
+        if batched is not None and ":" not in batched:
+            raise ValueError(f"logits_processor_batched: must be of the form module:function (got {batched!r})")
         return self
 
     @model_validator(mode="after")

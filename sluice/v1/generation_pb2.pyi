@@ -141,6 +141,7 @@ class GenerationSpec(_message.Message):
     PROMPT_ADAPTER_ID_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     ENGINE_DEATHS_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique per live request, up to 128 bytes of [A-Za-z0-9._:-]. Empty: the
     server makes a UUIDv7 and returns it.
@@ -160,13 +161,17 @@ class GenerationSpec(_message.Message):
     truncate_prompt_tokens: _builtins.int
     """Keep only the last n prompt tokens."""
     best_of: _builtins.int
-    """Number of outputs to sample; the n most likely are returned. Not for streams. Default n."""
+    """Number of outputs to sample, of which the n most likely are returned, the best first: those with the highest
+    cumulative_logprob. Not for streams. Default n.
+    """
     prompt_adapter_id: _builtins.str
     """Prompt-tuning (virtual token) table to use, by its loaded id."""
     engine_deaths: _builtins.int
     """Engines that died under this request at the previous router, from `engine_deaths` in the metadata of that router's
     ErrorInfo. At most 8. It can only make the request end sooner.
     """
+    client_id: _builtins.int
+    """The caller's number, passed to logits post-processors."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids."""
@@ -236,15 +241,18 @@ class GenerationSpec(_message.Message):
         prompt_adapter_id: _builtins.str = ...,
         speculation: Global___Speculation | None = ...,
         engine_deaths: _builtins.int = ...,
+        client_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "guided", b"guided", "kv_cache", b"kv_cache", "n", b"n", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "guided", b"guided", "kv_cache", b"kv_cache", "n", b"n", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "engine_deaths", b"engine_deaths", "guided", b"guided", "kv_cache", b"kv_cache", "lora_id", b"lora_id", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_adapter_id", b"prompt_adapter_id", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_best_of", b"_best_of", "_client_id", b"_client_id", "_n", b"_n", "_speculation", b"_speculation", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "best_of", b"best_of", "chat", b"chat", "client_id", b"client_id", "engine_deaths", b"engine_deaths", "guided", b"guided", "kv_cache", b"kv_cache", "lora_id", b"lora_id", "model", b"model", "n", b"n", "output", b"output", "priority", b"priority", "prompt", b"prompt", "prompt_adapter_id", b"prompt_adapter_id", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "time_limit", b"time_limit", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__best_of: _TypeAlias = _typing.Literal["best_of"]  # noqa: Y015
     _WhichOneofArgType__best_of: _TypeAlias = _typing.Literal["_best_of", b"_best_of"]  # noqa: Y015
+    _WhichOneofReturnType__client_id: _TypeAlias = _typing.Literal["client_id"]  # noqa: Y015
+    _WhichOneofArgType__client_id: _TypeAlias = _typing.Literal["_client_id", b"_client_id"]  # noqa: Y015
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__speculation: _TypeAlias = _typing.Literal["speculation"]  # noqa: Y015
@@ -257,6 +265,8 @@ class GenerationSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__best_of) -> _WhichOneofReturnType__best_of | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__client_id) -> _WhichOneofReturnType__client_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
@@ -731,7 +741,7 @@ class Output(_message.Message):
     seed: _builtins.int
     """The seed used."""
     cumulative_logprob: _builtins.float
-    """Sum of the log-probabilities, if logprobs or beam search were asked for."""
+    """Sum of the log-probabilities, if logprobs, best_of above n or beam search were asked for."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids if asked for."""

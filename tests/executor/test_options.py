@@ -160,6 +160,7 @@ REQUEST = {
     "allotted_time_ms": 1500,
     "cache_salt": "tenant",
     "model": "m",
+    "client_id": 5,
 }
 
 
@@ -176,13 +177,12 @@ def test_options_of_a_request() -> None:
         "id",
         "sampling_params",
         "streaming",
-        "client_id",
         "return_all_generated_tokens",
     }
     found = build_spec("x", GenerationRequest("x", **REQUEST).client_options("id"))
     assert (found.request_id, found.lora_id, found.model, found.priority) == ("id", "mine", "m", pb.PRIORITY_HIGH)
     assert found.time_limit.ToTimedelta() == timedelta(seconds=1.5)
-    assert found.kv_cache.salt == "tenant"
+    assert (found.kv_cache.salt, found.client_id) == ("tenant", 5)
     assert found.output.token_ids
 
 

@@ -189,6 +189,7 @@ class FakeEngine(FakePeer):
         """Likewise."""
         self.fingerprint = "fingerprint"
         self.model_version = ""
+        self.logits_processors: list[str] = []
         self.max_sequence_tokens = 2048
         self.moving: bool | None = None
         """Whether its loop turns; None: heartbeats do not tell."""
@@ -219,6 +220,7 @@ class FakeEngine(FakePeer):
             cut_off=self.cut_off,
             quarantine=self.quarantine,
             model_version=self.model_version,
+            logits_processors=self.logits_processors,
         )
 
     def take(self, message: Submit | Cancel | Flush | wire.Call) -> None:

@@ -8,7 +8,7 @@ from engine_worker.step import DeviceLostError, Draw, Drawn, Move, MoveKind, Sli
 from sluice.ring.calls import MethodCall, RankAnswer, failed
 from sluice.ring.errors import ErrorCode, Fault
 from sluice.ring.params import SamplingParams, derive_seed
-from sluice.ring.wire import TokenLogprob
+from sluice.ring.wire import Submit, TokenLogprob
 
 MASK = (1 << 64) - 1
 VOCAB = 97
@@ -94,6 +94,10 @@ class ScriptedRunner:
         self._refused: ScriptedLaunch | None = None
         self._forgiven: set[int] = set()
         """Ids of slices that go on where a failed step left nothing."""
+
+    def programs(self, spec: Submit) -> list[object]:
+        """The prompt, so that draws can be checked."""
+        return [tuple(spec.prompt)] * spec.n
 
     def call(self, call: MethodCall) -> "ScriptedCall":
         return ScriptedCall(call)
@@ -211,7 +215,7 @@ class ScriptedRunner:
     def _draw(self, tokens: list[int], state: int, draw: Draw) -> Drawn:
         if not tokens:
             return Drawn(0)
-        expected = [*draw.prompt, *draw.output]
+        expected = [*draw.program, *draw.output]
         seen = expected[len(expected) - len(tokens) :]
         if tokens != seen or state != digest(expected) or len(draw.output) != draw.position:
             self.violations.append(f"{draw} from {tokens}")

@@ -10,6 +10,7 @@ KINDS = [
     {},
     {"top_p": 0.9, "temperature": 0.8},
     {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    {"no_repeat_ngram_size": 2, "temperature": 0.0},
 ]
 
 
@@ -18,7 +19,10 @@ def generate(folder, prompts, attention: str, **options) -> tuple[EngineHarness,
     harness = EngineHarness(folder, attention=attention, **options)
     numbers = [
         harness.submit(
-            prompts[i][:70], SamplingParams(seed=i, logprobs=2, **KINDS[i % 4]), max_tokens=6 + 3 * i, n=1 + i % 3
+            prompts[i][:70],
+            SamplingParams(seed=i, logprobs=2, **KINDS[i % len(KINDS)]),
+            max_tokens=6 + 3 * i,
+            n=1 + i % 3,
         )
         for i in range(12)
     ]

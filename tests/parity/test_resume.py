@@ -14,6 +14,7 @@ KINDS = {
     "seeded": {},
     "filtered": {"temperature": 0.8, "top_p": 0.9, "top_k": 40},
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    "n-grams": {"no_repeat_ngram_size": 2, "temperature": 0.3},
     "min_tokens": {"temperature": 1.5},
 }
 N = 2
@@ -33,7 +34,7 @@ def undisturbed(model_folder, prompts) -> dict[str, tuple]:
     """Of each kind its prompt and what its sequences got."""
     found = {}
     harness = EngineHarness(model_folder)
-    for i, (kind, size) in enumerate(zip(KINDS, (33, 64, 5, 47, 16), strict=True)):
+    for i, (kind, size) in enumerate(zip(KINDS, (33, 64, 5, 47, 21, 16), strict=True)):
         prompt = prompts[9 + 3 * i][:size]
         number = harness.send(prompt, **asked(kind))
         harness.run()
@@ -77,7 +78,7 @@ def test_cut_in_the_midst_of_pauses(model_folder, undisturbed):
     """In memory for a few of them, so that resumed ones are paused and resume again."""
     harness = EngineHarness(model_folder, kv_cache_tokens=128, tokens_per_block=4, max_tokens_per_step=64)
     resumed = []
-    for first, (kind, (prompt, whole)) in zip(range(1, 16), cycle(undisturbed.items()), strict=False):
+    for first, (kind, (prompt, whole)) in zip(range(1, 19), cycle(undisturbed.items()), strict=False):
         have = cuts(whole, first)
         resume = {i: whole[i].tokens[:size] for i, size in have.items()}
         resumed.append((harness.send(prompt, resume=resume, salt=str(first), **asked(kind)), whole, have))

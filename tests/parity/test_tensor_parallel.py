@@ -12,6 +12,7 @@ KINDS = [
     {"temperature": 0.7},
     {"top_p": 0.9, "temperature": 0.8},
     {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    {"no_repeat_ngram_size": 2, "temperature": 0.0},
 ]
 
 
@@ -22,7 +23,7 @@ def generate(folder, vocabulary: int, **options) -> list:
         numbers = [
             harness.submit(
                 [(7 * i + 3 * j) % vocabulary for j in range(5 + 13 * i)],
-                SamplingParams(seed=i, logprobs=2, **KINDS[i % 4]),
+                SamplingParams(seed=i, logprobs=2, **KINDS[i % len(KINDS)]),
                 max_tokens=6 + i,
                 n=3 if i == 5 else 1,
             )

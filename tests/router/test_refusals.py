@@ -23,7 +23,7 @@ def chat(message: pb.ChatMessage, **fields) -> pb.GenerationSpec:
             ["spec.sampling.temperature", "spec.sampling.top_p"],
             "spec.sampling.temperature: is 2.5, must be in [0, 2] (and 1 more)",
         ),
-        (text_spec(best_of=2), "NOT_BUILT_YET", ["spec.best_of"], "not built yet: spec.best_of"),
+        (text_spec(lora_id="l"), "NOT_BUILT_YET", ["spec.lora_id"], "not built yet: spec.lora_id"),
         (
             text_spec(stopping=StoppingCriteria(max_tokens=2048)),
             "CONTEXT_OVERFLOW",

@@ -182,7 +182,7 @@ def test_peaked_and_flat_are_what_they_say():
     """Logits as random weights of the smaller shape make them: hidden states of length 32, and rows of 0.02 each."""
     scores = 0.64 * torch.randn(3, SMALL.vocab_size, generator=torch.Generator().manual_seed(0))
     for mode, short in ((measures.PEAKED, False), (measures.FLAT, True)):
-        draws = [Draw(measures.SAMPLING[mode], i, 0, [], []) for i in range(3)]
+        draws = [Draw(measures.SAMPLING[mode], i, 0) for i in range(3)]
         assert Filtered.of(draws)(scores, widen=False).short.tolist() == [short] * 3
 
 

@@ -13,7 +13,7 @@ def logprobs_of(runner: Runner, prompts: list[list[int]]) -> list[torch.Tensor]:
     slices, block = [], 0
     for prompt in prompts:
         needed = -(-len(prompt) // runner.tokens_per_block)
-        draw = Draw(EVERYTHING, 0, 0, prompt, [])
+        draw = Draw(EVERYTHING, 0, 0)
         slices.append(Slice(prompt, 0, range(block, block + needed), (draw,)))
         block += needed
     found = []

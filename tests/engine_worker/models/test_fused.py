@@ -38,8 +38,8 @@ class Fusible:
     def logits(self) -> torch.Tensor:
         """Of a sequence's context and another's one token."""
         slices = [
-            Slice([5, 6, 7, 8, 9], 0, [0, 1], (Draw(GREEDY, 0, 0, [0], [0]),)),
-            Slice([10], 0, [2], (Draw(GREEDY, 0, 0, [0], [0]),)),
+            Slice([5, 6, 7, 8, 9], 0, [0, 1], (Draw(GREEDY, 0, 0),)),
+            Slice([10], 0, [2], (Draw(GREEDY, 0, 0),)),
         ]
         return self._forward.logits((), self._forward.prepare(self._forward.arrays(slices)))
 

@@ -10,7 +10,7 @@ from sluice import tiny_model
 from sluice.ring.params import SamplingParams
 from tests.engine_worker.openvino.loaded import load
 
-DRAW = Draw(SamplingParams(temperature=0.0), 0, 0, (), ())
+DRAW = Draw(SamplingParams(temperature=0.0), 0, 0)
 LENGTHS = [1 + 37 * i % 150 for i in range(64)]
 BATCHES = (2, 7, 64)
 NEEDS_BFLOAT16 = pytest.mark.skipif(not has_bfloat16(), reason="this CPU has no units for bfloat16")

@@ -40,7 +40,7 @@ def generate(runner: Runner) -> list[list[int]]:
         live = [0, 1, 2] if step < 2 else [1, 2]
         slices = []
         for i in live:
-            draws = (Draw(GREEDY, 0, step, PROMPTS[i], []),)
+            draws = (Draw(GREEDY, 0, step),)
             blocks = range(8 * i, 8 * i + 8)
             if step == 0:
                 slices.append(Slice(PROMPTS[i], 0, blocks, draws))

@@ -20,7 +20,7 @@ SLICES = st.lists(
             tokens,
             start,
             list(range(start // 4, start // 4 + 40)),
-            tuple(Draw(SamplingParams(), i, 0, [], []) for i in range(draws)),
+            tuple(Draw(SamplingParams(), i, 0) for i in range(draws)),
             follows,
         ),
         st.lists(st.integers(0, 1 << 40), min_size=1, max_size=9),

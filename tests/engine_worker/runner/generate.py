@@ -1,5 +1,6 @@
 """A whole generation by hand-made steps, without an engine."""
 
+from engine_worker.sampling.program import build_programs
 from engine_worker.step import Draw, Runner, Slice, Step
 from sluice.ring.params import SamplingParams
 
@@ -12,6 +13,7 @@ class Sequence:
         self.blocks = blocks
         self.sampling = sampling
         self.output: list[int] = []
+        (self.program,) = build_programs(sampling, prompt)
         self.computed = 0
 
     def slice(self, chunk: int) -> Slice:
@@ -19,7 +21,7 @@ class Sequence:
         tokens = self.prompt + self.output
         part = tokens[self.computed : self.computed + chunk]
         ends = self.computed + len(part) == len(tokens)
-        draw = Draw(self.sampling, 0, len(self.output), self.prompt, self.output)
+        draw = Draw(self.sampling, 0, len(self.output), self.output, self.program)
         start, self.computed = self.computed, self.computed + len(part)
         return Slice(part, start, self.blocks, (draw,) if ends else ())
 

@@ -13,7 +13,7 @@ from tests.examples import examples
 
 
 def draw(sequence: int) -> Draw:
-    return Draw(SamplingParams(), sequence, 0, [], [])
+    return Draw(SamplingParams(), sequence, 0)
 
 
 def test_a_mixed_step():
@@ -74,9 +74,7 @@ def steps(draw):
         tokens = draw(st.lists(st.integers(0, 999), min_size=1, max_size=1 if generation else 20))
         needed = -(-(start + len(tokens)) // size)
         table = draw(st.lists(st.integers(0, 5000), min_size=needed, max_size=needed + 3))
-        penalized = draw(st.booleans())
-        sampling = SamplingParams(presence_penalty=0.5 if penalized else 0.0)
-        draws = tuple(Draw(sampling, i, 0, [1], [2]) for i in range(draw(st.integers(0, 2))))
+        draws = tuple(Draw(SamplingParams(), i, 0) for i in range(draw(st.integers(0, 2))))
         slices.append(Slice(tokens, start, table, draws, draw(st.sampled_from([None, 0, 3]))))
     return slices, size, window
 

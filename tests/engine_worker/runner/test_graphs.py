@@ -108,7 +108,7 @@ def test_steps_that_follow_one_another_before_anybody_looks(checkpoint, overlap)
         before = [i for i in range(5) if step - 1 < 4 + 3 * i]
         parts = []
         for i in live:
-            draws = (Draw(GREEDY, 0, step, PROMPTS[i], []),)
+            draws = (Draw(GREEDY, 0, step),)
             blocks = list(range(12 * i, 12 * i + 12))
             if step == 0:
                 parts.append(Slice(PROMPTS[i], 0, blocks, draws))

@@ -6,6 +6,7 @@ from engine_worker.runner import runner as runner_module
 from engine_worker.runner.config import RunnerConfig
 from engine_worker.runner.load import load_runner
 from engine_worker.sampling import choose, sampler
+from engine_worker.sampling.program import build_programs
 from engine_worker.step import Draw, Slice, Step
 from sluice.ring.params import SamplingParams
 from tests.engine_worker.models.checkpoints import CONFIGS, open_written, write_checkpoint
@@ -31,7 +32,9 @@ def load(folder, overlap: bool):
 def one(i: int, output: list[int], step: int, follows: int | None) -> Slice:
     """Sequence i's slice in a step, from the tokens that are known."""
     prompt, known = PROMPTS[i], len(output)
-    draws = (Draw(SAMPLINGS[i], i, step, prompt, output),)
+    # A new one for each step does what the sequence's own would do.
+    (program,) = build_programs(SAMPLINGS[i], prompt)
+    draws = (Draw(SAMPLINGS[i], i, step, output, program),)
     if step == 0:
         return Slice(prompt, 0, [i], draws)
     tokens = (0,) if follows is not None else (output[known - 1],)
@@ -122,8 +125,8 @@ def test_filters_that_let_more_pass_than_was_looked_at_cost_the_step_a_second_lo
     """As on CUDA, where nobody waits for the first look."""
     monkeypatch.setattr(choose, "CANDIDATES", 16)
     wide = SamplingParams(seed=4, top_p=0.999, temperature=5.0, logprobs=1)
-    first = Step((Slice(PROMPTS[0], 0, [0], (Draw(wide, 0, 0, PROMPTS[0], []),)),))
-    second = Step((Slice([0], 4, [0], (Draw(wide, 0, 1, PROMPTS[0], []),), 0),))
+    first = Step((Slice(PROMPTS[0], 0, [0], (Draw(wide, 0, 0),)),))
+    second = Step((Slice([0], 4, [0], (Draw(wide, 0, 1),), 0),))
 
     def run(waits: bool) -> list:
         runner = load(folder, overlap=True)

@@ -63,7 +63,7 @@ def test_chunked_at_every_edge(runner, prompts, expected):
     for edge in range(1, len(prompts[6])):
         tokens, blocks = prompts[6], [3, 1, 4]
         runner.run(Step((Slice(tokens[:edge], 0, blocks),)))
-        drawn = runner.run(Step((Slice(tokens[edge:], edge, blocks, (Draw(GREEDY, 0, 0, tokens, []),)),)))
+        drawn = runner.run(Step((Slice(tokens[edge:], edge, blocks, (Draw(GREEDY, 0, 0),)),)))
         assert drawn[0].token == expected[6][0]
 
 
@@ -95,8 +95,7 @@ def test_a_generation_step_has_the_same_bits_in_every_batch_where_claimed(prompt
     tables = [range(4 * i, 4 * i + 4) for i in range(len(prompts))]
     runner.run(Step(tuple(Slice(prompt, 0, table) for prompt, table in zip(prompts, tables, strict=True))))
     slices = [
-        Slice([7], len(prompt), table, (Draw(everything, 0, 0, prompt, []),))
-        for prompt, table in zip(prompts, tables, strict=True)
+        Slice([7], len(prompt), table, (Draw(everything, 0, 0),)) for prompt, table in zip(prompts, tables, strict=True)
     ]
     alone = [runner.run(Step((part,)))[0] for part in slices]
     together = runner.run(Step(tuple(slices)))
@@ -115,7 +114,7 @@ def test_a_generation_step_has_the_same_bits_in_every_batch_where_claimed(prompt
 def test_forks_share_the_context_and_copy_the_last_block(runner, prompts):
     """n = 3 after one context: the copies go on alone."""
     prompt, sampling = prompts[4], SamplingParams(seed=9)
-    draws = tuple(Draw(sampling, i, 0, prompt, []) for i in range(3))
+    draws = tuple(Draw(sampling, i, 0) for i in range(3))
     outputs = [[drawn.token] for drawn in runner.run(Step((Slice(prompt, 0, [0, 1], draws),)))]
     moves = (Move(MoveKind.COPY, 1, 2), Move(MoveKind.COPY, 2, 3))
     for position in range(1, 5):
@@ -124,7 +123,7 @@ def test_forks_share_the_context_and_copy_the_last_block(runner, prompts):
                 [output[-1]],
                 len(prompt) + position - 1,
                 [0, 1 + i],
-                (Draw(sampling, i, position, prompt, output),),
+                (Draw(sampling, i, position),),
             )
             for i, output in enumerate(outputs)
         )
@@ -157,7 +156,7 @@ def test_no_draw_no_result(runner):
 def test_a_broken_sequence_leaves_its_neighbour_alone(runner, prompts):
     """Not-a-numbers in one sequence's cache: that row faults, the other one does not notice."""
     prompt = prompts[3]
-    draw = Draw(GREEDY, 0, 0, prompt, [])
+    draw = Draw(GREEDY, 0, 0)
     runner.run(Step((Slice(prompt, 0, [0, 1]), Slice(prompt, 0, [2, 3]))))
     clean = runner.run(Step((Slice([1], 16, [0, 1], (draw,)), Slice([1], 16, [2, 3], (draw,)))))
     broken = runner._forward.cache.layers[0].values

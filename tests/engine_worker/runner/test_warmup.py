@@ -63,13 +63,13 @@ def test_a_warm_up_computes_and_samples_it_with_and_without_filters(monkeypatch,
     model, attention, cache = make(name, backend)
     seen = []
 
-    def sample(logits, plan, **options):
+    def sample(logits, plan, programs, **options):
         assert options == {"widen": False, "gumbel_max": torch_gumbel_max}
         (group,) = plan.groups
-        assert group.edits is not None
+        assert programs.edits[0].penalty is not None
         assert plan.logprob_rows is not None
         seen.append((logits.shape, type(group.choose), len(group.choose.keys)))
-        return sampled(logits, plan, **options)
+        return sampled(logits, plan, programs, **options)
 
     sampled = warmup.sample
     monkeypatch.setattr(warmup, "sample", sample)

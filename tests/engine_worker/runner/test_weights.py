@@ -26,7 +26,7 @@ def targets(**shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
 def first_token(folder, **options) -> object:
     config = RunnerConfig("cpu", kv_cache_tokens=64, threads=1, **options)
     runner = load_runner(open_written(folder), config, lambda *_: None)
-    draw = Draw(SamplingParams(temperature=0.0, logprobs=3), 0, 0, [], [])
+    draw = Draw(SamplingParams(temperature=0.0, logprobs=3), 0, 0)
     return runner.run(Step((Slice([5, 6, 7], 0, [0], (draw,)),)))[0]
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from engine_worker.runner.batch import to_device
 from engine_worker.sampling.choose import Chosen, Filtered
 from engine_worker.sampling.logit_edits import LogitEdits
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
+from engine_worker.sampling.program import build_programs
+from engine_worker.sampling.programs import ProgramEdits, StepPrograms
 from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample
 from engine_worker.step import Draw, Drawn
 from sluice.ring.params import SamplingParams
@@ -23,7 +24,9 @@ def draw(
     banned: tuple[int, ...] = (),
     **sampling: object,
 ) -> Draw:
-    return Draw(SamplingParams(**sampling), sequence, position, prompt, output, banned)
+    params = SamplingParams(**sampling)
+    (program,) = build_programs(params, prompt)
+    return Draw(params, sequence, position, output, program, banned)
 
 
 NOBODY: Mapping[int, int] = {}
@@ -39,22 +42,30 @@ def tensors(
     rows: Sequence[int],
     draws: Sequence[Draw],
     follows: Mapping[int, int] = NOBODY,
-    before: Tensor | None = None,
+    before: Sequence[int] | None = None,
     *,
     widen: bool = True,
     gumbel_max: GumbelMax = torch_gumbel_max,
 ) -> Sampled:
     """As they come."""
     plan = SamplingPlan.of(draws, rows, *logits.shape, follows)
-    return sample(logits, to_device(plan, logits.device), before, widen=widen, gumbel_max=gumbel_max)
+    programs = plan.run_programs(logits, before)
+    return sample(logits, to_device(plan, logits.device), programs, widen=widen, gumbel_max=gumbel_max)
 
 
 def edit(
-    scores: Tensor, draws: Sequence[Draw], follows: Mapping[int, int] = NOBODY, before: Tensor | None = None
+    scores: Tensor, draws: Sequence[Draw], follows: Mapping[int, int] = NOBODY, before: Sequence[int] | None = None
 ) -> None:
     """In place."""
-    edits = LogitEdits.of(draws, scores.shape[1], follows)
-    to_device(edits, torch.device("cpu")).apply(scores, before)
+    size = scores.shape[1]
+    programs = StepPrograms.of(draws, follows)
+    found = None
+    if programs is not None:
+        with programs.advanced(before) as rows:
+            found = ProgramEdits.of(rows, size)
+    for edits in (LogitEdits.of(draws, size), found):
+        if edits is not None:
+            edits.apply(scores)
 
 
 def filtered(scores: Tensor, draws: Sequence[Draw], *, widen: bool = True) -> Chosen:

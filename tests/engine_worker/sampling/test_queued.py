@@ -55,7 +55,7 @@ def test_penalties_see_the_token_that_is_followed_as_if_it_were_known(rows, befo
     logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
     expected, found = logits.clone(), logits.clone()
     edit(expected, known)
-    edit(found, unknown, follows, torch.tensor(before))
+    edit(found, unknown, follows, before)
     assert torch.equal(found, expected)
 
 
@@ -80,13 +80,13 @@ def test_nothing_waits(logits, monkeypatch):
     monkeypatch.setattr(choose, "finite", lambda values: values.abs() < torch.inf)
     draws = [draw(seed=i, prompt=[1, 2], output=[3, 4], **kind) for i, kind in enumerate(KINDS)]
     plan = to_device(SamplingPlan.of(draws, range(8), 8, VOCAB, {5: 1}), logits.device)
-    before = torch.tensor([7, 9])
+    programs = plan.run_programs(logits, [7, 9])
     with Recording() as recording:
-        found = sample(logits, plan, before, widen=False)
+        found = sample(logits, plan, programs, widen=False)
     assert recording.calls
     assert found.short is not None
     assert not found.short
-    assert torch.equal(found.tokens, sample(logits, plan, before).tokens)
+    assert torch.equal(found.tokens, sample(logits, plan, programs).tokens)
 
 
 def test_the_fake_device_would_have_noticed(logits):

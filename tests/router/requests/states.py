@@ -45,7 +45,7 @@ def permit() -> Permit:
 
 
 def submit(request: RequestState, model: str = "m") -> None:
-    request.on_tokenized([1, 2, 3], RetentionParams())
+    request.on_tokenized([1, 2, 3], request.spec.sampling, RetentionParams())
     request.on_admitted(permit())
     request.on_submitted(attempt(0, model))
 

@@ -147,7 +147,7 @@ class Machine(RuleBasedStateMachine):
         spec = pb.GenerationSpec(token_ids=pb.TokenIds(ids=prompt), n=n, output=pb.OutputOptions(token_ids=True))
         found = parse(spec, model(), limits_of(RouterSettings(model="m"), 2048), streaming)
         live = self.requests.add(found)
-        live.on_tokenized(prompt, RetentionParams())
+        live.on_tokenized(prompt, live.spec.sampling, RetentionParams())
         client = Client(live)
         if reading:
             client.reading.set()

@@ -69,7 +69,7 @@ def test_two_attempts(state):
 @pytest.mark.parametrize("phase", [RequestPhase.PAUSED, RequestPhase.ENDED])
 def test_the_permit_is_returned_on_the_way_out(state, phase):
     held = permit()
-    state.on_tokenized([1], RetentionParams())
+    state.on_tokenized([1], state.spec.sampling, RetentionParams())
     state.on_admitted(held)
     state.on_submitted(attempt())
     state.move_to(phase)

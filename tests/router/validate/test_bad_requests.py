@@ -8,7 +8,9 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.struct_pb2 import Struct
 from grpc import StatusCode
+from tokenizers import Tokenizer
 
+from sluice import tiny_model
 from sluice.v1 import admin_pb2
 from sluice.v1 import generation_pb2 as pb
 from sluice.v1.generation_pb2 import (
@@ -23,6 +25,7 @@ from sluice.v1.sampling_pb2 import BeamSearch, GuidedDecoding, JsonObject, Sampl
 from tests.fakes.ring_peers import generate
 from tests.router.conftest import Details, refused, text_spec
 
+TOKENIZER = Tokenizer.from_file(str(tiny_model.path() / "tokenizer.json"))
 VOCABULARY = 4096
 CONTEXT = 2048
 HUGE = 2**32 - 1
@@ -210,15 +213,29 @@ SPECS = [
     # Not built yet.
     ("guided", text_spec(guided=GuidedDecoding(json_object=JsonObject())), UNBUILT, "spec.guided"),
     ("beam search", sampling(beam_search=BeamSearch(width=4)), UNBUILT, "spec.sampling.beam_search"),
-    ("bad words", sampling(bad_words=["no"]), UNBUILT, "spec.sampling.bad_words"),
-    ("n-grams", sampling(no_repeat_ngram_size=3), UNBUILT, "spec.sampling.no_repeat_ngram_size"),
-    ("processors", sampling(logits_processors=["p"]), UNBUILT, "spec.sampling.logits_processors"),
+    (
+        "an unknown processor",
+        sampling(logits_processors=["p"]),
+        INVALID,
+        "spec.sampling.logits_processors[0]",
+    ),
+    ("many processors", sampling(logits_processors=["p"] * 17), INVALID, "spec.sampling.logits_processors"),
     ("LoRA", text_spec(lora_id="l"), UNBUILT, "spec.lora_id"),
-    ("best_of", text_spec(best_of=2), UNBUILT, "spec.best_of"),
     ("resume of an output beyond n", text_spec(resume=[pb.ResumeFrom(index=1)]), INVALID, "spec.resume[0].index"),
     ("prompt adapter", text_spec(prompt_adapter_id="p"), UNBUILT, "spec.prompt_adapter_id"),
     ("best_of below n", text_spec(best_of=1, n=2), INVALID, "spec.best_of"),
     ("best_of is 0", text_spec(best_of=0), INVALID, "spec.best_of"),
+    ("many to choose from", text_spec(best_of=129), INVALID, "spec.best_of"),
+    ("an empty bad word", sampling(bad_words=["no", ""]), INVALID, "spec.sampling.bad_words[1]"),
+    ("many bad words", sampling(bad_words=["no"] * 257), INVALID, "spec.sampling.bad_words"),
+    ("a long bad word", sampling(bad_words=["n" * 257]), INVALID, "spec.sampling.bad_words[0]"),
+    (
+        "bad words that are all that is allowed",
+        sampling(bad_words=["a"], allowed_token_ids=[TOKENIZER.encode("a").ids[0]]),
+        INVALID,
+        "spec.sampling.bad_words",
+    ),
+    ("n-grams of 65", sampling(no_repeat_ngram_size=65), INVALID, "spec.sampling.no_repeat_ngram_size"),
     ("beam search of no width", sampling(beam_search=BeamSearch()), UNBUILT, "spec.sampling.beam_search"),
     ("speculation", text_spec(speculation=pb.Speculation(max_draft_tokens=4)), UNBUILT, "spec.speculation"),
     ("drafts", text_spec(speculation=pb.Speculation(draft_token_ids=[1])), UNBUILT, "spec.speculation"),

@@ -80,10 +80,8 @@ def at(path):
 
 
 ON = {
-    "sampling.no_repeat_ngram_size": {"sampling": Sampling(no_repeat_ngram_size=1)},
     "sampling.beam_search": {"sampling": Sampling(beam_search=BeamSearch(width=2))},
     "guided": {"guided": GuidedDecoding(json_object=JsonObject())},
-    "best_of": {"best_of": 2},
     "speculation": {"speculation": pb.Speculation(max_draft_tokens=1)},
 }
 
@@ -98,15 +96,11 @@ def test_what_is_refused_is_named(path, model):
 
 
 OFF = [
-    {"sampling": Sampling(no_repeat_ngram_size=0)},
     {"sampling": Sampling(beam_search=BeamSearch(width=1))},
     {"sampling": Sampling(beam_search=BeamSearch(width=1, length_penalty=1.0, early_stopping=False))},
-    {"sampling": Sampling(bad_words=[], logits_processors=[])},
     {"guided": GuidedDecoding()},
     {"output": OutputOptions(context_logits=False, generation_logits=False, tensors=[])},
     {"lora_id": "", "prompt_adapter_id": ""},
-    {"best_of": 1},
-    {"best_of": 3, "n": 3},
     {"speculation": pb.Speculation()},
     {"speculation": pb.Speculation(max_draft_tokens=0)},
     {"speculation": pb.Speculation(max_draft_tokens=0, draft_token_ids=[1])},
@@ -149,6 +143,10 @@ SAMPLES = {
     "sampling.logit_bias": {"sampling": Sampling(logit_bias={5: -100})},
     "sampling.bad_token_ids": {"sampling": Sampling(bad_token_ids=[3, 1, 3])},
     "sampling.allowed_token_ids": {"sampling": Sampling(allowed_token_ids=[4])},
+    "sampling.bad_words": {"sampling": Sampling(bad_words=["a", "b", "a"])},
+    "sampling.no_repeat_ngram_size": {"sampling": Sampling(no_repeat_ngram_size=3)},
+    "sampling.logits_processors": {"sampling": Sampling(logits_processors=["p", "q"])},
+    "client_id": {"client_id": 0},
     "stopping.max_tokens": {"stopping": StoppingCriteria(max_tokens=5)},
     "stopping.min_tokens": {"stopping": StoppingCriteria(min_tokens=5)},
     "stopping.stop": {"stopping": StoppingCriteria(stop=["a", "b", "a"])},
@@ -156,6 +154,7 @@ SAMPLES = {
     "stopping.ignore_eos": {"stopping": StoppingCriteria(ignore_eos=True)},
     "stopping.include_stop_in_output": {"stopping": StoppingCriteria(include_stop_in_output=True)},
     "n": {"n": 2},
+    "best_of": {"best_of": 2},
     "output.token_ids": {"output": OutputOptions(token_ids=True)},
     "output.logprobs": {"output": OutputOptions(logprobs=0)},
     "output.echo": {"output": OutputOptions(echo=True)},
@@ -195,8 +194,10 @@ def test_what_is_honoured_changes_the_spec(path, model):
         before = pb.GenerationSpec(chat=ChatPrompt(messages=[message]))
     else:
         before = pb.GenerationSpec(text="t")
-    changed = comparable(spec_of(pb.GenerationSpec(**(base | fields)), model), path)
-    assert changed != comparable(spec_of(before, model), path)
+    # Nothing can be chosen among once it is sent.
+    streaming = path != "best_of"
+    changed = comparable(spec_of(pb.GenerationSpec(**(base | fields)), model, streaming), path)
+    assert changed != comparable(spec_of(before, model, streaming), path)
 
 
 def test_the_values_themselves(model):
@@ -218,8 +219,11 @@ def test_the_values_themselves(model):
         seed=2**64 - 1,
         logit_bias=((5, -100.0),),
         bad_token_ids=(1, 3),
+        no_repeat_ngram_size=3,
+        logits_processors=("p", "q"),
         logprobs=0,
     )
+    assert (spec.bad_words, spec.client_id) == (("a", "b"), 0)
     assert spec.text.stop == ("a", "b")
     assert (spec.text.include_stop, spec.text.min_tokens, spec.text.interval) == (True, 5, 4)
     assert not spec.text.skip_special_tokens
@@ -230,6 +234,14 @@ def test_the_values_themselves(model):
     assert spec.keep_prompt_tokens == 3
     assert (spec.resume, spec.resume_model) == ({0: (), 1: (7,)}, "a1")
     assert not spec.prompt.add_special_tokens
+
+
+@pytest.mark.parametrize(("asked", "drawn"), [({}, 0), ({"logprobs": 3}, 3)])
+def test_sequences_to_choose_among_are_drawn_with_logprobs(model, asked, drawn):
+    message = pb.GenerationSpec(text="t", n=2, best_of=5, output=OutputOptions(**asked))
+    spec = spec_of(message, model, streaming=False)
+    assert (spec.n, spec.num_outputs, spec.sampling.logprobs) == (5, 2, drawn)
+    assert spec.logprobs == asked.get("logprobs")
 
 
 def test_unset_is_the_models_default(model):

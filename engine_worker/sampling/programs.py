@@ -1,0 +1,127 @@
+"""The programs of a step: run on the host, applied to the logits on the device."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine_worker.sampling.flat import flat_index, gather_flat, scatter_flat
+from engine_worker.sampling.processors import ProcessedRow
+from engine_worker.sampling.program import Program
+from engine_worker.sampling.rules import Edits, Penalized
+from engine_worker.step import Draw
+
+
+class Penalty(NamedTuple):
+    """See `Penalized`; of P tokens in any rows."""
+
+    flat_index: Tensor
+    """[P] int64."""
+    repetition: Tensor
+    """[P] float32."""
+    amounts: Tensor
+    """[P] float32."""
+
+    @staticmethod
+    def of(rows: Mapping[int, Penalized], size: int) -> "Penalty":
+        ids = [penalized.ids for penalized in rows.values()]
+        repetition = np.array([penalized.repetition for penalized in rows.values()], np.float32)
+        return Penalty(
+            flat_index(list(rows), ids, size),
+            torch.from_numpy(np.repeat(repetition, list(map(len, ids)))),
+            torch.from_numpy(np.concatenate([penalized.amounts for penalized in rows.values()])),
+        )
+
+    def apply(self, scores: Tensor) -> None:
+        found = gather_flat(scores, self.flat_index)
+        found = torch.where(found < 0, found * self.repetition, found / self.repetition)
+        scatter_flat(scores, self.flat_index, found - self.amounts)
+
+
+class ProgramEdits(NamedTuple):
+    """What programs change in scores [N, size]: bans, then penalties."""
+
+    banned: Tensor | None
+    """[C] int64 flat index."""
+    penalty: Penalty | None
+
+    @staticmethod
+    def of(rows: Mapping[int, Edits], size: int) -> "ProgramEdits | None":
+        """For rows of `size` scores; None if they change nothing."""
+        banned = {row: np.concatenate(edits.banned) for row, edits in rows.items() if edits.banned}
+        penalized = {
+            row: edits.penalized
+            for row, edits in rows.items()
+            if edits.penalized is not None and len(edits.penalized.ids)
+        }
+        if not (banned or penalized):
+            return None
+        return ProgramEdits(
+            flat_index(list(banned), list(banned.values()), size) if banned else None,
+            Penalty.of(penalized, size) if penalized else None,
+        )
+
+    def apply(self, scores: Tensor) -> None:
+        """In place."""
+        if self.banned is not None:
+            scores.view(-1).index_fill_(0, self.banned, -torch.inf)
+        if self.penalty is not None:
+            self.penalty.apply(scores)
+
+
+class ProgramDraw(NamedTuple):
+    """A draw whose sequence has a program."""
+
+    draw: int
+    """Index in the step."""
+    program: Program
+    output: Sequence[int]
+    known: int
+    """Length of `output` when the step was planned: it may have grown since."""
+    follows: int | None
+    """Draw of the previous step that yields the token after these."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrograms:
+    """The programs of a step's draws, in the order of the draws."""
+
+    draws: tuple[ProgramDraw, ...]
+
+    @staticmethod
+    def of(draws: Sequence[Draw], follows: Mapping[int, int]) -> "StepPrograms | None":
+        """None if no draw has a program."""
+        found = tuple(
+            ProgramDraw(i, draw.program, draw.output, len(draw.output), follows.get(i))
+            for i, draw in enumerate(draws)
+            if isinstance(draw.program, Program)
+        )
+        return StepPrograms(found) if found else None
+
+    def draws_with_processors(self) -> list[int]:
+        return [draw for draw, program, *_ in self.draws if program.processing is not None]
+
+    def processed(self, logits: Tensor) -> list[ProcessedRow]:
+        """logits [P, vocab]: a row for each of `draws_with_processors`."""
+        having = [(draw, program.processing) for draw, program, *_ in self.draws if program.processing is not None]
+        return [ProcessedRow(draw, row, its) for (draw, its), row in zip(having, logits, strict=True)]
+
+    @contextmanager
+    def advanced(self, before: Sequence[int] | None) -> Iterator[dict[int, Edits]]:
+        """Edits by draw; until the end of the body the programs stand before these draws. `before`: tokens of the
+        previous step; None if it failed: any token may then be followed."""
+        for _, program, output, known, follows in self.draws:
+            for token in output[program.num_fed : known]:
+                program.feed(token)
+            if follows is not None and before is not None:
+                program.feed(before[follows])
+        try:
+            yield {draw: program.edits() for draw, program, *_ in self.draws}
+        finally:
+            # What was followed is not final: the step that drew it can still turn out to have failed.
+            for _, program, _, known, _ in self.draws:
+                program.truncate(known)

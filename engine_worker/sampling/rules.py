@@ -1,0 +1,41 @@
+"""What a program is made of: rules, each of which edits the next logits as the tokens so far demand."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Penalized(NamedTuple):
+    """P tokens: positive logits are divided and negative ones multiplied by `repetition`, then `amounts` are
+    subtracted."""
+
+    ids: NDArray[np.int64]
+    """[P], distinct."""
+    repetition: float
+    amounts: NDArray[np.float32]
+    """[P]."""
+
+
+@dataclass(slots=True)
+class Edits:
+    """Of one row of logits."""
+
+    banned: list[NDArray[np.int64]] = field(default_factory=list)
+    """Token ids, possibly repeated."""
+    penalized: Penalized | None = None
+
+
+class Rule(Protocol):
+    """One feature of one sequence. Its state follows from the tokens that it was fed: `tokens` are all output tokens so
+    far, behind as much of the prompt as any rule reads."""
+
+    def feed(self, tokens: list[int]) -> None:
+        """The last of `tokens` is new."""
+
+    def undo(self, tokens: list[int]) -> None:
+        """The last of `tokens`, which was fed last, is about to be removed."""
+
+    def edit(self, tokens: list[int], edits: Edits) -> None:
+        """Add what applies to the next token. Nothing in `edits` may change later."""

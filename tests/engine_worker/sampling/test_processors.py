@@ -1,0 +1,184 @@
+"""Logits processors: what they are called with, and what happens to the others when one of them misbehaves."""
+
+import math
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from engine_worker.sampling.processors import BATCHED, Processors, find_processors
+from engine_worker.sampling.program import Processing, build_programs
+from engine_worker.sampling.sampler import SamplingPlan, sample
+from engine_worker.step import Draw, Drawn
+from sluice.ring.errors import ErrorCode
+from sluice.ring.params import SamplingParams
+from sluice.settings.engine import ProcessorNames
+from tests.fakes.engine import spec_of
+
+VOCAB = 50
+
+
+@pytest.fixture
+def logits() -> torch.Tensor:
+    return torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(5)) * 3
+
+
+def greedy(names=(), prompt=(1, 2), output=(), n=1, **sampling) -> list[Draw]:
+    """A draw per sequence of a request."""
+    params = SamplingParams(temperature=0.0, logits_processors=tuple(names), **sampling)
+    spec = replace(spec_of(list(prompt), n=n), sampling=params, name="job", client_id=7)
+    programs = build_programs(params, spec.prompt, Processing.of(spec))
+    return [Draw(params, i, len(output), list(output), program) for i, program in enumerate(programs)]
+
+
+def run(logits, draws, rows, processors, follows=(), before=None) -> list[Drawn]:
+    plan = SamplingPlan.of(draws, rows, *logits.shape, dict(follows))
+    programs = plan.run_programs(logits, before, processors)
+    results = sample(logits, plan, programs).results(draws)
+    return [Drawn(0, fault=programs.faults[i]) if i in programs.faults else each for i, each in enumerate(results)]
+
+
+def choosing(token):
+    """A processor that allows one token, and a record of its calls."""
+    calls = []
+
+    def processor(request_id, scores, token_ids, stream, client_id):
+        assert scores.shape == (1, 1, VOCAB)
+        calls.append((request_id, [list(ids) for ids in token_ids], stream, client_id))
+        scores[0, 0, torch.arange(VOCAB) != token] = -math.inf
+
+    return processor, calls
+
+
+def test_it_is_called_with_all_tokens_and_changes_the_logits_of_its_sequence_alone(logits):
+    processor, calls = choosing(9)
+    draws = [*greedy(), *greedy(["nine"], output=[3, 4]), *greedy()]
+    found = run(logits, draws, [0, 1, 2], Processors({"nine": processor}), {1: 2}, before=[5, 6, 8])
+    assert [each.token for each in found] == [logits[0].argmax(), 9, logits[2].argmax()]
+    assert calls == [("job", [[1, 2, 3, 4, 8]], None, 7)]
+    # The step in which 8 was drawn has failed: it was never part of the output.
+    run(logits, draws, [0, 1, 2], Processors({"nine": processor}))
+    assert calls[1] == ("job", [[1, 2, 3, 4]], None, 7)
+
+
+def test_sequences_that_share_a_row_of_logits_have_one_each(logits):
+    def by_name(request_id, scores, *_):
+        scores[0, 0] = -math.inf
+        scores[0, 0, int(request_id[-1])] = 0.0
+
+    found = run(logits, greedy(["name"], n=3), [1, 1, 1], Processors({"name": by_name}))
+    assert [each.token for each in found] == [0, 1, 2]
+
+
+def test_they_run_in_the_order_of_the_request_before_everything_else(logits):
+    def add(request_id, scores, *_):
+        scores += 1.0
+
+    def double(request_id, scores, *_):
+        scores *= 2.0
+
+    def record(request_id, scores, *_):
+        seen.append(scores[0, 0].clone())
+
+    seen: list[torch.Tensor] = []
+    processors = Processors({"add": add, "double": double, "record": record})
+    banned = int(logits[0].argmax())
+    draws = [
+        *greedy(["add", "double", "record"], bad_token_ids=(banned,)),
+        *greedy(["double", "add", "record"], logit_bias=((3, 1000.0),), logprobs=0),
+    ]
+    found = run(logits, draws, [0, 1], processors)
+    torch.testing.assert_close(seen[0], (logits[0] + 1) * 2)
+    torch.testing.assert_close(seen[1], logits[1] * 2 + 1)
+    assert found[0].token == logits[0].topk(2).indices[1]
+    assert found[1].token == 3
+    # Of the model, before it was changed.
+    assert found[1].logprob.logprob == pytest.approx(logits[1].log_softmax(0)[3].item(), abs=1e-5)
+
+
+def test_the_batched_one_is_called_once_for_all_that_have_it_in_the_same_place(logits):
+    calls = []
+
+    def batched(ids, scores, token_ids, stream, client_ids):
+        calls.append((ids, [list(each[0]) for each in token_ids], stream, client_ids))
+        for each in scores:
+            each[0, 0] = -math.inf
+            each[0, 0, 5] = 0.0
+
+    processor, _ = choosing(9)
+    draws = [*greedy([BATCHED]), *greedy(), *greedy([BATCHED], output=[3]), *greedy(["nine", BATCHED])]
+    found = run(logits, draws, [0, 1, 2, 3], Processors({"nine": processor}, batched))
+    assert [each.token for each in found] == [5, int(logits[1].argmax()), 5, 5]
+    assert calls == [(["job"] * 2, [[1, 2], [1, 2, 3]], None, [7] * 2), (["job"], [[1, 2]], None, [7])]
+
+
+def test_one_that_raises_ends_its_sequence_alone(logits):
+    def broken(*_):
+        raise KeyError("a secret")
+
+    warnings = []
+    processors = Processors({"broken": broken}, broken, lambda event, reason: warnings.append((event, reason)))
+    draws = [*greedy(["broken", "broken"]), *greedy(), *greedy([BATCHED])]
+    found = run(logits, draws, [0, 1, 2], processors)
+    assert [each.fault and each.fault.error_code for each in found] == [
+        ErrorCode.PROCESSOR_FAILED,
+        None,
+        ErrorCode.PROCESSOR_FAILED,
+    ]
+    assert found[0].fault.message == "the logits processor 'broken' raised KeyError"
+    assert found[1].token == logits[1].argmax()
+    assert warnings == [
+        ("logits_processor_failed", f"{name} raised KeyError: 'a secret'") for name in ("broken", BATCHED)
+    ]
+
+
+def test_one_that_leaves_nothing_or_nan_ends_its_sequence_alone(logits):
+    def nothing(request_id, scores, *_):
+        scores.fill_(-math.inf)
+
+    def nan(request_id, scores, *_):
+        scores[0, 0, 3] = math.nan
+
+    draws = [*greedy(["nothing"]), *greedy(), *greedy(["nan"])]
+    found = run(logits, draws, [0, 1, 2], Processors({"nothing": nothing, "nan": nan}))
+    assert [each.fault and each.fault.error_code for each in found] == [
+        ErrorCode.NOTHING_TO_SAMPLE,
+        None,
+        ErrorCode.NOTHING_TO_SAMPLE,
+    ]
+
+
+def test_one_that_keeps_or_changes_what_it_was_given_harms_nobody(logits):
+    kept = []
+
+    def rude(request_id, scores, token_ids, *_):
+        kept.append(scores)
+        token_ids[0].clear()
+        token_ids.clear()
+
+    draws = [*greedy(["rude"], output=[3, 4], repetition_penalty=1.5), *greedy(output=[3, 4], repetition_penalty=1.5)]
+    same = logits[:1].repeat(2, 1)
+    before = same.clone()
+    for _ in range(3):
+        found = run(same, draws, [0, 1], Processors({"rude": rude}), {0: 0, 1: 0}, before=[6])
+        assert found[0].token == found[1].token
+        kept[-1].fill_(math.nan)
+    assert torch.equal(same, before)
+
+
+def test_they_are_found_by_the_names_in_the_settings():
+    found = find_processors(ProcessorNames({"floor": "math:floor"}, "math:ceil"), lambda *_: None)
+    assert (found.named, found.batched) == ({"floor": math.floor}, math.ceil)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (ProcessorNames({"x": "math:missing"}), "logits_processors: x: 'math:missing' cannot be used: AttributeError"),
+        (ProcessorNames({"x": "math:pi"}), "logits_processors: x: 'math:pi' cannot be used: it is not callable"),
+        (ProcessorNames({}, "no_such_module:f"), "logits_processor_batched: .* ModuleNotFoundError"),
+    ],
+)
+def test_one_that_cannot_be_used_is_named(names, reason):
+    with pytest.raises(ValueError, match=reason):
+        find_processors(names, lambda *_: None)

@@ -1,0 +1,136 @@
+"""Programs: what transformers' processors do, in whatever steps the tokens come."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import NoBadWordsLogitsProcessor, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
+
+from engine_worker.sampling.bans import BadWords
+from engine_worker.sampling.program import Program, build_programs
+from engine_worker.sampling.programs import StepPrograms
+from engine_worker.sampling.rules import Edits
+from engine_worker.sampling.seen import PromptTokens, SeenTokens
+from sluice.ring.params import SamplingParams
+from tests.engine_worker.sampling.draws import draw, edit
+from tests.examples import examples
+
+VOCAB = 6
+"""So few that words and n-grams come again and again."""
+TOKENS = st.integers(0, VOCAB - 1)
+WORDS = st.lists(st.lists(TOKENS, min_size=2, max_size=4).map(tuple), max_size=4).map(tuple)
+PARAMS = st.builds(
+    SamplingParams,
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    presence_penalty=st.sampled_from([0.0, 0.7]),
+    frequency_penalty=st.sampled_from([0.0, -0.1]),
+    bad_words=WORDS,
+    no_repeat_ngram_size=st.integers(0, 4),
+)
+
+
+@examples(300)
+@given(
+    prompt=st.lists(TOKENS, min_size=4, max_size=12),
+    output=st.lists(TOKENS, max_size=12),
+    words=WORDS,
+    size=st.integers(0, 5),
+    penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    seed=st.integers(0, 99),
+)
+def test_the_scores_are_those_of_transformers(prompt, output, words, size, penalty, seed):
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+    processors = [
+        *([NoBadWordsLogitsProcessor([list(word) for word in words])] if words else []),
+        *([NoRepeatNGramLogitsProcessor(size)] if size else []),
+        *([RepetitionPenaltyLogitsProcessor(penalty)] if penalty != 1.0 else []),
+    ]
+    expected = logits.clone()
+    for processor in processors:
+        expected = processor(torch.tensor([prompt + output]), expected)
+    options = {"bad_words": words, "no_repeat_ngram_size": size, "repetition_penalty": penalty}
+    edit(logits, [draw(prompt=prompt, output=output, **options)])
+    torch.testing.assert_close(logits, expected)
+
+
+def plain(edits: Edits) -> tuple:
+    banned = {token for ids in edits.banned for token in ids.tolist()}
+    if edits.penalized is None:
+        return banned, None
+    ids, repetition, amounts = edits.penalized
+    # A slot is in the order of appearance.
+    return banned, (repetition, dict(zip(ids.tolist(), amounts.tolist(), strict=True)))
+
+
+@examples(300)
+@given(
+    params=PARAMS,
+    prompt=st.lists(TOKENS, min_size=1, max_size=8),
+    tokens=st.lists(TOKENS, min_size=1, max_size=30),
+    data=st.data(),
+)
+def test_step_by_step_equals_all_at_once(params, prompt, tokens, data):
+    """With tokens in between that are withdrawn; two sequences of a request do not meet."""
+    step_by_step, beside = build_programs(params, prompt, [None] * 2)
+    if step_by_step is None:
+        return
+    output: list[int] = []
+    for token in tokens:
+        drafts = data.draw(st.lists(TOKENS, max_size=3))
+        for draft in (*drafts, data.draw(TOKENS)):
+            step_by_step.feed(draft)
+            beside.feed(draft)
+        step_by_step.truncate(len(output))
+        step_by_step.feed(token)
+        output.append(token)
+        (fresh,) = build_programs(params, prompt)
+        for each in output:
+            fresh.feed(each)
+        assert plain(step_by_step.edits()) == plain(fresh.edits())
+
+
+def test_tokens_that_came_after_the_step_was_planned_are_not_seen():
+    output = [2]
+    programs = StepPrograms.of([draw(presence_penalty=1.0, prompt=[1], output=output)], {})
+    output.append(3)
+    with programs.advanced(None) as edits:
+        assert plain(edits[0])[1][1] == {2: 1.0}
+
+
+def test_a_request_without_such_parameters_has_no_program():
+    assert build_programs(SamplingParams(top_k=3, bad_token_ids=(1,)), [1], [None] * 3) == [None] * 3
+
+
+def test_sequences_share_what_is_known_of_the_prompt():
+    params = SamplingParams(repetition_penalty=1.1, no_repeat_ngram_size=3, bad_words=((1, 2),))
+    first, second = build_programs(params, list(range(1000)), [None] * 2)
+    assert isinstance(first, Program)
+    assert first._rules[0] is second._rules[0]
+    assert first._rules[1]._prompt is second._rules[1]._prompt
+    first.feed(5000)
+    assert 5000 not in plain(second.edits())[1][1]
+
+
+@pytest.mark.parametrize("prompt", [[], [1, 2, 3]])
+def test_seen_tokens_grow_and_are_undone(prompt):
+    seen = SeenTokens(PromptTokens(prompt))
+    for token in range(100):
+        seen.add(token)
+    seen.add(7)
+    assert sorted(seen.ids.tolist()) == list(range(100))
+    assert dict(zip(seen.ids.tolist(), seen.counts.tolist(), strict=True))[7] == 2
+    for token in [7, *reversed(range(100))]:
+        seen.remove(token)
+    assert seen.ids.tolist() == prompt
+    assert not seen.counts.any()
+
+
+def test_a_bad_word_costs_as_much_as_its_length():
+    """Many words with the same end are one path."""
+    words = BadWords([(*range(i, 256), 300 + i) for i in range(255)])
+    node, depth = words._root, 0
+    while node.before:
+        assert len(node.before) == 1
+        (node,) = node.before.values()
+        depth += 1
+    assert depth == 256

@@ -1,0 +1,19 @@
+"""The logits processor that docs/processors.md works out."""
+
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "processors.md"
+
+
+def example() -> tuple[str, str]:
+    """The module and the engine's settings, as they stand on the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    (module,) = re.findall(r"```python\n# digits.py\n(.*?)```", page, re.DOTALL)
+    (settings,) = re.findall(r"```yaml\n# engine.yaml\n(.*?)```", page, re.DOTALL)
+    return module, settings
+
+
+def calls() -> list[str]:
+    """The client's calls on the page, in their order."""
+    return re.findall(r"^client\.generate\(.*\)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)

@@ -1,0 +1,53 @@
+"""Greedy output under rules on the tokens so far is that of transformers, token for token."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from sluice.ring.params import SamplingParams
+from tests.parity.conftest import greedy
+from tests.parity.harness import EngineHarness
+
+MAX_TOKENS = 40
+COUNT = 8
+RULES = {
+    "n-grams": {"no_repeat_ngram_size": 2},
+    "no token twice": {"no_repeat_ngram_size": 1},
+    "penalty": {"repetition_penalty": 1.2},
+    "all": {"no_repeat_ngram_size": 3, "repetition_penalty": 1.05},
+}
+
+
+@pytest.fixture(scope="module")
+def model(model_folder):
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model, prompts) -> list[list[int]]:
+    return greedy(model, prompts[20 : 20 + COUNT], MAX_TOKENS)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "options", [{}, {"overlap": True}, {"backend": "openvino"}], ids=["plain", "overlap", "openvino"]
+)
+def test_rules_equal_transformers(model_folder, model, prompts, undisturbed, rule, options):
+    prompts, rules = prompts[20 : 20 + COUNT], dict(RULES[rule])
+    for name, value in rules.items():
+        setattr(model.generation_config, name, value)
+    # Pairs and triples that come without a rule.
+    words = [output[i : i + 2 + i % 2] for output in undisturbed for i in range(3, MAX_TOKENS - 3, 7)]
+    if rule == "all":
+        model.generation_config.bad_words_ids = words
+        rules["bad_words"] = tuple(map(tuple, words))
+    try:
+        expected = greedy(model, prompts, MAX_TOKENS)
+    finally:
+        for name in (*rules, "bad_words_ids"):
+            setattr(model.generation_config, name, None)
+    assert expected != undisturbed
+    harness = EngineHarness(model_folder, **options)
+    assert harness.generate(prompts, SamplingParams(temperature=0.0, **rules), MAX_TOKENS) == expected

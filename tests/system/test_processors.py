@@ -1,0 +1,97 @@
+"""A real ring with the logits processor of docs/processors.md; bad words, n-grams and best_of end to end."""
+
+import itertools
+
+import pytest
+
+from sluice import Client
+from sluice.client import InvalidRequest
+from sluice.launch import Ring
+from sluice.launch.local_ring import RingError
+from tests.fakes.processors_page import calls, example
+
+PROMPT = "def fibonacci(n):\n    "
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The working directory of a user."""
+    folder = tmp_path_factory.mktemp("user")
+    module, settings = example()
+    (folder / "digits.py").write_text(module)
+    (folder / "engine.yaml").write_text(settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    with (
+        Ring(engines=1, detokenizers=1, engine_args={"config": folder / "engine.yaml"}) as ring,
+        Client(ring.address) as client,
+    ):
+        yield client
+
+
+def test_the_calls_of_the_page(client):
+    bad_words, processed = calls()
+    # No other text is on the page: it is ours.
+    found = eval(bad_words, {"client": client})
+    assert not {"import", "print("} & set(found.text.split())
+    text = eval(processed, {"client": client}).text
+    assert text.isdigit()
+    assert len(text) == 8
+    assert all(first != second for first, second in itertools.pairwise(text))
+
+
+def test_streams_of_it_beside_others(client):
+    plain = client.generate(PROMPT, max_tokens=24, temperature=0).text
+    digits = [client.stream(PROMPT, max_tokens=12, seed=i, n=2, logits_processors=["digits"]) for i in range(4)]
+    others = [client.stream(PROMPT, max_tokens=24, temperature=0) for _ in range(4)]
+    for stream in digits:
+        texts = ["", ""]
+        for chunk in stream:
+            texts[chunk.index] += chunk.text
+        assert all(text.isdigit() and len(text) == 12 for text in texts)
+        assert texts[0] != texts[1]
+    assert ["".join(chunk.text for chunk in stream) for stream in others] == [plain] * 4
+
+
+def test_an_unknown_one_is_refused_with_those_that_there_are(client):
+    with pytest.raises(InvalidRequest, match="must be one of: digits") as caught:
+        client.generate(PROMPT, logits_processors=["digits", "letters"])
+    assert [violation.field for violation in caught.value.violations] == ["spec.sampling.logits_processors[1]"]
+
+
+def test_one_that_cannot_be_used_ends_the_start_with_its_reason(folder):
+    arguments = {"logits_processor_batched": "digits:missing"}
+    with pytest.raises(RingError, match=r"logits_processor_batched: 'digits:missing' cannot be used: AttributeError"):
+        Ring(engines=1, detokenizers=1, engine_args=arguments).start()
+
+
+def test_bad_words_do_not_come(client):
+    plain = client.generate(PROMPT, max_tokens=40, temperature=0).text
+    words = [word for word in dict.fromkeys(plain.split()) if word.isalpha() and len(word) > 3][:3]
+    assert words
+    text = client.generate(PROMPT, max_tokens=40, temperature=0, bad_words=words).text
+    assert text != plain
+    assert not set(words) & set(text.split())
+
+
+def test_no_ngram_comes_twice(client):
+    plain, found = (
+        client.generate(PROMPT, max_tokens=60, temperature=0, token_ids=True, **options).outputs[0].token_ids
+        for options in ({}, {"no_repeat_ngram_size": 2})
+    )
+    assert len(set(itertools.pairwise(plain))) < 59
+    assert len(set(itertools.pairwise(found))) == 59
+
+
+def test_the_best_of_several(client):
+    several = client.generate(PROMPT, n=5, seed=3, max_tokens=12, logprobs=0)
+    best = client.generate(PROMPT, n=2, best_of=5, seed=3, max_tokens=12)
+    expected = sorted(several.outputs, key=lambda output: -output.cumulative_logprob)[:2]
+    assert [output.text for output in best.outputs] == [output.text for output in expected]
+    assert [output.index for output in best.outputs] == [0, 1]
+    assert best.usage == several.usage
