@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from bench.deaths import kills, pauses, restart
 from bench.harness.topic import Topic
 from bench.overload import overload
-from bench.topics import cache, long_context, peers, policies, ring, router, scheduler, slow_reader, steps
+from bench.topics import cache, long_context, peers, policies, programs, ring, router, scheduler, slow_reader, steps
 
 TOPICS: Mapping[str, Topic] = {
     "ring": ring.TOPIC,
@@ -13,6 +13,7 @@ TOPICS: Mapping[str, Topic] = {
     "policies": policies.TOPIC,
     "scheduler": scheduler.TOPIC,
     "steps": steps.TOPIC,
+    "programs": programs.TOPIC,
     "cache": cache.TOPIC,
     "peers": peers.TOPIC,
     "peers_large": peers.LARGE_TOPIC,

@@ -30,14 +30,20 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "stop strings": {"temperature": 0.8, "stop": ["\n\n\n", "return None", "# end"], "min_tokens": 20},
     "penalties": {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2},
     "logprobs": {"temperature": 0.6, "logprobs": 2},
+    "n-grams": {"temperature": 0.8, "no_repeat_ngram_size": 2, "bad_words": ["return", "self.", "import os"]},
+    "processor": {"temperature": 0.9, "logits_processors": ["no_repeats"], "logprobs": 1},
 }
-MIXED = "greedy, seeded, n = 2, stop strings, penalties and logprobs mixed"
+MIXED = "greedy, seeded, n = 2, stop strings, penalties, logprobs, n-grams with bad words and a logits processor mixed"
 NEARLY = 1e-3
 """Logprobs may differ by this: batches of other sequences sum in another order."""
 RESUME_SECONDS = 120.0
 PEER_SECONDS = 2.0
 """Silence after which routers consider a peer dead."""
-ENGINE: Mapping[str, Any] = {"kv_cache_tokens": 32_768, "max_batch_size": 64}
+ENGINE: Mapping[str, Any] = {
+    "kv_cache_tokens": 32_768,
+    "max_batch_size": 64,
+    "logits_processors": {"no_repeats": "bench.deaths.processor:no_repeats"},
+}
 SHOWN_FAULTS = 8
 
 

@@ -1,7 +1,5 @@
 """Penalties on the tokens that a sequence has already."""
 
-import numpy as np
-
 from engine_worker.sampling.rules import Edits, Penalized
 from engine_worker.sampling.seen import PromptTokens, SeenTokens
 from sluice.ring.params import SamplingParams
@@ -13,9 +11,10 @@ class Penalties:
 
     def __init__(self, sampling: SamplingParams, prompt: PromptTokens) -> None:
         self._repetition = sampling.repetition_penalty
-        self._presence, self._frequency = sampling.presence_penalty, sampling.frequency_penalty
+        self._counting = bool(sampling.presence_penalty or sampling.frequency_penalty)
         # Without a repetition penalty nothing happens to the prompt's tokens.
-        self._seen = SeenTokens(PromptTokens(()) if self._repetition == 1.0 else prompt)
+        seen = PromptTokens(()) if self._repetition == 1.0 else prompt
+        self._seen = SeenTokens(seen, sampling.presence_penalty, sampling.frequency_penalty)
 
     def feed(self, tokens: list[int]) -> None:
         self._seen.add(tokens[-1])
@@ -24,6 +23,7 @@ class Penalties:
         self._seen.remove(tokens[-1])
 
     def edit(self, _tokens: list[int], edits: Edits) -> None:
-        counts = self._seen.counts
-        amounts = (self._presence * (counts > 0) + self._frequency * counts).astype(np.float32)
-        edits.penalized = Penalized(self._seen.ids.copy(), self._repetition, amounts)
+        ids = self._seen.ids
+        if len(ids):
+            amounts = self._seen.amounts.copy() if self._counting else None
+            edits.penalized = Penalized(ids.copy(), self._repetition, amounts)

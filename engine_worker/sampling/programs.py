@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_worker.sampling.flat import flat_index, gather_flat, scatter_flat
@@ -28,12 +29,13 @@ class Penalty(NamedTuple):
 
     @staticmethod
     def of(rows: Mapping[int, Penalized], size: int) -> "Penalty":
-        ids = [penalized.ids for penalized in rows.values()]
-        repetition = np.array([penalized.repetition for penalized in rows.values()], np.float32)
+        ids = [its.ids for its in rows.values()]
+        repetition = np.array([its.repetition for its in rows.values()], np.float32)
+        amounts = [np.zeros(len(its.ids), np.float32) if its.amounts is None else its.amounts for its in rows.values()]
         return Penalty(
             flat_index(list(rows), ids, size),
             torch.from_numpy(np.repeat(repetition, list(map(len, ids)))),
-            torch.from_numpy(np.concatenate([penalized.amounts for penalized in rows.values()])),
+            torch.from_numpy(np.concatenate(amounts)),
         )
 
     def apply(self, scores: Tensor) -> None:
@@ -42,25 +44,19 @@ class Penalty(NamedTuple):
         scatter_flat(scores, self.flat_index, found - self.amounts)
 
 
-class ProgramEdits(NamedTuple):
-    """What programs change in scores [N, size]: bans, then penalties."""
+class DeviceEdits(NamedTuple):
+    """What programs change in scores [N, size]: bans, then penalties. A few operations for all rows, as a GPU needs."""
 
     banned: Tensor | None
     """[C] int64 flat index."""
     penalty: Penalty | None
 
     @staticmethod
-    def of(rows: Mapping[int, Edits], size: int) -> "ProgramEdits | None":
-        """For rows of `size` scores; None if they change nothing."""
+    def of(rows: Mapping[int, Edits], size: int) -> "DeviceEdits":
+        """For rows of `size` scores."""
         banned = {row: np.concatenate(edits.banned) for row, edits in rows.items() if edits.banned}
-        penalized = {
-            row: edits.penalized
-            for row, edits in rows.items()
-            if edits.penalized is not None and len(edits.penalized.ids)
-        }
-        if not (banned or penalized):
-            return None
-        return ProgramEdits(
+        penalized = {row: edits.penalized for row, edits in rows.items() if edits.penalized is not None}
+        return DeviceEdits(
             flat_index(list(banned), list(banned.values()), size) if banned else None,
             Penalty.of(penalized, size) if penalized else None,
         )
@@ -71,6 +67,39 @@ class ProgramEdits(NamedTuple):
             scores.view(-1).index_fill_(0, self.banned, -torch.inf)
         if self.penalty is not None:
             self.penalty.apply(scores)
+
+
+class HostEdits(NamedTuple):
+    """`DeviceEdits` on a CPU: row by row, each within the processor's cache, which takes a third of the time."""
+
+    rows: Mapping[int, Edits]
+
+    def apply(self, scores: Tensor) -> None:
+        """In place."""
+        values = scores.numpy()
+        # Broken logits end their own sequence; a warning would not say whose they are.
+        with np.errstate(all="ignore"):
+            for row, edits in self.rows.items():
+                for ids in edits.banned:
+                    values[row, ids] = -np.inf
+                if edits.penalized is not None:
+                    _penalize(values[row], edits.penalized)
+
+
+def _penalize(row: NDArray[np.float32], penalized: Penalized) -> None:
+    ids, repetition, amounts = penalized
+    # The mode spares a copy of the ids; all of them are in range.
+    found = row.take(ids, mode="clip")
+    if repetition != 1.0:
+        factor = np.float32(repetition)
+        # The lower one, or the higher one, is that which `Penalty` selects by the sign.
+        bound = np.minimum if repetition > 1.0 else np.maximum
+        multiplied = found * factor
+        found /= factor
+        bound(found, multiplied, out=found)
+    if amounts is not None:
+        found -= amounts
+    row[ids] = found
 
 
 class ProgramDraw(NamedTuple):

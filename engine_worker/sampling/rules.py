@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 
 class Penalized(NamedTuple):
-    """P tokens: positive logits are divided and negative ones multiplied by `repetition`, then `amounts` are
-    subtracted."""
+    """P tokens, at least one: positive logits are divided and negative ones multiplied by `repetition`, then `amounts`
+    are subtracted."""
 
     ids: NDArray[np.int64]
     """[P], distinct."""
     repetition: float
-    amounts: NDArray[np.float32]
-    """[P]."""
+    amounts: NDArray[np.float32] | None
+    """[P]; None: zeros."""
 
 
 @dataclass(slots=True)
@@ -25,6 +25,9 @@ class Edits:
     banned: list[NDArray[np.int64]] = field(default_factory=list)
     """Token ids, possibly repeated."""
     penalized: Penalized | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.banned) or self.penalized is not None
 
 
 class Rule(Protocol):

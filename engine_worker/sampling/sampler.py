@@ -17,7 +17,8 @@ from engine_worker.sampling.logit_edits import LogitEdits, needs_edits
 from engine_worker.sampling.logprobs import Logprobs, compute_logprobs
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.processors import NO_PROCESSORS, Processors, run_processors
-from engine_worker.sampling.programs import ProgramEdits, StepPrograms
+from engine_worker.sampling.programs import DeviceEdits, HostEdits, StepPrograms
+from engine_worker.sampling.rules import Edits
 from engine_worker.step import Draw, Drawn
 from sluice.ring.errors import ErrorCode, Fault
 
@@ -29,7 +30,7 @@ class ProgramResults(NamedTuple):
 
     scores: Tensor | None = None
     """[R + P, vocab] float32: the logits, followed by the processed rows; None: no draw has processors."""
-    edits: tuple[ProgramEdits | None, ...] = ()
+    edits: tuple[DeviceEdits | HostEdits | None, ...] = ()
     """By group of the plan."""
     faults: Mapping[int, Fault] = {}
     """By draw."""
@@ -114,8 +115,15 @@ class SamplingPlan(NamedTuple):
             if self.processed_rows is not None:
                 scores = torch.cat((logits, logits.index_select(0, self.processed_rows)))
                 faults = run_processors(processors, self.programs.processed(scores[len(logits) :]))
-        grouped = [{row: edits[draw] for row, draw in enumerate(group.draws) if draw in edits} for group in self.groups]
-        return ProgramResults(scores, tuple(ProgramEdits.of(rows, self.vocab_size) for rows in grouped), faults)
+        return ProgramResults(scores, tuple(self._edits(group, edits, logits.device) for group in self.groups), faults)
+
+    def _edits(
+        self, group: SamplingGroup, edits: Mapping[int, Edits], device: torch.device
+    ) -> DeviceEdits | HostEdits | None:
+        rows = {row: edits[draw] for row, draw in enumerate(group.draws) if edits.get(draw)}
+        if not rows:
+            return None
+        return HostEdits(rows) if device.type == "cpu" else DeviceEdits.of(rows, self.vocab_size)
 
     @staticmethod
     def of(
@@ -160,14 +168,18 @@ def sample(
     widen: bool = True,
     gumbel_max: GumbelMax = torch_gumbel_max,
 ) -> Sampled:
-    """logits [R, vocab] float32 are not modified. programs: what `plan.run_programs` returned; may be left out if there
-    are none. widen: see `Filtered`; without it the host never waits for the device."""
+    """logits: [R, vocab] float32. programs: what `plan.run_programs` returned; may be left out if there are none.
+
+    widen: see `Filtered`. Without it the host never waits for the device, and the logits are left as they are, since
+    the step may have to be sampled again.
+    """
     chosen = []
+    # Logprobs are computed from the logits as they were.
+    in_place = widen and plan.logprob_rows is None
     source = logits if programs.scores is None else programs.scores
     for group, edits in zip_longest(plan.groups, programs.edits):
         scores = source if group.rows is None else source.index_select(0, group.rows)
-        # The logits themselves stay as they are: logprobs are computed from them below.
-        if scores is source and not (group.edits is None and edits is None):
+        if scores is source and not (in_place or (group.edits is None and edits is None)):
             scores = source.clone()
         if group.edits is not None:
             group.edits.apply(scores)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-GROWTH = 2
+LEAST_GROWTH = 16
 
 
 class PromptTokens:
@@ -18,54 +18,60 @@ class PromptTokens:
 
 
 class SeenTokens:
-    """Distinct tokens of prompt and output, in slots 0 to size - 1, with their numbers of occurrences in the output."""
+    """Distinct tokens of prompt and output, in slots 0 to size - 1, each with the amount that its occurrences in the
+    output cost: presence + count * frequency."""
 
-    def __init__(self, prompt: PromptTokens) -> None:
+    def __init__(self, prompt: PromptTokens, presence: float = 0.0, frequency: float = 0.0) -> None:
         self._prompt = prompt
+        self._presence, self._frequency = presence, frequency
+        self._counts: dict[int, int] = {}
+        """Of tokens in the output."""
         self._slots: dict[int, int] = {}
         """Of tokens that only the output has."""
         self._size = len(prompt.ids)
+        # Shared with other sequences until it grows, and never written before that.
         self._ids = prompt.ids
-        self._counts = np.zeros(self._size, np.int64)
+        self._amounts = np.zeros(self._size, np.float32)
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """[size]; valid until the next change, as `counts` is."""
+        """[size]; valid until the next change, as `amounts` is."""
         return self._ids[: self._size]
 
     @property
-    def counts(self) -> NDArray[np.int64]:
-        return self._counts[: self._size]
+    def amounts(self) -> NDArray[np.float32]:
+        return self._amounts[: self._size]
 
     def add(self, token: int) -> None:
         """One more occurrence in the output."""
-        slot = self._find(token)
+        slot = self._slots.get(token)
         if slot is None:
-            slot = self._slots[token] = self._size
-            if slot == len(self._ids):
-                self._grow()
-            self._ids[slot] = token
-            self._size += 1
-        self._counts[slot] += 1
+            slot = self._prompt.slots.get(token)
+        if slot is None:
+            slot = self._new_slot(token)
+        count = self._counts[token] = self._counts.get(token, 0) + 1
+        self._amounts[slot] = self._amount(count)
 
     def remove(self, token: int) -> None:
         """Undo the latest `add`, which was of this token."""
+        count = self._counts[token] = self._counts[token] - 1
         slot = self._slots.get(token)
-        if slot is None:
-            self._counts[self._prompt.slots[token]] -= 1
-            return
-        self._counts[slot] -= 1
-        if not self._counts[slot]:
+        if count or slot is None:
+            self._amounts[self._prompt.slots[token] if slot is None else slot] = self._amount(count)
+        else:
             # What was added last has the last slot.
             del self._slots[token]
             self._size -= 1
 
-    def _find(self, token: int) -> int | None:
-        slot = self._slots.get(token)
-        return self._prompt.slots.get(token) if slot is None else slot
+    def _amount(self, count: int) -> float:
+        return self._presence + self._frequency * count if count else 0.0
 
-    def _grow(self) -> None:
-        more = max(16, (GROWTH - 1) * self._size)
-        # A copy, also of the prompt's, which other sequences share.
-        self._ids = np.concatenate((self._ids, np.zeros(more, np.int64)))
-        self._counts = np.concatenate((self._counts, np.zeros(more, np.int64)))
+    def _new_slot(self, token: int) -> int:
+        slot = self._slots[token] = self._size
+        if slot == len(self._ids):
+            more = max(LEAST_GROWTH, slot)
+            self._ids = np.concatenate((self._ids, np.zeros(more, np.int64)))
+            self._amounts = np.concatenate((self._amounts, np.zeros(more, np.float32)))
+        self._ids[slot] = token
+        self._size += 1
+        return slot

@@ -8,6 +8,7 @@ import pytest
 
 from bench.catalog import TOPICS
 from bench.page import load
+from bench.topics.programs import ALL, KINDS
 
 ROOT = Path(__file__).parents[2]
 SERVED = ("ring", "peers", "long_context")
@@ -16,7 +17,7 @@ LIKE_PEERS = ("peers_large",)
 CROWDED = ("overload", "slow_reader")
 DEADLY = ("deaths", "restart", "pauses", "soak")
 """They have tests of their own: tests/chaos."""
-SCHEDULED = ("policies", "scheduler")
+SCHEDULED = ("policies", "scheduler", "programs")
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -77,6 +78,7 @@ def test_quick_of_the_scheduler(tmp_path):
         assert len(entry.episode.streams) == found["policies"].long.streams
         assert all(arrival.came < arrival.first_token for arrival in entry.episode.newcomers)
     assert all(0 < point.costs.schedule < point.costs.whole for point in found["scheduler"].points)
+    assert {point.kind for point in found["programs"].points} == {*KINDS, ALL}
 
 
 @pytest.mark.long

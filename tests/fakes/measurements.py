@@ -13,7 +13,19 @@ from bench.systems import engine_alone
 from bench.systems import ring as ring_system
 from bench.systems.router_alone import Seen
 from bench.systems.step_profile import PARTS
-from bench.topics import cache, long_context, long_prompt, peers, policies, ring, router, scheduler, slow_reader, steps
+from bench.topics import (
+    cache,
+    long_context,
+    long_prompt,
+    peers,
+    policies,
+    programs,
+    ring,
+    router,
+    scheduler,
+    slow_reader,
+    steps,
+)
 
 
 def figures(rate: float, cpu: dict[str, float] | None = None, gap: float | None = 4.0) -> Figures:
@@ -73,6 +85,16 @@ def scheduler_result() -> scheduler.SchedulerResult:
         for running in (1, 64, 256)
     ]
     return scheduler.SchedulerResult((1, 64, 256), samples=100, points=points)
+
+
+def programs_result() -> programs.ProgramsResult:
+    points = [
+        programs.ProgramsPoint(kind, sequences, prompt, 20.0 * sequences, 4.0 + i)
+        for i, kind in enumerate((*programs.KINDS, programs.ALL))
+        for sequences in (1, 8)
+        for prompt in (128, 4096)
+    ]
+    return programs.ProgramsResult((1, 8), (128, 4096), points=points)
 
 
 def cache_result() -> cache.CacheResult:
@@ -202,6 +224,7 @@ RESULTS = {
     "policies": policies_result,
     "scheduler": scheduler_result,
     "steps": steps_result,
+    "programs": programs_result,
     "cache": cache_result,
     "peers": peers_result,
     "peers_large": peers_result,

@@ -66,7 +66,7 @@ def test_a_warm_up_computes_and_samples_it_with_and_without_filters(monkeypatch,
     def sample(logits, plan, programs, **options):
         assert options == {"widen": False, "gumbel_max": torch_gumbel_max}
         (group,) = plan.groups
-        assert programs.edits[0].penalty is not None
+        assert programs.edits[0] is not None
         assert plan.logprob_rows is not None
         seen.append((logits.shape, type(group.choose), len(group.choose.keys)))
         return sampled(logits, plan, programs, **options)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from engine_worker.runner.batch import to_device
@@ -9,7 +10,7 @@ from engine_worker.sampling.choose import Chosen, Filtered
 from engine_worker.sampling.logit_edits import LogitEdits
 from engine_worker.sampling.noise import GumbelMax, torch_gumbel_max
 from engine_worker.sampling.program import build_programs
-from engine_worker.sampling.programs import ProgramEdits, StepPrograms
+from engine_worker.sampling.programs import DeviceEdits, HostEdits, StepPrograms
 from engine_worker.sampling.sampler import Sampled, SamplingPlan, sample
 from engine_worker.step import Draw, Drawn
 from sluice.ring.params import SamplingParams
@@ -58,14 +59,17 @@ def edit(
 ) -> None:
     """In place."""
     size = scores.shape[1]
+    static = LogitEdits.of(draws, size)
+    if static is not None:
+        static.apply(scores)
     programs = StepPrograms.of(draws, follows)
-    found = None
     if programs is not None:
         with programs.advanced(before) as rows:
-            found = ProgramEdits.of(rows, size)
-    for edits in (LogitEdits.of(draws, size), found):
-        if edits is not None:
-            edits.apply(scores)
+            pass
+        on_device = scores.clone()
+        DeviceEdits.of(rows, size).apply(on_device)
+        HostEdits(rows).apply(scores)
+        assert torch.equal(scores, on_device)
 
 
 def filtered(scores: Tensor, draws: Sequence[Draw], *, widen: bool = True) -> Chosen:

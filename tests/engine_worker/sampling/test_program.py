@@ -58,8 +58,9 @@ def plain(edits: Edits) -> tuple:
     if edits.penalized is None:
         return banned, None
     ids, repetition, amounts = edits.penalized
-    # A slot is in the order of appearance.
-    return banned, (repetition, dict(zip(ids.tolist(), amounts.tolist(), strict=True)))
+    # Slots are in the order of appearance, amounts may be left out.
+    values = [0.0] * len(ids) if amounts is None else amounts.tolist()
+    return banned, (repetition, dict(zip(ids.tolist(), values, strict=True)))
 
 
 @examples(300)
@@ -113,16 +114,17 @@ def test_sequences_share_what_is_known_of_the_prompt():
 
 @pytest.mark.parametrize("prompt", [[], [1, 2, 3]])
 def test_seen_tokens_grow_and_are_undone(prompt):
-    seen = SeenTokens(PromptTokens(prompt))
+    seen = SeenTokens(PromptTokens(prompt), 1.0, 0.5)
     for token in range(100):
         seen.add(token)
     seen.add(7)
     assert sorted(seen.ids.tolist()) == list(range(100))
-    assert dict(zip(seen.ids.tolist(), seen.counts.tolist(), strict=True))[7] == 2
+    amounts = dict(zip(seen.ids.tolist(), seen.amounts.tolist(), strict=True))
+    assert (amounts[2], amounts[7]) == (1.5, 2.0)
     for token in [7, *reversed(range(100))]:
         seen.remove(token)
     assert seen.ids.tolist() == prompt
-    assert not seen.counts.any()
+    assert not seen.amounts.any()
 
 
 def test_a_bad_word_costs_as_much_as_its_length():

@@ -6,7 +6,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from sluice.ring.errors import ErrorCode
 from sluice.ring.params import derive_seed
-from tests.engine_worker.sampling.draws import draw, edit, sampled
+from tests.engine_worker.sampling.draws import draw, edit, sampled, tensors
 
 VOCAB = 700
 
@@ -17,7 +17,8 @@ def logits() -> torch.Tensor:
 
 
 def tokens(logits, draws, rows=None):
-    drawn = sampled(logits, list(range(len(draws))) if rows is None else rows, draws)
+    # Sampling may change them in place.
+    drawn = sampled(logits.clone(), list(range(len(draws))) if rows is None else rows, draws)
     assert all(d.fault is None for d in drawn)
     return [d.token for d in drawn]
 
@@ -117,9 +118,12 @@ def test_penalties_come_after_bias_and_bans(logits):
     assert scores[0, 6].item() == -math.inf
 
 
-def test_logits_are_left_as_they_are(logits):
+def test_logits_that_are_needed_again_are_left_as_they_are(logits):
     before = logits.clone()
-    tokens(logits, [draw(prompt=[1], output=[2], **kind) for kind in KINDS])
+    draws = [draw(prompt=[1], output=[2], **kind) for kind in KINDS]
+    tokens(logits, draws)
+    assert torch.equal(logits, before)
+    tensors(logits, range(4), [draw(repetition_penalty=2.0, prompt=[1], seed=i) for i in range(4)], widen=False)
     assert torch.equal(logits, before)
 
 
