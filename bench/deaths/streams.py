@@ -61,11 +61,12 @@ class StreamsPlan(Plan, frozen=True):
     routers: int = 2
     engines: int = 2
     detokenizers: int = 3
+    mixed: str = MIXED
 
     @property
     def text(self) -> str:
         services = f"{self.routers} routers, {self.engines} engines and {self.detokenizers} detokenizers"
-        return f"{self.streams} streams without pause: {MIXED}, through {services}"
+        return f"{self.streams} streams without pause: {self.mixed}, through {services}"
 
     @property
     def requests(self) -> list[StreamRequest]:
