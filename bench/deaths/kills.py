@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from matplotlib.figure import Figure
@@ -55,7 +56,7 @@ class KillResult(streams.StreamTotals, frozen=True, kw_only=True):
         return dict(sorted(Counter(death.role for death in self.deaths).items()))
 
 
-def soak_plan(minutes: float, every: float, **others: int) -> KillPlan:
+def soak_plan(minutes: float, every: float, **others: Any) -> KillPlan:
     """A death every `every` seconds on average."""
     return KillPlan(**others, kills=max(1, round(60 * minutes / every)), seconds_between=every)
 
